@@ -112,6 +112,7 @@ class Averager:
 
     def _open(self) -> _Backward:
         assert self.roster is not None
+        self.watch.settle()
         plan = self.roster.plan_of(self.phase, self.turn)
         if plan is None or self.roster.opens_with_header:
             self.meeting.arrive()
@@ -134,6 +135,8 @@ class Averager:
                 self._discover(backward, presence)
             else:
                 self._average(backward, backward.plan, presence)
+        if self.watch.kept:  # they are averages now
+            self.watch.drop([self.roster.params[index] for index in backward.touched])
         self.turn += 1
         self.broken = False
 

@@ -22,6 +22,7 @@ class CallHeader(NamedTuple):
     params: int = 0
     status: int = OK
     checksum: int = 0
+    reads: int = 0  # whether the rank reads what is gathered on request; may differ
 
 
 LEAVING = -1

@@ -24,14 +24,11 @@ from .engine_report import EngineReport, report_of
 from .gradient_buckets import BackwardPlan
 from .meeting_point import MeetingPoint
 from .resting_state import RestingState
-from .roster import Roster, registered, tensors_of
+from .roster import EARLY, Roster, registered, tensors_of
 from .roster_maker import RosterMaker
 from .state_finder import FoundState, find_state
 from .use_watch import UseWatch
 from .wire import Wire
-
-# In the first calls of a step, where mistakes show, ranks meet before it runs: an error leaves the state as it was.
-_EARLY = 8
 
 
 class StepHistory:
@@ -94,7 +91,7 @@ class StateEngine:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.wire = Wire(group)
         self.meeting = MeetingPoint(self.wire)
-        self.resting = RestingState(self.wire)
+        self.resting = RestingState(self.wire, self.meeting)
         self.averager = Averager(self.wire, self.meeting, self.resting.watch)
         self.maker = RosterMaker(self.wire, self.meeting)
         self.checksum = Checksum()
@@ -150,9 +147,10 @@ class StateEngine:
         roster = record.roster_of(tensors, found.optimizers)
         new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
         device = next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
-        header = CallHeader(record.number, record.calls, 0, new, len(tensors))
+        reads = int(roster is not None and roster.reads)
+        header = CallHeader(record.number, record.calls, 0, new, len(tensors), reads=reads)
         opening = record.opening()
-        is_early = opening is not None and record.calls < _EARLY
+        is_early = opening is not None and record.calls < EARLY
         self.meeting.begin(header, device, lambda: self._checksum(record), None if is_early else opening)
         record.calls += 1
         try:
@@ -172,6 +170,7 @@ class StateEngine:
         self._share_buffers(roster, found, buffers)
         if roster.rests:
             self.meeting.meet()
+            roster.reads |= self.meeting.any_reads
             self.resting.enter(roster, slots)
         self._hook(roster)
         return roster, found

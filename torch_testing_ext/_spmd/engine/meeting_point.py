@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ..spmd_errors import SPMDError
-from .call_header import REFUSED, CallHeader, disagreement
+from .call_header import LEAVING, REFUSED, CallHeader, disagreement
 from .gradient_buckets import BackwardPlan
 from .wire import PendingNumbers, Wire
 
@@ -26,6 +26,7 @@ class MeetingPoint:
         self.device = torch.device("cpu")
         self.header = CallHeader()
         self.plan: BackwardPlan | None = None  # whose first bucket opens the call
+        self.any_reads = False  # on any rank, as told by the last headers
         self._checksum: Callable[[], torch.Tensor | None] = lambda: None
         self._pending: PendingNumbers | None = None
         self._has_met = False
@@ -63,6 +64,13 @@ class MeetingPoint:
             self._stamp()
         self.header = self.header._replace(place=_place(place, phase))
         return hash(self.header)
+
+    def settle(self, reads: bool) -> bool:
+        """Meet at a read of what is not gathered, or at the end of a call. Returns whether any rank reads."""
+        self.header = self.header._replace(place=LEAVING, reads=int(reads))
+        self._send()
+        self.check()
+        return self.any_reads
 
     def check(self) -> None:
         """Wait for the headers that are on their way, and compare them."""
@@ -130,6 +138,7 @@ class MeetingPoint:
         self.explain(error)
 
     def _compare(self, rows: list[list[int]], error: str | None) -> None:
+        self.any_reads = any(CallHeader(*row).reads for row in rows)
         found = disagreement(rows)
         if found is None:
             return

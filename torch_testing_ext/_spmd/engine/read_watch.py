@@ -37,6 +37,8 @@ class ReadWatch(Mode):
         super().__init__()
         self.kept: dict[int, ManagedParam] = {}
         self.stale: dict[int, ManagedParam] = {}
+        self.updated: set[int] = set()  # storages of parameters that were gathered after their update
+        self.noticed = False  # a read
         self.paused = 0
         self._gather_kept, self._gather_stale = gather_kept, gather_stale
         self._is_on = False
@@ -45,20 +47,33 @@ class ReadWatch(Mode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        if self.kept and getattr(func, "__self__", None) is torch.Tensor.grad:
-            managed = self.kept.get(id(args[0]))
-            if managed is not None and managed.kept is not None:
-                if func.__name__ == "__get__":
-                    if _only_drops():
-                        return torch.empty(0)  # only asks whether there is a gradient
-                    with self.pausing():
-                        self._gather_kept()
-                else:
-                    self.drop([managed])
-        if self.stale and _reads(func) and any(storage_key(t) in self.stale for t in _tensors((args, kwargs))):
+        if self.kept and getattr(func, "__self__", None) is torch.Tensor.grad and id(args[0]) in self.kept:
+            managed = self.kept[id(args[0])]
+            if func.__name__ != "__get__":
+                self.drop([managed])
+            elif not _only_drops():
+                self._notice_gradient(managed)
+            elif managed.kept is not None:
+                return torch.empty(0)  # it only asks whether there is a gradient
+        if (self.stale or self.updated) and _reads(func):
+            self._notice({storage_key(tensor) for tensor in _tensors((args, kwargs))})
+        return func(*args, **kwargs)
+
+    def _notice_gradient(self, managed: ManagedParam) -> None:
+        self.noticed = True
+        if managed.kept is None:  # gathered, or averaged with that of a backward
+            self.drop([managed])
+        else:
+            with self.pausing():
+                self._gather_kept()
+
+    def _notice(self, storages: set[int]) -> None:
+        if not storages.isdisjoint(self.updated):
+            self.noticed, self.updated = True, set()
+        if not storages.isdisjoint(self.stale):
+            self.noticed = True
             with self.pausing():
                 self._gather_stale()
-        return func(*args, **kwargs)
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -69,6 +84,12 @@ class ReadWatch(Mode):
         finally:
             self.paused -= 1
 
+    def settle(self) -> None:
+        """Gather before a collective that other ranks may reach while one of them reads."""
+        if self.stale:
+            with self.pausing():
+                self._gather_stale()
+
     def drop(self, params: Iterable[ManagedParam]) -> None:
         """Forget the gradients that these parameters have kept."""
         for managed in params:
@@ -77,13 +98,13 @@ class ReadWatch(Mode):
 
     def start(self) -> None:
         """Watch, if there is a reason."""
-        if not self._is_on and (self.kept or self.stale):
+        if not self._is_on and (self.kept or self.stale or self.updated):
             self._is_on = True
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Stop at the end of a call."""
-        self.kept, self.stale = {}, {}
+        self.kept, self.stale, self.updated = {}, {}, set()
         if self._is_on and is_innermost_function_mode(self):
             self._is_on = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, set_local_
 from ..param_layout import Layout
 from .checksum import sum_of
 from .managed_params import ManagedParam, manage, managed_by
+from .meeting_point import MeetingPoint
 from .optimizer_kinds import why_whole
 from .read_watch import ReadWatch
 from .roster import ParamSlot, Roster, registered
@@ -61,8 +62,8 @@ def put_parameter(module: nn.Module, name: str, value: Any) -> None:
 class RestingState:
     """Changes the state of one roster from its form between calls to that of a call, and back."""
 
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
+    def __init__(self, wire: Wire, meeting: MeetingPoint) -> None:
+        self.wire, self.meeting = wire, meeting
         self.watch = ReadWatch(self._gather_kept, self._gather_stale)
         self.roster: Roster | None = None
         self.rests: list[Any] = []
@@ -74,12 +75,16 @@ class RestingState:
     @torch.no_grad()
     def enter(self, roster: Roster, slots: Iterable[ParamSlot]) -> None:
         """Let modules and optimizers hold whole, plain parameters."""
-        self.roster, self.bytes = roster, {}
+        self.roster, self.bytes, self.watch.noticed = roster, {}, False
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
         self.rests = [managed.rest for managed in resting]
         self._fill(resting)
         for managed, rest in zip(resting, self.rests, strict=True):
             self._take_gradient(managed, rest)
+        if roster.is_eager:
+            self._gather_kept()
+            if roster.reads:
+                self.watch.kept.clear()
         for slot in slots:
             found = managed_by(slot.value)
             if found is not None and found.rests_as_dtensor:
@@ -123,7 +128,7 @@ class RestingState:
             if whole is not None:
                 _make_states_whole(optimizer)
             else:
-                step = RowOptimizer(optimizer, self.watch, self.add_sums)
+                step = RowOptimizer(optimizer, self.watch, self.add_sums, self._after_update)
                 step.install()
                 self._steps.append(step)
 
@@ -141,9 +146,27 @@ class RestingState:
             for gather in gathers:
                 grad = gather.managed.plain.grad
                 gather.managed.plain.grad = gather.whole if grad is None else gather.whole.add_(grad)
-        self.watch.drop([gather.managed for gather in gathers])
+                gather.managed.kept = None
+
+    def _after_update(self) -> None:
+        """Gather what an optimizer has updated, or wait for a read of it."""
+        assert self.roster is not None
+        if self.roster.is_eager:
+            updated = set() if self.roster.reads else {*self.watch.stale}
+            with self.watch.pausing():
+                self._gather_rows()
+            self.watch.updated |= updated
+        self.watch.start()
+
+    def settle(self, reads: bool) -> None:
+        """Meet the other ranks if parameters are stale, and gather them if any rank reads them."""
+        if self.watch.stale and (self.wire.world == 1 or self.meeting.settle(reads)):
+            self._gather_rows()
 
     def _gather_stale(self) -> None:
+        self.settle(True)
+
+    def _gather_rows(self) -> None:
         stale, self.watch.stale = self.watch.stale, {}
         with torch.inference_mode(False), torch.no_grad():
             gathers = []
@@ -171,9 +194,11 @@ class RestingState:
         """Let modules and optimizers hold DTensors again, with the values of now."""
         roster = self.roster
         assert roster is not None
-        stale = {id(managed) for managed in self.watch.stale.values()}
         self.watch.paused += 1
         try:
+            self.settle(False)
+            stale = {id(managed) for managed in self.watch.stale.values()}
+            roster.calls, roster.reads = roster.calls + 1, roster.reads or self.watch.noticed
             for step in self._steps:
                 step.uninstall()
             self._steps = []

@@ -19,8 +19,15 @@ from .read_watch import ReadWatch
 class RowOptimizer:
     """Stands for `optimizer.step` in a call. Between updates the states are DTensors."""
 
-    def __init__(self, optimizer: Optimizer, watch: ReadWatch, add_sums: Callable[[list[torch.Tensor]], None]) -> None:
-        self.optimizer, self.watch, self._add_sums = optimizer, watch, add_sums
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        watch: ReadWatch,
+        add_sums: Callable[[list[torch.Tensor]], None],
+        after_update: Callable[[], None],
+    ) -> None:
+        self.optimizer, self.watch = optimizer, watch
+        self._add_sums, self._after_update = add_sums, after_update
         self._had_own = "step" in optimizer.__dict__
         self._inner: Callable[..., Any] = optimizer.step
         self._active = False
@@ -56,7 +63,7 @@ class RowOptimizer:
                 loss = closure()
         with self.watch.pausing(), self._rows():
             result = self._inner(*args, **kwargs)
-        self.watch.start()
+        self._after_update()
         return loss if closure is not None else result
 
     @contextmanager

@@ -463,6 +463,13 @@ def reading_after_the_update(model, optimizer, batch):
     return loss, first.data.clone(), first.tolist(), first.detach().numpy().sum().item(), torch.cat([first, first])
 
 
+def read_by_one_rank(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    if dist.get_rank() == 0:
+        return loss, next(model.parameters()).norm()
+    return loss
+
+
 def clipping(model, optimizer, batch):
     optimizer.zero_grad()
     loss = error(model, batch)
@@ -607,6 +614,7 @@ for each in (
     updating_by_hand,
     editing_states,
     reading_after_the_update,
+    read_by_one_rank,
     clipping,
     two_updates,
     evaluating,
