@@ -62,14 +62,16 @@ class MeetingPoint:
         """The hash of this rank's header, to be sent with the first bucket of a backward."""
         if not self._has_met:
             self._stamp()
-        self.header = self.header._replace(place=_place(place, phase))
+        self.header = self.header._replace(place=_place(place, phase), reads=0)
         return hash(self.header)
 
     def settle(self, reads: bool) -> bool:
         """Meet at a read of what is not gathered, or at the end of a call. Returns whether any rank reads."""
-        self.header = self.header._replace(place=LEAVING, reads=int(reads))
+        kept = self.header
+        self.header = kept._replace(place=LEAVING, reads=int(reads))
         self._send()
         self.check()
+        self.header = kept
         return self.any_reads
 
     def check(self) -> None:
