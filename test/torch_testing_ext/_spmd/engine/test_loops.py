@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from loops import LOOPS, ByEngine, Parallel
 
+from torch_testing_ext._spmd.engine import engine_core, roster
+from torch_testing_ext._spmd.engine.roster import EARLY
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
@@ -19,13 +22,14 @@ class TestLoops(DTensorContinuousTestBase):
 
     world_size = 2
 
-    @parametrize("style", ["replicate", "fully_shard"])
+    @parametrize("style, early", [("replicate", EARLY), ("fully_shard", EARLY), ("fully_shard", 0), ("fully_shard", 2)])
     @parametrize("name", [*LOOPS])
-    def test_equals_ddp(self, name, style):
+    def test_equals_ddp(self, name, style, early):
         torch.manual_seed(self.rank)
         expected = LOOPS[name](Parallel(self.rank))
         torch.manual_seed(self.rank)
-        found = LOOPS[name](ByEngine(self.rank, style))
+        with mock.patch.object(roster, "EARLY", early), mock.patch.object(engine_core, "EARLY", early):
+            found = LOOPS[name](ByEngine(self.rank, style))
         mine, theirs = (
             [getattr(leaf, "full_tensor", lambda leaf=leaf: leaf)() for leaf in leaves(each)]
             for each in (found, expected)

@@ -1,0 +1,89 @@
+"""The report of the engine, and the traffic that it tells of."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from loops import adam, error, net, update
+
+from torch_testing_ext._spmd.engine.roster import EARLY
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._spmd import DataParallel, compile
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
+
+SIZE = 4 * (6 * 7 + 7 + 7 * 3 + 3)  # the parameters of `net()` in bytes
+PARAMS, UPDATED, KEPT = "gather of parameters", "gather of updated parameters", "gather of kept gradients"
+
+
+def reading(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    return loss, next(model.parameters()).norm()
+
+
+def accumulating(model, optimizer, batch):
+    error(model, batch).backward()
+
+
+class TestEngineReport(DTensorContinuousTestBase):
+    """Reports after some calls, on two ranks."""
+
+    world_size = 2
+
+    def _report(self, style, step, calls, model=None):
+        torch.manual_seed(self.rank)
+        model = model or net()
+        optimizer = adam(model)
+        compiled = compile(parallel_mode=DataParallel(style))(step)
+        for _ in range(calls):
+            compiled(model, optimizer, (torch.randn(5, 6), torch.randn(5, 3)))
+        return compiled.report()
+
+    def test_replicate(self):
+        report = self._report("replicate", update, 3)
+        self.assertEqual((report.parameters, report.sharded, report.calls), (4, 0, 3))
+        ((bucket,),) = report.backwards
+        self.assertEqual(bucket.nbytes, SIZE)
+        self.assertEqual(sorted(bucket.params), ["0.bias", "0.weight", "2.bias", "2.weight"])
+        self.assertEqual(report.bytes_per_call, SIZE)
+        for text in (
+            "update: engine on 2 ranks, 3 calls",
+            "backward 1 averages",
+            "all_reduce of",
+            "AdamW updates whole",
+        ):
+            self.assertIn(text, str(report))
+
+    @parametrize(
+        "name, step, early, late",
+        [
+            ("plain", update, {PARAMS: SIZE, UPDATED: SIZE}, {PARAMS: SIZE}),
+            ("reading", reading, {PARAMS: SIZE, UPDATED: SIZE}, {PARAMS: SIZE, UPDATED: SIZE}),
+            ("accumulating", accumulating, {PARAMS: SIZE, KEPT: SIZE}, {PARAMS: SIZE}),
+        ],
+    )
+    def test_traffic(self, name, step, early, late):
+        # An all_reduce moves twice its size: three volumes a call, unless the step reads what is gathered on request.
+        for calls, expected in ((2, early), (EARLY + 4, late)):
+            report = self._report("fully_shard", step, calls)
+            self.assertEqual(dict(report.gathered), expected, f"{name} after {calls} calls")
+            self.assertEqual(sum(line.nbytes for line in report.backwards[0]), SIZE)
+        self.assertIn("4 sharded", str(report))
+        self.assertIn("AdamW updates the rank's rows", str(report))
+
+    def test_whole_optimizer(self):
+        def step(model, optimizer, batch):
+            return optimizer.step(lambda: error(model, batch))
+
+        model = net()
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=1)
+        compiled = compile(parallel_mode=DataParallel("fully_shard"))(lambda batch: step(model, lbfgs, batch))
+        compiled((torch.randn(5, 6), torch.randn(5, 3)))
+        self.assertIn("LBFGS updates whole parameters: it is none of torch's", str(compiled.report()))
+
+
+instantiate_parametrized_tests(TestEngineReport)
+
+if __name__ == "__main__":
+    run_tests()
