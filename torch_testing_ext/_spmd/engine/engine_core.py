@@ -147,7 +147,7 @@ class StateEngine:
         roster = record.roster_of(tensors, found.optimizers)
         new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
         device = next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
-        reads = int(roster is not None and roster.reads)
+        reads = 0 if roster is None else roster.reads
         header = CallHeader(record.number, record.calls, 0, new, len(tensors), reads=reads)
         opening = record.opening()
         is_early = opening is not None and record.calls < EARLY
@@ -170,7 +170,7 @@ class StateEngine:
         self._share_buffers(roster, found, buffers)
         if roster.rests:
             self.meeting.meet()
-            roster.reads |= self.meeting.any_reads
+            roster.reads |= self.meeting.reads
             self.resting.enter(roster, slots)
         self._hook(roster)
         return roster, found
@@ -213,7 +213,7 @@ class StateEngine:
         finally:
             if roster.rests:
                 self._record_of(self.stack.outermost).gathered = self.resting.bytes
-                self.resting.leave(found.modules)
+                self.resting.leave(found.modules, failed)
                 if failed:
                     roster.take_sums()  # ranks may have failed at different points
                 roster.store.release()

@@ -21,14 +21,11 @@ class GradientBucket:
 
     def __init__(self, params: Sequence[ManagedParam]) -> None:
         self.params = tuple(params)
+        self.nbytes = sum(managed.plain.numel() * managed.plain.element_size() for managed in params)
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._tail, self._told = torch.empty(0), [0.0]
         self._work: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(managed.plain.numel() * managed.plain.element_size() for managed in self.params)
 
     def start(self, wire: Wire, flag: bool, number: int = 0) -> None:
         """Start to average the gradients as they are now."""

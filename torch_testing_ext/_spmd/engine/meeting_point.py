@@ -6,6 +6,8 @@ the header before anything else. If hashes differ, all ranks send their headers,
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 
 import torch
@@ -26,7 +28,7 @@ class MeetingPoint:
         self.device = torch.device("cpu")
         self.header = CallHeader()
         self.plan: BackwardPlan | None = None  # whose first bucket opens the call
-        self.any_reads = False  # on any rank, as told by the last headers
+        self.reads = 0  # of any rank, as told by the last headers
         self._checksum: Callable[[], torch.Tensor | None] = lambda: None
         self._pending: PendingNumbers | None = None
         self._has_met = False
@@ -72,7 +74,7 @@ class MeetingPoint:
         self._send()
         self.check()
         self.header = kept
-        return self.any_reads
+        return bool(self.reads)
 
     def check(self) -> None:
         """Wait for the headers that are on their way, and compare them."""
@@ -140,7 +142,7 @@ class MeetingPoint:
         self.explain(error)
 
     def _compare(self, rows: list[list[int]], error: str | None) -> None:
-        self.any_reads = any(CallHeader(*row).reads for row in rows)
+        self.reads = functools.reduce(operator.or_, (CallHeader(*row).reads for row in rows))
         found = disagreement(rows)
         if found is None:
             return

@@ -15,6 +15,7 @@ import torch
 from torch_testing_ext._torch.spmd import function_mode_class, is_innermost_function_mode, storage_key
 
 from .managed_params import ManagedParam
+from .roster import READS_KEPT, READS_UPDATED
 
 if TYPE_CHECKING:
     from torch.overrides import TorchFunctionMode as Mode
@@ -38,7 +39,7 @@ class ReadWatch(Mode):
         self.kept: dict[int, ManagedParam] = {}
         self.stale: dict[int, ManagedParam] = {}
         self.updated: set[int] = set()  # storages of parameters that were gathered after their update
-        self.noticed = False  # a read
+        self.noticed = 0  # reads, as in a roster
         self.paused = 0
         self._gather_kept, self._gather_stale = gather_kept, gather_stale
         self._is_on = False
@@ -60,7 +61,7 @@ class ReadWatch(Mode):
         return func(*args, **kwargs)
 
     def _notice_gradient(self, managed: ManagedParam) -> None:
-        self.noticed = True
+        self.noticed |= READS_KEPT
         if managed.kept is None:  # gathered, or averaged with that of a backward
             self.drop([managed])
         else:
@@ -69,9 +70,9 @@ class ReadWatch(Mode):
 
     def _notice(self, storages: set[int]) -> None:
         if not storages.isdisjoint(self.updated):
-            self.noticed, self.updated = True, set()
+            self.noticed, self.updated = self.noticed | READS_UPDATED, set()
         if not storages.isdisjoint(self.stale):
-            self.noticed = True
+            self.noticed |= READS_UPDATED
             with self.pausing():
                 self._gather_stale()
 

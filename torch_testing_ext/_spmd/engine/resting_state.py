@@ -19,7 +19,7 @@ from .managed_params import ManagedParam, manage, managed_by
 from .meeting_point import MeetingPoint
 from .optimizer_kinds import why_whole
 from .read_watch import ReadWatch
-from .roster import ParamSlot, Roster, registered
+from .roster import READS_KEPT, READS_UPDATED, ParamSlot, Roster, registered
 from .row_gathers import RowGather, gather_rows
 from .row_optimizers import RowOptimizer
 from .wire import Wire
@@ -75,15 +75,15 @@ class RestingState:
     @torch.no_grad()
     def enter(self, roster: Roster, slots: Iterable[ParamSlot]) -> None:
         """Let modules and optimizers hold whole, plain parameters."""
-        self.roster, self.bytes, self.watch.noticed = roster, {}, False
+        self.roster, self.bytes, self.watch.noticed = roster, {}, 0
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
         self.rests = [managed.rest for managed in resting]
         self._fill(resting)
         for managed, rest in zip(resting, self.rests, strict=True):
             self._take_gradient(managed, rest)
-        if roster.is_eager:
+        if roster.is_eager(READS_KEPT):
             self._gather_kept()
-            if roster.reads:
+            if roster.reads & READS_KEPT:
                 self.watch.kept.clear()
         for slot in slots:
             found = managed_by(slot.value)
@@ -151,10 +151,10 @@ class RestingState:
     def _after_update(self) -> None:
         """Gather what an optimizer has updated, or wait for a read of it."""
         assert self.roster is not None
-        if self.roster.is_eager:
-            updated = set() if self.roster.reads else {*self.watch.stale}
+        if self.roster.is_eager(READS_UPDATED):
+            updated = set() if self.roster.reads & READS_UPDATED else {*self.watch.stale}
             with self.watch.pausing():
-                self._gather_rows()
+                self.settle(True)
             self.watch.updated |= updated
         self.watch.start()
 
@@ -190,15 +190,16 @@ class RestingState:
     # -- out of a call
 
     @torch.no_grad()
-    def leave(self, roots: Iterable[nn.Module]) -> None:
+    def leave(self, roots: Iterable[nn.Module], failed: bool) -> None:
         """Let modules and optimizers hold DTensors again, with the values of now."""
         roster = self.roster
         assert roster is not None
         self.watch.paused += 1
         try:
-            self.settle(False)
+            if not failed:
+                self.settle(False)
             stale = {id(managed) for managed in self.watch.stale.values()}
-            roster.calls, roster.reads = roster.calls + 1, roster.reads or self.watch.noticed
+            roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed
             for step in self._steps:
                 step.uninstall()
             self._steps = []

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .gradient_buckets import BackwardPlan, BucketStore
 from .managed_params import ManagedParam
 
+READS_KEPT, READS_UPDATED = 1, 2
 EARLY = 8  # the number of first calls of a step in which mistakes, and what it reads, are looked for
 
 
@@ -73,7 +74,7 @@ class Roster:
     store: BucketStore
     has_buffers: bool = False
     calls: int = 0
-    reads: bool = False  # the step reads gradients of earlier calls, or parameters after their update
+    reads: int = 0  # bits: the step reads gradients of earlier calls, parameters after their update
     sums: list[torch.Tensor] = field(default_factory=list)  # of whole values in the last call
     plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)
 
@@ -83,10 +84,9 @@ class Roster:
         self.opens_with_header = self.rests or self.has_buffers  # because something is sent before the first bucket
         self.plains = {id(managed.plain) for managed in self.params}
 
-    @property
-    def is_eager(self) -> bool:
-        """Whether all is gathered at once. The first calls show if a rank reads it."""
-        return self.reads or self.calls < EARLY
+    def is_eager(self, kind: int) -> bool:
+        """Whether this kind is gathered at once. The first calls show if a rank reads it."""
+        return bool(self.reads & kind) or self.calls < EARLY
 
     def take_sums(self) -> list[torch.Tensor]:
         """The checksums of the last call, once: an error that they cause is raised once."""

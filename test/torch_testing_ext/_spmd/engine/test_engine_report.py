@@ -26,6 +26,12 @@ def accumulating(model, optimizer, batch):
     error(model, batch).backward()
 
 
+def summing(model, optimizer, batch):
+    total = sum(float(p.grad.sum()) for p in model.parameters() if p.grad is not None)
+    error(model, batch).backward()
+    return total
+
+
 class TestEngineReport(DTensorContinuousTestBase):
     """Reports after some calls, on two ranks."""
 
@@ -58,9 +64,10 @@ class TestEngineReport(DTensorContinuousTestBase):
     @parametrize(
         "name, step, early, late",
         [
-            ("plain", update, {PARAMS: SIZE, UPDATED: SIZE}, {PARAMS: SIZE}),
-            ("reading", reading, {PARAMS: SIZE, UPDATED: SIZE}, {PARAMS: SIZE, UPDATED: SIZE}),
+            ("plain", update, {PARAMS: SIZE, KEPT: SIZE, UPDATED: SIZE}, {PARAMS: SIZE}),
+            ("reading", reading, {PARAMS: SIZE, KEPT: SIZE, UPDATED: SIZE}, {PARAMS: SIZE, UPDATED: SIZE}),
             ("accumulating", accumulating, {PARAMS: SIZE, KEPT: SIZE}, {PARAMS: SIZE}),
+            ("summing", summing, {PARAMS: SIZE, KEPT: SIZE}, {PARAMS: SIZE, KEPT: SIZE}),
         ],
     )
     def test_traffic(self, name, step, early, late):
