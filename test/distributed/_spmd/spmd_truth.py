@@ -262,6 +262,7 @@ def difference(mine: Any, theirs: Any) -> str | None:
 def _part_of(whole: torch.Tensor, sharded: bool) -> _Part:
     if not sharded:
         return _Part(whole, tuple(whole.shape), False)
+    whole = whole if whole.layout == torch.strided else whole.to_dense()
     rows = -(-whole.shape[0] // dist.get_world_size())
     start = dist.get_rank() * rows
     return _Part(whole[start : start + rows], tuple(whole.shape), True)
