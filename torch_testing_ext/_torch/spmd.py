@@ -369,6 +369,11 @@ def gradient_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """The number of writes to a tensor's memory, its views included (torch 1.0 to 2.15)."""
+    return tensor._version
+
+
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its target, in one call (torch 2.1 to 2.15)."""
     if targets:

@@ -165,7 +165,7 @@ class DDPTraining(Training):
 
 
 def wrap(module: nn.Module) -> Any:
-    wrapped = TransparentDDP(module, find_unused_parameters=True, init_sync=False)
+    wrapped = TransparentDDP(module, find_unused_parameters=True)
     for name in _OF_THE_MODULE:
         object.__setattr__(wrapped, name, getattr(module, name))
     return wrapped

@@ -37,7 +37,7 @@ class ReadWatch(Mode):
     def __init__(self, gather_kept: Callable[[], None], gather_stale: Callable[[], None]) -> None:
         super().__init__()
         self.kept: dict[int, ManagedParam] = {}
-        self.stale: dict[int, ManagedParam] = {}
+        self.stale: dict[int, tuple[ManagedParam, torch.Tensor]] = {}  # by storage
         self.updated: set[int] = set()  # storages of parameters that were gathered after their update
         self.noticed = 0  # reads, as in a roster
         self.paused = 0

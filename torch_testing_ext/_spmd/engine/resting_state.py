@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, set_local_tensor
+from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, set_local_tensor, storage_key
 
 from ..param_layout import Layout
 from .checksum import sum_of
@@ -21,7 +21,7 @@ from .optimizer_kinds import why_whole
 from .read_watch import ReadWatch
 from .roster import READS_KEPT, READS_UPDATED, ParamSlot, Roster, registered
 from .row_gathers import RowGather, gather_rows
-from .row_optimizers import RowOptimizer
+from .row_optimizers import RowOptimizer, make_states_whole
 from .wire import Wire
 
 
@@ -126,7 +126,7 @@ class RestingState:
         if any(managed_by(p).sharded for group in optimizer.param_groups for p in group["params"]):  # type: ignore[union-attr]
             whole = why_whole(optimizer)
             if whole is not None:
-                _make_states_whole(optimizer)
+                make_states_whole(optimizer)
             else:
                 step = RowOptimizer(optimizer, self.watch, self.add_sums, self._after_update)
                 step.install()
@@ -170,8 +170,7 @@ class RestingState:
         stale, self.watch.stale = self.watch.stale, {}
         with torch.inference_mode(False), torch.no_grad():
             gathers = []
-            for managed in stale.values():
-                whole = managed.plain.detach()
+            for managed, whole in stale.values():
                 gathers.append(RowGather(managed, managed.rows(whole).clone(), whole))
             self._count("gather of updated parameters", gathers)
             gather_rows(self.wire, gathers)
@@ -198,13 +197,12 @@ class RestingState:
         try:
             if not failed:
                 self.settle(False)
-            stale = {id(managed) for managed in self.watch.stale.values()}
             roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed
             for step in self._steps:
                 step.uninstall()
             self._steps = []
             resting = [managed for managed in roster.params if managed.rests_as_dtensor]
-            settled = [m.plain for m in resting if m.sharded and id(m) not in stale]
+            settled = [m.plain for m in resting if m.sharded and storage_key(m.plain) not in self.watch.stale]
             self.add_sums(settled)
             for position, managed in enumerate(resting):
                 self.rests[position] = self._leave_param(managed, self.rests[position])
@@ -276,12 +274,3 @@ def rekey(optimizer: Optimizer, form: Any) -> None:
     items = [(of(key), value) for key, value in optimizer.state.items()]
     optimizer.state.clear()
     optimizer.state.update(items)
-
-
-def _make_states_whole(optimizer: Optimizer) -> None:
-    """Gather states that are sharded, for an optimizer that runs whole."""
-    for values in optimizer.state.values():
-        if isinstance(values, dict):
-            for name, value in values.items():
-                if isinstance(value, DTensor):
-                    values[name] = value.full_tensor()

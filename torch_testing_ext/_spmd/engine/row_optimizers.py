@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, storage_key
+from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, storage_key, version_of
 
 from .managed_params import ManagedParam, managed_by
 from .read_watch import ReadWatch
@@ -61,22 +61,36 @@ class RowOptimizer:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self.watch.pausing(), self._rows():
+        params = [managed_by(p) for group in self.optimizer.param_groups for p in group["params"]]
+        sharded = [managed for managed in params if managed is not None and managed.sharded]
+        if any(_is_sparse(managed.plain.grad) for managed in sharded):
+            self.watch.settle()
+            form = self._whole(sharded)
+        else:
+            form = self._rows(sharded)
+        with self.watch.pausing(), form:
             result = self._inner(*args, **kwargs)
         self._after_update()
         return loss if closure is not None else result
 
     @contextmanager
-    def _rows(self) -> Iterator[None]:
+    def _whole(self, sharded: list[ManagedParam]) -> Iterator[None]:
+        """Let states be whole, for sparse gradients: rows of them would be dense, and mean something else."""
+        make_states_whole(self.optimizer)
+        yield
+        for managed in sharded:
+            values = self.optimizer.state.get(managed.plain) or {}
+            for name, value in list(values.items()):
+                if isinstance(value, torch.Tensor) and value.dim() and value.shape == managed.layout.shape:
+                    values[name] = dtensor_like(managed.rest, managed.layout.local_part(value))
+
+    @contextmanager
+    def _rows(self, sharded: list[ManagedParam]) -> Iterator[None]:
         """Let parameters, gradients and states be the rank's rows."""
-        params = [managed_by(p) for group in self.optimizer.param_groups for p in group["params"]]
-        rows = [_Rows(managed, self.optimizer) for managed in params if managed is not None and managed.sharded]
-        stale = {id(managed) for managed in self.watch.stale.values()}
+        rows = [_Rows(managed, self.optimizer) for managed in sharded]
         with torch.no_grad():
-            fresh = [r.managed.plain for r in rows if id(r.managed) not in stale]
-            grads = [r.managed.plain.grad for r in rows if r.managed.plain.grad is not None]
-            self._add_sums(fresh)
-            self._add_sums(grads)
+            wholes = [m.plain.detach() for m in sharded] + [m.plain.grad for m in sharded if m.plain.grad is not None]
+            self._add_sums([whole for whole in wholes if storage_key(whole) not in self.watch.stale])
             for each in rows:
                 each.enter()
         try:
@@ -84,8 +98,8 @@ class RowOptimizer:
         finally:
             with torch.no_grad():
                 for each in rows:
-                    if each.leave():
-                        self.watch.stale[storage_key(each.whole)] = each.managed
+                    for whole in each.leave():
+                        self.watch.stale[storage_key(whole)] = each.managed, whole
 
 
 class _Rows:
@@ -96,14 +110,15 @@ class _Rows:
         self.whole: torch.Tensor = managed.plain.data
         self._grad: torch.Tensor | None = None
         self._states: dict[str, DTensor] = {}
-        self._had_gradient = False
+        self._had_gradient, self._version = False, 0
 
     def enter(self) -> None:
         plain, managed = self.managed.plain, self.managed
         self._grad = plain.grad
         rows = managed.kept
         if self._grad is not None:
-            rows = managed.rows(self._grad if self._grad.layout is torch.strided else self._grad.to_dense())
+            rows = managed.rows(self._grad)
+            self._version = version_of(self._grad)
         plain.grad = None
         plain.data = managed.rows(self.whole)
         plain.grad = rows
@@ -119,8 +134,8 @@ class _Rows:
     def _is_whole(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == self.whole.shape
 
-    def leave(self) -> bool:
-        """Return to the whole tensors, and say whether the rank's rows may have changed."""
+    def leave(self) -> list[torch.Tensor]:
+        """Return to the whole tensors. Returns those of which the rank's rows may have changed."""
         plain, rest = self.managed.plain, self.managed.rest
         shape = plain.shape
         plain.grad = None
@@ -133,4 +148,20 @@ class _Rows:
                 values[name] = before
             elif isinstance(value, torch.Tensor) and value.dim() and value.shape == shape:
                 values[name] = dtensor_like(rest, value)
-        return self._had_gradient
+        changed = [self.whole] if self._had_gradient else []
+        if self._grad is not None and version_of(self._grad) != self._version:
+            changed.append(self._grad)  # some optimizers use it as a buffer
+        return changed
+
+
+def _is_sparse(grad: torch.Tensor | None) -> bool:
+    return grad is not None and grad.layout is not torch.strided
+
+
+def make_states_whole(optimizer: Optimizer) -> None:
+    """Gather states that are sharded."""
+    for values in optimizer.state.values():
+        if isinstance(values, dict):
+            for name, value in values.items():
+                if isinstance(value, DTensor):
+                    values[name] = value.full_tensor()

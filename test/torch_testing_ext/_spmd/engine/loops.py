@@ -596,6 +596,15 @@ def sparse(model, optimizer, batch):
     return loss
 
 
+def gradients_after_the_update(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    return loss, [p.grad.clone() for p in model.parameters()]
+
+
+def nesterov(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+
+
 def sgd(model: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -627,3 +636,4 @@ simple(branching, build=Branching)
 simple(normed, build=Normed)
 simple(tied, build=Tied)
 simple(sparse, sgd, Sparse)
+simple(gradients_after_the_update, nesterov)
