@@ -81,7 +81,8 @@ class RowOptimizer:
         for managed in sharded:
             values = self.optimizer.state.get(managed.plain) or {}
             for name, value in list(values.items()):
-                if isinstance(value, torch.Tensor) and value.dim() and value.shape == managed.layout.shape:
+                is_whole = isinstance(value, torch.Tensor) and value.dim() and value.shape == managed.layout.shape
+                if is_whole and not _is_sparse(value):
                     values[name] = dtensor_like(managed.rest, managed.layout.local_part(value))
 
     @contextmanager
@@ -129,7 +130,7 @@ class _Rows:
                 self._states[name] = value
                 values[name] = local_tensor(value)
             elif self._is_whole(value):
-                values[name] = managed.layout.local_part(value)
+                values[name] = managed.layout.local_part(value.to_dense() if _is_sparse(value) else value)
 
     def _is_whole(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == self.whole.shape

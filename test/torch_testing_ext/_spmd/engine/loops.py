@@ -596,6 +596,10 @@ def sparse(model, optimizer, batch):
     return loss
 
 
+def sparse_with_momentum(model, optimizer, batch):
+    return update(model, optimizer, batch)
+
+
 def gradients_after_the_update(model, optimizer, batch):
     loss = update(model, optimizer, batch)
     return loss, [p.grad.clone() for p in model.parameters()]
@@ -636,4 +640,5 @@ simple(branching, build=Branching)
 simple(normed, build=Normed)
 simple(tied, build=Tied)
 simple(sparse, sgd, Sparse)
+simple(sparse_with_momentum, nesterov, Sparse)
 simple(gradients_after_the_update, nesterov)
