@@ -144,6 +144,8 @@ def _attributes(value: Any) -> Iterator[Any]:
     """The attributes of an object or a class that a user wrote, those of its classes too."""
     if isinstance(value, types.ModuleType):
         return
+    if not isinstance(value, type) and "__wrapped__" in getattr(value, "__dict__", ()):
+        yield value.__wrapped__  # a compiled step that this one calls
     is_class = isinstance(value, type)
     kind = value if is_class else type(value)
     if _is_of_torch(kind.__module__) and not isinstance(value, LRScheduler):

@@ -12,6 +12,7 @@ from torch import nn
 from torch_testing_ext._spmd.engine.optimizer_kinds import why_whole
 from torch_testing_ext._spmd.engine.state_finder import LONGEST, find_state
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._spmd import compile
 
 GLOBAL = nn.Linear(2, 2)
 NAMESPACE = types.SimpleNamespace(deep=types.SimpleNamespace(model=GLOBAL))
@@ -81,6 +82,17 @@ def closure():
     return lambda: model
 
 
+def other_step():
+    return GLOBAL
+
+
+INNER = compile()(other_step)
+
+
+def of_compiled_step():
+    return INNER()
+
+
 def unbound():
     def step():
         return later  # noqa: F821
@@ -110,6 +122,7 @@ FOUND = {
     "python_module": (of_module, []),
     "inner_function": (of_inner_function, []),
     "other_function": (of_other_function, []),
+    "compiled_step": (of_compiled_step, []),
     "default": (of_default, []),
     "bound_method_of_a_module": (plain, [GLOBAL.forward]),
 }
