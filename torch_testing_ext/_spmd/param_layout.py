@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -36,12 +36,13 @@ class Layout:
     @property
     def rows(self) -> tuple[int, int]:
         """This rank's rows: the first, and the one after the last."""
-        start = min(self.rank * self.chunk, self.shape[0])
-        return start, min(start + self.chunk, self.shape[0])
+        return self.rows_of(self.rank)
 
-    def of_rank(self, rank: int) -> Layout:
-        """The layout from the point of view of another rank."""
-        return replace(self, rank=rank)
+    def rows_of(self, rank: int) -> tuple[int, int]:
+        """The rows of a rank: the first, and the one after the last."""
+        chunk = self.chunk
+        start = min(rank * chunk, self.shape[0])
+        return start, min(start + chunk, self.shape[0])
 
     @property
     def local_shape(self) -> torch.Size:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..param_layout import Layout
 
@@ -55,11 +55,11 @@ class ManagedParam:
     def set_rest(self, rest: Any) -> None:
         """Hold another DTensor between calls, for example one of another dtype."""
         self._rest = weakref.ref(rest)
-        _known[rest] = lambda: self
+        _know(rest, lambda: self)
 
     def rows(self, whole: torch.Tensor, rank: int | None = None) -> torch.Tensor:
         """A view of the rows of a whole tensor that belong to a rank, by default this one."""
-        start, end = self.layout.rows if rank is None else self.layout.of_rank(rank).rows
+        start, end = self.layout.rows_of(self.layout.rank if rank is None else rank)
         return whole[start:end]
 
     def hook(self) -> None:
@@ -80,20 +80,30 @@ class ManagedParam:
         plain.requires_grad_(trainable)
 
 
-# A record that keeps `plain` alive must not be kept alive by it: such a record lives as long as its `rest`.
-_known: Any = WeakIdKeyDictionary()
+# By identity. A record that keeps `plain` alive must not be kept alive by it: it lives as long as its `rest`.
+_known: dict[int, tuple[weakref.ref[Any], Callable[[], ManagedParam | None]]] = {}
+
+
+def _know(tensor: torch.Tensor, find: Callable[[], ManagedParam | None]) -> None:
+    number = id(tensor)
+
+    def forget(reference: weakref.ref[Any]) -> None:
+        if number in _known and _known[number][0] is reference:
+            del _known[number]
+
+    _known[number] = weakref.ref(tensor, forget), find
 
 
 def managed_by(tensor: torch.Tensor) -> ManagedParam | None:
     """The record of a parameter, in either of its forms."""
-    find = _known.get(tensor)
-    return None if find is None else find()
+    reference, find = _known.get(id(tensor), (None, None))
+    return find() if find is not None and reference is not None and reference() is tensor else None
 
 
 def manage(plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> ManagedParam:
     """Create the record of a parameter."""
     managed = ManagedParam(plain, layout, name, rest)
-    _known[plain] = weakref.ref(managed) if rest is not None else lambda: managed
+    _know(plain, weakref.ref(managed) if rest is not None else lambda: managed)
     if rest is not None:
-        _known[rest] = lambda: managed
+        _know(rest, lambda: managed)
     return managed

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_testing_ext._torch.spmd import function_mode_class, is_innermost_function_mode, storage_key
+from torch_testing_ext._torch.spmd import (
+    disable_torch_function,
+    function_mode_class,
+    is_innermost_function_mode,
+    storage_key,
+)
 
 from .managed_params import ManagedParam
 from .roster import READS_KEPT, READS_UPDATED
@@ -40,14 +45,11 @@ class ReadWatch(Mode):
         self.stale: dict[int, tuple[ManagedParam, torch.Tensor]] = {}  # by storage
         self.updated: set[int] = set()  # storages of parameters that were gathered after their update
         self.noticed = 0  # reads, as in a roster
-        self.paused = 0
         self._gather_kept, self._gather_stale = gather_kept, gather_stale
         self._is_on = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused:
-            return func(*args, **kwargs)
         if self.kept and getattr(func, "__self__", None) is torch.Tensor.grad and id(args[0]) in self.kept:
             managed = self.kept[id(args[0])]
             if func.__name__ != "__get__":
@@ -79,11 +81,8 @@ class ReadWatch(Mode):
     @contextmanager
     def pausing(self) -> Iterator[None]:
         """Let the engine's own reads pass."""
-        self.paused += 1
-        try:
+        with disable_torch_function():
             yield
-        finally:
-            self.paused -= 1
 
     def settle(self) -> None:
         """Gather before a collective that other ranks may reach while one of them reads."""
@@ -106,6 +105,12 @@ class ReadWatch(Mode):
     def stop(self) -> None:
         """Stop at the end of a call."""
         self.kept, self.stale, self.updated = {}, {}, set()
+        self.rest()
+
+    def rest(self) -> None:
+        """Stop if there is no reason to watch, until there is one again."""
+        if self.kept or self.stale or self.updated:
+            return
         if self._is_on and is_innermost_function_mode(self):
             self._is_on = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -191,34 +191,34 @@ class RestingState:
     @torch.no_grad()
     def leave(self, roots: Iterable[nn.Module], failed: bool) -> None:
         """Let modules and optimizers hold DTensors again, with the values of now."""
-        roster = self.roster
-        assert roster is not None
-        self.watch.paused += 1
+        assert self.roster is not None
         try:
-            if not failed:
-                self.settle(False)
-            roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed
-            for step in self._steps:
-                step.uninstall()
-            self._steps = []
-            resting = [managed for managed in roster.params if managed.rests_as_dtensor]
-            settled = [m.plain for m in resting if m.sharded and storage_key(m.plain) not in self.watch.stale]
-            self.add_sums(settled)
-            for position, managed in enumerate(resting):
-                self.rests[position] = self._leave_param(managed, self.rests[position])
-            for slot in registered(roots)[0]:
-                found = managed_by(slot.value)
-                if found is not None and found.rests_as_dtensor and slot.value is not found.rest:
-                    put_parameter(slot.module, slot.name, found.rest)
-            for optimizer in roster.optimizers:
-                rekey(optimizer, lambda managed: managed.rest)
-            for managed in resting:
-                _empty(managed)
+            with self.watch.pausing():
+                self._leave(self.roster, roots, failed)
         finally:
             self.watch.stop()
-            self.watch.paused -= 1
-            roster.tensors = [managed.rest for managed in roster.params]
+            self.roster.tensors = [managed.rest for managed in self.roster.params]
             self.rests, self.roster = [], None
+
+    def _leave(self, roster: Roster, roots: Iterable[nn.Module], failed: bool) -> None:
+        if not failed:
+            self.settle(False)
+        roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed
+        for step in self._steps:
+            step.uninstall()
+        self._steps = []
+        resting = [managed for managed in roster.params if managed.rests_as_dtensor]
+        self.add_sums([m.plain for m in resting if m.sharded and storage_key(m.plain) not in self.watch.stale])
+        for position, managed in enumerate(resting):
+            self.rests[position] = self._leave_param(managed, self.rests[position])
+        for slot in registered(roots)[0]:
+            found = managed_by(slot.value)
+            if found is not None and found.rests_as_dtensor and slot.value is not found.rest:
+                put_parameter(slot.module, slot.name, found.rest)
+        for optimizer in roster.optimizers:
+            rekey(optimizer, lambda managed: managed.rest)
+        for managed in resting:
+            _empty(managed)
 
     def _leave_param(self, managed: ManagedParam, rest: Any) -> Any:
         plain, local = managed.plain, local_tensor(rest)

@@ -31,6 +31,7 @@ class RowOptimizer:
         self._had_own = "step" in optimizer.__dict__
         self._inner: Callable[..., Any] = optimizer.step
         self._active = False
+        self._zero_grad: Callable[..., None] | None = None
 
     def install(self) -> None:
         """Replace the optimizer's step."""
@@ -44,10 +45,26 @@ class RowOptimizer:
         self._ours = step
         self._active = True
         self.optimizer.__dict__["step"] = step
+        self._replace_zero_grad()
+
+    def _replace_zero_grad(self) -> None:
+        """Stop watching after `zero_grad`, which most often drops all that was watched."""
+        if "zero_grad" in self.optimizer.__dict__:
+            return
+        inner = self.optimizer.zero_grad
+
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
+            inner(*args, **kwargs)
+            if self._active:
+                self.watch.rest()
+
+        self._zero_grad = self.optimizer.__dict__["zero_grad"] = zero_grad
 
     def uninstall(self) -> None:
         """Restore the optimizer's step, unless something has wrapped ours meanwhile: then ours passes calls on."""
         self._active = False
+        if self._zero_grad is not None and self.optimizer.__dict__.get("zero_grad") is self._zero_grad:
+            del self.optimizer.__dict__["zero_grad"]
         if self.optimizer.__dict__.get("step") is self._ours:
             if self._had_own:
                 self.optimizer.__dict__["step"] = self._inner

@@ -89,8 +89,9 @@ class TestEnginePlans(TestCase):
         self.assertEqual(len(bits(-1)), len(bits(0)))
 
     def test_rows(self):
-        layouts = [Layout(torch.Size((5, 2)), True, 0, 4).of_rank(rank) for rank in range(4)]
-        self.assertEqual([layout.rows for layout in layouts], [(0, 2), (2, 4), (4, 5), (5, 5)])
+        layout = Layout(torch.Size((5, 2)), True, 2, 4)
+        self.assertEqual([layout.rows_of(rank) for rank in range(4)], [(0, 2), (2, 4), (4, 5), (5, 5)])
+        self.assertEqual(layout.rows, (4, 5))
 
 
 VALUES = {
