@@ -13,7 +13,9 @@ from .bucket_plan import BucketProgress, bucket_limit, bucket_numbers, plan_buck
 from .managed_params import ManagedParam
 from .wire import Wire
 
-_BITS = 32  # of a hash, each of which is one element: sums over ranks tell whether all have the same
+_BITS = 24  # of a hash, each of which is one element: sums over ranks tell whether all have the same
+
+_MASK = 2**_BITS - 1
 
 
 class GradientBucket:
@@ -91,8 +93,8 @@ class GradientBucket:
 
 
 def bits(number: int) -> list[float]:
-    """The lowest bits of a number, each as 0 or 1."""
-    return [float(number >> place & 1) for place in range(_BITS)]
+    """The lowest bits of a number, each as 0 or 1. Hashes of two calls differ, so that a collision lasts one call."""
+    return [*map(float, f"{number & _MASK:0{_BITS}b}")]
 
 
 def _dense_gradient(managed: ManagedParam, mean: torch.Tensor) -> torch.Tensor | None:

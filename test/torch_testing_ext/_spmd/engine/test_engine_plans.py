@@ -84,7 +84,7 @@ class TestEnginePlans(TestCase):
             self.assertRegex(found[0], expected)
 
     def test_bits(self):
-        self.assertEqual(bits(5)[:4], [1.0, 0.0, 1.0, 0.0])
+        self.assertEqual(bits(5)[-4:], [0.0, 1.0, 0.0, 1.0])
         self.assertNotEqual(bits(hash((1, 2))), bits(hash((1, 3))))
         self.assertEqual(len(bits(-1)), len(bits(0)))
 
