@@ -5,39 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from torch import fx
-
+from .capture.capture_step import CaptureStep
+from .capture.override import Override
+from .capture.program_maker import GraphPasses
+from .capture.verification import VerifyMode
 from .engine.engine_step import EngineStep
-from .parallel_modes import DataParallel, ParallelMode
-from .run.step import CompiledStep
-from .run.verify import VerifyMode
+from .parallel_modes import DataParallel, GraphPass, ParallelMode
 from .spmd_errors import SPMDError
-from .trace.override import Override
 
 Backend = Literal["engine", "capture", "fx", "inductor"]
 
 
 def compile(
     module_override: list[Override] | None = None,
-    gm_transformation: Callable[[fx.GraphModule], fx.GraphModule | None] | None = None,
+    gm_transformation: GraphPass | None = None,
     parallel_mode: ParallelMode | None = None,
     *,
     backend: Backend | None = None,
     verify: VerifyMode = "first",
-) -> Callable[[Callable[..., Any]], EngineStep | CompiledStep]:
+) -> Callable[[Callable[..., Any]], EngineStep | CaptureStep]:
     """Make a train step written for one device data parallel: `step(model, optimizer, batch)`.
 
     Every rank calls the step with its own batch. The first call gives all ranks rank 0's weights. The update applies
     the mean gradient over ranks; the return value is the rank's own.
 
-    module_override: replaces submodules while the step is traced; see `Override`. Implies backend="capture".
+    module_override: replaces submodules while the step is recorded; see `Override`. Implies backend="capture".
     gm_transformation: called with the final graph module; changes it in place or returns another. Implies
         backend="capture".
     parallel_mode: `DataParallel("replicate")` by default.
     backend: "engine", the default, runs the step's Python, and averages and shards around it. "capture" records the
-        whole step as one program that runs operation by operation ("fx" is its old name); "inductor" compiles that.
-    verify: of a recorded program: "first" also runs the step eagerly at the first call of each program, and raises an
-        error if the results differ; "always" does so at every call.
+        whole step as one program that runs operation by operation ("fx" is its old name).
+    verify: of a recorded program: "first" also runs the engine at the first call of each program and at random later
+        ones, and raises an error if the results differ; "always" does so at every call, "off" at none.
     """
     if verify not in get_args(VerifyMode):
         raise SPMDError(
@@ -48,25 +47,18 @@ def compile(
             f"Unknown backend {backend!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(Backend)))}."
         )
     mode = parallel_mode if parallel_mode is not None else DataParallel()
-    if not isinstance(mode, ParallelMode):
-        raise SPMDError(f"parallel_mode is {mode!r}.", remedy="Pass a ParallelMode, such as DataParallel().")
-
-    recorded = bool(module_override) or gm_transformation is not None or _has_passes(mode)
-    if backend == "engine" and recorded:
+    passes = [each for each in (getattr(mode, "custom_passes", None), gm_transformation) if each is not None]
+    if backend == "engine" and (module_override or passes):
         raise SPMDError(
             "The engine runs Python and has no graph to change.", remedy='Use backend="capture", or no override.'
         )
-    chosen = backend or ("capture" if recorded or not isinstance(mode, DataParallel) else "engine")
+    if not isinstance(mode, DataParallel):
+        raise SPMDError(f"parallel_mode is {mode!r}.", remedy="Pass a DataParallel.")
+    chosen = backend or ("capture" if module_override or passes else "engine")
 
-    def decorate(step: Callable[..., Any]) -> EngineStep | CompiledStep:
+    def decorate(step: Callable[..., Any]) -> EngineStep | CaptureStep:
         if chosen == "engine":
-            assert isinstance(mode, DataParallel)
             return EngineStep(step, mode)
-        name: Literal["fx", "inductor"] = "inductor" if chosen == "inductor" else "fx"
-        return CompiledStep(step, mode, name, list(module_override or ()), gm_transformation, verify)
+        return CaptureStep(step, mode, GraphPasses(mode.bucket_bytes, list(module_override or ()), passes), verify)
 
     return decorate
-
-
-def _has_passes(mode: ParallelMode) -> bool:
-    return isinstance(mode, DataParallel) and mode.custom_passes is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -10,35 +9,16 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor, Shard
 
-from .lower.buckets import CollectiveOptions
-from .lower.lowering import LoweredProgram, lower
 from .param_layout import Layout
 from .spmd_errors import SPMDError
-from .trace.tracing import TracedStep
-from .trace.train_state import StateEntry, StepState
 
 DataParallelStyle = Literal["replicate", "fully_shard", "default"]
 Between = Literal["plain", "dtensor"]
+GraphPass = Callable[[fx.GraphModule], "fx.GraphModule | None"]
 
 
-class ParallelMode(ABC):
-    """A way to parallelize a step: chooses the layout of each parameter and builds the program that every rank runs."""
-
-    batch_dim: int = 0
-
-    @abstractmethod
-    def layouts(self, state: StepState, rank: int, world: int) -> list[Layout]:
-        """The layout of each parameter of `state`."""
-
-    @abstractmethod
-    def partition(
-        self, traced: TracedStep, state: StepState, entries: list[StateEntry], group: str, world: int, compiled: bool
-    ) -> LoweredProgram:
-        """Turn the traced local program into the one that every rank runs, collectives included."""
-
-    def transform(self, module: fx.GraphModule) -> fx.GraphModule:
-        """Change the final graph before it is made executable; changes nothing by default."""
-        return module
+class ParallelMode:
+    """A way to parallelize a step."""
 
 
 class DataParallel(ParallelMode):
@@ -47,14 +27,11 @@ class DataParallel(ParallelMode):
     parallel_style: "replicate" keeps whole parameters on every rank (like DDP), "fully_shard" shards parameters,
         gradients and optimizer states along dim 0 (like FSDP). "default" keeps the layout of parameters that an
         earlier compiled step distributed, and replicates them otherwise.
-    input_batch_dim: the batch dimension of the inputs. Its size may change from call to call, and differ between
-        ranks, without a new trace (except for sizes 0 and 1, which each need a trace of their own).
-    custom_passes: called with the final graph module; changes it in place or returns another.
+    input_batch_dim: the batch dimension of the inputs, as in PyTorch's compiler. This one need not know it.
+    custom_passes: called with the graph module of a captured step; changes it in place or returns another.
     bucket_mb: the size limit of a bucket, in MiB of gradients or parameters. None chooses it by their total.
     between: the form of replicated parameters between calls: "plain" tensors, the default, or a "dtensor" on the same
-        memory, the default under the names that PyTorch's compiler had. Sharded parameters, and those of a recorded
-        program, are DTensors in any case.
-    reshard_after_forward: with "fully_shard", gather parameters again for backward instead of keeping them whole.
+        memory, the default under the names that PyTorch's compiler had. Sharded parameters are DTensors in any case.
     """
 
     def __init__(
@@ -62,9 +39,8 @@ class DataParallel(ParallelMode):
         parallel_style: DataParallelStyle = "replicate",
         *,
         input_batch_dim: int = 0,
-        custom_passes: Callable[[fx.GraphModule], fx.GraphModule | None] | None = None,
+        custom_passes: GraphPass | None = None,
         bucket_mb: float | None = None,
-        reshard_after_forward: bool = False,
         between: Between | None = None,
     ) -> None:
         if parallel_style not in get_args(DataParallelStyle):
@@ -79,7 +55,6 @@ class DataParallel(ParallelMode):
         if bucket_mb is not None and bucket_mb <= 0:
             raise SPMDError(f"bucket_mb is {bucket_mb}.", remedy="Pass a positive size in MiB.")
         self.parallel_style = parallel_style
-        self.batch_dim = input_batch_dim
         self.custom_passes = custom_passes
         self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
         if between is not None and between not in get_args(Between):
@@ -87,10 +62,6 @@ class DataParallel(ParallelMode):
                 f"Unknown between {between!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(Between)))}."
             )
         self.between = between
-        self.reshard_after_forward = reshard_after_forward
-
-    def layouts(self, state: StepState, rank: int, world: int) -> list[Layout]:
-        return [self.layout_of(ref.name, ref.value, rank, world) for ref in state.params]
 
     def layout_of(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
         """The layout of one parameter."""
@@ -109,13 +80,3 @@ class DataParallel(ParallelMode):
                 )
             sharded = is_sharded
         return Layout(torch.Size(param.shape), sharded, rank, world)
-
-    def partition(
-        self, traced: TracedStep, state: StepState, entries: list[StateEntry], group: str, world: int, compiled: bool
-    ) -> LoweredProgram:
-        options = CollectiveOptions(group, world, self.bucket_bytes, compiled, self.reshard_after_forward)
-        return lower(traced, state, entries, options)
-
-    def transform(self, module: fx.GraphModule) -> fx.GraphModule:
-        changed = self.custom_passes(module) if self.custom_passes is not None else None
-        return module if changed is None else changed

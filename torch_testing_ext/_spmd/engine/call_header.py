@@ -22,7 +22,8 @@ class CallHeader(NamedTuple):
     params: int = 0
     status: int = OK
     checksum: int = 0
-    reads: int = 0  # whether the rank reads what is gathered on request; may differ
+    reads: int = 0  # bits: the rank reads what is gathered on request, or asks to verify; may differ
+    program: int = 0  # of a captured step
 
 
 LEAVING = -1
@@ -57,6 +58,12 @@ def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, s
     if (first.call, first.place) != (other.call, other.place):
         places = " and ".join(f"{_place(h)} (rank {r})" for r, h in ((0, first), (rank, other)))
         return f"The ranks ran different numbers of calls or backwards: they are {places}.", same_calls
+    if first.program != other.program:
+        return (
+            f"Rank 0 and rank {rank} run different programs of a captured step.",
+            "Let the step take the same branch on every rank, with the same settings and the same gradients on entry; "
+            'or drop backend="capture".',
+        )
     if first.checksum != other.checksum:
         return (
             f"The parameters of rank {rank} differ from those of rank 0.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,9 +103,10 @@ class StateEngine:
         """Run a step, with its state made data parallel. A step that another one calls is a part of that."""
         is_outermost = not self.stack
         with self.stack.entered(step):
-            return self._run(step, mode, args, kwargs) if is_outermost else step.function(*args, **kwargs)
+            return self.run(step, mode, args, kwargs) if is_outermost else step.function(*args, **kwargs)
 
-    def _run(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> Any:
+    def run(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> Any:
+        """Run the step that is entered."""
         with torch.inference_mode(False):
             roster, found = self._enter(step, mode, args, kwargs)
         failed = True
@@ -140,7 +141,7 @@ class StateEngine:
     # -- before the step
 
     def _enter(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> tuple[Roster, FoundState]:
-        record = self._record_of(step)
+        record = self.history_of(step)
         found = find_state(step.function, args, kwargs)
         slots, buffers = registered(found.modules)
         tensors = tensors_of(slots, found.optimizers)
@@ -175,11 +176,19 @@ class StateEngine:
         self._hook(roster)
         return roster, found
 
-    def _record_of(self, step: Any) -> StepHistory:
+    def history_of(self, step: Any) -> StepHistory:
+        """The calls of a step so far."""
         if step not in self.records:
             self.records[step] = StepHistory(self.count)
             self.count += 1
         return self.records[step]
+
+    def forget(self, roster: Roster, history: StepHistory, optimizers: Iterable[Optimizer]) -> None:
+        """Forget what a call that is undone has taken over."""
+        history.rosters = [known for known in history.rosters if known is not roster]
+        self.maker.optimizers.difference_update(optimizers)
+        if self.averager.roster is roster:
+            self.averager.roster = None
 
     def _checksum(self, record: StepHistory) -> torch.Tensor | None:
         roster = self.averager.roster
@@ -212,7 +221,7 @@ class StateEngine:
             raise
         finally:
             if roster.rests:
-                self._record_of(self.stack.outermost).gathered = self.resting.bytes
+                self.history_of(self.stack.outermost).gathered = self.resting.bytes
                 self.resting.leave(found.modules, failed)
                 if failed:
                     roster.take_sums()  # ranks may have failed at different points

@@ -100,6 +100,13 @@ def managed_by(tensor: torch.Tensor) -> ManagedParam | None:
     return find() if find is not None and reference is not None and reference() is tensor else None
 
 
+def forget(managed: ManagedParam) -> None:
+    """Let a parameter be as if no step had had it."""
+    managed.listener = None
+    for tensor in (managed.plain, managed.rest):
+        _known.pop(id(tensor), None)
+
+
 def manage(plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> ManagedParam:
     """Create the record of a parameter."""
     managed = ManagedParam(plain, layout, name, rest)

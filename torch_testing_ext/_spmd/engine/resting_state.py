@@ -218,7 +218,7 @@ class RestingState:
         for optimizer in roster.optimizers:
             rekey(optimizer, lambda managed: managed.rest)
         for managed in resting:
-            _empty(managed)
+            empty(managed)
 
     def _leave_param(self, managed: ManagedParam, rest: Any) -> Any:
         plain, local = managed.plain, local_tensor(rest)
@@ -254,7 +254,7 @@ class RestingState:
         return rest
 
 
-def _empty(managed: ManagedParam) -> None:
+def empty(managed: ManagedParam) -> None:
     """Free the memory of a whole parameter. Its graph, if any is left, can no longer be used."""
     if managed.sharded:
         plain = managed.plain

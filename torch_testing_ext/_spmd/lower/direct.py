@@ -68,25 +68,25 @@ def _write_to_bucket(graph: fx.Graph, reduce: fx.Node) -> bool:
     rest = bucket.numel() - sum(sizes)
     with graph.inserting_before(first):
         like = next(arg for arg in first.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor))
-        flat = call(graph, packed, aten.new_empty.default, like, list(bucket.shape), dtype=bucket.dtype)
+        flat = call(graph, aten.new_empty.default, like, list(bucket.shape), dtype=bucket.dtype)
         flat.meta["val"] = bucket  # later nodes have this storage
-        parts = call(graph, packed, aten.split_with_sizes.default, flat, [*sizes, rest] if rest else sizes)
-        places = [call(graph, packed, operator.getitem, parts, i) for i in range(len(large) + bool(rest))]
+        parts = call(graph, aten.split_with_sizes.default, flat, [*sizes, rest] if rest else sizes)
+        places = [call(graph, operator.getitem, parts, i) for i in range(len(large) + bool(rest))]
     for tensor, chain, place in zip(large, chains, places, strict=False):
         source = chain[-1] if chain else tensor
         with graph.inserting_before(source if chain else packed):
-            view = call(graph, source, aten.view.default, place, list(source.meta["val"].shape))
+            view = call(graph, aten.view.default, place, list(source.meta["val"].shape))
             if chain:
                 target: Any = source.target
-                call(graph, source, _WITH_OUT[target], *source.args, **source.kwargs, out=view)
-                call(graph, source, aten.mul_.Tensor, place, factor)  # while it is in the processor's cache
+                call(graph, _WITH_OUT[target], *source.args, **source.kwargs, out=view)
+                call(graph, aten.mul_.Tensor, place, factor)  # while it is in the processor's cache
             else:
-                call(graph, packed, aten.mul.out, tensor, factor, out=view)
+                call(graph, aten.mul.out, tensor, factor, out=view)
     if small:
         with graph.inserting_before(packed):
             flatten = aten.flatten_dense_tensors.default
-            one = call(graph, packed, flatten, small)
-            call(graph, packed, aten.mul.out, one, factor, out=places[-1])
+            one = call(graph, flatten, small)
+            call(graph, aten.mul.out, one, factor, out=places[-1])
     reduce.replace_input_with(scaled, flat)
     for node in (scaled, packed, *itertools.chain.from_iterable(chains)):
         graph.erase_node(node)

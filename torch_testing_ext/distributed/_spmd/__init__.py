@@ -3,4 +3,4 @@
 from torch_testing_ext._spmd.compiling import compile as compile
 from torch_testing_ext._spmd.parallel_modes import DataParallel as DataParallel, ParallelMode as ParallelMode
 from torch_testing_ext._spmd.spmd_errors import SPMDError as SPMDError
-from torch_testing_ext._spmd.trace.override import Override as Override
+from torch_testing_ext._spmd.capture.override import Override as Override

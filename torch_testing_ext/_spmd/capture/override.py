@@ -1,19 +1,16 @@
-"""`Override`: replaces submodules while a step is traced."""
+"""`Override`: replaces submodules while a step is recorded."""
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import fx, nn
 
-from .train_state import StepState
-
 
 class Override(ABC):
-    """Replaces submodules while a step is traced, and may change the resulting graph."""
+    """Replaces submodules while a step is recorded, and may change the resulting graph."""
 
     @abstractmethod
     def replacement(self, fqn: str, orig_submodule: nn.Module) -> nn.Module:
@@ -30,18 +27,13 @@ class Override(ABC):
         """
 
 
-def overriding(overrides: list[Override]) -> Callable[[StepState], contextlib.AbstractContextManager[None]]:
-    """A context manager that installs the replacements. `restoring` puts the original submodules back."""
-
-    @contextlib.contextmanager
-    def context(state: StepState) -> Iterator[None]:
-        for parent, prefix in list(zip(state.modules, state.module_names, strict=True)):
+def replace_submodules(overrides: Iterable[Override], roots: list[nn.Module]) -> None:
+    """Install the replacements. Whoever calls this restores the modules."""
+    for number, root in enumerate(roots):
+        for prefix, parent in list(root.named_modules(prefix="" if len(roots) == 1 else str(number))):
             for name, child in list(parent._modules.items()):
                 replaced = child
                 for override in overrides:
                     if replaced is not None:
                         replaced = override.replacement(f"{prefix}.{name}" if prefix else name, replaced)
                 parent._modules[name] = replaced
-        yield
-
-    return context

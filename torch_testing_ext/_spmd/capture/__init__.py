@@ -1,0 +1,1 @@
+"""Capture: records a whole step as one program, which later calls run without Python."""

@@ -1,0 +1,100 @@
+"""The arguments of a call: their leaves, and a signature that identifies the programs that may take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torch_testing_ext._torch.spmd import kernel_choices, tree
+
+from ..spmd_errors import SPMDError
+
+_tree = tree()
+_PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device)
+_LEAVES = (torch.Tensor, nn.Module, Optimizer, *_PLAIN)
+
+
+class CallArguments:
+    """The arguments of one call, in the order of pytree's leaves."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> None:
+        self.args, self.kwargs = args, kwargs
+        self.leaves: list[Any] = []
+        key: list[Any] = []
+        _flatten(args, self.leaves, key)
+        if kwargs:
+            _flatten(kwargs, self.leaves, key)
+        key += map(_key_of, self.leaves)
+        if len({*map(id, self.leaves)}) != len(self.leaves):
+            first: dict[int, int] = {}
+            key.append(tuple([first.setdefault(id(leaf), i) for i, leaf in enumerate(self.leaves)]))
+        self.signature = tuple(key), _modes(device)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def rebuilt(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other leaves."""
+        _, spec = _tree.tree_flatten((self.args, self.kwargs), is_leaf=lambda value: isinstance(value, _LEAVES))
+        args, kwargs = _tree.tree_unflatten(leaves, spec)
+        return args, kwargs
+
+    def admit(self) -> None:
+        """Refuse tensors that a program cannot take."""
+        for leaf in self.tensors():
+            plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
+            if not plain or leaf.requires_grad or leaf.is_conj():
+                raise SPMDError(
+                    f"An argument of the step is a tensor that a program cannot take: {type(leaf).__name__} of shape "
+                    f"{tuple(leaf.shape)}, {leaf.layout}, requires_grad={leaf.requires_grad}.",
+                    remedy='Pass plain, dense tensors without gradients, or drop backend="capture".',
+                )
+
+
+def _flatten(value: Any, leaves: list[Any], shape: list[Any]) -> None:
+    """Append the leaves of `value`, and a description of its structure. Pytree itself takes several times as long."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        shape.append((kind, len(value)))
+        items: Any = value
+    elif kind is dict:
+        shape.append((*value, *map(type, value)))  # True is equal to 1
+        items = value.values()
+    elif kind is torch.Tensor or isinstance(value, _LEAVES):
+        leaves.append(value)
+        return
+    elif kind in _tree.SUPPORTED_NODES or _tree._is_namedtuple_instance(value):
+        node = _tree.SUPPORTED_NODES.get(kind)
+        items, context = node.flatten_fn(value) if node is not None else (list(value), None)
+        shape.append((kind, len(items), repr(context)))
+    else:
+        leaves.append(value)
+        return
+    for item in items:
+        _flatten(item, leaves, shape)
+
+
+def _key_of(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
+        return type(leaf), leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad
+    if type(leaf) in _PLAIN:
+        return type(leaf), leaf or str(leaf)  # zeros of both signs are equal
+    return id(leaf)  # modules, optimizers, and opaque objects: programs keep them alive
+
+
+def _modes(device: str) -> tuple[Any, ...]:
+    """The modes of torch in which the step is called."""
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled(device),
+        torch.get_autocast_dtype(device),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        kernel_choices(),
+    )

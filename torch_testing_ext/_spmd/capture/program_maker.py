@@ -1,0 +1,79 @@
+"""Makes programs: records a step, lowers the recording, and lets the user change the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..engine.engine_core import current_engine
+from ..engine.wire import Wire
+from ..lower.buckets import CollectiveOptions
+from ..lower.cleaning import clean
+from ..lower.direct import write_to_buckets
+from ..lower.lowering import add_meeting, lower
+from ..parallel_modes import GraphPass
+from .call_arguments import CallArguments
+from .captured_state import CapturedState
+from .override import Override
+from .program import Program
+from .recording import RecordedStep, record
+from .verification import VERIFIES
+
+
+class VerificationDue(Exception):
+    """Another rank asks to verify the call."""
+
+
+def meet() -> None:
+    """Wait for the other ranks' headers. Programs call this before their first collective."""
+    meeting = current_engine().meeting
+    meeting.check()
+    if meeting.reads & VERIFIES:
+        raise VerificationDue
+
+
+@dataclass
+class GraphPasses:
+    """The changes that a user makes to programs."""
+
+    bucket_bytes: int | None = None
+    overrides: list[Override] = field(default_factory=list)
+    passes: list[GraphPass] = field(default_factory=list)
+
+    def apply(self, module: fx.GraphModule, params: list[torch.Tensor]) -> tuple[fx.GraphModule, bool]:
+        """The changed graph, and whether it has changed."""
+        before = str(module.graph)
+        for override in self.overrides:
+            module = override.transform(module, params)
+        for each in self.passes:
+            module = each(module) or module
+        module.graph.lint()
+        module.recompile()
+        return module, bool(self.overrides) or str(module.graph) != before
+
+
+def make_program(
+    step: Callable[..., Any], call: CallArguments, state: CapturedState, wire: Wire, passes: GraphPasses
+) -> Program:
+    """Make the program for a call, without communication: ranks may record at different times."""
+    recorded = record(step, call, state, passes.overrides)
+    clean(recorded.graph.graph)
+    options = CollectiveOptions(wire.group.group_name, wire.world, passes.bucket_bytes)
+    lowered = lower(recorded.graph, state.layouts, state.names, options)
+    lowered.module, changed = passes.apply(lowered.module, [state.local(i) for i in range(len(state.params))])
+    add_meeting(lowered, meet, _effects_on_shared(recorded, state))
+    write_to_buckets(lowered.module)
+    return Program(recorded, lowered, state, changed)
+
+
+def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str]:
+    """The changes to gradients and states in which all ranks must agree."""
+    effects = recorded.effects
+    effects.shares_buffers = bool(state.buffers) and (effects.trains or any(m.training for m in state.found.modules))
+    lines = [f"{state.names[i]} {'loses' if out is None else 'gets'} a gradient" for i, out in effects.grads.items()]
+    lines += ["shares buffers"] * effects.shares_buffers
+    return [*lines, *(f"new state {new.optimizer} {new.owner}" for new in effects.states), *map(str, effects.buffers)]

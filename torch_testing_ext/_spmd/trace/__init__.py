@@ -1,1 +1,0 @@
-"""Tracing: turns a train step into one graph of the local program."""
