@@ -59,8 +59,6 @@ OPTIMIZERS = [
     _case("adagrad", optim.Adagrad, lr=0.1),
     _case("adadelta", optim.Adadelta, lr=0.1),
     _case("rmsprop", optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
-    _case("radam", optim.RAdam, lr=0.1, tolerance=1e-6),
-    _case("asgd", optim.ASGD, lr=0.1, tolerance=1e-6),
 ]
 
 

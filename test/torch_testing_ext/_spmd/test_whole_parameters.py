@@ -278,7 +278,7 @@ class TestWholeParametersOnFourRanks(DTensorContinuousTestBase):
     def test_step(self, name):
         case = CASES[name]
         case.tolerance = 1e-6
-        train_both(self, case, capture(parallel_mode=DataParallel("fully_shard", reshard_after_forward=True)))
+        train_both(self, case, capture(parallel_mode=DataParallel("fully_shard")))
 
 
 instantiate_parametrized_tests(TestWholeParameters)

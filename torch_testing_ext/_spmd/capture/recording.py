@@ -22,7 +22,6 @@ from torch_testing_ext._torch.spmd import (
     new_fake_mode,
     python_dispatcher,
     tree,
-    version_of,
 )
 
 from ..engine.managed_params import managed_by
@@ -128,7 +127,6 @@ class _Recording:
         self.effects = StepEffects()
         self.leaves: list[torch.Tensor] = []  # the parameters as the step sees them
         self.sharded: dict[int, ShardedLeaf] = {}  # by the identity of a leaf
-        self.kept: dict[int, tuple[torch.Tensor, int]] = {}  # gradients on entry, with their versions
         self.buffer_slots: list[tuple[torch.nn.Module, str]] = []
 
     def run(self) -> RecordedStep:
@@ -224,7 +222,6 @@ class _Recording:
         leaf.requires_grad_(rest.requires_grad)
         if grad is not None:
             leaf.grad = grad if shards is None else shards.gathered(grad)
-            self.kept[i] = leaf.grad, version_of(leaf.grad)
         if shards is not None:
             self.sharded[id(leaf)] = shards
         if leaf.requires_grad:
@@ -310,13 +307,11 @@ class _Recording:
 
     def _collect_grads(self, recipe: Callable[[Any], Recipe]) -> None:
         for i, leaf in enumerate(self.leaves):
-            now, (before, version) = leaf.grad, self.kept.get(i, (None, 0))
-            shards = self.sharded.get(id(leaf))
-            if now is before and (shards is None or now is None or version_of(now) == version):
-                continue
-            if now is not None and shards is not None:
-                now = shards.rows_of(now)
-            self.effects.grads[i] = None if now is None else recipe(now).output
+            before, now = self.sources.get(InputSource("grad", i)), leaf.grad
+            if now is not None and id(leaf) in self.sharded:
+                now = self.sharded[id(leaf)].rows_of(now)
+            if now is not before:
+                self.effects.grads[i] = None if now is None else recipe(now).output
 
     def _collect_states(self, recipe: Callable[[Any], Recipe]) -> None:
         index = {id(leaf): i for i, leaf in enumerate(self.leaves)}

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.spmd import version_of
-
 from ..lower.markers import GATHER, ROWS
 from ..param_layout import Layout
 
@@ -26,7 +24,6 @@ class ShardedLeaf:
         self.number, self.rows = number, rows
         self.shape, self.local_shape = list(layout.shape), list(layout.local_shape)
         self.whole: torch.Tensor = self.gathered(rows).detach()
-        self._version = version_of(self.whole)
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         whole: torch.Tensor = GATHER(rows, self.number, self.shape)
@@ -37,15 +34,12 @@ class ShardedLeaf:
         return rows
 
     def push(self) -> None:
-        """Copy what the step has written to the whole parameter to the rows."""
-        if version_of(self.whole) != self._version:
-            self.rows.copy_(self.rows_of(self.whole))
-            self._version = version_of(self.whole)
+        """Copy the whole parameter to the rows. Cleaning removes this if the step has not written to it."""
+        self.rows.copy_(self.rows_of(self.whole))
 
     def pull(self) -> None:
         """Copy what an optimizer has written to the rows to the whole parameter."""
         self.whole.copy_(self.gathered(self.rows))
-        self._version = version_of(self.whole)
 
 
 class RowUpdates:

@@ -26,9 +26,10 @@ def clean(graph: fx.Graph) -> None:
             _remove_copy_of_gradient(node)
         elif node.target is aten._local_scalar_dense.default and operand(node).op == "placeholder":
             _use_number(node)
-    remove_dead_code(graph)
+    _remove_needless_pushes(graph)
+    remove_dead_code(graph, with_writes=True)
     _use_known_rows(graph)
-    remove_dead_code(graph)
+    remove_dead_code(graph, with_writes=True)
 
 
 def _is_t(node: Any) -> bool:
@@ -63,6 +64,22 @@ def _is_own(node: fx.Node) -> bool:
     return node.op == "call_function" and not any(storages(node) & storages(arg) for arg in node.all_input_nodes)
 
 
+def _remove_needless_pushes(graph: fx.Graph) -> None:
+    """Do not copy a whole parameter back to its rows if nothing has written to it since it was gathered."""
+    written: set[int] = set()
+    for node in list(graph.nodes):
+        value = node.args[1] if node.target is aten.copy_.default else None
+        if isinstance(value, fx.Node) and value.target is GATHER:
+            written -= storages(operand(node))
+        elif isinstance(value, fx.Node) and value.target is ROWS:
+            if not storages(operand(value)) & written:
+                node.replace_all_uses_with(operand(node))
+                graph.erase_node(node)
+            written -= storages(operand(value))
+        else:
+            written |= writes(node)
+
+
 def _use_known_rows(graph: fx.Graph) -> None:
     """Replace the rows of a gathered tensor that nothing has written by the rows that it was gathered from."""
     written = set().union(*map(writes, graph.nodes))
@@ -73,13 +90,13 @@ def _use_known_rows(graph: fx.Graph) -> None:
                 node.replace_all_uses_with(operand(whole))
 
 
-def remove_dead_code(graph: fx.Graph) -> None:
-    """Erase nodes without users and effects, in place. A write to memory that nothing reads any more has no effect."""
-    live = lasting_storages(graph)
+def remove_dead_code(graph: fx.Graph, with_writes: bool = False) -> None:
+    """Erase nodes without users and effects, in place; also writes to memory that nothing reads any more."""
+    live = lasting_storages(graph) if with_writes else None
     for node in reversed(graph.nodes):
         if not node.users and not _has_effect(node, live):
             graph.erase_node(node)
-        else:
+        elif live is not None:
             live |= reads(node)
 
 
@@ -88,7 +105,7 @@ def lasting_storages(graph: fx.Graph) -> set[int]:
     return {GENERATOR}.union(*(storages(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")))
 
 
-def _has_effect(node: fx.Node, live: set[int]) -> bool:
+def _has_effect(node: fx.Node, live: set[int] | None) -> bool:
     """Whether a node must stay even if no other node uses its value."""
     if node.op != "call_function":
         return node.op in ("placeholder", "output", "call_module", "call_method")
@@ -100,7 +117,7 @@ def _has_effect(node: fx.Node, live: set[int]) -> bool:
     if torch.Tag.nondeterministic_seeded in target.tags:
         return True
     if target._schema.is_mutable:
-        return bool(writes(node) & live)
+        return live is None or bool(writes(node) & live)
     return is_collective(node) or "assert" in target._schema.name
 
 
