@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from torch_testing_ext._torch.spmd import kernel_choices, tree
 
@@ -14,7 +13,6 @@ from ..spmd_errors import SPMDError
 
 _tree = tree()
 _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device)
-_LEAVES = (torch.Tensor, nn.Module, Optimizer, *_PLAIN)
 
 
 class CallArguments:
@@ -22,12 +20,8 @@ class CallArguments:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> None:
         self.args, self.kwargs = args, kwargs
-        self.leaves: list[Any] = []
-        key: list[Any] = []
-        _flatten(args, self.leaves, key)
-        if kwargs:
-            _flatten(kwargs, self.leaves, key)
-        key += map(_key_of, self.leaves)
+        self.leaves, self._spec = _tree.tree_flatten((args, kwargs))
+        key: list[Any] = [self._spec, *map(_key_of, self.leaves)]
         if len({*map(id, self.leaves)}) != len(self.leaves):
             first: dict[int, int] = {}
             key.append(tuple([first.setdefault(id(leaf), i) for i, leaf in enumerate(self.leaves)]))
@@ -38,8 +32,7 @@ class CallArguments:
 
     def rebuilt(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other leaves."""
-        _, spec = _tree.tree_flatten((self.args, self.kwargs), is_leaf=lambda value: isinstance(value, _LEAVES))
-        args, kwargs = _tree.tree_unflatten(leaves, spec)
+        args, kwargs = _tree.tree_unflatten(leaves, self._spec)
         return args, kwargs
 
     def admit(self) -> None:
@@ -52,29 +45,6 @@ class CallArguments:
                     f"{tuple(leaf.shape)}, {leaf.layout}, requires_grad={leaf.requires_grad}.",
                     remedy='Pass plain, dense tensors without gradients, or drop backend="capture".',
                 )
-
-
-def _flatten(value: Any, leaves: list[Any], shape: list[Any]) -> None:
-    """Append the leaves of `value`, and a description of its structure. Pytree itself takes several times as long."""
-    kind = type(value)
-    if kind is tuple or kind is list:
-        shape.append((kind, len(value)))
-        items: Any = value
-    elif kind is dict:
-        shape.append((*value, *map(type, value)))  # True is equal to 1
-        items = value.values()
-    elif kind is torch.Tensor or isinstance(value, _LEAVES):
-        leaves.append(value)
-        return
-    elif kind in _tree.SUPPORTED_NODES or _tree._is_namedtuple_instance(value):
-        node = _tree.SUPPORTED_NODES.get(kind)
-        items, context = node.flatten_fn(value) if node is not None else (list(value), None)
-        shape.append((kind, len(items), repr(context)))
-    else:
-        leaves.append(value)
-        return
-    for item in items:
-        _flatten(item, leaves, shape)
 
 
 def _key_of(leaf: Any) -> Any:

@@ -18,7 +18,6 @@ from torch_testing_ext._torch.spmd import (
 )
 
 from ..lower.emit import emit
-from ..lower.graphs import placeholders
 from ..lower.lowering import LoweredGraph
 from .captured_state import CapturedState, local_part
 from .recording import InputSource, NewState, RecordedStep, Recipe
@@ -30,9 +29,8 @@ class Program:
     def __init__(self, recorded: RecordedStep, lowered: LoweredGraph, state: CapturedState, changed: bool) -> None:
         self.lowered, self.effects, self.changed_by_user = lowered, recorded.effects, changed
         self.present = state.present_grads()
-        nodes = placeholders(lowered.module.graph)
-        self.sources = [source for source, node in zip(recorded.sources, nodes, strict=True) if node.users]
-        self.run = emit(lowered.module.graph, lowered.module)
+        self.sources = recorded.sources
+        self.run = emit(lowered.module)
         self.verified = 0  # how often
         self.calls = 0
         self.rates: dict[int, tuple[float, torch.Tensor]] = {}

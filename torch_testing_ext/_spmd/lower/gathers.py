@@ -1,6 +1,6 @@
 """Lowering of gathers to bucketed all_gathers that overlap with computation.
 
-The all_gather of a bucket starts at the first use of the previous bucket, and runs while that bucket is in use.
+The all_gather of parameters starts at the first use of the previous bucket, and runs while that bucket is in use.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def lower_gathers(graph: fx.Graph, layouts: list[Layout], names: list[str], opti
     first = next(i for i, node in enumerate(nodes) if node.op not in ("placeholder", "get_attr"))
     gatherings = _grouped(position, names, options.limit([marker.meta["val"] for marker in markers]))
     for number, gathering in enumerate(gatherings):
-        before = gatherings[number - 1].first_use if number else 0
-        start = min(max(gathering.last_write + 1, before, first), gathering.first_use)
+        start = gatherings[number - 1].first_use if number else first
+        start = gathering.first_use if gathering.last_write >= 0 else min(start, gathering.first_use)
         parts = [layouts[param_of(marker)] for marker in gathering.markers]
         with graph.inserting_before(nodes[start]):
             started = start_all_gather(graph, [operand(marker) for marker in gathering.markers], parts, options)
