@@ -8,19 +8,29 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch.spmd import disable_torch_function, local_tensor, tree
 
-from ..engine.managed_params import ManagedParam
-from ..engine.roster import Roster, slot_names
+from ..engine.roster import ParamSlot, Roster
 from ..engine.state_finder import FoundState
 from ..param_layout import Layout
 
 _tree = tree()
 _OF_TENSOR = attrgetter("shape", "dtype", "device", "requires_grad", "_backward_hooks")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class InputSource:
+    """The place that a graph input is read from at each call.
+
+    kind: "param", "grad", "buffer" (index i), "state" (entry i, leaf j), "lr" (group i), "arg" (leaf i).
+    """
+
+    kind: str
+    i: int
+    j: int = 0
 
 
 @dataclass
@@ -38,31 +48,35 @@ class CapturedState:
     """The parameters, buffers and optimizers that a call found, in an order that is the same on every rank."""
 
     def __init__(self, found: FoundState, roster: Roster, world: int) -> None:
-        self.found, self.roster, self.optimizers = found, roster, found.optimizers
-        self.params: list[ManagedParam] = roster.params
+        self.found, self.roster = found, roster
         self.modules = [*dict.fromkeys(module for root in found.modules for module in root.modules())]
-        self.rests = [managed.rest for managed in self.params]
-        self.names = [managed.name for managed in self.params]
+        self.rests = [managed.rest for managed in roster.params]
         self.layouts = [
             Layout(managed.layout.shape, managed.sharded and world > 1, managed.layout.rank, world)
-            for managed in self.params
+            for managed in roster.params
         ]
         self.index = {id(rest): i for i, rest in enumerate(self.rests)}
-        self.buffers = [*{id(b): b for module in self.modules for b in module._buffers.values() if b is not None}.values()]
-        names = {id(tensor): name for name, tensor in slot_names(found.modules)}
-        self.buffer_names = [names.get(id(buffer), "a buffer") for buffer in self.buffers]
-        self.groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        self.entries = [entry for i in range(len(self.optimizers)) for entry in self._entries_of(i)]
+        self.buffers = [*{id(slot.value): slot.value for slot in self.slots("_buffers")}.values()]
+        self.groups = [group for optimizer in found.optimizers for group in optimizer.param_groups]
+        self.entries = [*self._entries()]
         registries = [r for module in self.modules for r in (module._parameters, module._buffers, module._modules)]
         self._registries, self._empty = [r for r in registries if r], [r for r in registries if not r]
         self._hooks = [getattr(module, name) for module in self.modules for name in _HOOKS]
-        self._objects = self._collect_objects()
-        self._settings = self._collect_settings()
+        self._rates: dict[int, tuple[float, torch.Tensor]] = {}
+        self._objects, self._settings = self._collect_objects(), self._collect_settings()
 
-    def _entries_of(self, i: int) -> Iterator[StateEntry]:
-        for key, value in self.optimizers[i].state.items():
-            leaves, spec = _tree.tree_flatten(value)
-            yield StateEntry(i, self.index.get(id(key)), key, leaves, spec)
+    def _entries(self) -> Iterator[StateEntry]:
+        for i, optimizer in enumerate(self.found.optimizers):
+            for key, value in optimizer.state.items():
+                leaves, spec = _tree.tree_flatten(value)
+                yield StateEntry(i, self.index.get(id(key)), key, leaves, spec)
+
+    def slots(self, registry: str) -> Iterator[ParamSlot]:
+        """All places where modules hold parameters or buffers."""
+        for module in self.modules:
+            for name, value in list(getattr(module, registry).items()):
+                if value is not None:
+                    yield ParamSlot(module, name, value)
 
     # -- guards
 
@@ -80,7 +94,7 @@ class CapturedState:
         found: list[Any] = []
         for registry in self._registries:
             found += registry.values()
-        for optimizer in self.optimizers:
+        for optimizer in self.found.optimizers:
             found += optimizer.param_groups
             for value in optimizer.state.values():
                 found += value.values() if type(value) is dict else _tree.tree_leaves(value)
@@ -91,23 +105,23 @@ class CapturedState:
 
     def _collect_settings(self) -> list[Any]:
         """Everything that a program depends on by value."""
-        found: list[Any] = [
-            (module.training, module.__class__, getattr(module.forward, "__code__", None)) for module in self.modules
-        ]
+        found: list[Any] = [(m.training, m.__class__, getattr(m.forward, "__code__", None)) for m in self.modules]
         found += map(len, self._hooks)
         with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
             found += map(_OF_TENSOR, self.rests)
             found += map(_OF_TENSOR, self.buffers)
-        found += [_settings_of(group) for group in self.groups]
+        for group in self.groups:
+            found.append([(name, value) for name, value in group.items() if name != "params" and name != "lr"])
+            found.append(type(group.get("lr")) if _lifts_rate(group) else group.get("lr"))
         return found
 
     def key(self) -> tuple[Any, ...]:
         """Everything that distinguishes programs, other than the call's own arguments."""
-        entries = [(e.optimizer, e.owner, e.spec, [*map(_kind, e.leaves)]) for e in self.entries]
+        entries = [(entry.optimizer, entry.owner, entry.spec, [*map(_kind, entry.leaves)]) for entry in self.entries]
         params = [[self.index.get(id(param)) for param in group["params"]] for group in self.groups]
-        strides = [local_tensor(r).stride() if isinstance(r, DTensor) else r.stride() for r in (*self.rests, *self.buffers)]
-        ids = [*map(id, self.modules), *map(id, self.optimizers)]
-        return (repr(self._settings), repr(entries), repr(params), repr(strides), tuple(ids))
+        strides = [local_part(tensor).stride() for tensor in (*self.rests, *self.buffers)]
+        owners = (*map(id, self.modules), *map(id, self.found.optimizers))
+        return repr(self._settings), repr(entries), repr(params), repr(strides), owners
 
     def present_grads(self) -> list[bool]:
         """For each parameter, whether it has a gradient."""
@@ -116,17 +130,39 @@ class CapturedState:
 
     # -- values
 
-    def local(self, i: int) -> torch.Tensor:
-        """This rank's part of a parameter."""
-        rest = self.rests[i]
-        return local_tensor(rest) if isinstance(rest, DTensor) else rest
+    def sources(self, leaves: list[Any]) -> Iterator[InputSource]:
+        """The inputs of a program. Parameters come first."""
+        yield from (InputSource("param", i) for i in range(len(self.rests)))
+        yield from (InputSource("grad", i) for i, present in enumerate(self.present_grads()) if present)
+        for e, entry in enumerate(self.entries):
+            yield from (InputSource("state", e, j) for j, v in enumerate(entry.leaves) if isinstance(v, torch.Tensor))
+        yield from (InputSource("buffer", i) for i in range(len(self.buffers)))
+        yield from (InputSource("lr", i) for i, group in enumerate(self.groups) if _lifts_rate(group))
+        first: dict[int, int] = {}
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), i) == i:
+                yield InputSource("arg", i)
 
-    def slots(self, registry: str) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-        """All places where modules hold parameters or buffers."""
-        for module in self.modules:
-            for name, value in list(getattr(module, registry).items()):
-                if value is not None:
-                    yield module, name, value
+    def object(self, source: InputSource, leaves: list[Any]) -> Any:
+        """The object that a graph input is read from."""
+        if source.kind == "arg":
+            return leaves[source.i]
+        if source.kind == "lr":
+            return self.groups[source.i]["lr"]
+        if source.kind == "buffer":
+            return self.buffers[source.i]
+        if source.kind == "state":
+            return self.entries[source.i].leaves[source.j]
+        return self.rests[source.i].grad if source.kind == "grad" else self.rests[source.i]
+
+    def value(self, source: InputSource, leaves: list[Any]) -> Any:
+        """The value of a graph input. Fused operations take no symbols, and so get a learning rate as a tensor."""
+        found = self.object(source, leaves)
+        if source.kind != "lr" or isinstance(found, torch.Tensor) or not self.groups[source.i].get("fused"):
+            return local_part(found)
+        if source.i not in self._rates or self._rates[source.i][0] != found:
+            self._rates[source.i] = found, torch.tensor(found, dtype=torch.float64)
+        return self._rates[source.i][1]
 
 
 def local_part(value: Any) -> Any:
@@ -134,17 +170,12 @@ def local_part(value: Any) -> Any:
     return local_tensor(value) if isinstance(value, DTensor) else value
 
 
-def lifts_rate(group: dict[str, Any]) -> bool:
+def _lifts_rate(group: dict[str, Any]) -> bool:
     """Whether the learning rate of a group is an input of programs, and not a setting."""
     return isinstance(group.get("lr"), (float, torch.Tensor))
 
 
-def _settings_of(group: dict[str, Any]) -> list[Any]:
-    found = [(name, value) for name, value in group.items() if name != "params" and name != "lr"]
-    return [*found, type(group.get("lr")) if lifts_rate(group) else group.get("lr")]
-
-
 def _kind(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.dtype, leaf.device, isinstance(leaf, DTensor)
-    return leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return tuple(leaf.shape), leaf.dtype, leaf.device, isinstance(leaf, DTensor)

@@ -17,7 +17,7 @@ from ..lower.direct import write_to_buckets
 from ..lower.lowering import add_meeting, lower
 from ..parallel_modes import GraphPass
 from .call_arguments import CallArguments
-from .captured_state import CapturedState
+from .captured_state import CapturedState, local_part
 from .override import Override
 from .program import Program
 from .recording import RecordedStep, record
@@ -62,9 +62,10 @@ def make_program(
     """Make the program for a call, without communication: ranks may record at different times."""
     recorded = record(step, call, state, passes.overrides)
     clean(recorded.graph.graph)
+    names = [managed.name for managed in state.roster.params]
     options = CollectiveOptions(wire.group.group_name, wire.world, passes.bucket_bytes)
-    lowered = lower(recorded.graph, state.layouts, state.names, options)
-    lowered.module, changed = passes.apply(lowered.module, [state.local(i) for i in range(len(state.params))])
+    lowered = lower(recorded.graph, state.layouts, names, options)
+    lowered.module, changed = passes.apply(lowered.module, [local_part(rest) for rest in state.rests])
     add_meeting(lowered, meet, _effects_on_shared(recorded, state))
     write_to_buckets(lowered.module)
     return Program(recorded, lowered, state, changed)
@@ -74,6 +75,6 @@ def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str
     """The changes to gradients and states in which all ranks must agree."""
     effects = recorded.effects
     effects.shares_buffers = bool(state.buffers) and (effects.trains or any(m.training for m in state.found.modules))
-    lines = [f"{state.names[i]} {'loses' if out is None else 'gets'} a gradient" for i, out in effects.grads.items()]
+    lines = [f"gradient {i} {'is lost' if out is None else 'is new'}" for i, out in effects.grads.items()]
     lines += ["shares buffers"] * effects.shares_buffers
-    return [*lines, *(f"new state {new.optimizer} {new.owner}" for new in effects.states), *map(str, effects.buffers)]
+    return [*lines, *(f"new state {new.optimizer} {new.owner}" for new in effects.states)]
