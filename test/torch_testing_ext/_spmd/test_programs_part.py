@@ -195,9 +195,9 @@ class TestProgramsPart(Parting):
         self._start("replicate")
         for _ in range(3):
             self.step(self.model, self.optimizer, self._batch(), True)
-        verified = self.step._last[0].verified
+        verified = self.step.last.verified
         self.step(self.model, self.optimizer, self._sized(6, 5), True)  # a new program on rank 1 only
-        self.assertEqual(self.step._last[0].verified, 1 if self.rank else verified + 1)
+        self.assertEqual(self.step.last.verified, 1 if self.rank else verified + 1)
 
 
 class TestPartingOfFour(Parting):

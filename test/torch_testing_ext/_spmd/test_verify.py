@@ -120,7 +120,7 @@ class TestVerify(DTensorContinuousTestBase):
         self.call(0)
         self.call(1)
         for number in range(2, 5):
-            program = self.step._last[0]
+            program = self.step.last
             run = program.run
             with self.refused("not equivalent"):
                 program.run = lambda inputs, run=run: [
@@ -136,7 +136,7 @@ class TestVerify(DTensorContinuousTestBase):
         self.assertTrue(3 < len(drawn) < 30, drawn)
         for number in range(4):
             self.call(number)
-        program = self.step._last[0]
+        program = self.step.last
         self.assertEqual(program.verified, 1)
         with mock.patch.object(capture_step, "is_drawn", lambda step, call: True):
             self.call(4)

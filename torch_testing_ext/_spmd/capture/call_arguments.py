@@ -18,10 +18,10 @@ _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.
 class CallArguments:
     """The arguments of one call, in the order of pytree's leaves."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: str, function: Any) -> None:
         self.args, self.kwargs = args, kwargs
         self.leaves, self._spec = _tree.tree_flatten((args, kwargs))
-        key: list[Any] = [self._spec, *map(_key_of, self.leaves)]
+        key: list[Any] = [self._spec, getattr(function, "__code__", None), *map(_key_of, self.leaves)]
         if len({*map(id, self.leaves)}) != len(self.leaves):
             first: dict[int, int] = {}
             key.append(tuple([first.setdefault(id(leaf), i) for i, leaf in enumerate(self.leaves)]))

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..engine.call_header import CallHeader
-from ..engine.engine_core import StateEngine, StepHistory, current_engine
+from ..engine.engine_core import StateEngine, current_engine
 from ..engine.state_finder import find_state
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
@@ -20,7 +20,7 @@ from .captured_state import CapturedState
 from .enrolment import Enrolment
 from .program import Program
 from .program_maker import GraphPasses, VerificationDue, make_program
-from .program_report import StepReport, count_collectives
+from .program_report import StepReport, report_of
 from .recording import ENGINE
 from .snapshot import captured_tensors
 from .verification import VERIFIES, Verification, VerifyMode, is_drawn
@@ -31,11 +31,13 @@ _MOST_PROGRAMS = 64
 class CaptureStep:
     """A train step as a data-parallel program. Every rank calls it like the step itself, with its own batch."""
 
-    def __init__(self, function: Callable[..., Any], mode: DataParallel, passes: GraphPasses, verify: VerifyMode) -> None:
+    def __init__(
+        self, function: Callable[..., Any], mode: DataParallel, passes: GraphPasses, verify: VerifyMode
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.mode, self.passes, self.verify = function, mode, passes, verify
         self.recordings = 0
-        self._last: tuple[Program, int] | None = None  # with the number of ranks
+        self._last: Program | None = None
         self._quick: dict[Any, list[Program]] = {}  # by the call's arguments
         self._known: dict[Any, list[Program]] = {}  # by everything that a program depends on
 
@@ -47,21 +49,18 @@ class CaptureStep:
         if engine.stack:  # a part of the step that calls it
             return engine.call(self, self.mode, args, kwargs)
         with engine.stack.entered(self), torch.inference_mode(False):
-            call = CallArguments(args, kwargs, engine.meeting.device.type)
+            call = CallArguments(args, kwargs, engine.meeting.device.type, self.function)
             program = next((p for p in self._quick.get(call.signature, ()) if p.fits()), None)
-            if program is None:
-                return self._new_call(engine, call)
-            return self._run(engine, program, call)
+            return self._new_call(engine, call) if program is None else self._run(engine, program, call)
 
     # -- a call
 
     def _run(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
-        history = engine.history_of(self)
-        self._last = program, engine.wire.world
-        verifies = self._is_due(program, history)
+        self._last = program
+        verifies = self._is_due(engine, program)
         if program.meets and engine.wire.world > 1:
-            header = CallHeader(history.number, history.calls, program=program.lowered.number)
-            self._arrive(engine, header._replace(reads=VERIFIES if verifies else 0))
+            self._begin(engine, VERIFIES if verifies else 0, program.lowered.number)
+            engine.meeting.arrive()
             if verifies or program.lowered.changes_early or program.effects.shares_buffers:
                 engine.meeting.check()
                 verifies = verifies or bool(engine.meeting.reads & VERIFIES)
@@ -72,32 +71,32 @@ class CaptureStep:
             pass
         return self._verify(engine, program, call)
 
-    def _arrive(self, engine: StateEngine, header: CallHeader) -> None:
+    def _begin(self, engine: StateEngine, reads: int = 0, number: int = 0) -> None:
+        history = engine.history_of(self)
+        header = CallHeader(history.number, history.calls, reads=reads, program=number)
         engine.meeting.begin(header, engine.meeting.device, lambda: None, None)
-        engine.meeting.arrive()
 
-    def _is_due(self, program: Program, history: StepHistory) -> bool:
+    def _is_due(self, engine: StateEngine, program: Program) -> bool:
         """Whether this rank wants to verify the call."""
         if self.verify == "off" or program.changed_by_user:
             return False
-        if self.verify == "always" or not program.verified:
-            return True
-        return is_drawn(history.number, history.calls if program.meets else program.calls)
+        history = engine.history_of(self)
+        calls = history.calls if program.meets else program.calls
+        return self.verify == "always" or not program.verified or is_drawn(history.number, calls)
 
     def _run_program(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
         if program.effects.shares_buffers and engine.wire.world > 1:
             with torch.no_grad():
                 engine.wire.broadcast(program.state.buffers, engine.meeting.device)
         result = program(call.leaves)
-        if program.meets:
-            engine.history_of(self).calls += 1
+        engine.history_of(self).calls += program.meets
         return result
 
     def _verify(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
         tensors = [*call.tensors(), *captured_tensors(program.lowered.module)]
-        history, found = engine.history_of(self), program.state.found
+        history = engine.history_of(self)
         calls = history.calls
-        verification = Verification(engine, found, tensors, program.meets and engine.wire.world > 1)
+        verification = Verification(engine, program.state.found, tensors, program.meets and engine.wire.world > 1)
 
         def eager() -> Any:
             result = engine.run(self, self.mode, call.args, call.kwargs)
@@ -107,44 +106,38 @@ class CaptureStep:
         try:
             result = verification.run(eager, lambda: self._run_program(engine, program, call))
         except BaseException:
-            self._forget(program)
+            for programs in (*self._known.values(), *self._quick.values()):
+                programs[:] = [known for known in programs if known is not program]
             raise
         program.verified += 1
         return result
-
-    def _forget(self, program: Program) -> None:
-        for programs in (*self._known.values(), *self._quick.values()):
-            if program in programs:
-                programs.remove(program)
 
     # -- a call for which no program is known
 
     def _new_call(self, engine: StateEngine, call: CallArguments) -> Any:
         found = find_state(self.function, call.args, call.kwargs)
-        history = engine.history_of(self)
-        enrolment = Enrolment(engine, history, self.mode, found)
+        enrolment = Enrolment(engine, engine.history_of(self), self.mode, found)
         try:
-            program = self._find_or_make(engine, CapturedState(found, enrolment.roster, engine.wire.world), call)
-            return self._run(engine, program, call)
+            state = CapturedState(found, enrolment.roster, engine.wire.world)
+            return self._run(engine, self._find_or_make(engine, state, call), call)
         except BaseException:
             enrolment.undo()
             raise
 
     def _find_or_make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> Program:
-        key, present = (state.key(), call.signature), state.present_grads()
-        known = self._known.setdefault(key, [])
+        known, present = self._known.setdefault((state.key(), call.signature), []), state.present_grads()
         program = next((p for p in known if p.present == present), None)
         if program is not None:
             program.bind(state)
         else:
-            program = self._make(engine, state, call, present)
+            program = self._make(engine, state, call)
             known.append(program)
         quick = self._quick.setdefault(call.signature, [])
         if program not in quick:
             quick.append(program)
         return program
 
-    def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments, present: list[bool]) -> Program:
+    def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> Program:
         try:
             if sum(map(len, self._known.values())) >= _MOST_PROGRAMS:
                 raise SPMDError(
@@ -154,9 +147,7 @@ class CaptureStep:
                 )
             program = make_program(self.function, call, state, engine.wire, self.passes)
         except Exception as error:
-            history = engine.history_of(self)
-            header = CallHeader(history.number, history.calls)
-            engine.meeting.begin(header, engine.meeting.device, lambda: None, None)
+            self._begin(engine)
             engine.meeting.refuse(error)
             raise
         self.recordings += 1
@@ -165,9 +156,16 @@ class CaptureStep:
     # -- inspection
 
     @property
+    def last(self) -> Program:
+        """The program of the last call."""
+        if self._last is None:
+            raise SPMDError("The step has not been called yet.", remedy="Call it once: the first call records it.")
+        return self._last
+
+    @property
     def graph(self) -> fx.GraphModule:
         """The graph of the last call."""
-        return self._last_program()[0].lowered.module
+        return self.last.lowered.module
 
     def print_readable(self) -> str:
         """Print the graph of the last call as code, and return it."""
@@ -175,20 +173,4 @@ class CaptureStep:
 
     def report(self) -> StepReport:
         """Summarize the program of the last call: its collectives, and the parameters in each bucket."""
-        program, world = self._last_program()
-        nodes = program.lowered.module.graph.nodes
-        why = "changed by an override or a pass" if program.changed_by_user else f'verify="{self.verify}"'
-        return StepReport(
-            self.function.__name__,
-            world,
-            self.recordings,
-            sum(node.op not in ("placeholder", "output") for node in nodes),
-            count_collectives(program.lowered.module.graph),
-            program.lowered.buckets,
-            f"verified {program.verified} times" if program.verified else f"not verified: {why}",
-        )
-
-    def _last_program(self) -> tuple[Program, int]:
-        if self._last is None:
-            raise SPMDError("The step has not been called yet.", remedy="Call it once: the first call records it.")
-        return self._last
+        return report_of(self.function.__name__, self.last, self.recordings)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.tensor import DTensor
-
-from torch_testing_ext._torch.spmd import dtensor_like
 
 from ..engine.call_header import CallHeader
 from ..engine.engine_core import StateEngine, StepHistory
@@ -13,6 +10,7 @@ from ..engine.managed_params import forget, managed_by
 from ..engine.optimizer_kinds import why_whole
 from ..engine.resting_state import empty, put_parameter, rekey
 from ..engine.roster import ParamSlot, Roster, registered, tensors_of
+from ..engine.row_optimizers import shard_states
 from ..engine.state_finder import FoundState
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
@@ -69,13 +67,7 @@ def _let_rest(roster: Roster, slots: list[ParamSlot]) -> None:
             put_parameter(slot.module, slot.name, managed.rest)
     for optimizer in roster.optimizers:
         rekey(optimizer, lambda managed: managed.rest)
-        for key, values in optimizer.state.items() if why_whole(optimizer) is None else ():
-            managed = managed_by(key) if isinstance(key, torch.Tensor) else None
-            if managed is not None and managed.sharded:
-                shape = managed.layout.shape
-                for name, value in values.items():
-                    plain = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-                    if plain and value.dim() and value.shape == shape:
-                        values[name] = dtensor_like(managed.rest, managed.layout.local_part(value))
+        if why_whole(optimizer) is None:
+            shard_states(optimizer, [managed for managed in roster.params if managed.sharded])
     for managed in roster.params:
         empty(managed)

@@ -26,8 +26,11 @@ from .recording import NewState, RecordedStep, Recipe
 class Program:
     """One program, ready to be called with the leaves of a step's arguments."""
 
-    def __init__(self, recorded: RecordedStep, lowered: LoweredGraph, state: CapturedState, changed: bool) -> None:
+    def __init__(
+        self, recorded: RecordedStep, lowered: LoweredGraph, state: CapturedState, leaves: list[Any], changed: bool
+    ) -> None:
         self.lowered, self.effects, self.changed_by_user = lowered, recorded.effects, changed
+        self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]  # alive, as keys have their ids
         self.sources, self.present = recorded.sources, state.present_grads()
         self.run = emit(lowered.module)
         self.verified, self.calls = 0, 0

@@ -68,7 +68,7 @@ def make_program(
     lowered.module, changed = passes.apply(lowered.module, [local_part(rest) for rest in state.rests])
     add_meeting(lowered, meet, _effects_on_shared(recorded, state))
     write_to_buckets(lowered.module)
-    return Program(recorded, lowered, state, changed)
+    return Program(recorded, lowered, state, call.leaves, changed)
 
 
 def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str]:

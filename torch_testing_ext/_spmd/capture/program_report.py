@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-
-from torch import fx
 
 from ..engine.engine_report import mebibytes
 from ..lower.buckets import Bucket
 from ..lower.graphs import is_collective
+from .program import Program
 
 _SHOWN = 4  # names per bucket
 
@@ -23,14 +23,14 @@ class StepReport:
     operations: int
     collectives: dict[str, int]
     buckets: list[Bucket]
-    verification: str
+    verified: int  # how often
 
     def __str__(self) -> str:
         count = ", ".join(f"{n} {name}" for name, n in self.collectives.items()) or "no collectives"
-        times = "once" if self.recordings == 1 else f"{self.recordings} times"
+        verified = f"verified {self.verified} times" if self.verified else "not verified"
         lines = [
-            f"{self.name}: {self.operations} operations, {count}; captured on {self.world} ranks, recorded {times}, "
-            f"{self.verification}"
+            f"{self.name}: {self.operations} operations, {count}; captured on {self.world} ranks, "
+            f"recorded {self.recordings} times, {verified}"
         ]
         for number, bucket in enumerate(self.buckets):
             dtype = str(bucket.dtype).removeprefix("torch.")
@@ -39,10 +39,10 @@ class StepReport:
         return "\n".join(lines)
 
 
-def count_collectives(graph: fx.Graph) -> dict[str, int]:
-    """The number of collectives of each kind that a graph starts."""
-    counts: dict[str, int] = {}
-    for node in filter(is_collective, graph.nodes):
-        name = str(node.target).split(".")[1].rstrip("_")
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+def report_of(name: str, program: Program, recordings: int) -> StepReport:
+    """The report of a step whose last call ran this program."""
+    nodes = program.lowered.module.graph.nodes
+    operations = sum(node.op not in ("placeholder", "output") for node in nodes)
+    kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in nodes if is_collective(node))
+    world, buckets = program.state.layouts[0].world, program.lowered.buckets
+    return StepReport(name, world, recordings, operations, dict(kinds), buckets, program.verified)

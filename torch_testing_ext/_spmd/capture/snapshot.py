@@ -8,35 +8,29 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from torch_testing_ext._torch.spmd import local_tensor, set_local_tensor, tree
 
 from ..engine.state_finder import FoundState
-
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 class RandomState:
     """The states of the random generators of torch, Python and numpy."""
 
     def __init__(self) -> None:
-        self._cpu, self._python = torch.get_rng_state(), random.getstate()
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self._module: Any = None if accelerator is None else getattr(torch, accelerator.type)
-        self._device = None if self._module is None else self._module.get_rng_state()
-        self._numpy: Any = sys.modules.get("numpy")  # torch does not require it
-        self._in_numpy = None if self._numpy is None else self._numpy.random.get_state()
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        modules: list[Any] = [torch] if accelerator is None else [torch, getattr(torch, accelerator.type)]
+        pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
+        pairs.append((random.getstate, random.setstate))
+        if "numpy" in sys.modules:  # torch does not require it
+            numpy: Any = sys.modules["numpy"]
+            pairs.append((numpy.random.get_state, numpy.random.set_state))
+        self._states = [(put, get()) for get, put in pairs]
 
     def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        random.setstate(self._python)
-        if self._module is not None:
-            self._module.set_rng_state(self._device)
-        if self._numpy is not None:
-            self._numpy.random.set_state(self._in_numpy)
+        for put, state in self._states:
+            put(state)
 
 
 class ModuleContents:
@@ -44,37 +38,21 @@ class ModuleContents:
 
     def __init__(self, found: FoundState) -> None:
         modules = [*dict.fromkeys(module for root in found.modules for module in root.modules())]
-        self._modules = [(m, dict(m.__dict__), [dict(getattr(m, name)) for name in _REGISTRIES]) for m in modules]
-        self._optimizers = [_contents(optimizer) for optimizer in found.optimizers]
+        registries = [registry for m in modules for registry in (m._parameters, m._buffers, m._modules)]
+        owners = [*modules, *found.optimizers]
+        states = [value for o in found.optimizers for value in o.state.values() if isinstance(value, dict)]
+        groups = [group for optimizer in found.optimizers for group in optimizer.param_groups]
+        dicts = [*(owner.__dict__ for owner in owners), *registries, *(o.state for o in found.optimizers)]
+        self._dicts = [(each, dict(each)) for each in (*dicts, *states, *groups)]
+        lists = [*(o.param_groups for o in found.optimizers), *(group["params"] for group in groups)]
+        self._lists: list[tuple[list[Any], list[Any]]] = [(each, list(each)) for each in lists]
 
     def restore(self) -> None:
-        for module, attributes, registries in self._modules:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            for name, content in zip(_REGISTRIES, registries, strict=True):
-                registry = getattr(module, name)
-                registry.clear()
-                registry.update(content)
-        for optimizer, attributes, groups, states in self._optimizers:
-            optimizer.__dict__.clear()
-            optimizer.__dict__.update(attributes)
-            optimizer.param_groups[:] = [group for group, _, _ in groups]
-            for group, settings, params in groups:
-                group.clear()
-                group.update(settings)
-                group["params"][:] = params
-            optimizer.state.clear()
-            for key, value, content in states:
-                if content is not None:
-                    value.clear()
-                    value.update(content)
-                optimizer.state[key] = value
-
-
-def _contents(optimizer: Optimizer) -> tuple[Any, ...]:
-    groups = [(group, dict(group), list(group["params"])) for group in optimizer.param_groups]
-    states = [(k, v, dict(v) if isinstance(v, dict) else None) for k, v in optimizer.state.items()]
-    return optimizer, dict(optimizer.__dict__), groups, states
+        for each, content in self._dicts:
+            each.clear()
+            each.update(content)
+        for items, kept in self._lists:
+            items[:] = kept
 
 
 class StateSnapshot:
@@ -124,4 +102,4 @@ class _HeldTensor:
 def captured_tensors(module: torch.fx.GraphModule) -> list[torch.Tensor]:
     """The tensors outside of model and optimizers that a program uses."""
     values = [getattr(module, str(node.target), None) for node in module.graph.nodes if node.op == "get_attr"]
-    return [value for value in values if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)]
+    return [value for value in values if isinstance(value, torch.Tensor)]

@@ -34,13 +34,13 @@ class Verification:
         self._engine, self._found, self._together = engine, found, together
         self._before = StateSnapshot(found, tensors)
 
-    def run(self, eager: Callable[[], Any], compiled: Callable[[], Any], scale: float = 1.0) -> Any:
+    def run(self, eager: Callable[[], Any], compiled: Callable[[], Any]) -> Any:
         """Return the result of `compiled`, or raise an error on all ranks."""
         try:
             theirs = record_run(eager(), self._found)
             self._before.restore()
             result = compiled()
-            found = first_difference(record_run(result, self._found), theirs, scale)
+            found = first_difference(record_run(result, self._found), theirs)
             self._raise_difference(self._engine.wire.gather_objects(found) if self._together else [found])
         except BaseException:
             self._before.restore()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,12 +95,7 @@ class RowOptimizer:
         """Let states be whole, for sparse gradients: rows of them would be dense, and mean something else."""
         make_states_whole(self.optimizer)
         yield
-        for managed in sharded:
-            values = self.optimizer.state.get(managed.plain) or {}
-            for name, value in list(values.items()):
-                is_whole = isinstance(value, torch.Tensor) and value.dim() and value.shape == managed.layout.shape
-                if is_whole and not _is_sparse(value):
-                    values[name] = dtensor_like(managed.rest, managed.layout.local_part(value))
+        shard_states(self.optimizer, sharded)
 
     @contextmanager
     def _rows(self, sharded: list[ManagedParam]) -> Iterator[None]:
@@ -174,6 +169,16 @@ class _Rows:
 
 def _is_sparse(grad: torch.Tensor | None) -> bool:
     return grad is not None and grad.layout is not torch.strided
+
+
+def shard_states(optimizer: Optimizer, sharded: Iterable[ManagedParam]) -> None:
+    """Keep the rank's rows of states that are whole."""
+    for managed in sharded:
+        values = optimizer.state.get(managed.plain) or optimizer.state.get(managed.rest) or {}
+        for name, value in list(values.items()):
+            is_whole = isinstance(value, torch.Tensor) and value.dim() and value.shape == managed.layout.shape
+            if is_whole and not isinstance(value, DTensor) and not _is_sparse(value):
+                values[name] = dtensor_like(managed.rest, managed.layout.local_part(value))
 
 
 def make_states_whole(optimizer: Optimizer) -> None:
