@@ -46,10 +46,10 @@ class TestVerify(DTensorContinuousTestBase):
     def world_size(self):
         return 2
 
-    def setup(self, style="replicate", model=Normed, function=step, **options):
+    def setup(self, style="replicate", model=Normed, function=step, momentum=0.9, **options):
         torch.manual_seed(self.rank)
         self.model = model().to(self.device_type)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=momentum)
         self.step = capture(parallel_mode=DataParallel(style), **options)(function)
 
     def call(self, number, size=6):
@@ -79,7 +79,7 @@ class TestVerify(DTensorContinuousTestBase):
 
     @STYLES
     def test_wrong_first_program(self, style):
-        self.setup(style)
+        self.setup(style, momentum=0)
         with self.refused("gradient of .* differs by up to .* on rank 0"), doubled_gradients():
             self.call(0)
         self.call(0)
@@ -99,7 +99,7 @@ class TestVerify(DTensorContinuousTestBase):
             self.call(3)
 
     def test_difference_on_one_rank_is_named_on_all(self):
-        self.setup(model=lambda: MLP((10, 8, 4)))
+        self.setup(model=lambda: MLP((10, 8, 4)), momentum=0)
         fault = contextlib.nullcontext()
         if self.rank == 1:
             record = verification.record_run

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ from torch import fx
 
 from ..engine.call_header import CallHeader
 from ..engine.engine_core import StateEngine, current_engine
+from ..engine.engine_step import EngineStep
 from ..engine.state_finder import find_state
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
@@ -28,26 +27,23 @@ from .verification import VERIFIES, Verification, VerifyMode, is_drawn
 _MOST_PROGRAMS = 64
 
 
-class CaptureStep:
+class CaptureStep(EngineStep):
     """A train step as a data-parallel program. Every rank calls it like the step itself, with its own batch."""
 
     def __init__(
         self, function: Callable[..., Any], mode: DataParallel, passes: GraphPasses, verify: VerifyMode
     ) -> None:
-        functools.update_wrapper(self, function)
-        self.function, self.mode, self.passes, self.verify = function, mode, passes, verify
+        super().__init__(function, mode)
+        self.passes, self.verify = passes, verify
         self.recordings = 0
         self._last: Program | None = None
         self._quick: dict[Any, list[Program]] = {}  # by the call's arguments
         self._known: dict[Any, list[Program]] = {}  # by everything that a program depends on
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = current_engine()
         if engine.stack:  # a part of the step that calls it
-            return engine.call(self, self.mode, args, kwargs)
+            return super().__call__(*args, **kwargs)
         with engine.stack.entered(self), torch.inference_mode(False):
             call = CallArguments(args, kwargs, engine.meeting.device.type, self.function)
             program = next((p for p in self._quick.get(call.signature, ()) if p.fits()), None)
@@ -61,9 +57,12 @@ class CaptureStep:
         if program.meets and engine.wire.world > 1:
             self._begin(engine, VERIFIES if verifies else 0, program.lowered.number)
             engine.meeting.arrive()
-            if verifies or program.lowered.changes_early or program.effects.shares_buffers:
+            effects = program.effects
+            if verifies or program.lowered.changes_early or effects.shares_buffers or effects.makes_states:
                 engine.meeting.check()
                 verifies = verifies or bool(engine.meeting.reads & VERIFIES)
+        if program.effects.makes_states:
+            return engine.run(self, self.mode, call.args, call.kwargs)
         try:
             if not verifies:
                 return self._run_program(engine, program, call)
@@ -171,6 +170,6 @@ class CaptureStep:
         """Print the graph of the last call as code, and return it."""
         return self.graph.print_readable()
 
-    def report(self) -> StepReport:
+    def report(self) -> StepReport:  # type: ignore[override]
         """Summarize the program of the last call: its collectives, and the parameters in each bucket."""
         return report_of(self.function.__name__, self.last, self.recordings)

@@ -12,7 +12,6 @@ from torch_testing_ext._torch.spmd import (
     below_autograd,
     disable_torch_function,
     dtensor_like,
-    local_tensor,
     set_grad_enabled,
     tree,
 )
@@ -20,7 +19,7 @@ from torch_testing_ext._torch.spmd import (
 from ..lower.emit import emit
 from ..lower.lowering import LoweredGraph
 from .captured_state import CapturedState
-from .recording import NewState, RecordedStep, Recipe
+from .recording import RecordedStep, Recipe
 
 
 class Program:
@@ -71,8 +70,6 @@ class Program:
             for i, index in self.effects.grads.items():
                 rest, value = self.state.rests[i], None if index is None else outputs[index]
                 rest.grad = dtensor_like(rest, value) if isinstance(rest, DTensor) and value is not None else value
-        for new in self.effects.states:
-            self._install_state(new, outputs)
         self.calls += 1
         values = [self._made(recipe, outputs, leaves) for recipe in self.effects.result]
         return tree().tree_unflatten(values, self.effects.result_spec)
@@ -84,20 +81,8 @@ class Program:
             torch.set_autocast_enabled(device, False)
         return found
 
-    def _install_state(self, new: NewState, outputs: Sequence[Any]) -> None:
-        rest = None if new.owner is None else self.state.rests[new.owner]
-        leaves = [self._made(recipe, outputs, []) for recipe in new.leaves]
-        if rest is not None and self.state.roster.params[new.owner].sharded:  # type: ignore[index]
-            local = local_tensor(rest).shape  # the rank's rows become a DTensor
-            leaves = [dtensor_like(rest, v) if _is_plain(v) and v.dim() and v.shape == local else v for v in leaves]
-        state = self.state.found.optimizers[new.optimizer].state
-        state[new.key if rest is None else rest] = tree().tree_unflatten(leaves, new.spec)
-
     def _made(self, recipe: Recipe, outputs: Sequence[Any], leaves: list[Any]) -> Any:
         if recipe.output is not None:
             return outputs[recipe.output]
         return recipe.constant if recipe.source is None else self.state.object(recipe.source, leaves)
 
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, DTensor)

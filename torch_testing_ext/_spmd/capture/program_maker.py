@@ -77,4 +77,4 @@ def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str
     effects.shares_buffers = bool(state.buffers) and (effects.trains or any(m.training for m in state.found.modules))
     lines = [f"gradient {i} {'is lost' if out is None else 'is new'}" for i, out in effects.grads.items()]
     lines += ["shares buffers"] * effects.shares_buffers
-    return [*lines, *(f"new state {new.optimizer} {new.owner}" for new in effects.states)]
+    return lines + ["makes states"] * effects.makes_states

@@ -29,7 +29,7 @@ from ..engine.resting_state import put_parameter
 from ..lower.markers import AVERAGE, SCATTER
 from ..spmd_errors import SPMDError, raised_by_user, user_line_of
 from .call_arguments import CallArguments
-from .captured_state import CapturedState, InputSource, StateEntry
+from .captured_state import CapturedState, InputSource
 from .override import Override, replace_submodules
 from .row_updates import RowUpdates, ShardedLeaf
 from .snapshot import ModuleContents, RandomState
@@ -57,24 +57,13 @@ class Recipe:
 
 
 @dataclass
-class NewState:
-    """The new value under one key of an optimizer's state."""
-
-    optimizer: int
-    owner: int | None
-    key: Any
-    spec: Any
-    leaves: list[Recipe]
-
-
-@dataclass
 class StepEffects:
-    """The results of a step, and the gradients and optimizer states that it replaces."""
+    """The results of a step, and the gradients that it replaces."""
 
     result: list[Recipe] = field(default_factory=list)
     result_spec: Any = None
     grads: dict[int, int | None] = field(default_factory=dict)  # parameter -> graph output, or None for no gradient
-    states: list[NewState] = field(default_factory=list)
+    makes_states: bool = False  # of optimizers: only the engine runs such a call
     trains: bool = False  # whether a backward has reached a parameter
     shares_buffers: bool = False  # whether all ranks get rank 0's buffers before, as under DDP
 
@@ -241,23 +230,21 @@ class _Recording:
                 grad = self.sharded[id(leaf)].rows_of(grad)
             if grad is not self.fakes.get(InputSource("grad", i)):
                 self.effects.grads[i] = None if grad is None else recipe(grad).output
-        self._collect_states(recipe)
+        self.effects.makes_states = not self._has_same_states()
         if not self._has_same_form(groups, {*map(id, self.fakes.values())}):
             raise SPMDError("The step replaces buffers, or changes the groups of an optimizer.", remedy=ENGINE)
         return outputs
 
-    def _collect_states(self, recipe: Callable[[Any], Recipe]) -> None:
-        index = {id(leaf): i for i, leaf in enumerate(self.leaves)}
-        before = {(entry.optimizer, entry.owner, entry.key if entry.owner is None else None): e
-                  for e, entry in enumerate(self.state.entries)}  # fmt: skip
-        for o, optimizer in enumerate(self.state.found.optimizers):
-            for key, value in optimizer.state.items():
-                owner = index.get(id(key))
-                leaves, spec = _tree.tree_flatten(value)
-                recipes = [recipe(leaf) for leaf in leaves]
-                e = before.get((o, owner, key if owner is None else None))
-                if e is None or not _unchanged(e, self.state.entries[e], spec, recipes):
-                    self.effects.states.append(NewState(o, owner, key if owner is None else None, spec, recipes))
+    def _has_same_states(self) -> bool:
+        """Whether the optimizers keep the tensors of their states, in the same places."""
+        leaves = [leaf for o in self.state.found.optimizers for leaf in _tree.tree_leaves(dict(o.state))]
+        before = [leaf for entry in self.state.entries for leaf in entry.leaves]
+        if len(leaves) == len(before):
+            for old, new in zip(before, leaves, strict=True):
+                if not isinstance(old, torch.Tensor) and not isinstance(new, torch.Tensor) and old != new:
+                    raise SPMDError(f"An optimizer counts in Python: {old!r} becomes {new!r}.", remedy=ENGINE)
+        known = {id(fake) for source, fake in self.fakes.items() if source.kind == "state"}
+        return len(leaves) == len(before) and {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} == known
 
     def _has_same_form(self, groups: list[dict[str, Any]], known: set[int]) -> bool:
         now = [group for optimizer in self.state.found.optimizers for group in optimizer.param_groups]
@@ -269,18 +256,6 @@ def _fake_like(value: Any) -> torch.Tensor:
     if isinstance(value, float):
         return torch.empty((), dtype=torch.float64, device="cpu")
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-
-def _unchanged(e: int, entry: StateEntry, spec: Any, recipes: list[Recipe]) -> bool:
-    if spec != entry.spec:
-        return False
-    same = True
-    for j, (leaf, new) in enumerate(zip(entry.leaves, recipes, strict=True)):
-        is_constant = new.output is None and new.source is None
-        if is_constant and not isinstance(leaf, torch.Tensor) and new.constant != leaf:
-            raise SPMDError(f"An optimizer counts in Python: {leaf!r} becomes {new.constant!r}.", remedy=ENGINE)
-        same = same and (new.source == InputSource("state", e, j) if isinstance(leaf, torch.Tensor) else is_constant)
-    return same
 
 
 class Substitution(Mode):
