@@ -11,7 +11,7 @@ from .capture.program_maker import GraphPasses
 from .capture.verification import VerifyMode
 from .engine.engine_step import EngineStep
 from .parallel_modes import DataParallel, GraphPass, ParallelMode
-from .spmd_errors import SPMDError
+from .spmd_errors import SPMDError, check_choice
 
 Backend = Literal["engine", "capture", "fx", "inductor"]
 
@@ -38,14 +38,8 @@ def compile(
     verify: of a recorded program: "first" also runs the engine at the first call of each program and at random later
         ones, and raises an error if the results differ; "always" does so at every call, "off" at none.
     """
-    if verify not in get_args(VerifyMode):
-        raise SPMDError(
-            f"Unknown verify {verify!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(VerifyMode)))}."
-        )
-    if backend is not None and backend not in get_args(Backend):
-        raise SPMDError(
-            f"Unknown backend {backend!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(Backend)))}."
-        )
+    check_choice("verify", verify, get_args(VerifyMode))
+    check_choice("backend", backend, (*get_args(Backend), None))
     mode = parallel_mode if parallel_mode is not None else DataParallel()
     passes = [each for each in (getattr(mode, "custom_passes", None), gm_transformation) if each is not None]
     if backend == "engine" and (module_override or passes):

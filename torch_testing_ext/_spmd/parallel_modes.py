@@ -10,7 +10,7 @@ from torch import fx
 from torch.distributed.tensor import DTensor, Shard
 
 from .param_layout import Layout
-from .spmd_errors import SPMDError
+from .spmd_errors import SPMDError, check_choice
 
 DataParallelStyle = Literal["replicate", "fully_shard", "default"]
 Between = Literal["plain", "dtensor"]
@@ -43,11 +43,8 @@ class DataParallel(ParallelMode):
         bucket_mb: float | None = None,
         between: Between | None = None,
     ) -> None:
-        if parallel_style not in get_args(DataParallelStyle):
-            raise SPMDError(
-                f"Unknown parallel_style {parallel_style!r}.",
-                remedy=f"Use one of {', '.join(map(repr, get_args(DataParallelStyle)))}.",
-            )
+        check_choice("parallel_style", parallel_style, get_args(DataParallelStyle))
+        check_choice("between", between, (*get_args(Between), None))
         if not isinstance(input_batch_dim, int) or isinstance(input_batch_dim, bool) or input_batch_dim < 0:
             raise SPMDError(
                 f"input_batch_dim is {input_batch_dim!r}.", remedy="Pass the index of a dimension, counted from 0."
@@ -57,10 +54,6 @@ class DataParallel(ParallelMode):
         self.parallel_style = parallel_style
         self.custom_passes = custom_passes
         self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
-        if between is not None and between not in get_args(Between):
-            raise SPMDError(
-                f"Unknown between {between!r}.", remedy=f"Use one of {', '.join(map(repr, get_args(Between)))}."
-            )
         self.between = between
 
     def layout_of(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:

@@ -23,6 +23,12 @@ class SPMDError(ValueError):
         super().__init__("\n".join(filter(None, [what, where and f"  at {where}", f"  {remedy}"])))
 
 
+def check_choice(title: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise an error if `value` is none of `choices`."""
+    if value not in choices:
+        raise SPMDError(f"Unknown {title} {value!r}.", remedy=f"Use one of {', '.join(map(repr, choices))}.")
+
+
 def user_line_of(error: BaseException) -> str | None:
     """The innermost line of user code in the traceback of `error`."""
     for entry in reversed(traceback.extract_tb(error.__traceback__)):

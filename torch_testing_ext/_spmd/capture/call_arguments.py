@@ -40,11 +40,9 @@ class CallArguments:
         for leaf in self.tensors():
             plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
             if not plain or leaf.requires_grad or leaf.is_conj():
-                raise SPMDError(
-                    f"An argument of the step is a tensor that a program cannot take: {type(leaf).__name__} of shape "
-                    f"{tuple(leaf.shape)}, {leaf.layout}, requires_grad={leaf.requires_grad}.",
-                    remedy='Pass plain, dense tensors without gradients, or drop backend="capture".',
-                )
+                kind = f"{type(leaf).__name__} of shape {tuple(leaf.shape)}, {leaf.layout}"
+                what = f"A program cannot take an argument: {kind}, requires_grad={leaf.requires_grad}."
+                raise SPMDError(what, remedy='Pass plain tensors without gradients, or drop backend="capture".')
 
 
 def _key_of(leaf: Any) -> Any:

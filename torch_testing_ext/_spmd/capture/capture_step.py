@@ -17,9 +17,8 @@ from ..spmd_errors import SPMDError
 from .call_arguments import CallArguments
 from .captured_state import CapturedState
 from .enrolment import Enrolment
-from .program import Program
+from .program import Program, StepReport, report_of
 from .program_maker import GraphPasses, VerificationDue, make_program
-from .program_report import StepReport, report_of
 from .recording import ENGINE
 from .snapshot import captured_tensors
 from .verification import VERIFIES, Verification, VerifyMode, is_drawn
@@ -139,11 +138,8 @@ class CaptureStep(EngineStep):
     def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> Program:
         try:
             if sum(map(len, self._known.values())) >= _MOST_PROGRAMS:
-                raise SPMDError(
-                    f"The step needs more than {_MOST_PROGRAMS} programs: its arguments, or settings of model and "
-                    "optimizers, change from call to call.",
-                    remedy=f"Pass what changes as tensors of the same shape. {ENGINE}",
-                )
+                what = f"Arguments or settings change from call to call: the step has {_MOST_PROGRAMS} programs."
+                raise SPMDError(what, remedy=f"Pass what changes as tensors of the same shape. {ENGINE}")
             program = make_program(self.function, call, state, engine.wire, self.passes)
         except Exception as error:
             self._begin(engine)

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch.spmd import (
     below_autograd,
     disable_torch_function,
     dtensor_like,
+    raw_operation,
     set_grad_enabled,
     tree,
 )
 
-from ..lower.emit import emit
+from ..engine.engine_report import mebibytes
+from ..lower.buckets import Bucket
+from ..lower.graphs import is_collective
 from ..lower.lowering import LoweredGraph
 from .captured_state import CapturedState
-from .recording import RecordedStep, Recipe
+from .recording import Recipe, RecordedStep
+
+_OPERATION = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
+# The generated Python bindings parse plain arguments faster than the dispatcher's generic call. These take exactly the
+# schema's arguments in the schema's order.
+_FUNCTIONS = "t mm bmm addmm relu sigmoid tanh sqrt cat"
+_OF_TENSORS = "add sub mul div"
+_OVERLOADS = {
+    "default": {name: getattr(torch, name) for name in _FUNCTIONS.split()}
+    | {name: getattr(torch.Tensor, name) for name in ("addcmul_", "addcdiv_", "view", "expand")},
+    "Tensor": {name: getattr(torch, name) for name in _OF_TENSORS.split()}
+    | {name: getattr(torch.Tensor, name) for name in ("add_", "mul_")},
+    "Scalar": {"lerp_": torch.Tensor.lerp_},
+    "out": {name: getattr(torch, name) for name in ("mm", "bmm", "mul", "add")},
+}
 
 
 class Program:
@@ -86,3 +107,58 @@ class Program:
             return outputs[recipe.output]
         return recipe.constant if recipe.source is None else self.state.object(recipe.source, leaves)
 
+
+def emit(module: fx.GraphModule) -> Callable[..., Any]:
+    """A function that takes the values of all placeholders, in order, and returns the graph's outputs."""
+    code = module.graph.python_code("self")
+    names = dict(code.globals)
+
+    def bind(found: re.Match[str]) -> str:
+        name = "_".join(found.groups())
+        names[name] = _fastest(*found.groups())
+        return f"{name}("
+
+    source = _OPERATION.sub(bind, code.src)
+    exec(compile(source, f"<spmd step {id(module):x}>", "exec"), names)
+    forward = names["forward"]
+    return lambda inputs: forward(module, *inputs)
+
+
+def _fastest(namespace: str, name: str, overload: str) -> Any:
+    fast = _OVERLOADS.get(overload, {}).get(name) if namespace == "aten" else None
+    return fast or raw_operation(getattr(getattr(getattr(torch.ops, namespace), name), overload))
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A summary of the program of the last call. `print(step.report())` shows it."""
+
+    name: str
+    world: int
+    recordings: int
+    operations: int
+    collectives: dict[str, int]
+    buckets: list[Bucket]
+    verified: int  # how often
+
+    def __str__(self) -> str:
+        count = ", ".join(f"{n} {name}" for name, n in self.collectives.items()) or "no collectives"
+        verified = f"verified {self.verified} times" if self.verified else "not verified"
+        lines = [
+            f"{self.name}: {self.operations} operations, {count}; captured on {self.world} ranks, "
+            f"recorded {self.recordings} times, {verified}"
+        ]
+        for number, bucket in enumerate(self.buckets):
+            dtype = str(bucket.dtype).removeprefix("torch.")
+            names = ", ".join(bucket.names[:4]) + (", ..." if len(bucket.names) > 4 else "")
+            lines.append(f"  {number}: {bucket.collective:<14} {mebibytes(bucket.nbytes):>10} {dtype}: {names}")
+        return "\n".join(lines)
+
+
+def report_of(name: str, program: Program, recordings: int) -> StepReport:
+    """The report of a step whose last call ran this program."""
+    nodes = program.lowered.module.graph.nodes
+    operations = sum(node.op not in ("placeholder", "output") for node in nodes)
+    kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in nodes if is_collective(node))
+    world, buckets = program.state.layouts[0].world, program.lowered.buckets
+    return StepReport(name, world, recordings, operations, dict(kinds), buckets, program.verified)

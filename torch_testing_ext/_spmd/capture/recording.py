@@ -26,7 +26,7 @@ from torch_testing_ext._torch.spmd import (
 from ..engine.managed_params import managed_by
 from ..engine.optimizer_kinds import why_whole
 from ..engine.resting_state import put_parameter
-from ..lower.markers import AVERAGE, SCATTER
+from ..lower.graphs import AVERAGE, SCATTER
 from ..spmd_errors import SPMDError, raised_by_user, user_line_of
 from .call_arguments import CallArguments
 from .captured_state import CapturedState, InputSource
@@ -249,7 +249,9 @@ class _Recording:
     def _has_same_form(self, groups: list[dict[str, Any]], known: set[int]) -> bool:
         now = [group for optimizer in self.state.found.optimizers for group in optimizer.param_groups]
         same = len(now) == len(groups) and all(id(slot.value) in known for slot in self.state.slots("_buffers"))
-        return same and all(new.get(k) is old.get(k) for old, new in zip(groups, now, strict=True) for k in (*old, *new))
+        return same and all(
+            new.get(k) is old.get(k) for old, new in zip(groups, now, strict=True) for k in (*old, *new)
+        )
 
 
 def _fake_like(value: Any) -> torch.Tensor:

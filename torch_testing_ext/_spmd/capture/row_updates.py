@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..lower.markers import GATHER, ROWS
+from ..lower.graphs import GATHER, ROWS
 from ..param_layout import Layout
 
 

@@ -61,7 +61,9 @@ class StateSnapshot:
     def __init__(self, found: FoundState, others: Iterable[torch.Tensor] = ()) -> None:
         self._contents, self._random = ModuleContents(found), RandomState()
         slots = [t for root in found.modules for t in (*root.parameters(), *root.buffers())]
-        held = [param for optimizer in found.optimizers for group in optimizer.param_groups for param in group["params"]]
+        held = [
+            param for optimizer in found.optimizers for group in optimizer.param_groups for param in group["params"]
+        ]
         states = [leaf for o in found.optimizers for leaf in tree().tree_leaves(dict(o.state))]
         tensors = {id(t): t for t in (*slots, *held, *states, *others) if isinstance(t, torch.Tensor)}
         self._held = [_HeldTensor(tensor) for tensor in tensors.values()]

@@ -81,15 +81,30 @@ def _padded(graph: fx.Graph, rows: fx.Node, layout: Layout) -> fx.Node:
     return call(graph, aten.constant_pad_nd.default, rows, [0, 0] * (len(layout.shape) - 1) + [0, missing])
 
 
-def start_all_reduce(graph: fx.Graph, grads: list[fx.Node], options: CollectiveOptions) -> fx.Node:
+def start_mean(graph: fx.Graph, grads: list[fx.Node], scatter: bool, options: CollectiveOptions) -> fx.Node:
     """Start to average gradients. Like in DDP they are divided first: the same rounding, and no overflow in half."""
-    flat = call(graph, aten.mul_.Tensor, _pack(graph, grads), 1.0 / options.world)
+    flat = call(graph, aten._chunk_cat.default, grads, 0, options.world) if scatter else _pack(graph, grads)
+    flat = call(graph, aten.mul_.Tensor, flat, 1.0 / options.world)
+    if scatter:
+        return call(graph, c10d.reduce_scatter_tensor.default, flat, "sum", options.world, options.group)
     return call(graph, c10d.all_reduce_.default, flat, "sum", options.group)
 
 
-def finish_all_reduce(graph: fx.Graph, started: fx.Node, templates: list[fx.Node]) -> list[fx.Node]:
-    """Wait for an all_reduce, and return the mean gradients."""
-    return _unpack(graph, call(graph, c10d.wait_tensor.default, started), templates)
+def finish_mean(
+    graph: fx.Graph, started: fx.Node, layouts: list[Layout], params: list[fx.Node], scatter: bool
+) -> list[fx.Node]:
+    """Wait, and return the mean gradients, or this rank's rows of them. `params` have their shapes."""
+    flat = call(graph, c10d.wait_tensor.default, started)
+    if not scatter:
+        return _unpack(graph, flat, params)
+    flat = call(graph, aten.view.default, flat, [-1])
+    if all(layout.even for layout in layouts):
+        return _unpack(graph, flat, params)
+    parts = _split(graph, flat, [layout.padded_numel for layout in layouts], 0, aten.split_with_sizes.default)
+    pieces = [call(graph, aten.view.default, part, [layout.chunk, *layout.shape[1:]])
+              for part, layout in zip(parts, layouts, strict=True)]  # fmt: skip
+    return [call(graph, aten.slice.Tensor, piece, 0, 0, layout.local_shape[0])
+            for piece, layout in zip(pieces, layouts, strict=True)]  # fmt: skip
 
 
 def start_all_gather(
@@ -110,27 +125,3 @@ def finish_all_gather(graph: fx.Graph, started: fx.Node, layouts: list[Layout], 
         whole = call(graph, aten.view.default, part, [layout.chunk * world, *layout.shape[1:]])
         wholes.append(whole if layout.even else call(graph, aten.slice.Tensor, whole, 0, 0, layout.shape[0]))
     return wholes
-
-
-def start_reduce_scatter(graph: fx.Graph, grads: list[fx.Node], options: CollectiveOptions) -> fx.Node:
-    """Start to average whole gradients and give each rank its rows, in one collective."""
-    rows = call(graph, aten._chunk_cat.default, grads, 0, options.world)
-    rows = call(graph, aten.mul_.Tensor, rows, 1.0 / options.world)
-    return call(graph, c10d.reduce_scatter_tensor.default, rows, "sum", options.world, options.group)
-
-
-def finish_reduce_scatter(
-    graph: fx.Graph, started: fx.Node, layouts: list[Layout], shards: list[fx.Node]
-) -> list[fx.Node]:
-    """Wait for a reduce_scatter, and return this rank's rows of the mean gradients."""
-    flat = call(graph, aten.view.default, call(graph, c10d.wait_tensor.default, started), [-1])
-    if all(layout.even for layout in layouts):
-        return _unpack(graph, flat, shards)
-    parts = _split(
-        graph, flat, [layout.padded_numel for layout in layouts], 0, aten.split_with_sizes.default
-    )
-    found = []
-    for part, layout in zip(parts, layouts, strict=True):
-        piece = call(graph, aten.view.default, part, [layout.chunk, *layout.shape[1:]])
-        found.append(call(graph, aten.slice.Tensor, piece, 0, 0, layout.local_shape[0]))
-    return found

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graphs import GENERATOR, is_collective, operand, reads, storages, writes
-from .markers import GATHER, ROWS
+from .graphs import GATHER, GENERATOR, ROWS, is_collective, operand, reads, storages, writes
 
 aten = torch.ops.aten
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}

@@ -11,8 +11,7 @@ from torch import fx
 
 from ..param_layout import Layout
 from .buckets import Bucket, CollectiveOptions, aten, finish_all_gather, start_all_gather
-from .graphs import call, nbytes, operand, param_of, refresh, storages, writes
-from .markers import GATHER, ROWS
+from .graphs import GATHER, ROWS, call, nbytes, operand, param_of, refresh, storages, writes
 
 
 @dataclass

@@ -31,9 +31,7 @@ class LoweredGraph:
     changes_early: bool = False
 
 
-def lower(
-    module: fx.GraphModule, layouts: list[Layout], names: list[str], options: CollectiveOptions
-) -> LoweredGraph:
+def lower(module: fx.GraphModule, layouts: list[Layout], names: list[str], options: CollectiveOptions) -> LoweredGraph:
     """Lower a clean graph, which is consumed."""
     buckets: list[Bucket] = []
     if any(layout.sharded for layout in layouts):

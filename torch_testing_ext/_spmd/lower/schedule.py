@@ -14,17 +14,9 @@ from torch import fx
 
 from ..engine.bucket_plan import plan_buckets
 from ..param_layout import Layout
-from .buckets import (
-    Bucket,
-    CollectiveOptions,
-    finish_all_reduce,
-    finish_reduce_scatter,
-    start_all_reduce,
-    start_reduce_scatter,
-)
+from .buckets import Bucket, CollectiveOptions, finish_mean, start_mean
 from .direct import is_large
-from .graphs import nbytes, operand, param_of, placeholders, reads, storages, writes
-from .markers import AVERAGE, SCATTER
+from .graphs import AVERAGE, SCATTER, nbytes, operand, param_of, placeholders, reads, storages, writes
 
 _MARKERS = (AVERAGE, SCATTER)
 
@@ -113,19 +105,17 @@ class _Scheduler:
 
     def _start(self, reduction: _Reduction) -> None:
         grads = [self._result(operand(marker)) for marker in reduction.markers]
-        start = start_all_reduce if reduction.bucket.collective == "all_reduce" else start_reduce_scatter
-        reduction.started = start(self.new, grads, self.options)
+        scatter = reduction.markers[0].target is SCATTER
+        reduction.started = start_mean(self.new, grads, scatter, self.options)
 
     def _finish(self, reduction: _Reduction) -> None:
         if reduction.markers[0] in self.new_of:
             return
         assert reduction.started is not None
-        templates = [self.new_of[self.params[param]] for param in reduction.bucket.params]
-        if reduction.bucket.collective == "all_reduce":
-            results = finish_all_reduce(self.new, reduction.started, templates)
-        else:
-            layouts = [self.layouts[param] for param in reduction.bucket.params]
-            results = finish_reduce_scatter(self.new, reduction.started, layouts, templates)
+        params = [self.new_of[self.params[param]] for param in reduction.bucket.params]
+        layouts = [self.layouts[param] for param in reduction.bucket.params]
+        scatter = reduction.markers[0].target is SCATTER
+        results = finish_mean(self.new, reduction.started, layouts, params, scatter)
         self.new_of.update(zip(reduction.markers, results, strict=True))
 
     def _by_bucket(self, nodes: list[fx.Node]) -> list[fx.Node]:
