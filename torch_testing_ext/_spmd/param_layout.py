@@ -53,14 +53,9 @@ class Layout:
         return torch.Size((end - start, *self.shape[1:]))
 
     @property
-    def row_numel(self) -> int:
-        """The number of elements per row."""
-        return math.prod(self.shape[1:])
-
-    @property
     def padded_numel(self) -> int:
         """The number of elements per rank in a collective, which needs parts of equal size."""
-        return self.chunk * self.row_numel
+        return self.chunk * math.prod(self.shape[1:])
 
     def local_part(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole tensor: the tensor itself if replicated, else a copy of its rows."""

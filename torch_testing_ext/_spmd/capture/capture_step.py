@@ -18,7 +18,7 @@ from .call_arguments import CallArguments
 from .captured_state import CapturedState
 from .enrolment import Enrolment
 from .program import Program, StepReport, report_of
-from .program_maker import GraphPasses, VerificationDue, make_program
+from .program_maker import GraphPasses, make_program
 from .recording import ENGINE
 from .snapshot import captured_tensors
 from .verification import VERIFIES, Verification, VerifyMode, is_drawn
@@ -54,20 +54,12 @@ class CaptureStep(EngineStep):
         self._last = program
         verifies = self._is_due(engine, program)
         if program.meets and engine.wire.world > 1:
-            self._begin(engine, VERIFIES if verifies else 0, program.lowered.number)
-            engine.meeting.arrive()
-            effects = program.effects
-            if verifies or program.lowered.changes_early or effects.shares_buffers or effects.makes_states:
-                engine.meeting.check()
-                verifies = verifies or bool(engine.meeting.reads & VERIFIES)
+            self._begin(engine, VERIFIES if verifies else 0, program.number)
+            engine.meeting.meet()
+            verifies = bool(engine.meeting.reads & VERIFIES)
         if program.effects.makes_states:
             return engine.run(self, self.mode, call.args, call.kwargs)
-        try:
-            if not verifies:
-                return self._run_program(engine, program, call)
-        except VerificationDue:
-            pass
-        return self._verify(engine, program, call)
+        return (self._verify if verifies else self._run_program)(engine, program, call)
 
     def _begin(self, engine: StateEngine, reads: int = 0, number: int = 0) -> None:
         history = engine.history_of(self)
@@ -91,7 +83,7 @@ class CaptureStep(EngineStep):
         return result
 
     def _verify(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
-        tensors = [*call.tensors(), *captured_tensors(program.lowered.module)]
+        tensors = [*call.tensors(), *captured_tensors(program.module)]
         history = engine.history_of(self)
         calls = history.calls
         verification = Verification(engine, program.state.found, tensors, program.meets and engine.wire.world > 1)
@@ -160,7 +152,7 @@ class CaptureStep(EngineStep):
     @property
     def graph(self) -> fx.GraphModule:
         """The graph of the last call."""
-        return self.last.lowered.module
+        return self.last.module
 
     def print_readable(self) -> str:
         """Print the graph of the last call as code, and return it."""

@@ -24,7 +24,6 @@ from torch_testing_ext._torch.spmd import (
 from ..engine.engine_report import mebibytes
 from ..lower.buckets import Bucket
 from ..lower.graphs import is_collective
-from ..lower.lowering import LoweredGraph
 from .captured_state import CapturedState
 from .recording import Recipe, RecordedStep
 
@@ -47,19 +46,26 @@ class Program:
     """One program, ready to be called with the leaves of a step's arguments."""
 
     def __init__(
-        self, recorded: RecordedStep, lowered: LoweredGraph, state: CapturedState, leaves: list[Any], changed: bool
+        self,
+        module: fx.GraphModule,
+        buckets: list[Bucket],
+        recorded: RecordedStep,
+        state: CapturedState,
+        leaves: list[Any],
+        number: int,
+        changed: bool,
     ) -> None:
-        self.lowered, self.effects, self.changed_by_user = lowered, recorded.effects, changed
+        self.module, self.buckets, self.number, self.changed_by_user = module, buckets, number, changed
         self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]  # alive, as keys have their ids
-        self.sources, self.present = recorded.sources, state.present_grads()
-        self.run = emit(lowered.module)
+        self.effects, self.sources, self.present = recorded.effects, recorded.sources, state.present_grads()
+        self.run = emit(module)
         self.verified, self.calls = 0, 0
         self.bind(state)
 
     @property
     def meets(self) -> bool:
         """Whether the ranks must run it together: it communicates or changes what they share, or the engine would."""
-        return self.lowered.number != 0 or any(self.state.roster.plans.values())
+        return self.number != 0 or any(self.state.roster.plans.values())
 
     def bind(self, state: CapturedState) -> None:
         """Look up everything that stays the same from call to call."""
@@ -157,8 +163,8 @@ class StepReport:
 
 def report_of(name: str, program: Program, recordings: int) -> StepReport:
     """The report of a step whose last call ran this program."""
-    nodes = program.lowered.module.graph.nodes
+    nodes = program.module.graph.nodes
     operations = sum(node.op not in ("placeholder", "output") for node in nodes)
     kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in nodes if is_collective(node))
-    world, buckets = program.state.layouts[0].world, program.lowered.buckets
+    world, buckets = program.state.layouts[0].world, program.buckets
     return StepReport(name, world, recordings, operations, dict(kinds), buckets, program.verified)

@@ -9,31 +9,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..engine.engine_core import current_engine
 from ..engine.wire import Wire
 from ..lower.buckets import CollectiveOptions
 from ..lower.cleaning import clean
 from ..lower.direct import write_to_buckets
-from ..lower.lowering import add_meeting, lower
+from ..lower.lowering import lower, number_of
 from ..parallel_modes import GraphPass
 from .call_arguments import CallArguments
 from .captured_state import CapturedState, local_part
 from .override import Override
 from .program import Program
 from .recording import RecordedStep, record
-from .verification import VERIFIES
-
-
-class VerificationDue(Exception):
-    """Another rank asks to verify the call."""
-
-
-def meet() -> None:
-    """Wait for the other ranks' headers. Programs call this before their first collective."""
-    meeting = current_engine().meeting
-    meeting.check()
-    if meeting.reads & VERIFIES:
-        raise VerificationDue
 
 
 @dataclass
@@ -64,11 +50,11 @@ def make_program(
     clean(recorded.graph.graph)
     names = [managed.name for managed in state.roster.params]
     options = CollectiveOptions(wire.group.group_name, wire.world, passes.bucket_bytes)
-    lowered = lower(recorded.graph, state.layouts, names, options)
-    lowered.module, changed = passes.apply(lowered.module, [local_part(rest) for rest in state.rests])
-    add_meeting(lowered, meet, _effects_on_shared(recorded, state))
-    write_to_buckets(lowered.module)
-    return Program(recorded, lowered, state, call.leaves, changed)
+    module, buckets = lower(recorded.graph, state.layouts, names, options)
+    module, changed = passes.apply(module, [local_part(rest) for rest in state.rests])
+    number = number_of(module.graph, _effects_on_shared(recorded, state))
+    write_to_buckets(module)
+    return Program(module, buckets, recorded, state, call.leaves, number, changed)
 
 
 def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str]:

@@ -132,7 +132,6 @@ class _Recording:
             replace_submodules(self.overrides, self.state.found.modules)
         with torch.no_grad():
             fakes = self._install()
-        groups = [dict(group) for optimizer in self.state.found.optimizers for group in optimizer.param_groups]
         first = {id(leaf): i for i, leaf in reversed([*enumerate(self.call.leaves)])}
         found = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
         args, kwargs = self.call.rebuilt(found)
@@ -143,7 +142,7 @@ class _Recording:
         with torch.no_grad():
             for leaf in self.sharded.values():
                 leaf.push()
-        return self._collect(result, groups)
+        return self._collect(result)
 
     def _install(self) -> dict[int, torch.Tensor]:
         """Put fakes in place of all tensors of model and optimizers. Returns the fake of each, by its identity."""
@@ -206,7 +205,7 @@ class _Recording:
 
     # -- the effects
 
-    def _collect(self, result: Any, groups: list[dict[str, Any]]) -> list[Any]:
+    def _collect(self, result: Any) -> list[Any]:
         outputs: list[Any] = []
         source_of = {id(fake): source for source, fake in self.fakes.items()}
         source_of.update({id(leaf): InputSource("param", i) for i, leaf in enumerate(self.leaves)})
@@ -230,28 +229,11 @@ class _Recording:
                 grad = self.sharded[id(leaf)].rows_of(grad)
             if grad is not self.fakes.get(InputSource("grad", i)):
                 self.effects.grads[i] = None if grad is None else recipe(grad).output
-        self.effects.makes_states = not self._has_same_states()
-        if not self._has_same_form(groups, {*map(id, self.fakes.values())}):
-            raise SPMDError("The step replaces buffers, or changes the groups of an optimizer.", remedy=ENGINE)
+        states = {
+            id(leaf) for o in self.state.found.optimizers for leaf in _tree.tree_leaves(dict(o.state)) if is_fake(leaf)
+        }
+        self.effects.makes_states = states != {id(fake) for s, fake in self.fakes.items() if s.kind == "state"}
         return outputs
-
-    def _has_same_states(self) -> bool:
-        """Whether the optimizers keep the tensors of their states, in the same places."""
-        leaves = [leaf for o in self.state.found.optimizers for leaf in _tree.tree_leaves(dict(o.state))]
-        before = [leaf for entry in self.state.entries for leaf in entry.leaves]
-        if len(leaves) == len(before):
-            for old, new in zip(before, leaves, strict=True):
-                if not isinstance(old, torch.Tensor) and not isinstance(new, torch.Tensor) and old != new:
-                    raise SPMDError(f"An optimizer counts in Python: {old!r} becomes {new!r}.", remedy=ENGINE)
-        known = {id(fake) for source, fake in self.fakes.items() if source.kind == "state"}
-        return len(leaves) == len(before) and {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} == known
-
-    def _has_same_form(self, groups: list[dict[str, Any]], known: set[int]) -> bool:
-        now = [group for optimizer in self.state.found.optimizers for group in optimizer.param_groups]
-        same = len(now) == len(groups) and all(id(slot.value) in known for slot in self.state.slots("_buffers"))
-        return same and all(
-            new.get(k) is old.get(k) for old, new in zip(groups, now, strict=True) for k in (*old, *new)
-        )
 
 
 def _fake_like(value: Any) -> torch.Tensor:

@@ -102,7 +102,7 @@ def _dense_gradient(managed: ManagedParam, mean: torch.Tensor) -> torch.Tensor |
     managed.kept = None
     plain = managed.plain
     grad = plain.grad
-    if grad is None:
+    if grad is None or grad.is_conj() or grad.is_neg():  # torch's optimizers refuse a lazy conjugate
         plain.grad = torch.empty_like(plain).copy_(mean)
     elif grad.layout is torch.strided:
         return grad  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, set_local_tensor, storage_key
 
 from ..param_layout import Layout
+from ..spmd_errors import SPMDError
 from .checksum import sum_of
 from .managed_params import ManagedParam, manage, managed_by
 from .meeting_point import MeetingPoint
@@ -27,6 +30,7 @@ from .wire import Wire
 
 def distribute(plain: torch.Tensor, layout: Layout, name: str, mesh: DeviceMesh) -> tuple[ManagedParam, DTensor]:
     """Create the DTensor that stands for a parameter between calls."""
+    _refuse_updates_between_calls()
     values = plain.detach().resolve_conj().resolve_neg()
     local = layout.local_part(values) if layout.sharded else plain.detach()
     rest = nn.Parameter(wrap(local, layout, plain, mesh), requires_grad=plain.requires_grad)
@@ -36,6 +40,28 @@ def distribute(plain: torch.Tensor, layout: Layout, name: str, mesh: DeviceMesh)
         dense = plain.grad if plain.grad.layout is torch.strided else plain.grad.to_dense()
         rest.grad = dtensor_like(rest, layout.local_part(dense))
     return managed, rest  # type: ignore[return-value]
+
+
+@functools.cache
+def _refuse_updates_between_calls() -> None:
+    """Let optimizers refuse to step on parameters that are empty between calls: they would skip them silently."""
+
+    def refuse(optimizer: Optimizer, *_: Any) -> None:
+        for param in (param for group in optimizer.param_groups for param in group["params"]):
+            managed = managed_by(param)
+            if (
+                managed is not None
+                and managed.sharded
+                and param is managed.plain
+                and param.shape != managed.layout.shape
+            ):
+                raise SPMDError(
+                    f"{type(optimizer).__name__} steps outside of the compiled step on parameter {managed.name}, whose "
+                    "place in the model a DTensor has taken.",
+                    remedy="Let the compiled step have the optimizer, or create it after the first call.",
+                )
+
+    register_optimizer_step_pre_hook(refuse)
 
 
 def adopt(rest: DTensor, layout: Layout, name: str) -> ManagedParam:

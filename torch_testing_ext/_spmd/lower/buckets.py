@@ -11,7 +11,7 @@ from torch import fx
 
 from ..engine.bucket_plan import bucket_limit
 from ..param_layout import Layout
-from .graphs import call, nbytes
+from .graphs import call, nbytes, param_of
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -37,13 +37,18 @@ class Bucket:
 
     collective: str
     dtype: torch.dtype
-    params: list[int] = field(default_factory=list)
+    markers: list[fx.Node] = field(default_factory=list)  # in the recorded graph
     names: list[str] = field(default_factory=list)
     nbytes: int = 0
+    started: fx.Node | None = None
 
-    def add(self, param: int, name: str, nbytes: int) -> None:
-        self.params.append(param)
-        self.names.append(name)
+    @property
+    def params(self) -> list[int]:
+        return [*map(param_of, self.markers)]
+
+    def add(self, marker: fx.Node, names: list[str], nbytes: int) -> None:
+        self.markers.append(marker)
+        self.names.append(names[param_of(marker)])
         self.nbytes += nbytes
 
 

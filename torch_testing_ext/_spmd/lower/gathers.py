@@ -5,7 +5,7 @@ The all_gather of parameters starts at the first use of the previous bucket, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -15,9 +15,7 @@ from .graphs import GATHER, ROWS, call, nbytes, operand, param_of, refresh, stor
 
 
 @dataclass
-class _Gathering:
-    bucket: Bucket
-    markers: list[fx.Node] = field(default_factory=list)
+class _Gathering(Bucket):
     last_write: int = -1  # the position of the last write to any of its shards
     first_use: int = 0
 
@@ -46,7 +44,7 @@ def lower_gathers(graph: fx.Graph, layouts: list[Layout], names: list[str], opti
     for node in graph.nodes:
         if storages(node) & replaced:  # a view of a marker, now of the gathered tensor
             refresh(node)
-    return [gathering.bucket for gathering in gatherings]
+    return [*gatherings]
 
 
 def _lower_rows(graph: fx.Graph, layouts: list[Layout]) -> None:
@@ -76,11 +74,10 @@ def _grouped(position: dict[fx.Node, int], names: list[str], limit: int) -> list
     for marker in sorted(first_use, key=first_use.__getitem__):
         dtype, size = marker.meta["val"].dtype, nbytes(marker.meta["val"])
         gathering = latest.get(dtype)
-        full = gathering is not None and gathering.bucket.nbytes + size > limit
+        full = gathering is not None and gathering.nbytes + size > limit
         if gathering is None or full or writes_before[marker] >= gathering.first_use:
-            gathering = latest[dtype] = _Gathering(Bucket("all_gather", dtype), first_use=first_use[marker])
+            gathering = latest[dtype] = _Gathering("all_gather", dtype, first_use=first_use[marker])
             gatherings.append(gathering)
-        gathering.bucket.add(param_of(marker), names[param_of(marker)], size)
-        gathering.markers.append(marker)
+        gathering.add(marker, names, size)
         gathering.last_write = max(gathering.last_write, writes_before[marker])
     return gatherings

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -17,53 +15,28 @@ from .graphs import is_collective, placeholders, storages, writes
 from .schedule import schedule_gradients
 
 
-@dataclass
-class LoweredGraph:
-    """A graph with collectives.
-
-    number: what ranks compare before they run it. 0: the program neither communicates nor changes what they share.
-    changes_early: whether it changes something before its first collective.
-    """
-
-    module: fx.GraphModule
-    buckets: list[Bucket]
-    number: int = 0
-    changes_early: bool = False
-
-
-def lower(module: fx.GraphModule, layouts: list[Layout], names: list[str], options: CollectiveOptions) -> LoweredGraph:
-    """Lower a clean graph, which is consumed."""
+def lower(
+    module: fx.GraphModule, layouts: list[Layout], names: list[str], options: CollectiveOptions
+) -> tuple[fx.GraphModule, list[Bucket]]:
+    """Lower a clean graph, which is consumed. Returns one with collectives, and their buckets."""
     buckets: list[Bucket] = []
     if any(layout.sharded for layout in layouts):
         buckets = lower_gathers(module.graph, layouts, names, options)
     new, reductions = schedule_gradients(module.graph, layouts, names, options)
     remove_dead_code(new)
     new.lint()
-    return LoweredGraph(fx.GraphModule(module, new), buckets + reductions)
+    return fx.GraphModule(module, new), buckets + reductions
 
 
-def add_meeting(lowered: LoweredGraph, meet: Callable[[], None], effects: list[str]) -> None:
-    """Let the program call `meet` before its first collective, and number it.
+def number_of(graph: fx.Graph, effects: list[str]) -> int:
+    """The number that ranks compare before they run a program: of its collectives, and of what it changes.
 
-    `effects` are the other things in which the ranks' programs must agree.
+    `effects` are other changes. The number is 0 if the program neither communicates nor changes what ranks share.
     """
-    graph = lowered.module.graph
-    lasting = lasting_storages(graph)
-    changing = [node for node in graph.nodes if writes(node) & lasting]
-    collectives = [node for node in graph.nodes if is_collective(node)]
-    written = set().union(*map(writes, changing))
-    lines = [*map(_describe, collectives), *effects]
+    written = lasting_storages(graph).intersection(set().union(*map(writes, graph.nodes)))
+    lines = [*map(_describe, filter(is_collective, graph.nodes)), *effects]
     lines += [f"changes input {i}" for i, node in enumerate(placeholders(graph)) if storages(node) & written]
-    if not lines:
-        return
-    lowered.number = 1 + zlib.crc32("\n".join(lines).encode())
-    nodes = list(graph.nodes)
-    first = nodes.index(collectives[0]) if collectives else 0
-    lowered.changes_early = not collectives or any(node in nodes[:first] for node in changing)
-    if not lowered.changes_early:
-        with graph.inserting_before(collectives[0]):
-            graph.call_function(meet)
-        lowered.module.recompile()
+    return 1 + zlib.crc32("\n".join(lines).encode()) if lines else 0
 
 
 def _describe(node: fx.Node) -> str:

@@ -8,7 +8,6 @@ the other buckets are on their way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import fx
 
@@ -16,17 +15,9 @@ from ..engine.bucket_plan import plan_buckets
 from ..param_layout import Layout
 from .buckets import Bucket, CollectiveOptions, finish_mean, start_mean
 from .direct import is_large
-from .graphs import AVERAGE, SCATTER, nbytes, operand, param_of, placeholders, reads, storages, writes
+from .graphs import AVERAGE, SCATTER, nbytes, operand, placeholders, reads, storages, writes
 
 _MARKERS = (AVERAGE, SCATTER)
-
-
-@dataclass
-class _Reduction:
-    bucket: Bucket
-    markers: list[fx.Node]
-    missing: int  # gradients that are not ready
-    started: fx.Node | None = None
 
 
 def schedule_gradients(
@@ -35,7 +26,7 @@ def schedule_gradients(
     """Return a new graph with the markers lowered, and the buckets."""
     scheduler = _Scheduler(old, layouts, options)
     scheduler.plan(names)
-    return scheduler.run(), [reduction.bucket for reduction in scheduler.reductions]
+    return scheduler.run(), scheduler.buckets
 
 
 class _Scheduler:
@@ -44,8 +35,8 @@ class _Scheduler:
         self.markers = [node for node in old.nodes if node.target in _MARKERS]
         self.new = fx.Graph()
         self.new_of: dict[fx.Node, fx.Node] = {}
-        self.reductions: list[_Reduction] = []
-        self.reduction_of: dict[fx.Node, _Reduction] = {}
+        self.buckets: list[Bucket] = []
+        self.bucket_of: dict[fx.Node, Bucket] = {}
         self.params = placeholders(old)  # parameters are the first inputs
 
     def plan(self, names: list[str]) -> None:
@@ -58,11 +49,10 @@ class _Scheduler:
             averages = self.markers[numbers[0]].target is AVERAGE
             numbers.sort(key=lambda i: averages and not is_large(grads[i]))
             bucket = Bucket("all_reduce" if averages else "reduce_scatter", grads[numbers[0]].dtype)
-            reduction = _Reduction(bucket, [self.markers[i] for i in numbers], len(numbers))
             for i in numbers:
-                bucket.add(param_of(self.markers[i]), names[param_of(self.markers[i])], sizes[i])
-                self.reduction_of[self.markers[i]] = reduction
-            self.reductions.append(reduction)
+                bucket.add(self.markers[i], names, sizes[i])
+                self.bucket_of[self.markers[i]] = bucket
+            self.buckets.append(bucket)
 
     def _generations(self) -> dict[fx.Node, int]:
         """Number the markers so that no mean is needed before all gradients of its number are ready."""
@@ -79,18 +69,18 @@ class _Scheduler:
     def run(self) -> fx.Graph:
         nodes = list(self.old.nodes)
         end = nodes.index(self.markers[-1]) + 1 if self.markers else len(nodes) - 1
+        ready: set[fx.Node] = set()
         for node in nodes[:end]:
             if node.target in _MARKERS:
-                reduction = self.reduction_of[node]
-                reduction.missing -= 1
-                if not reduction.missing:
-                    self._start(reduction)
+                ready.add(node)
+                if ready.issuperset(self.bucket_of[node].markers):
+                    self._start(self.bucket_of[node])
             else:
                 self._emit(node)
         for node in self._by_bucket(nodes[end:-1]):
             self._emit(node)
-        for reduction in self.reductions:  # one that this rank does not read is needed by others
-            self._finish(reduction)
+        for bucket in self.buckets:  # one that this rank does not read is needed by others
+            self._finish(bucket)
         self._emit(nodes[-1])
         return self.new
 
@@ -100,30 +90,28 @@ class _Scheduler:
     def _result(self, node: fx.Node) -> fx.Node:
         """The new node for an old one; for a marker, wait for its bucket first."""
         if node not in self.new_of:
-            self._finish(self.reduction_of[node])
+            self._finish(self.bucket_of[node])
         return self.new_of[node]
 
-    def _start(self, reduction: _Reduction) -> None:
-        grads = [self._result(operand(marker)) for marker in reduction.markers]
-        scatter = reduction.markers[0].target is SCATTER
-        reduction.started = start_mean(self.new, grads, scatter, self.options)
+    def _start(self, bucket: Bucket) -> None:
+        grads = [self._result(operand(marker)) for marker in bucket.markers]
+        bucket.started = start_mean(self.new, grads, bucket.markers[0].target is SCATTER, self.options)
 
-    def _finish(self, reduction: _Reduction) -> None:
-        if reduction.markers[0] in self.new_of:
-            return
-        assert reduction.started is not None
-        params = [self.new_of[self.params[param]] for param in reduction.bucket.params]
-        layouts = [self.layouts[param] for param in reduction.bucket.params]
-        scatter = reduction.markers[0].target is SCATTER
-        results = finish_mean(self.new, reduction.started, layouts, params, scatter)
-        self.new_of.update(zip(reduction.markers, results, strict=True))
+    def _finish(self, bucket: Bucket) -> None:
+        if bucket.markers[0] not in self.new_of:
+            assert bucket.started is not None
+            params = [self.new_of[self.params[param]] for param in bucket.params]
+            layouts = [self.layouts[param] for param in bucket.params]
+            scatter = bucket.markers[0].target is SCATTER
+            results = finish_mean(self.new, bucket.started, layouts, params, scatter)
+            self.new_of.update(zip(bucket.markers, results, strict=True))
 
     def _by_bucket(self, nodes: list[fx.Node]) -> list[fx.Node]:
         """Sort nodes by the last bucket that they need, directly or through values and memory.
 
         Nodes that need none come right before the first one that needs them, while their values are in the cache.
         """
-        number = {marker: i for i, reduction in enumerate(self.reductions) for marker in reduction.markers}
+        number = {marker: i for i, bucket in enumerate(self.buckets) for marker in bucket.markers}
         memory = {node: (reads(node) | storages(node), writes(node)) for node in nodes}
         for order, extreme in ((nodes, max), (nodes[::-1], min)):
             write: dict[int, int] = {}  # storage -> the last bucket that a node which writes to it needs
