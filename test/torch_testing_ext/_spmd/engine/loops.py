@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -613,6 +614,73 @@ def sgd(model: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+class Complex(nn.Module):
+    """Its gradients are lazy conjugates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.cfloat, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.cfloat) @ self.weight.conj()).abs()
+
+
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = self.one, self.other
+        return torch.cond(x.sum() > 0, lambda x: one(x) + other(x), lambda x: one(x) - other(x), (x,))
+
+
+def complex_conjugates(model, optimizer, batch):
+    return update(model, optimizer, batch)
+
+
+def conditional(model, optimizer, batch):
+    return update(model, optimizer, batch)
+
+
+def gathering(model, optimizer, batch):
+    """A loss over the outputs of all ranks, through a collective with a gradient."""
+    optimizer.zero_grad()
+    outputs = all_gather_tensor_autograd(model(batch[0][:5]), 0, dist.group.WORLD)
+    loss = (outputs @ outputs.t()).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@loop
+def optimizer_hooks(parallel):
+    """Hooks of the optimizer that are registered between calls."""
+    model = parallel.model(net())
+    optimizer = adam(model)
+    compiled = parallel.step(update)
+
+    def parameters(hooked):
+        return [param for group in hooked.param_groups for param in group["params"]]
+
+    def halve(hooked, args, kwargs):
+        for param in parameters(hooked):
+            param.grad.mul_(0.5)
+
+    def clamp(hooked, args, kwargs):
+        for param in parameters(hooked):
+            param.data.clamp_(-0.3, 0.3)
+
+    results = []
+    for call in range(6):
+        if call == 2:
+            optimizer.register_step_pre_hook(halve)
+        elif call == 4:
+            optimizer.register_step_post_hook(clamp)
+        results.append(compiled(model, optimizer, parallel.batch(call)))
+    return results, state(model)
+
+
 for each in (
     importing,
     printing,
@@ -642,3 +710,6 @@ simple(tied, build=Tied)
 simple(sparse, sgd, Sparse)
 simple(sparse_with_momentum, nesterov, Sparse)
 simple(gradients_after_the_update, nesterov)
+simple(complex_conjugates, sgd, Complex)
+simple(conditional, build=Conditional)
+simple(gathering, sgd)

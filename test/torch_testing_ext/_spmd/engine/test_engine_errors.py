@@ -290,6 +290,19 @@ class TestEngineErrors(DTensorContinuousTestBase):
                 optimizer_of.step()
         self.assertEqual([*map(whole, model.parameters())], [*map(whole, reference.parameters())])
 
+    def test_update_after_the_call(self):
+        """An optimizer that no step has had holds parameters that are empty between calls."""
+        model = net()
+        step = compile(parallel_mode=DataParallel("fully_shard"))(lambda model, batch: error(model, batch).backward())
+        before = adam(model)
+        step(model, self._batch())
+        with self.assertRaisesRegex(SPMDError, "steps outside of the compiled step"):
+            before.step()
+        values = [*map(whole, model.parameters())]
+        adam(model).step()  # on DTensors
+        for value, param in zip(values, model.parameters(), strict=True):
+            self.assertNotEqual(value, whole(param))
+
     def test_other_style(self):
         for first, second in (("replicate", "fully_shard"), ("fully_shard", "replicate")):
             model, optimizer, _ = self._trained(first)
