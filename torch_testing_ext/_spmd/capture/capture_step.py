@@ -14,8 +14,7 @@ from ..engine.engine_step import EngineStep
 from ..engine.state_finder import find_state
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
-from .call_arguments import CallArguments
-from .captured_state import CapturedState
+from .captured_state import CallArguments, CapturedState
 from .enrolment import Enrolment
 from .program import Program, StepReport, report_of
 from .program_maker import GraphPasses, make_program
@@ -54,7 +53,7 @@ class CaptureStep(EngineStep):
         self._last = program
         verifies = self._is_due(engine, program)
         if program.meets and engine.wire.world > 1:
-            self._begin(engine, VERIFIES if verifies else 0, program.number)
+            self._begin(engine, VERIFIES if verifies else 0, program.recorded.number)
             engine.meeting.meet()
             verifies = bool(engine.meeting.reads & VERIFIES)
         if program.effects.makes_states:
@@ -68,7 +67,7 @@ class CaptureStep(EngineStep):
 
     def _is_due(self, engine: StateEngine, program: Program) -> bool:
         """Whether this rank wants to verify the call."""
-        if self.verify == "off" or program.changed_by_user:
+        if self.verify == "off" or program.recorded.changed_by_user:
             return False
         history = engine.history_of(self)
         calls = history.calls if program.meets else program.calls
@@ -83,7 +82,7 @@ class CaptureStep(EngineStep):
         return result
 
     def _verify(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
-        tensors = [*call.tensors(), *captured_tensors(program.module)]
+        tensors = [*call.tensors(), *captured_tensors(program.recorded.module)]
         history = engine.history_of(self)
         calls = history.calls
         verification = Verification(engine, program.state.found, tensors, program.meets and engine.wire.world > 1)
@@ -152,7 +151,7 @@ class CaptureStep(EngineStep):
     @property
     def graph(self) -> fx.GraphModule:
         """The graph of the last call."""
-        return self.last.module
+        return self.last.recorded.module
 
     def print_readable(self) -> str:
         """Print the graph of the last call as code, and return it."""

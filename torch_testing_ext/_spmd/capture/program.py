@@ -45,34 +45,24 @@ _OVERLOADS = {
 class Program:
     """One program, ready to be called with the leaves of a step's arguments."""
 
-    def __init__(
-        self,
-        module: fx.GraphModule,
-        buckets: list[Bucket],
-        recorded: RecordedStep,
-        state: CapturedState,
-        leaves: list[Any],
-        number: int,
-        changed: bool,
-    ) -> None:
-        self.module, self.buckets, self.number, self.changed_by_user = module, buckets, number, changed
+    def __init__(self, recorded: RecordedStep, state: CapturedState, leaves: list[Any]) -> None:
+        self.recorded, self.effects, self.present = recorded, recorded.effects, state.present_grads()
         self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]  # alive, as keys have their ids
-        self.effects, self.sources, self.present = recorded.effects, recorded.sources, state.present_grads()
-        self.run = emit(module)
+        self.run = emit(recorded.module)
         self.verified, self.calls = 0, 0
         self.bind(state)
 
     @property
     def meets(self) -> bool:
         """Whether the ranks must run it together: it communicates or changes what they share, or the engine would."""
-        return self.number != 0 or any(self.state.roster.plans.values())
+        return self.recorded.number != 0 or any(self.state.roster.plans.values())
 
     def bind(self, state: CapturedState) -> None:
         """Look up everything that stays the same from call to call."""
         self.state = state
         varying = ("arg", "grad", "lr")
-        self._template = [None if s.kind in varying else state.value(s, []) for s in self.sources]
-        self._varying = [(position, s) for position, s in enumerate(self.sources) if s.kind in varying]
+        self._template = [None if s.kind in varying else state.value(s, []) for s in self.recorded.sources]
+        self._varying = [(position, s) for position, s in enumerate(self.recorded.sources) if s.kind in varying]
 
     def fits(self) -> bool:
         """Whether it is valid for model and optimizers as they are now."""
@@ -163,8 +153,8 @@ class StepReport:
 
 def report_of(name: str, program: Program, recordings: int) -> StepReport:
     """The report of a step whose last call ran this program."""
-    nodes = program.module.graph.nodes
+    nodes = program.recorded.module.graph.nodes
     operations = sum(node.op not in ("placeholder", "output") for node in nodes)
     kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in nodes if is_collective(node))
-    world, buckets = program.state.layouts[0].world, program.buckets
+    world, buckets = program.state.layouts[0].world, program.recorded.buckets
     return StepReport(name, world, recordings, operations, dict(kinds), buckets, program.verified)

@@ -15,8 +15,7 @@ from ..lower.cleaning import clean
 from ..lower.direct import write_to_buckets
 from ..lower.lowering import lower, number_of
 from ..parallel_modes import GraphPass
-from .call_arguments import CallArguments
-from .captured_state import CapturedState, local_part
+from .captured_state import CallArguments, CapturedState, local_part
 from .override import Override
 from .program import Program
 from .recording import RecordedStep, record
@@ -47,14 +46,15 @@ def make_program(
 ) -> Program:
     """Make the program for a call, without communication: ranks may record at different times."""
     recorded = record(step, call, state, passes.overrides)
-    clean(recorded.graph.graph)
+    clean(recorded.module.graph)
     names = [managed.name for managed in state.roster.params]
     options = CollectiveOptions(wire.group.group_name, wire.world, passes.bucket_bytes)
-    module, buckets = lower(recorded.graph, state.layouts, names, options)
-    module, changed = passes.apply(module, [local_part(rest) for rest in state.rests])
-    number = number_of(module.graph, _effects_on_shared(recorded, state))
-    write_to_buckets(module)
-    return Program(module, buckets, recorded, state, call.leaves, number, changed)
+    module, recorded.buckets = lower(recorded.module, state.layouts, names, options)
+    params = [local_part(rest) for rest in state.rests]
+    recorded.module, recorded.changed_by_user = passes.apply(module, params)
+    recorded.number = number_of(recorded.module.graph, _effects_on_shared(recorded, state))
+    write_to_buckets(recorded.module)
+    return Program(recorded, state, call.leaves)
 
 
 def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str]:

@@ -26,10 +26,10 @@ from torch_testing_ext._torch.spmd import (
 from ..engine.managed_params import managed_by
 from ..engine.optimizer_kinds import why_whole
 from ..engine.resting_state import put_parameter
+from ..lower.buckets import Bucket
 from ..lower.graphs import AVERAGE, SCATTER
 from ..spmd_errors import SPMDError, raised_by_user, user_line_of
-from .call_arguments import CallArguments
-from .captured_state import CapturedState, InputSource
+from .captured_state import CallArguments, CapturedState, InputSource
 from .override import Override, replace_submodules
 from .row_updates import RowUpdates, ShardedLeaf
 from .snapshot import ModuleContents, RandomState
@@ -70,11 +70,17 @@ class StepEffects:
 
 @dataclass
 class RecordedStep:
-    """The graph of one rank's step, with the sources of its inputs and the effects of its outputs."""
+    """The graph of a step, with the sources of its inputs and the effects of its outputs.
 
-    graph: fx.GraphModule
+    number: what ranks compare before they run it. 0: it neither communicates nor changes what they share.
+    """
+
+    module: fx.GraphModule
     sources: list[InputSource]  # one for each placeholder, in order
     effects: StepEffects
+    buckets: list[Bucket] = field(default_factory=list)
+    number: int = 0
+    changed_by_user: bool = False  # by an override or a pass
 
 
 def record(
@@ -172,7 +178,7 @@ class _Recording:
         shards = ShardedLeaf(i, fake, self.state.layouts[i]) if self.state.layouts[i].sharded else None
         leaf = fake if shards is None else shards.whole
         leaf.__dict__.update({name: value for name, value in rest.__dict__.items() if name not in _OF_DTENSOR})
-        leaf._is_param = True  # type: ignore[attr-defined]
+        leaf._is_param = True
         leaf.requires_grad_(rest.requires_grad)
         if shards is not None:
             self.sharded[id(leaf)] = shards
@@ -229,10 +235,9 @@ class _Recording:
                 grad = self.sharded[id(leaf)].rows_of(grad)
             if grad is not self.fakes.get(InputSource("grad", i)):
                 self.effects.grads[i] = None if grad is None else recipe(grad).output
-        states = {
-            id(leaf) for o in self.state.found.optimizers for leaf in _tree.tree_leaves(dict(o.state)) if is_fake(leaf)
-        }
-        self.effects.makes_states = states != {id(fake) for s, fake in self.fakes.items() if s.kind == "state"}
+        states = [leaf for o in self.state.found.optimizers for leaf in _tree.tree_leaves(dict(o.state))]
+        known = {id(fake) for source, fake in self.fakes.items() if source.kind == "state"}
+        self.effects.makes_states = {id(leaf) for leaf in states if is_fake(leaf)} != known
         return outputs
 
 

@@ -33,7 +33,7 @@ class ManagedParam:
         self.layout, self.name = layout, name
         self.index, self.listener = _NOWHERE, None  # type: int, GradientListener | None
         self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
-        self.hooked = False
+        self.hooked, self.emptied = False, False
 
     @property
     def plain(self) -> Any:

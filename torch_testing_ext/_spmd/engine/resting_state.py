@@ -49,12 +49,7 @@ def _refuse_updates_between_calls() -> None:
     def refuse(optimizer: Optimizer, *_: Any) -> None:
         for param in (param for group in optimizer.param_groups for param in group["params"]):
             managed = managed_by(param)
-            if (
-                managed is not None
-                and managed.sharded
-                and param is managed.plain
-                and param.shape != managed.layout.shape
-            ):
+            if managed is not None and managed.emptied and param is managed.plain:
                 raise SPMDError(
                     f"{type(optimizer).__name__} steps outside of the compiled step on parameter {managed.name}, whose "
                     "place in the model a DTensor has taken.",
@@ -129,7 +124,7 @@ class RestingState:
             if managed.sharded:
                 whole = torch.empty_strided(rest.shape, rest.stride(), dtype=local.dtype, device=local.device)
                 gathers.append(RowGather(managed, local, whole))
-                plain.data = whole
+                plain.data, managed.emptied = whole, False
             elif plain.data_ptr() != local.data_ptr():
                 plain.data = local
         self._count("gather of parameters", gathers)
@@ -283,7 +278,7 @@ class RestingState:
 def empty(managed: ManagedParam) -> None:
     """Free the memory of a whole parameter. Its graph, if any is left, can no longer be used."""
     if managed.sharded:
-        plain = managed.plain
+        managed.emptied, plain = True, managed.plain
         plain.grad = None
         plain.data = plain.new_empty(0)
 

@@ -320,7 +320,7 @@ class TestEngineErrors(DTensorContinuousTestBase):
         ):
             with self.assertRaisesRegex(SPMDError, text):
                 make()
-        self.assertEqual(type(compile(gm_transformation=lambda graph: graph)(update)).__name__, "CompiledStep")
+        self.assertEqual(type(compile(gm_transformation=lambda graph: graph)(update)).__name__, "CaptureStep")
 
 
 instantiate_parametrized_tests(TestEngineErrors)
