@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from .capture.capture_step import CaptureStep
 from .capture.override import Override
 from .capture.program_maker import GraphPasses
+from .capture.region_step import RegionStep
 from .capture.verification import VerifyMode
 from .engine.engine_step import EngineStep
 from .parallel_modes import DataParallel, GraphPass, ParallelMode
@@ -34,18 +35,17 @@ def compile(
         backend="capture".
     parallel_mode: `DataParallel("replicate")` by default.
     backend: "engine", the default, runs the step's Python, and averages and shards around it. "capture" records the
-        whole step as one program that runs operation by operation ("fx" is its old name).
-    verify: of a recorded program: "first" also runs the engine at the first call of each program and at random later
-        ones, and raises an error if the results differ; "always" does so at every call, "off" at none.
+        whole step as one program that runs operation by operation ("fx" is its old name). "inductor" is the engine
+        with torch.compile for forward and optimizers, from the second call on.
+    verify: of what is recorded or compiled: "first" also runs the engine at the first call of each program and at
+        random later ones, and raises an error if the results differ; "always" does so at every call, "off" at none.
     """
     check_choice("verify", verify, get_args(VerifyMode))
     check_choice("backend", backend, (*get_args(Backend), None))
     mode = parallel_mode if parallel_mode is not None else DataParallel()
     passes = [each for each in (getattr(mode, "custom_passes", None), gm_transformation) if each is not None]
-    if backend == "engine" and (module_override or passes):
-        raise SPMDError(
-            "The engine runs Python and has no graph to change.", remedy='Use backend="capture", or no override.'
-        )
+    if backend in ("engine", "inductor") and (module_override or passes):
+        raise SPMDError(f"backend={backend!r} runs Python and has no graph to change.", remedy='Use backend="capture".')
     if not isinstance(mode, DataParallel):
         raise SPMDError(f"parallel_mode is {mode!r}.", remedy="Pass a DataParallel.")
     chosen = backend or ("capture" if module_override or passes else "engine")
@@ -53,6 +53,8 @@ def compile(
     def decorate(step: Callable[..., Any]) -> EngineStep | CaptureStep:
         if chosen == "engine":
             return EngineStep(step, mode)
+        if chosen == "inductor":
+            return RegionStep(step, mode, verify)
         return CaptureStep(step, mode, GraphPasses(mode.bucket_bytes, list(module_override or ()), passes), verify)
 
     return decorate

@@ -169,7 +169,7 @@ OF_THE_MAINSTREAM = [
                 changes=((2, "optimizer.param_groups[0]['lr'] *= 0.5"), (3, "optimizer.zero_grad(set_to_none=False)")),
                 width=5,
                 style="fully_shard",
-                options=(("reshard_after_forward", True), ("bucket_mb", 0.0001)),
+                options=(("bucket_mb", 0.0001),),
             )
         },
     ),
@@ -277,7 +277,7 @@ ON_FOUR_RANKS = [
                 ),
                 width=3,
                 style="fully_shard",
-                options=(("reshard_after_forward", True), ("bucket_mb", 0.0001)),
+                options=(("bucket_mb", 0.0001),),
                 fsdp=True,
             )
         },
@@ -306,7 +306,7 @@ ON_FOUR_RANKS = [
                 changes=((1, "torch.manual_seed(3)"), (2, "losses.clear()")),
                 width=3,
                 style="fully_shard",
-                options=(("reshard_after_forward", True), ("bucket_mb", 0.0001)),
+                options=(("bucket_mb", 0.0001),),
                 odd=("return Pair(loss, out)", "torch.manual_seed(3)", "losses.clear()"),
             )
         },

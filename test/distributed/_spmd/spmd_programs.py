@@ -194,11 +194,7 @@ def recipes(draw: Any, max_odd: int = 3) -> Recipe:
     own_size = st.sampled_from([4, 3, 2, 5, 6, 8])
     sizes = tuple(draw(st.one_of(one_size.map(lambda n: (n,)), st.tuples(*[own_size] * 4))) for _ in range(calls))
     strange = tuple(" # ".join(filter(None, (f.init, f.code, f.setup))) for f in used if not f.plain)
-    options = draw(
-        st.sampled_from(
-            [(), (), (), (("bucket_mb", 0.0001),), (("reshard_after_forward", True), ("bucket_mb", 0.0001))]
-        )
-    )
+    options = draw(st.sampled_from([(), (), (), (("bucket_mb", 0.0001),)]))
     return Recipe(
         layers=tuple((f.init, f.code) for f in layers),
         size=size,

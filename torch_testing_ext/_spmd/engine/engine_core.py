@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -271,6 +274,12 @@ def _refuse_later_backward(result: Any) -> None:
             leaf.register_hook(refuse)  # type: ignore[no-untyped-call]
 
 
+@functools.cache
+def _let_gloo_finish() -> None:
+    """Release the GIL before the interpreter exits, for a gloo thread that waits for it to free a tensor."""
+    atexit.register(time.sleep, 0.002)
+
+
 _engines: weakref.WeakKeyDictionary[Any, StateEngine] = weakref.WeakKeyDictionary()
 
 
@@ -281,4 +290,5 @@ def current_engine() -> StateEngine:
     group = dist.group.WORLD
     if group not in _engines:
         _engines[group] = StateEngine(group)  # type: ignore[arg-type]
+        _let_gloo_finish()
     return _engines[group]

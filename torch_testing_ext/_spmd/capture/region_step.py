@@ -1,0 +1,99 @@
+"""Regions: the engine runs the step's Python, in which torch.compile compiles the modules' forward and the optimizers.
+
+The first call is eager, and shows whether the step differentiates through gradients, for which regions have no code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ..engine.engine_core import StateEngine, current_engine
+from ..engine.engine_report import EngineReport
+from ..engine.engine_step import EngineStep
+from ..engine.state_finder import FoundState, find_state
+from ..parallel_modes import DataParallel
+from .captured_state import CallArguments
+from .verification import Verification, VerifyMode, is_drawn
+
+
+class RegionStep(EngineStep):
+    """A train step whose state is data parallel, with compiled regions from the second call on."""
+
+    def __init__(self, function: Callable[..., Any], mode: DataParallel, verify: VerifyMode) -> None:
+        super().__init__(function, mode)
+        self.verify, self.verified = verify, 0
+        self.why_eager = "it is the first call"
+        self._regions: dict[int, tuple[Any, Any]] = {}  # by identity: an owner, and its compiled method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        engine = current_engine()
+        if engine.stack:
+            return super().__call__(*args, **kwargs)
+        with engine.stack.entered(self):
+            found = find_state(self.function, args, kwargs)
+            eager = lambda: engine.run(self, self.mode, args, kwargs)  # noqa: E731
+            if not engine.history_of(self).calls:
+                with self._looking_for_create_graph():
+                    return eager()
+            if self.why_eager:
+                return eager()
+            compiled = lambda: self._compiled(eager, found)  # noqa: E731
+            return self._verify(engine, found, eager, compiled, CallArguments(args, kwargs, "cpu", None).tensors())
+
+    def _verify(
+        self, engine: StateEngine, found: FoundState, eager: Any, compiled: Any, tensors: list[torch.Tensor]
+    ) -> Any:
+        history = engine.history_of(self)
+        due = self.verify == "always" or not self.verified or is_drawn(history.number, history.calls)
+        if self.verify == "off" or not due:
+            return compiled()
+        together = engine.wire.world > 1 and any(history.rosters[-1].plans.values())
+        result = Verification(engine, found, tensors, together).run(eager, compiled)
+        self.verified += 1
+        return result
+
+    def _compiled(self, eager: Callable[[], Any], found: FoundState) -> Any:
+        owners = [(module, "forward") for module in found.modules] + [(o, "step") for o in found.optimizers]
+        before = [(owner, name, owner.__dict__.get(name)) for owner, name in owners]
+        for owner, name in owners:
+            if id(owner) not in self._regions:
+                self._regions[id(owner)] = owner, torch.compile(getattr(owner, name))
+                self._regions[id(owner)][1]._wrapped_by_lr_sched = True  # known to the engine: it may run on rows
+            owner.__dict__[name] = self._regions[id(owner)][1]
+        try:
+            return eager()
+        finally:
+            for owner, name, method in before:
+                owner.__dict__.pop(name, None)
+                owner.__dict__.update({} if method is None else {name: method})
+
+    @contextmanager
+    def _looking_for_create_graph(self) -> Iterator[None]:
+        self.why_eager = ""
+
+        def watched(function: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if inspect.signature(function).bind(*args, **kwargs).arguments.get("create_graph"):
+                    self.why_eager = "it differentiates through gradients (create_graph)"
+                return function(*args, **kwargs)
+
+            return call
+
+        with (
+            mock.patch.object(torch.autograd, "backward", watched(torch.autograd.backward)),
+            mock.patch.object(torch.autograd, "grad", watched(torch.autograd.grad)),
+        ):
+            yield
+
+    def report(self) -> EngineReport:
+        """Summarize the last call, as for the engine, and tell what is compiled."""
+        regions = (
+            f"is compiled, verified {self.verified} times" if not self.why_eager else f"is eager: {self.why_eager}"
+        )
+        return super().report().with_line(f"forward and optimizers: the step {regions}")
