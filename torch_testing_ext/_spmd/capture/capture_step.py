@@ -47,8 +47,6 @@ class CaptureStep(EngineStep):
             program = next((p for p in self._quick.get(call.signature, ()) if p.fits()), None)
             return self._new_call(engine, call) if program is None else self._run(engine, program, call)
 
-    # -- a call
-
     def _run(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
         self._last = program
         verifies = self._is_due(engine, program)
@@ -101,8 +99,6 @@ class CaptureStep(EngineStep):
         program.verified += 1
         return result
 
-    # -- a call for which no program is known
-
     def _new_call(self, engine: StateEngine, call: CallArguments) -> Any:
         found = find_state(self.function, call.args, call.kwargs)
         enrolment = Enrolment(engine, engine.history_of(self), self.mode, found)
@@ -138,8 +134,6 @@ class CaptureStep(EngineStep):
             raise
         self.recordings += 1
         return program
-
-    # -- inspection
 
     @property
     def last(self) -> Program:

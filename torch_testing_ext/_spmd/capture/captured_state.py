@@ -134,8 +134,6 @@ class CapturedState:
                 if value is not None:
                     yield ParamSlot(module, name, value)
 
-    # -- guards
-
     def is_current(self) -> bool:
         """Whether model and optimizers still have these objects and settings."""
         try:
@@ -183,8 +181,6 @@ class CapturedState:
         """For each parameter, whether it has a gradient."""
         with disable_torch_function():
             return [rest.grad is not None for rest in self.rests]
-
-    # -- values
 
     def sources(self, leaves: list[Any]) -> Iterator[InputSource]:
         """The inputs of a program. Parameters come first."""

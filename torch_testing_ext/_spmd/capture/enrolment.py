@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..engine.call_header import CallHeader
 from ..engine.engine_core import StateEngine, StepHistory
 from ..engine.managed_params import forget, managed_by
 from ..engine.optimizer_kinds import why_whole
-from ..engine.resting_state import empty, put_parameter, rekey
-from ..engine.roster import ParamSlot, Roster, registered, tensors_of
+from ..engine.roster import registered, tensors_of
 from ..engine.row_optimizers import shard_states
 from ..engine.state_finder import FoundState
 from ..parallel_modes import DataParallel
@@ -43,8 +40,12 @@ class Enrolment:
             known = [managed_by(tensor) is not None for tensor in tensors]
             roster = maker.make(plan, new > 0)
             self._fresh = [managed for managed, had in zip(roster.params, known, strict=True) if not had]
-            if roster.rests:
-                _let_rest(roster, slots)
+            if roster.rests and new:  # let modules and optimizers hold what they hold between calls
+                engine.resting.enter(roster, slots)
+                engine.resting.leave(found.modules, False)
+                for optimizer in found.optimizers:
+                    if why_whole(optimizer) is None:
+                        shard_states(optimizer, [managed for managed in roster.params if managed.sharded])
         self.roster = roster
         history.add(roster)
 
@@ -56,18 +57,3 @@ class Enrolment:
             forget(managed)
         self._engine.forget(self.roster, self._history, self._optimizers)
         self._before.restore()
-
-
-@torch.no_grad()
-def _let_rest(roster: Roster, slots: list[ParamSlot]) -> None:
-    """Give modules and optimizers the form that they have between calls."""
-    for slot in slots:
-        managed = managed_by(slot.value)
-        if managed is not None:
-            put_parameter(slot.module, slot.name, managed.rest)
-    for optimizer in roster.optimizers:
-        rekey(optimizer, lambda managed: managed.rest)
-        if why_whole(optimizer) is None:
-            shard_states(optimizer, [managed for managed in roster.params if managed.sharded])
-    for managed in roster.params:
-        empty(managed)

@@ -12,14 +12,7 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch.spmd import (
-    below_autograd,
-    disable_torch_function,
-    dtensor_like,
-    raw_operation,
-    set_grad_enabled,
-    tree,
-)
+from torch_testing_ext._torch import spmd
 
 from ..engine.engine_report import mebibytes
 from ..lower.buckets import Bucket
@@ -71,25 +64,25 @@ class Program:
     def __call__(self, leaves: list[Any]) -> Any:
         """Run with autograd and autocast off: the graph has both in it."""
         inputs: list[Any] = self._template.copy()
-        grad_mode, guard, cast = torch.is_grad_enabled(), below_autograd(), self._autocast()
-        set_grad_enabled(False)
+        grad_mode, guard, cast = torch.is_grad_enabled(), spmd.below_autograd(), self._autocast()
+        spmd.set_grad_enabled(False)
         try:
-            with disable_torch_function():
+            with spmd.disable_torch_function():
                 for position, source in self._varying:
                     inputs[position] = self.state.value(source, leaves)
             outputs = self.run(inputs)
         finally:
             del guard
-            set_grad_enabled(grad_mode)
+            spmd.set_grad_enabled(grad_mode)
             for device in cast:
                 torch.set_autocast_enabled(device, True)
-        with disable_torch_function():
+        with spmd.disable_torch_function():
             for i, index in self.effects.grads.items():
                 rest, value = self.state.rests[i], None if index is None else outputs[index]
-                rest.grad = dtensor_like(rest, value) if isinstance(rest, DTensor) and value is not None else value
+                rest.grad = spmd.dtensor_like(rest, value) if isinstance(rest, DTensor) and value is not None else value
         self.calls += 1
         values = [self._made(recipe, outputs, leaves) for recipe in self.effects.result]
-        return tree().tree_unflatten(values, self.effects.result_spec)
+        return spmd.tree().tree_unflatten(values, self.effects.result_spec)
 
     def _autocast(self) -> list[str]:
         """Turn autocast off. Returns the devices for which it was on."""
@@ -122,7 +115,7 @@ def emit(module: fx.GraphModule) -> Callable[..., Any]:
 
 def _fastest(namespace: str, name: str, overload: str) -> Any:
     fast = _OVERLOADS.get(overload, {}).get(name) if namespace == "aten" else None
-    return fast or raw_operation(getattr(getattr(getattr(torch.ops, namespace), name), overload))
+    return fast or spmd.raw_operation(getattr(getattr(getattr(torch.ops, namespace), name), overload))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 from torch import fx
 
 from ..engine.wire import Wire
-from ..lower.buckets import CollectiveOptions
-from ..lower.cleaning import clean
+from ..lower.buckets import Bucket, CollectiveOptions
+from ..lower.cleaning import clean, lasting_storages, remove_dead_code
 from ..lower.direct import write_to_buckets
-from ..lower.lowering import lower, number_of
+from ..lower.gathers import lower_gathers
+from ..lower.graphs import is_collective, placeholders, storages, writes
+from ..lower.schedule import schedule_gradients
 from ..parallel_modes import GraphPass
+from ..param_layout import Layout
 from .captured_state import CallArguments, CapturedState, local_part
 from .override import Override
 from .program import Program
@@ -49,10 +53,10 @@ def make_program(
     clean(recorded.module.graph)
     names = [managed.name for managed in state.roster.params]
     options = CollectiveOptions(wire.group.group_name, wire.world, passes.bucket_bytes)
-    module, recorded.buckets = lower(recorded.module, state.layouts, names, options)
+    module, recorded.buckets = _lower(recorded.module, state.layouts, names, options)
     params = [local_part(rest) for rest in state.rests]
     recorded.module, recorded.changed_by_user = passes.apply(module, params)
-    recorded.number = number_of(recorded.module.graph, _effects_on_shared(recorded, state))
+    recorded.number = _number_of(recorded.module.graph, _effects_on_shared(recorded, state))
     write_to_buckets(recorded.module)
     return Program(recorded, state, call.leaves)
 
@@ -64,3 +68,32 @@ def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str
     lines = [f"gradient {i} {'is lost' if out is None else 'is new'}" for i, out in effects.grads.items()]
     lines += ["shares buffers"] * effects.shares_buffers
     return lines + ["makes states"] * effects.makes_states
+
+
+def _lower(
+    module: fx.GraphModule, layouts: list[Layout], names: list[str], options: CollectiveOptions
+) -> tuple[fx.GraphModule, list[Bucket]]:
+    """Lower a clean graph, which is consumed. Returns one with collectives, and their buckets."""
+    buckets: list[Bucket] = []
+    if any(layout.sharded for layout in layouts):
+        buckets = lower_gathers(module.graph, layouts, names, options)
+    new, reductions = schedule_gradients(module.graph, layouts, names, options)
+    remove_dead_code(new)
+    new.lint()
+    return fx.GraphModule(module, new), buckets + reductions
+
+
+def _number_of(graph: fx.Graph, effects: list[str]) -> int:
+    """The number that ranks compare before they run a program: of its collectives, and of what it changes.
+
+    `effects` are other changes. The number is 0 if the program neither communicates nor changes what ranks share.
+    """
+    written = lasting_storages(graph).intersection(set().union(*map(writes, graph.nodes)))
+    lines = [*map(_describe, filter(is_collective, graph.nodes)), *effects]
+    lines += [f"changes input {i}" for i, node in enumerate(placeholders(graph)) if storages(node) & written]
+    return 1 + zlib.crc32("\n".join(lines).encode()) if lines else 0
+
+
+def _describe(node: fx.Node) -> str:
+    value: Any = node.meta.get("val")
+    return f"{node.target} of {getattr(value, 'dtype', '')}{list(getattr(value, 'shape', ()))} {node.args[1:]}"

@@ -12,16 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_testing_ext._torch.spmd import (
-    fake_of_captured,
-    foreach_by_default,
-    function_mode_class,
-    import_tracer,
-    is_fake,
-    new_fake_mode,
-    python_dispatcher,
-    tree,
-)
+from torch_testing_ext._torch import spmd
 
 from ..engine.managed_params import managed_by
 from ..engine.optimizer_kinds import why_whole
@@ -37,10 +28,10 @@ from .snapshot import ModuleContents, RandomState
 if TYPE_CHECKING:
     from torch.overrides import TorchFunctionMode as Mode
 else:
-    Mode = function_mode_class()
+    Mode = spmd.function_mode_class()
 
-import_tracer()
-_tree = tree()
+spmd.import_tracer()
+_tree = spmd.tree()
 ENGINE = 'Drop backend="capture": the engine runs any Python.'
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Tensor)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -106,7 +97,7 @@ class _Recording:
         self, step: Callable[..., Any], call: CallArguments, state: CapturedState, overrides: list[Override]
     ) -> None:
         self.step, self.call, self.state, self.overrides = step, call, state, overrides
-        self.mode = new_fake_mode()
+        self.mode = spmd.new_fake_mode()
         self.effects = StepEffects()
         self.leaves: list[torch.Tensor] = []  # the parameters as the step sees them
         self.sharded: dict[int, ShardedLeaf] = {}  # by the identity of a leaf
@@ -118,7 +109,7 @@ class _Recording:
     def run(self) -> RecordedStep:
         contents, random = ModuleContents(self.state.found), RandomState()
         try:
-            with self.mode, python_dispatcher():
+            with self.mode, spmd.python_dispatcher():
                 module = make_fx(self._run_step, tracing_mode="real")(*self.fakes.values())
         finally:
             contents.restore()
@@ -127,11 +118,9 @@ class _Recording:
             node.meta["is_number"] = source in self.numbers
         for node in module.graph.nodes:  # the tracer makes a new value for each node of a captured tensor
             if node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
-                fake = fake_of_captured(self.mode, getattr(module, str(node.target)))
+                fake = spmd.fake_of_captured(self.mode, getattr(module, str(node.target)))
                 node.meta["val"] = node.meta["val"] if fake is None else fake
         return RecordedStep(module, [*self.fakes], self.effects)
-
-    # -- the run
 
     def _run_step(self, *_: torch.Tensor) -> list[Any]:
         if self.overrides:
@@ -206,10 +195,8 @@ class _Recording:
         if source in self.fakes:
             fake["lr"] = self.fakes[source].item() if source in self.numbers else self.fakes[source]
         if group.get("foreach", False) is None and not group.get("fused") and not group.get("differentiable"):
-            fake["foreach"] = foreach_by_default(self.leaves[0].device)  # torch looks at the type of parameters
+            fake["foreach"] = spmd.foreach_by_default(self.leaves[0].device)  # torch looks at the type of parameters
         return fake
-
-    # -- the effects
 
     def _collect(self, result: Any) -> list[Any]:
         outputs: list[Any] = []
@@ -220,7 +207,7 @@ class _Recording:
         def recipe(value: Any) -> Recipe:
             if id(value) in source_of:
                 return Recipe(source=source_of[id(value)])
-            if is_fake(value) or isinstance(value, _SYMBOLS):
+            if spmd.is_fake(value) or isinstance(value, _SYMBOLS):
                 outputs.append(value.detach() if isinstance(value, torch.Tensor) else value)
                 return Recipe(output=len(outputs) - 1)
             if not isinstance(value, _CONSTANTS) and id(value) not in given:
@@ -237,7 +224,7 @@ class _Recording:
                 self.effects.grads[i] = None if grad is None else recipe(grad).output
         states = [leaf for o in self.state.found.optimizers for leaf in _tree.tree_leaves(dict(o.state))]
         known = {id(fake) for source, fake in self.fakes.items() if source.kind == "state"}
-        self.effects.makes_states = {id(leaf) for leaf in states if is_fake(leaf)} != known
+        self.effects.makes_states = {id(leaf) for leaf in states if spmd.is_fake(leaf)} != known
         return outputs
 
 
@@ -263,7 +250,7 @@ class Substitution(Mode):
             return {key: self._substituted(item) for key, item in value.items()}
         if kind is tuple or kind is list:
             return kind([self._substituted(item) for item in value])
-        if not isinstance(value, torch.Tensor) or is_fake(value) or id(value) in self.fakes:
+        if not isinstance(value, torch.Tensor) or spmd.is_fake(value) or id(value) in self.fakes:
             return self.fakes.get(id(value), value)
         if value.requires_grad or managed_by(value) is not None:
             shape = tuple(value.shape)

@@ -5,9 +5,11 @@ The first call is eager, and shows whether the step differentiates through gradi
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -27,8 +29,7 @@ class RegionStep(EngineStep):
 
     def __init__(self, function: Callable[..., Any], mode: DataParallel, verify: VerifyMode) -> None:
         super().__init__(function, mode)
-        self.verify, self.verified = verify, 0
-        self.why_eager = "it is the first call"
+        self.verify, self.verified, self.why_eager = verify, 0, "it is the first call"
         self._regions: dict[int, tuple[Any, Any]] = {}  # by identity: an owner, and its compiled method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -37,28 +38,25 @@ class RegionStep(EngineStep):
             return super().__call__(*args, **kwargs)
         with engine.stack.entered(self):
             found = find_state(self.function, args, kwargs)
-            eager = lambda: engine.run(self, self.mode, args, kwargs)  # noqa: E731
+            eager = functools.partial(engine.run, self, self.mode, args, kwargs)
             if not engine.history_of(self).calls:
                 with self._looking_for_create_graph():
                     return eager()
-            if self.why_eager:
-                return eager()
-            compiled = lambda: self._compiled(eager, found)  # noqa: E731
-            return self._verify(engine, found, eager, compiled, CallArguments(args, kwargs, "cpu", None).tensors())
+            compiled = functools.partial(self._run_compiled, eager, found)
+            if self.why_eager or not self._is_due(engine):
+                return (eager if self.why_eager else compiled)()
+            together = engine.wire.world > 1 and any(engine.history_of(self).rosters[-1].plans.values())
+            tensors = CallArguments(args, kwargs, "cpu", None).tensors()
+            result = Verification(engine, found, tensors, together).run(eager, compiled)
+            self.verified += 1
+            return result
 
-    def _verify(
-        self, engine: StateEngine, found: FoundState, eager: Any, compiled: Any, tensors: list[torch.Tensor]
-    ) -> Any:
+    def _is_due(self, engine: StateEngine) -> bool:
         history = engine.history_of(self)
-        due = self.verify == "always" or not self.verified or is_drawn(history.number, history.calls)
-        if self.verify == "off" or not due:
-            return compiled()
-        together = engine.wire.world > 1 and any(history.rosters[-1].plans.values())
-        result = Verification(engine, found, tensors, together).run(eager, compiled)
-        self.verified += 1
-        return result
+        drawn = not self.verified or is_drawn(history.number, history.calls)
+        return self.verify == "always" or (self.verify == "first" and drawn)
 
-    def _compiled(self, eager: Callable[[], Any], found: FoundState) -> Any:
+    def _run_compiled(self, eager: Callable[[], Any], found: FoundState) -> Any:
         owners = [(module, "forward") for module in found.modules] + [(o, "step") for o in found.optimizers]
         before = [(owner, name, owner.__dict__.get(name)) for owner, name in owners]
         for owner, name in owners:
@@ -80,20 +78,17 @@ class RegionStep(EngineStep):
         def watched(function: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if inspect.signature(function).bind(*args, **kwargs).arguments.get("create_graph"):
-                    self.why_eager = "it differentiates through gradients (create_graph)"
+                    self.why_eager = "the step differentiates through gradients (create_graph)"
                 return function(*args, **kwargs)
 
             return call
 
-        with (
-            mock.patch.object(torch.autograd, "backward", watched(torch.autograd.backward)),
-            mock.patch.object(torch.autograd, "grad", watched(torch.autograd.grad)),
-        ):
+        watches = {name: watched(getattr(torch.autograd, name)) for name in ("backward", "grad")}
+        with mock.patch.multiple(torch.autograd, **watches):
             yield
 
     def report(self) -> EngineReport:
         """Summarize the last call, as for the engine, and tell what is compiled."""
-        regions = (
-            f"is compiled, verified {self.verified} times" if not self.why_eager else f"is eager: {self.why_eager}"
-        )
-        return super().report().with_line(f"forward and optimizers: the step {regions}")
+        report = super().report()
+        how = f"eager: {self.why_eager}" if self.why_eager else f"compiled, verified {self.verified} times"
+        return replace(report, optimizers=(*report.optimizers, f"forward and optimizers are {how}"))

@@ -69,11 +69,6 @@ class BucketProgress:
             self.next += 1
         return range(first, self.next)
 
-    def rest(self) -> range:
-        """The buckets that have not started. They start at the end of the backward."""
-        first, self.next = self.next, len(self.missing)
-        return range(first, self.next)
-
 
 def bucket_numbers(buckets: Sequence[Sequence[int]]) -> dict[int, int]:
     """The number of the bucket of each parameter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .gradient_buckets import BackwardPlan
 from .optimizer_kinds import why_whole
@@ -41,10 +41,6 @@ class EngineReport:
     def bytes_per_call(self) -> int:
         """The size of all that one call averages and gathers."""
         return sum(line.nbytes for lines in self.backwards for line in lines) + sum(self.gathered.values())
-
-    def with_line(self, line: str) -> EngineReport:
-        """The same, with one more line."""
-        return replace(self, optimizers=(*self.optimizers, line))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -66,13 +66,12 @@ class TestEnginePlans(TestCase):
     def test_buckets_start_in_order_and_the_last_one_at_the_end(self):
         progress = BucketProgress.of([[5, 4], [3], [2, 1]])
         self.assertEqual([[*progress.arrive(param)] for param in (3, 5, 2, 4, 1)], [[], [], [], [0, 1], []])
-        self.assertEqual([*progress.rest()], [2])
-        self.assertEqual([*progress.rest()], [])
+        self.assertEqual(progress.next, 2)
 
     def test_what_is_missing_starts_at_the_end(self):
         progress = BucketProgress.of([[2], [1], [0]])
         self.assertEqual([*progress.arrive(1)], [])
-        self.assertEqual([*progress.rest()], [0, 1, 2])
+        self.assertEqual(progress.next, 0)
 
     @parametrize("name", [*HEADERS])
     def test_headers(self, name):
