@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,13 +17,6 @@ def import_tracer() -> None:
     import torch._subclasses.fake_tensor
     import torch.export._trace
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
-
-
-def dispatch_mode_class() -> type:
-    """`TorchDispatchMode`, the base of modes that see every operation (torch 2.0 to 2.15)."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    return TorchDispatchMode
 
 
 def tree() -> Any:
@@ -75,70 +67,6 @@ def is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def fake_like(mode: Any, tensor: torch.Tensor, name: str, dynamic_dim: int | None) -> torch.Tensor:
-    """A fake tensor of `mode` like `tensor`, with a symbol as the size of `dynamic_dim` (torch 2.5 to 2.15)."""
-    from torch._dynamo.source import ConstantSource
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-
-    dims = [DimDynamic.DYNAMIC if d == dynamic_dim else DimDynamic.STATIC for d in range(tensor.dim())]
-    context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-    source = ConstantSource(name)
-    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=False, source=source, symbolic_context=context)
-    return fake
-
-
-def show_class_of_fakes(seen: Callable[[Any], Any] | None) -> None:
-    """Let `seen` tell the `__class__` of a fake tensor; None restores it (torch 2.0 to 2.15)."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if seen is None:
-        if "__getattribute__" in FakeTensor.__dict__:
-            del FakeTensor.__getattribute__
-        return
-    plain = object.__getattribute__
-    FakeTensor.__getattribute__ = lambda fake, name: (  # type: ignore[method-assign]
-        seen(fake) if name == "__class__" else plain(fake, name)
-    )
-
-
-def saved_tensor_hooks() -> Any:
-    """The hooks on tensors saved for backward that are active outside of the step (torch 2.5 to 2.15)."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
-@contextlib.contextmanager
-def fakes_lacking_attributes(get: Callable[[Any, str], Any]) -> Iterator[None]:
-    """Let `get` answer for attributes that a fake tensor does not have, or raise AttributeError (torch 2.0 to 2.15)."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    FakeTensor.__getattr__ = lambda fake, name: get(fake, name)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del FakeTensor.__getattr__  # type: ignore[attr-defined]
-
-
-def fixed_size(size: Any) -> int | None:
-    """The size as a number, unless it is a symbol that may have several values (torch 2.1 to 2.15)."""
-    if type(size) is int:
-        return size
-    number: int | None = size.node.maybe_as_int()
-    return number
-
-
-def data_dependent_errors() -> tuple[type[Exception], ...]:
-    """The errors that tracing raises if a program reads the value of a tensor (torch 2.5 to 2.15)."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
-
-
-def inside_backward() -> bool:
-    """Whether the autograd engine runs on this thread (torch 2.0 to 2.15)."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def storage_key(tensor: torch.Tensor) -> int:
     """A unique key of a tensor's storage; works for fake tensors, which have no address (torch 2.1 to 2.15)."""
     key: int = tensor.untyped_storage()._cdata
@@ -152,36 +80,24 @@ def python_dispatcher() -> Any:
     return enable_python_dispatcher()
 
 
-def tracing_graph() -> torch.fx.Graph | None:
-    """The graph that make_fx is recording, if any (torch 2.1 to 2.15)."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    mode = get_proxy_mode()
-    return None if mode is None else mode.tracer.graph
-
-
-@contextlib.contextmanager
-def values_unknown(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Keep the tracer from computing with the values of `tensors` that it knows (torch 2.1 to 2.15)."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-
-    mode = get_proxy_mode()
-    holders: list[Any] = [*tensors]
-    if mode is not None:
-        holders += [get_proxy_slot(tensor, mode.tracer, None) for tensor in tensors]
-    known = [(holder, holder.constant) for holder in holders if getattr(holder, "constant", None) is not None]
-    for holder, _ in known:
-        holder.constant = None
-    try:
-        yield
-    finally:
-        for holder, value in known:
-            holder.constant = value
+# The generated Python bindings parse plain arguments faster than the dispatcher's generic call. These take exactly the
+# schema's arguments in the schema's order.
+_FUNCTIONS = "t mm bmm addmm relu sigmoid tanh sqrt cat"
+_OF_TENSORS = "add sub mul div"
+_OVERLOADS = {
+    "default": {name: getattr(torch, name) for name in _FUNCTIONS.split()}
+    | {name: getattr(torch.Tensor, name) for name in ("addcmul_", "addcdiv_", "view", "expand")},
+    "Tensor": {name: getattr(torch, name) for name in _OF_TENSORS.split()}
+    | {name: getattr(torch.Tensor, name) for name in ("add_", "mul_")},
+    "Scalar": {"lerp_": torch.Tensor.lerp_},
+    "out": {name: getattr(torch, name) for name in ("mm", "bmm", "mul", "add")},
+}
 
 
-def raw_operation(overload: Any) -> Any:
-    """The C++ function of an operator overload; a call is 0.3 microseconds faster (torch 1.12 to 2.15)."""
-    return overload._op
+def fastest_operation(namespace: str, name: str, overload: str) -> Any:
+    """The function that calls an operation with the least overhead (torch 1.12 to 2.15)."""
+    fast = _OVERLOADS.get(overload, {}).get(name) if namespace == "aten" else None
+    return fast or getattr(getattr(getattr(torch.ops, namespace), name), overload)._op  # the C++ function
 
 
 def below_autograd() -> Any:
@@ -200,16 +116,16 @@ def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
     dtensor._local_tensor = local
 
 
-def without_dispatch() -> Any:
-    """A context manager in which operations bypass all dispatch modes (torch 2.0 to 2.15)."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
-
-
-def kernel_choices() -> tuple[Any, ...]:
-    """Settings that decide which operation torch chooses for attention and for encoder layers (torch 2.5 to 2.15)."""
+def calling_modes(device: str) -> tuple[Any, ...]:
+    """The modes of torch in which a function is called, and that decide which operations run (torch 2.5 to 2.15)."""
     return (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled(device),
+        torch.get_autocast_dtype(device),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
@@ -220,75 +136,11 @@ def kernel_choices() -> tuple[Any, ...]:
     )
 
 
-def global_module_hooks() -> list[Any]:
-    """The registries of hooks that run for every module (torch 2.0 to 2.15)."""
-    from torch.nn.modules import module
-
-    return [value for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)]
-
-
 def foreach_by_default(device: torch.device) -> bool:
     """Whether optimizers use their foreach form by default on this device (torch 2.0 to 2.15)."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     return device.type in _get_foreach_kernels_supported_devices()
-
-
-@contextlib.contextmanager
-def compiled_functions_run_eagerly() -> Iterator[None]:
-    """Let functions compiled by `torch.compile` run as they are while make_fx traces (torch 2.1 to 2.15)."""
-    from torch._dynamo import config
-
-    with config.patch(error_on_nested_fx_trace=False):
-        yield
-
-
-@contextlib.contextmanager
-def object_collectives_call(replacement: Callable[..., Any]) -> Iterator[None]:
-    """Call `replacement` where a collective of Python objects packs or unpacks them (torch 1.8 to 2.15)."""
-    from torch.distributed import distributed_c10d
-
-    names = ("_object_to_tensor", "_tensor_to_object")
-    originals = {name: getattr(distributed_c10d, name) for name in names}
-    for name in names:
-        setattr(distributed_c10d, name, replacement)
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(distributed_c10d, name, original)
-
-
-@contextlib.contextmanager
-def seen_as_compiling() -> Iterator[None]:
-    """Make `torch.compiler.is_compiling()` true, so that optimizers keep step counts as tensors (torch 2.6 to 2.15)."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
-def inductor_compile(graph: torch.fx.GraphModule, fakes: list[Any], mode: Any) -> Callable[[list[Any]], Any]:
-    """Compile a functional graph whose inputs are `fakes` of `mode` (torch 2.6 to 2.15).
-
-    The result takes a list of inputs, and empties it.
-    """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.virtualized import V
-
-    with V.set_fake_mode(mode), tracing(TracingContext(mode)), mode:
-        return compile_fx_inner(graph, fakes)
-
-
-def inductor_decompositions() -> dict[Any, Any]:
-    """The decompositions of composite operations that inductor expects (torch 2.0 to 2.15)."""
-    import torch._inductor.lowering  # noqa: F401 - the decomposition of max_pool2d uses it without importing it
-    from torch._inductor.decomposition import select_decomp_table
-
-    return select_decomp_table()
 
 
 # The C++ functions behind public context managers, for hot paths (torch 2.11 to 2.15).

@@ -64,7 +64,6 @@ class CaptureStep(EngineStep):
         engine.meeting.begin(header, engine.meeting.device, lambda: None, None)
 
     def _is_due(self, engine: StateEngine, program: Program) -> bool:
-        """Whether this rank wants to verify the call."""
         if self.verify == "off" or program.recorded.changed_by_user:
             return False
         history = engine.history_of(self)
@@ -137,14 +136,12 @@ class CaptureStep(EngineStep):
 
     @property
     def last(self) -> Program:
-        """The program of the last call."""
         if self._last is None:
             raise SPMDError("The step has not been called yet.", remedy="Call it once: the first call records it.")
         return self._last
 
     @property
     def graph(self) -> fx.GraphModule:
-        """The graph of the last call."""
         return self.last.recorded.module
 
     def print_readable(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch.spmd import disable_torch_function, kernel_choices, local_tensor, tree
+from torch_testing_ext._torch.spmd import calling_modes, disable_torch_function, local_tensor, tree
 
 from ..engine.roster import ParamSlot, Roster
 from ..engine.state_finder import FoundState
@@ -34,18 +34,15 @@ class CallArguments:
         if len({*map(id, self.leaves)}) != len(self.leaves):
             first: dict[int, int] = {}
             key.append(tuple([first.setdefault(id(leaf), i) for i, leaf in enumerate(self.leaves)]))
-        self.signature = tuple(key), _modes(device)
+        self.signature = tuple(key), calling_modes(device)
 
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
     def rebuilt(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with other leaves."""
-        args, kwargs = _tree.tree_unflatten(leaves, self._spec)
-        return args, kwargs
+        return _tree.tree_unflatten(leaves, self._spec)  # type: ignore[no-any-return]
 
     def admit(self) -> None:
-        """Refuse tensors that a program cannot take."""
         for leaf in self.tensors():
             plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
             if not plain or leaf.requires_grad or leaf.is_conj():
@@ -61,20 +58,6 @@ def _key_of(leaf: Any) -> Any:
     if type(leaf) in _PLAIN:
         return type(leaf), leaf or str(leaf)  # zeros of both signs are equal
     return id(leaf)  # modules, optimizers, and opaque objects: programs keep them alive
-
-
-def _modes(device: str) -> tuple[Any, ...]:
-    """The modes of torch in which the step is called."""
-    return (
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled(device),
-        torch.get_autocast_dtype(device),
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
-        kernel_choices(),
-    )
 
 
 @dataclass(frozen=True)
@@ -128,14 +111,12 @@ class CapturedState:
                 yield StateEntry(i, self.index.get(id(key)), key, leaves, spec)
 
     def slots(self, registry: str) -> Iterator[ParamSlot]:
-        """All places where modules hold parameters or buffers."""
         for module in self.modules:
             for name, value in list(getattr(module, registry).items()):
                 if value is not None:
                     yield ParamSlot(module, name, value)
 
     def is_current(self) -> bool:
-        """Whether model and optimizers still have these objects and settings."""
         try:
             objects = self._collect_objects()
             same = len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
@@ -178,7 +159,6 @@ class CapturedState:
         return repr(self._settings), repr(entries), repr(params), repr(strides), owners
 
     def present_grads(self) -> list[bool]:
-        """For each parameter, whether it has a gradient."""
         with disable_torch_function():
             return [rest.grad is not None for rest in self.rests]
 
@@ -196,7 +176,6 @@ class CapturedState:
                 yield InputSource("arg", i)
 
     def object(self, source: InputSource, leaves: list[Any]) -> Any:
-        """The object that a graph input is read from."""
         if source.kind == "arg":
             return leaves[source.i]
         if source.kind == "lr":

@@ -21,18 +21,6 @@ from .captured_state import CapturedState
 from .recording import Recipe, RecordedStep
 
 _OPERATION = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
-# The generated Python bindings parse plain arguments faster than the dispatcher's generic call. These take exactly the
-# schema's arguments in the schema's order.
-_FUNCTIONS = "t mm bmm addmm relu sigmoid tanh sqrt cat"
-_OF_TENSORS = "add sub mul div"
-_OVERLOADS = {
-    "default": {name: getattr(torch, name) for name in _FUNCTIONS.split()}
-    | {name: getattr(torch.Tensor, name) for name in ("addcmul_", "addcdiv_", "view", "expand")},
-    "Tensor": {name: getattr(torch, name) for name in _OF_TENSORS.split()}
-    | {name: getattr(torch.Tensor, name) for name in ("add_", "mul_")},
-    "Scalar": {"lerp_": torch.Tensor.lerp_},
-    "out": {name: getattr(torch, name) for name in ("mm", "bmm", "mul", "add")},
-}
 
 
 class Program:
@@ -58,7 +46,6 @@ class Program:
         self._varying = [(position, s) for position, s in enumerate(self.recorded.sources) if s.kind in varying]
 
     def fits(self) -> bool:
-        """Whether it is valid for model and optimizers as they are now."""
         return self.state.is_current() and self.state.present_grads() == self.present
 
     def __call__(self, leaves: list[Any]) -> Any:
@@ -104,18 +91,13 @@ def emit(module: fx.GraphModule) -> Callable[..., Any]:
 
     def bind(found: re.Match[str]) -> str:
         name = "_".join(found.groups())
-        names[name] = _fastest(*found.groups())
+        names[name] = spmd.fastest_operation(*found.groups())
         return f"{name}("
 
     source = _OPERATION.sub(bind, code.src)
     exec(compile(source, f"<spmd step {id(module):x}>", "exec"), names)
     forward = names["forward"]
     return lambda inputs: forward(module, *inputs)
-
-
-def _fastest(namespace: str, name: str, overload: str) -> Any:
-    fast = _OVERLOADS.get(overload, {}).get(name) if namespace == "aten" else None
-    return fast or spmd.raw_operation(getattr(getattr(getattr(torch.ops, namespace), name), overload))
 
 
 @dataclass(frozen=True)
@@ -145,7 +127,6 @@ class StepReport:
 
 
 def report_of(name: str, program: Program, recordings: int) -> StepReport:
-    """The report of a step whose last call ran this program."""
     nodes = program.recorded.module.graph.nodes
     operations = sum(node.op not in ("placeholder", "output") for node in nodes)
     kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in nodes if is_collective(node))

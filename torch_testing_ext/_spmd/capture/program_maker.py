@@ -34,7 +34,6 @@ class GraphPasses:
     passes: list[GraphPass] = field(default_factory=list)
 
     def apply(self, module: fx.GraphModule, params: list[torch.Tensor]) -> tuple[fx.GraphModule, bool]:
-        """The changed graph, and whether it has changed."""
         before = str(module.graph)
         for override in self.overrides:
             module = override.transform(module, params)

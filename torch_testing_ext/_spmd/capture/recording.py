@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_testing_ext._machine.random_state import RandomState
 from torch_testing_ext._torch import spmd
 
 from ..engine.managed_params import managed_by
@@ -23,7 +24,7 @@ from ..spmd_errors import SPMDError, raised_by_user, user_line_of
 from .captured_state import CallArguments, CapturedState, InputSource
 from .override import Override, replace_submodules
 from .row_updates import RowUpdates, ShardedLeaf
-from .snapshot import ModuleContents, RandomState
+from .snapshot import ModuleContents
 
 if TYPE_CHECKING:
     from torch.overrides import TorchFunctionMode as Mode

@@ -38,7 +38,6 @@ class ShardedLeaf:
         self.rows.copy_(self.rows_of(self.whole))
 
     def pull(self) -> None:
-        """Copy what an optimizer has written to the rows to the whole parameter."""
         self.whole.copy_(self.gathered(self.rows))
 
 

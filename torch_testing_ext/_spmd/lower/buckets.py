@@ -26,7 +26,6 @@ class CollectiveOptions:
     bucket_bytes: int | None  # the size limit of a bucket; None lets the program choose
 
     def limit(self, tensors: list[torch.Tensor]) -> int:
-        """The size limit of buckets that `tensors` go to."""
         accelerator = any(tensor.device.type != "cpu" for tensor in tensors)
         return self.bucket_bytes or bucket_limit(sum(map(nbytes, tensors)), accelerator)
 
@@ -53,7 +52,6 @@ class Bucket:
 
 
 def _pack(graph: fx.Graph, tensors: list[fx.Node]) -> fx.Node:
-    """One flat tensor, which the program may write to."""
     if len(tensors) > 1:
         return call(graph, aten.flatten_dense_tensors.default, tensors)
     return call(graph, aten.cat.default, [call(graph, aten.reshape.default, tensors[0], [-1])])
@@ -79,7 +77,6 @@ def _split(graph: fx.Graph, tensor: fx.Node, sizes: list[int], dim: int, target:
 
 
 def _padded(graph: fx.Graph, rows: fx.Node, layout: Layout) -> fx.Node:
-    """Rows, and zeros up to the size of a full shard."""
     if layout.even:
         return rows
     missing = layout.chunk - layout.local_shape[0]
@@ -115,13 +112,11 @@ def finish_mean(
 def start_all_gather(
     graph: fx.Graph, shards: list[fx.Node], layouts: list[Layout], options: CollectiveOptions
 ) -> fx.Node:
-    """Start to gather whole tensors from this rank's rows, in one collective."""
     flat = _pack(graph, [_padded(graph, *pair) for pair in zip(shards, layouts, strict=True)])
     return call(graph, c10d.all_gather_into_tensor.default, flat, options.world, options.group)
 
 
 def finish_all_gather(graph: fx.Graph, started: fx.Node, layouts: list[Layout], world: int) -> list[fx.Node]:
-    """Wait for an all_gather, and return the whole tensors."""
     flat = call(graph, c10d.wait_tensor.default, started)
     sizes = [layout.padded_numel for layout in layouts]
     rows = call(graph, aten.view.default, flat, [world, sum(sizes)]) if len(sizes) > 1 else flat

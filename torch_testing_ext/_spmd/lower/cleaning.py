@@ -15,7 +15,6 @@ _SAME_TENSOR = {aten.detach.default, aten.alias.default}
 
 
 def clean(graph: fx.Graph) -> None:
-    """Simplify a recorded graph, in place."""
     for node in list(graph.nodes):
         if node.target in _SAME_TENSOR:
             node.replace_all_uses_with(node.args[0])
@@ -59,7 +58,6 @@ def _remove_copy_of_gradient(copy: fx.Node) -> None:
 
 
 def _is_own(node: fx.Node) -> bool:
-    """Whether an operation has made new memory for its result."""
     return node.op == "call_function" and not any(storages(node) & storages(arg) for arg in node.all_input_nodes)
 
 

@@ -27,7 +27,6 @@ _SAME_MEMORY = (aten.view.default, aten.reshape.default, aten._unsafe_view.defau
 
 
 def is_large(grad: torch.Tensor) -> bool:
-    """Whether a gradient has a place of its own in its bucket."""
     size = nbytes(grad)
     return grad.device.type == "cpu" and size >= _LARGE and size % _ALIGNMENT == 0
 

@@ -21,7 +21,6 @@ GENERATOR = -1
 
 
 def call(graph: fx.Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-    """Insert a new node with its fake value."""
     node = graph.call_function(target, args, kwargs)
     if not isinstance(target, torch._ops.OpOverload) or target._schema.returns:
         refresh(node)
@@ -40,18 +39,15 @@ def refresh(node: fx.Node) -> None:
 
 
 def storages(node: fx.Node) -> set[int]:
-    """The storages of the node's own value."""
     return {storage_key(leaf) for leaf in _tree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}
 
 
 def reads(node: fx.Node) -> set[int]:
-    """The storages that the node may read."""
     found: set[int] = set().union(*(storages(arg) for arg in node.all_input_nodes))
     return found | ({GENERATOR} if _draws(node) else set())
 
 
 def writes(node: fx.Node) -> set[int]:
-    """The storages that the node writes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
     found = {GENERATOR} if _draws(node) else set()
@@ -79,7 +75,6 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Whether a node starts a collective."""
     return getattr(node.target, "namespace", "") == "_c10d_functional" and "wait_tensor" not in str(node.target)
 
 
@@ -88,12 +83,10 @@ def nbytes(value: torch.Tensor) -> int:
 
 
 def param_of(marker: fx.Node) -> int:
-    """The index of the parameter that a marker belongs to."""
     return marker.args[1]  # type: ignore[return-value]
 
 
 def operand(node: fx.Node) -> fx.Node:
-    """The first argument, which must be a node."""
     return node.args[0]  # type: ignore[return-value]
 
 

@@ -23,7 +23,6 @@ _MARKERS = (AVERAGE, SCATTER)
 def schedule_gradients(
     old: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions
 ) -> tuple[fx.Graph, list[Bucket]]:
-    """Return a new graph with the markers lowered, and the buckets."""
     scheduler = _Scheduler(old, layouts, options)
     scheduler.plan(names)
     return scheduler.run(), scheduler.buckets
