@@ -30,13 +30,16 @@ def new_fake_mode() -> Any:
     """A fake mode for tracing, with symbols for `.item()` and data-dependent sizes, and otherwise static shapes.
 
     It admits real tensors that a step captured; the tracer checks them itself. It never computes with their values:
-    torch's own mode runs arithmetic (`mul_`) of real tensors and numbers for real (torch 2.5 to 2.15).
+    torch's own mode runs arithmetic (`mul_`) of real tensors and numbers for real. It refuses collectives in place, whose
+    work nothing would wait for (torch 2.5 to 2.15).
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "c10d":
+                raise NotImplementedError(f"{func} works in place; use torch.distributed._functional_collectives")
             if func not in self.lift_fns:
                 args, kwargs = tree().tree_map(self._to_fake, (args, kwargs or {}))
             return super().__torch_dispatch__(func, types, args, kwargs or {})

@@ -42,7 +42,8 @@ class CaptureStep(EngineStep):
         engine = current_engine()
         if engine.stack:  # a part of the step that calls it
             return super().__call__(*args, **kwargs)
-        with engine.stack.entered(self), torch.inference_mode(False):
+        grad_mode = torch.is_grad_enabled()
+        with engine.stack.entered(self), torch.inference_mode(False), torch.set_grad_enabled(grad_mode):
             call = CallArguments(args, kwargs, engine.meeting.device.type, self.function)
             program = next((p for p in self._quick.get(call.signature, ()) if p.fits()), None)
             return self._new_call(engine, call) if program is None else self._run(engine, program, call)

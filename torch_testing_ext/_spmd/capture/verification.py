@@ -76,7 +76,11 @@ def record_run(result: Any, found: FoundState) -> dict[str, Any]:
                 record[f"gradient of {name}"], record[f"parameter {name}"] = param.grad, param
                 record[f"requires_grad of {name}"] = param.requires_grad
             record.update({f"buffer {name}": buffer for name, buffer in root.named_buffers()})
-            record.update({f"training of {name or 'the model'}": m.training for name, m in root.named_modules()})
+            for name, module in root.named_modules():
+                plain = {
+                    key: value for key, value in vars(module).items() if isinstance(value, (bool, int, float, str))
+                }
+                record.update({f"{key} of {name or 'the model'}": value for key, value in plain.items()})
         for number, optimizer in enumerate(found.optimizers):
             for i, group in enumerate(optimizer.param_groups):
                 record.update({f"{k} of group {i}, optimizer {number}": v for k, v in group.items() if k != "params"})
