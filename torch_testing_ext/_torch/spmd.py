@@ -30,8 +30,8 @@ def new_fake_mode() -> Any:
     """A fake mode for tracing, with symbols for `.item()` and data-dependent sizes, and otherwise static shapes.
 
     It admits real tensors that a step captured; the tracer checks them itself. It never computes with their values:
-    torch's own mode runs arithmetic (`mul_`) of real tensors and numbers for real. It refuses collectives in place, whose
-    work nothing would wait for (torch 2.5 to 2.15).
+    torch's own mode runs arithmetic (`mul_`) of real tensors and numbers for real. It refuses collectives in place:
+    nothing would wait for them (torch 2.5 to 2.15).
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -359,7 +359,7 @@ class TestCaptured(DTensorContinuousTestBase):
             def averaging(model, optimizer, batch):
                 loss = train(model, optimizer, batch)
                 with torch.no_grad():
-                    bias = [p for p in model.parameters() if p.dim() == 1][0]
+                    bias = next(p for p in model.parameters() if p.dim() == 1)
                     mean.mul_(0.9).add_(bias, alpha=0.1)
                 return loss, mean * 1
 

@@ -16,7 +16,7 @@ from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
 from .captured_state import CallArguments, CapturedState
 from .enrolment import Enrolment
-from .program import Program, StepReport, report_of
+from .program import StepProgram, StepReport, report_of
 from .program_maker import GraphPasses, make_program
 from .recording import ENGINE
 from .snapshot import captured_tensors
@@ -34,9 +34,9 @@ class CaptureStep(EngineStep):
         super().__init__(function, mode)
         self.passes, self.verify = passes, verify
         self.recordings = 0
-        self._last: Program | None = None
-        self._quick: dict[Any, list[Program]] = {}  # by the call's arguments
-        self._known: dict[Any, list[Program]] = {}  # by everything that a program depends on
+        self._last: StepProgram | None = None
+        self._quick: dict[Any, list[StepProgram]] = {}  # by the call's arguments
+        self._known: dict[Any, list[StepProgram]] = {}  # by everything that a program depends on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = current_engine()
@@ -48,7 +48,7 @@ class CaptureStep(EngineStep):
             program = next((p for p in self._quick.get(call.signature, ()) if p.fits()), None)
             return self._new_call(engine, call) if program is None else self._run(engine, program, call)
 
-    def _run(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
+    def _run(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
         self._last = program
         verifies = self._is_due(engine, program)
         if program.meets and engine.wire.world > 1:
@@ -64,14 +64,14 @@ class CaptureStep(EngineStep):
         header = CallHeader(history.number, history.calls, reads=reads, program=number)
         engine.meeting.begin(header, engine.meeting.device, lambda: None, None)
 
-    def _is_due(self, engine: StateEngine, program: Program) -> bool:
+    def _is_due(self, engine: StateEngine, program: StepProgram) -> bool:
         if self.verify == "off" or program.recorded.changed_by_user:
             return False
         history = engine.history_of(self)
         calls = history.calls if program.meets else program.calls
         return self.verify == "always" or not program.verified or is_drawn(history.number, calls)
 
-    def _run_program(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
+    def _run_program(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
         if program.effects.shares_buffers and engine.wire.world > 1:
             with torch.no_grad():
                 engine.wire.broadcast(program.state.buffers, engine.meeting.device)
@@ -79,7 +79,7 @@ class CaptureStep(EngineStep):
         engine.history_of(self).calls += program.meets
         return result
 
-    def _verify(self, engine: StateEngine, program: Program, call: CallArguments) -> Any:
+    def _verify(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
         tensors = [*call.tensors(), *captured_tensors(program.recorded.module)]
         history = engine.history_of(self)
         calls = history.calls
@@ -109,7 +109,7 @@ class CaptureStep(EngineStep):
             enrolment.undo()
             raise
 
-    def _find_or_make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> Program:
+    def _find_or_make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> StepProgram:
         known, present = self._known.setdefault((state.key(), call.signature), []), state.present_grads()
         program = next((p for p in known if p.present == present), None)
         if program is not None:
@@ -122,7 +122,7 @@ class CaptureStep(EngineStep):
             quick.append(program)
         return program
 
-    def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> Program:
+    def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> StepProgram:
         try:
             if sum(map(len, self._known.values())) >= _MOST_PROGRAMS:
                 what = f"Arguments or settings change from call to call: the step has {_MOST_PROGRAMS} programs."
@@ -136,7 +136,7 @@ class CaptureStep(EngineStep):
         return program
 
     @property
-    def last(self) -> Program:
+    def last(self) -> StepProgram:
         if self._last is None:
             raise SPMDError("The step has not been called yet.", remedy="Call it once: the first call records it.")
         return self._last

@@ -23,7 +23,7 @@ from .recording import Recipe, RecordedStep
 _OPERATION = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
 
 
-class Program:
+class StepProgram:
     """One program, ready to be called with the leaves of a step's arguments."""
 
     def __init__(self, recorded: RecordedStep, state: CapturedState, leaves: list[Any]) -> None:
@@ -126,7 +126,7 @@ class StepReport:
         return "\n".join(lines)
 
 
-def report_of(name: str, program: Program, recordings: int) -> StepReport:
+def report_of(name: str, program: StepProgram, recordings: int) -> StepReport:
     nodes = program.recorded.module.graph.nodes
     operations = sum(node.op not in ("placeholder", "output") for node in nodes)
     kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in nodes if is_collective(node))

@@ -21,7 +21,7 @@ from ..parallel_modes import GraphPass
 from ..param_layout import Layout
 from .captured_state import CallArguments, CapturedState, local_part
 from .override import Override
-from .program import Program
+from .program import StepProgram
 from .recording import RecordedStep, record
 
 
@@ -46,7 +46,7 @@ class GraphPasses:
 
 def make_program(
     step: Callable[..., Any], call: CallArguments, state: CapturedState, wire: Wire, passes: GraphPasses
-) -> Program:
+) -> StepProgram:
     """Make the program for a call, without communication: ranks may record at different times."""
     recorded = record(step, call, state, passes.overrides)
     clean(recorded.module.graph)
@@ -57,7 +57,7 @@ def make_program(
     recorded.module, recorded.changed_by_user = passes.apply(module, params)
     recorded.number = _number_of(recorded.module.graph, _effects_on_shared(recorded, state))
     write_to_buckets(recorded.module)
-    return Program(recorded, state, call.leaves)
+    return StepProgram(recorded, state, call.leaves)
 
 
 def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str]:

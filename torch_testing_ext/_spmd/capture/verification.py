@@ -77,10 +77,8 @@ def record_run(result: Any, found: FoundState) -> dict[str, Any]:
                 record[f"requires_grad of {name}"] = param.requires_grad
             record.update({f"buffer {name}": buffer for name, buffer in root.named_buffers()})
             for name, module in root.named_modules():
-                plain = {
-                    key: value for key, value in vars(module).items() if isinstance(value, (bool, int, float, str))
-                }
-                record.update({f"{key} of {name or 'the model'}": value for key, value in plain.items()})
+                plain = [item for item in vars(module).items() if isinstance(item[1], (bool, int, float, str))]
+                record.update({f"{key} of {name or 'the model'}": value for key, value in plain})
         for number, optimizer in enumerate(found.optimizers):
             for i, group in enumerate(optimizer.param_groups):
                 record.update({f"{k} of group {i}, optimizer {number}": v for k, v in group.items() if k != "params"})
