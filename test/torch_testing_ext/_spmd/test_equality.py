@@ -49,15 +49,10 @@ OPTIMIZERS = [
     _case("sgd_fused", optim.SGD, lr=0.1, momentum=0.9, fused=True, tolerance=2e-7),
     _case("sgd_tensor_lr", optim.SGD, lr=torch.tensor(0.1), momentum=0.9),
     _case("adam", optim.Adam, lr=0.1),
-    _case("adam_amsgrad", optim.Adam, lr=0.1, amsgrad=True, weight_decay=0.01),
-    _case("adam_foreach", optim.Adam, lr=0.1, foreach=True),
     _case("adam_fused", optim.Adam, lr=0.1, fused=True, tolerance=2e-7),
     _case("adamw", optim.AdamW, lr=0.1),
-    _case("adamw_fused", optim.AdamW, lr=0.1, fused=True, tolerance=2e-7),
     _case("nadam", optim.NAdam, lr=0.1),
-    _case("adamax", optim.Adamax, lr=0.1),
     _case("adagrad", optim.Adagrad, lr=0.1),
-    _case("adadelta", optim.Adadelta, lr=0.1),
     _case("rmsprop", optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
 ]
 

@@ -246,7 +246,6 @@ OTHERS = {
     "odd_totals": _case(totals, lambda: MLP((10, 1, 4)), tolerance=1e-6),
     "spectral": _case(plain_step, spectral),
 }
-STYLES = parametrize("style", ["replicate", "fully_shard"])
 
 
 class TestWholeParameters(DTensorContinuousTestBase):
@@ -256,15 +255,9 @@ class TestWholeParameters(DTensorContinuousTestBase):
     def world_size(self):
         return 2
 
-    @STYLES
-    @parametrize("name", [*CASES])
-    def test_step(self, name, style):
-        train_both(self, CASES[name], capture(parallel_mode=DataParallel(style)))
-
-    @STYLES
-    @parametrize("name", [*OTHERS])
-    def test_model_or_optimizer(self, name, style):
-        train_both(self, OTHERS[name], capture(parallel_mode=DataParallel(style)))
+    @parametrize("name", [*CASES, *OTHERS])
+    def test_step_or_model(self, name):
+        train_both(self, {**CASES, **OTHERS}[name], capture(parallel_mode=DataParallel("fully_shard")))
 
 
 class TestWholeParametersOnFourRanks(DTensorContinuousTestBase):

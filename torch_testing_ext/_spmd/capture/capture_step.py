@@ -18,8 +18,8 @@ from .captured_state import CallArguments, CapturedState
 from .enrolment import Enrolment
 from .program import StepProgram, StepReport, report_of
 from .program_maker import GraphPasses, make_program
-from .recording import ENGINE
 from .snapshot import captured_tensors
+from .step_recording import ENGINE
 from .verification import VERIFIES, Verification, VerifyMode, is_drawn
 
 _MOST_PROGRAMS = 64
@@ -35,8 +35,7 @@ class CaptureStep(EngineStep):
         self.passes, self.verify = passes, verify
         self.recordings = 0
         self._last: StepProgram | None = None
-        self._quick: dict[Any, list[StepProgram]] = {}  # by the call's arguments
-        self._known: dict[Any, list[StepProgram]] = {}  # by everything that a program depends on
+        self._programs: dict[Any, list[StepProgram]] = {}  # by the call's arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = current_engine()
@@ -45,7 +44,7 @@ class CaptureStep(EngineStep):
         grad_mode = torch.is_grad_enabled()
         with engine.stack.entered(self), torch.inference_mode(False), torch.set_grad_enabled(grad_mode):
             call = CallArguments(args, kwargs, engine.meeting.device.type, self.function)
-            program = next((p for p in self._quick.get(call.signature, ()) if p.fits()), None)
+            program = next((p for p in self._programs.get(call.signature, ()) if p.fits()), None)
             return self._new_call(engine, call) if program is None else self._run(engine, program, call)
 
     def _run(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
@@ -93,8 +92,7 @@ class CaptureStep(EngineStep):
         try:
             result = verification.run(eager, lambda: self._run_program(engine, program, call))
         except BaseException:
-            for programs in (*self._known.values(), *self._quick.values()):
-                programs[:] = [known for known in programs if known is not program]
+            self._programs[call.signature].remove(program)
             raise
         program.verified += 1
         return result
@@ -110,21 +108,17 @@ class CaptureStep(EngineStep):
             raise
 
     def _find_or_make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> StepProgram:
-        known, present = self._known.setdefault((state.key(), call.signature), []), state.present_grads()
-        program = next((p for p in known if p.present == present), None)
-        if program is not None:
-            program.bind(state)
-        else:
+        programs, present = self._programs.setdefault(call.signature, []), state.present_grads()
+        program = next((p for p in programs if p.present == present and p.key == state.key()), None)
+        if program is None:
             program = self._make(engine, state, call)
-            known.append(program)
-        quick = self._quick.setdefault(call.signature, [])
-        if program not in quick:
-            quick.append(program)
+            programs.append(program)
+        program.bind(state)
         return program
 
     def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> StepProgram:
         try:
-            if sum(map(len, self._known.values())) >= _MOST_PROGRAMS:
+            if sum(map(len, self._programs.values())) >= _MOST_PROGRAMS:
                 what = f"Arguments or settings change from call to call: the step has {_MOST_PROGRAMS} programs."
                 raise SPMDError(what, remedy=f"Pass what changes as tensors of the same shape. {ENGINE}")
             program = make_program(self.function, call, state, engine.wire, self.passes)

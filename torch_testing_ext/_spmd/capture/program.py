@@ -18,7 +18,7 @@ from ..engine.engine_report import mebibytes
 from ..lower.buckets import Bucket
 from ..lower.graphs import is_collective
 from .captured_state import CapturedState
-from .recording import Recipe, RecordedStep
+from .step_recording import Recipe, RecordedStep
 
 _OPERATION = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
 
@@ -30,7 +30,7 @@ class StepProgram:
         self.recorded, self.effects, self.present = recorded, recorded.effects, state.present_grads()
         self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]  # alive, as keys have their ids
         self.run = emit(recorded.module)
-        self.verified, self.calls = 0, 0
+        self.verified, self.calls, self.key = 0, 0, state.key()
         self.bind(state)
 
     @property

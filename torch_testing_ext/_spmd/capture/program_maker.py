@@ -22,7 +22,7 @@ from ..param_layout import Layout
 from .captured_state import CallArguments, CapturedState, local_part
 from .override import Override
 from .program import StepProgram
-from .recording import RecordedStep, record
+from .step_recording import RecordedStep, record
 
 
 @dataclass

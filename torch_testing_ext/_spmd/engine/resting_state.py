@@ -131,9 +131,8 @@ class RestingState:
         gather_rows(self.wire, gathers)
 
     def _take_gradient(self, managed: ManagedParam, rest: Any) -> None:
-        grad = rest.grad
+        grad, managed.plain.grad = rest.grad, None
         if grad is None:
-            managed.plain.grad = None
             return
         local = local_tensor(grad) if isinstance(grad, DTensor) else grad
         if managed.sharded:
