@@ -10,6 +10,8 @@ CPU" includes. The last table has the targets (2 ranks). The exit code is 1 if o
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import os
 import statistics
@@ -30,7 +32,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from torch_testing_ext.distributed._spmd import DataParallel, compile
 
@@ -93,15 +97,21 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.
     return loss
 
 
-def variants(title: str, seconds: dict[str, list[float]], backends: Sequence[str]) -> dict[str, Step]:
+def names_of(backends: Sequence[str]) -> list[str]:
+    """The ways to train."""
+    return ["DDP eager", "FSDP2 eager", *(f"{style} {backend}" for style in STYLES for backend in backends)]
+
+
+def variants(
+    title: str, seconds: dict[str, list[float]], backends: Sequence[str], names: Sequence[str] = ()
+) -> dict[str, Step]:
     """Return each way to train, warmed up, as a function without arguments.
 
     `seconds` gets the times of the first two calls of each: the second has the optimizer's states, and traces again.
     """
     make_model, make_optimizer = MODELS[title]
     steps: dict[str, Step] = {}
-    names = ("DDP eager", "FSDP2 eager", *(f"{style} {backend}" for style in STYLES for backend in backends))
-    for name in names:
+    for name in names or names_of(backends):
         torch.manual_seed(0)
         model, shape = make_model()
         batch = torch.randn(shape)
@@ -211,12 +221,65 @@ def peak_memory() -> list[tuple[str, float]]:
     return found
 
 
-def memory_main(rank: int, folder: str) -> None:
+def bytes_held() -> int:
+    """The memory of all tensors of this process; of DTensors, that of their local part."""
+    sizes = {}
+    for tensor in gc.get_objects():
+        if issubclass(type(tensor), torch.Tensor) and not isinstance(tensor, DTensor) and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def memory_of(step: Step, folder: str) -> tuple[float, float]:
+    """The MiB that a rank holds between calls, and at the peak of one: allocations as torch's profiler sees them.
+
+    It sees the end only of memory that it saw begin, so that a first call prepares it.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+        gc.collect()
+        before = bytes_held()
+        with record_function("begin"):
+            step()
+    file = f"{folder}/allocations{dist.get_rank()}.json"
+    profiler.export_chrome_trace(file)
+    events = json.loads(Path(file).read_text())["traceEvents"]
+    begin = next(event["ts"] for event in events if event["name"] == "begin")
+    later = sorted((e for e in events if e["name"] == "[memory]" and e["ts"] >= begin), key=lambda event: event["ts"])
+    return before / 2**20, (before + max(itertools.accumulate(e["args"]["Bytes"] for e in later))) / 2**20
+
+
+def all_memory(folder: str, backends: Sequence[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    """The memory of each way to train, after the calls in which the engine looks what a step reads."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for title in (DEEP, TRANSFORMER):
+        found[title] = {}
+        for name in names_of(backends):
+            step = variants(title, {}, backends, [name])[name]
+            for _ in range(10):
+                step()
+            found[title][name] = memory_of(step, folder)
+            del step
+            gc.collect()
+    return found
+
+
+def memory_main(rank: int, folder: str, backends: Sequence[str]) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/memory", 2), rank=rank, world_size=2)
-    found = peak_memory()
+    peaks = peak_memory() if "fx" in backends else []
+    held = all_memory(folder, backends)
     if rank == 0:
-        Path(folder, "peaks").write_text(json.dumps(found))
+        Path(folder, "peaks").write_text(json.dumps([peaks, held]))
     dist.destroy_process_group()
+
+
+def show_memory(held: dict[str, dict[str, tuple[float, float]]]) -> None:
+    print("\nMemory of one of 2 ranks, MiB: between calls, and at the peak of a call, with activations")
+    for title, found in held.items():
+        print(f"  {title}")
+        for name, (between, peak) in found.items():
+            print(f"    {name:<22}{between:>8.1f}{peak:>8.1f}")
 
 
 def show_targets(results: dict[str, Any], peaks: list[tuple[str, float]]) -> bool:
@@ -254,6 +317,7 @@ def main() -> int:
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 1], help="numbers of ranks (default: 2 1)")
     parser.add_argument("--backends", nargs="+", choices=ALL_BACKENDS, default=ALL_BACKENDS, help="default: all")
     parser.add_argument("--models", nargs="+", choices=[*MODELS], help="the models to measure (default: all)")
+    parser.add_argument("--memory", action="store_true", help="measure the memory only")
     parser.add_argument("--quick", action="store_true", help="few and short turns, as a smoke test")
     options = parser.parse_args()
     if options.quick:
@@ -261,10 +325,11 @@ def main() -> int:
     print(f"torch {torch.__version__}, CPU, gloo, one thread per rank")
     met = True
     with tempfile.TemporaryDirectory() as folder:
-        peaks = []
-        if "fx" in options.backends:
-            mp.spawn(memory_main, (folder,), nprocs=2)
-            peaks = json.loads(Path(folder, "peaks").read_text())
+        mp.spawn(memory_main, (folder, options.backends), nprocs=2)
+        peaks, held = json.loads(Path(folder, "peaks").read_text())
+        show_memory(held)
+        if options.memory:
+            return 0
         print("\nPeak memory besides the inputs, 12 x Linear 512, fully_shard, buckets of one layer")
         for title, peak in peaks:
             print(f"  {title:<40}{peak:>8.1f} MiB")

@@ -101,7 +101,7 @@ class Averager:
                     self._start(backward.plan, number, False)
 
     def _start(self, plan: BackwardPlan, number: int, flag: bool) -> None:
-        plan.buckets[number].start(self.wire, flag, 0 if number else self.meeting.hash(self.turn + 1, self.phase))
+        plan.start(self.wire, number, flag, 0 if number else self.meeting.hash(self.turn + 1, self.phase))
 
     def _enlist(self, managed: ManagedParam) -> int:
         """Add a parameter that another step manages."""
@@ -147,13 +147,11 @@ class Averager:
         first = backward.progress.next if plan.overlaps else 0
         for number in range(first, len(plan.buckets)):
             self._start(plan, number, not same and number == len(plan.buckets) - 1)
-        for bucket in plan.buckets:
-            bucket.wait()
+        plan.wait()
         if not plan.buckets[0].hashes_agree(self.wire.world):
             self.meeting.explain()
         if not plan.buckets[-1].flagged():
-            for bucket in plan.buckets:
-                bucket.write_back()
+            plan.write_back()
             return
         self._discover(backward, presence, plan)
 
@@ -169,14 +167,12 @@ class Averager:
         done: set[int] = set()
         if plan is not None:
             done = set(plan.expected).intersection(order) - again
-            for bucket in plan.buckets:
-                bucket.write_back(lambda managed: managed.index in done)
+            plan.write_back(lambda managed: managed.index in done)
         rest = roster.store.plan([index for index in order if index not in done])
-        for bucket in rest.buckets:
-            bucket.start(self.wire, False)
-        for bucket in rest.buckets:
-            bucket.wait()
-            bucket.write_back()
+        for number in range(len(rest.buckets)):
+            rest.start(self.wire, number, False, 0)
+        rest.wait()
+        rest.write_back()
         remembered = roster.store.plan(order) if order else None
         if remembered is not None:
             remembered.overlaps = not again and (plan is None or plan.overlaps)

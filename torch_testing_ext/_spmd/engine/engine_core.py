@@ -30,6 +30,7 @@ from .resting_state import RestingState
 from .roster import EARLY, Roster, registered, tensors_of
 from .roster_maker import RosterMaker
 from .state_finder import FoundState, find_state
+from .step_picture import mark
 from .use_watch import UseWatch
 from .wire import Wire
 
@@ -211,7 +212,7 @@ class StateEngine:
         trains = roster.plan_of("inside", 0) is not None or any(module.training for module in found.modules)
         if buffers and self.wire.world > 1 and trains:
             self.meeting.meet()
-            with torch.no_grad():
+            with torch.no_grad(), mark("buffers of rank 0", sum(buffer.nbytes for buffer in buffers)):
                 self.wire.broadcast(buffers, self.meeting.device)
 
     # -- after the step

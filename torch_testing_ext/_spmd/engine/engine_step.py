@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..parallel_modes import DataParallel
 from .engine_core import current_engine
 from .engine_report import EngineReport
+from .step_picture import picture
 
 
 class EngineStep:
@@ -28,3 +31,7 @@ class EngineStep:
     def report(self) -> EngineReport:
         """Summarize the last call: what is averaged and gathered, in which buckets, and what runs whole."""
         return current_engine().report(self)
+
+    def picture(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+        """Record the calls in a context of all ranks; rank 0 writes them to `path`, which Perfetto opens."""
+        return picture(current_engine().wire, path)

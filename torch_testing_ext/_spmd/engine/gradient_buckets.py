@@ -11,6 +11,7 @@ from torch_testing_ext._torch.spmd import copy_all
 
 from .bucket_plan import BucketProgress, bucket_limit, bucket_numbers, plan_buckets
 from .managed_params import ManagedParam
+from .step_picture import mark
 from .wire import Wire
 
 _BITS = 24  # of a hash, each of which is one element: sums over ranks tell whether all have the same
@@ -123,6 +124,22 @@ class BackwardPlan:
 
     def progress(self) -> BucketProgress:
         return BucketProgress(bucket_numbers(self._numbers), [len(bucket) for bucket in self._numbers])
+
+    def start(self, wire: Wire, number: int, flag: bool, told: int) -> None:
+        """Start one bucket, which also carries a flag and a number."""
+        with mark(f"start bucket {number}", self.buckets[number].nbytes):
+            self.buckets[number].start(wire, flag, told)
+
+    def wait(self) -> None:
+        for number, bucket in enumerate(self.buckets):
+            with mark(f"wait for bucket {number}", bucket.nbytes):
+                bucket.wait()
+
+    def write_back(self, wanted: Callable[[ManagedParam], bool] | None = None) -> None:
+        """Overwrite gradients, by default all, with their means."""
+        for number, bucket in enumerate(self.buckets):
+            with mark(f"write back bucket {number}", bucket.nbytes):
+                bucket.write_back(wanted)
 
 
 class BucketStore:

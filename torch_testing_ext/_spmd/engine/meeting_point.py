@@ -15,6 +15,7 @@ import torch
 from ..spmd_errors import SPMDError
 from .call_header import LEAVING, REFUSED, CallHeader, disagreement
 from .gradient_buckets import BackwardPlan
+from .step_picture import mark
 from .wire import PendingNumbers, Wire
 
 _AFTER = 1000  # the places of backwards that run after a call
@@ -154,7 +155,8 @@ class MeetingPoint:
         raise SPMDError(problem, remedy=remedy)
 
     def _send(self) -> None:
-        self._pending = self.wire.gather_numbers(torch.tensor(self.header, device=self.device))
+        with mark("header", 8 * len(self.header)):
+            self._pending = self.wire.gather_numbers(torch.tensor(self.header, device=self.device))
 
 
 def _place(place: int, phase: str) -> int:

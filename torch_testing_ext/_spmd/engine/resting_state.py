@@ -25,6 +25,7 @@ from .read_watch import ReadWatch
 from .roster import READS_KEPT, READS_UPDATED, ParamSlot, Roster, registered
 from .row_gathers import RowGather, gather_rows
 from .row_optimizers import RowOptimizer, make_states_whole
+from .step_picture import mark
 from .wire import Wire
 
 
@@ -127,8 +128,7 @@ class RestingState:
                 plain.data, managed.emptied = whole, False
             elif plain.data_ptr() != local.data_ptr():
                 plain.data = local
-        self._count("gather of parameters", gathers)
-        gather_rows(self.wire, gathers)
+        self._gather("gather of parameters", gathers)
 
     def _take_gradient(self, managed: ManagedParam, rest: Any) -> None:
         grad, managed.plain.grad = rest.grad, None
@@ -161,8 +161,7 @@ class RestingState:
             whole = torch.empty_like(managed.plain, dtype=managed.kept.dtype)  # type: ignore[union-attr]
             gathers.append(RowGather(managed, managed.kept, whole))  # type: ignore[arg-type]
         with torch.inference_mode(False), torch.no_grad():
-            self._count("gather of kept gradients", gathers)
-            gather_rows(self.wire, gathers)
+            self._gather("gather of kept gradients", gathers)
             for gather in gathers:
                 grad = gather.managed.plain.grad
                 gather.managed.plain.grad = gather.whole if grad is None else gather.whole.add_(grad)
@@ -192,8 +191,7 @@ class RestingState:
             gathers = []
             for managed, whole in stale.values():
                 gathers.append(RowGather(managed, managed.rows(whole).clone(), whole))
-            self._count("gather of updated parameters", gathers)
-            gather_rows(self.wire, gathers)
+            self._gather("gather of updated parameters", gathers)
 
     def add_sums(self, tensors: list[torch.Tensor]) -> None:
         """Sum whole values, which must be the same on all ranks: the next call compares them."""
@@ -201,10 +199,12 @@ class RestingState:
         if found is not None and self.roster is not None:
             self.roster.sums.append(found)
 
-    def _count(self, title: str, gathers: list[RowGather]) -> None:
+    def _gather(self, title: str, gathers: list[RowGather]) -> None:
         size = sum(gather.whole.numel() * gather.whole.element_size() for gather in gathers)
         if size:
             self.bytes[title] = self.bytes.get(title, 0) + size
+        with mark(title, size):
+            gather_rows(self.wire, gathers)
 
     # -- out of a call
 
