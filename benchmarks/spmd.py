@@ -32,7 +32,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -221,65 +220,46 @@ def peak_memory() -> list[tuple[str, float]]:
     return found
 
 
-def bytes_held() -> int:
-    """The memory of all tensors of this process; of DTensors, that of their local part."""
-    sizes = {}
-    for tensor in gc.get_objects():
-        if issubclass(type(tensor), torch.Tensor) and not isinstance(tensor, DTensor) and not tensor.is_meta:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
-
-
-def memory_of(step: Step, folder: str) -> tuple[float, float]:
-    """The MiB that a rank holds between calls, and at the peak of one: allocations as torch's profiler sees them.
-
-    It sees the end only of memory that it saw begin, so that a first call prepares it.
-    """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-        gc.collect()
-        before = bytes_held()
-        with record_function("begin"):
-            step()
+def memory_of(title: str, name: str, folder: str) -> tuple[float, float]:
+    """The MiB that a rank holds between calls, and at the peak of one: all that torch's allocator has given out."""
     file = f"{folder}/allocations{dist.get_rank()}.json"
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step = variants(title, {}, [name.split()[1]], [name])[name]
+        for _ in range(10):  # in the first of which the engine looks what the step reads
+            step()
+        gc.collect()
+        with record_function("last call"):
+            step()
     profiler.export_chrome_trace(file)
     events = json.loads(Path(file).read_text())["traceEvents"]
-    begin = next(event["ts"] for event in events if event["name"] == "begin")
-    later = sorted((e for e in events if e["name"] == "[memory]" and e["ts"] >= begin), key=lambda event: event["ts"])
-    return before / 2**20, (before + max(itertools.accumulate(e["args"]["Bytes"] for e in later))) / 2**20
+    begin = next(event["ts"] for event in events if event["name"] == "last call")
+    changes = sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"])
+    held = [*itertools.accumulate(event["args"]["Bytes"] for event in changes)]
+    first = sum(event["ts"] < begin for event in changes)
+    return held[first - 1] / 2**20, max(held[first - 1 :]) / 2**20
 
 
-def all_memory(folder: str, backends: Sequence[str]) -> dict[str, dict[str, tuple[float, float]]]:
-    """The memory of each way to train, after the calls in which the engine looks what a step reads."""
-    found: dict[str, dict[str, tuple[float, float]]] = {}
-    for title in (DEEP, TRANSFORMER):
-        found[title] = {}
-        for name in names_of(backends):
-            step = variants(title, {}, backends, [name])[name]
-            for _ in range(10):
-                step()
-            found[title][name] = memory_of(step, folder)
-            del step
-            gc.collect()
-    return found
-
-
-def memory_main(rank: int, folder: str, backends: Sequence[str]) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/memory", 2), rank=rank, world_size=2)
-    peaks = peak_memory() if "fx" in backends else []
-    held = all_memory(folder, backends)
+def memory_main(rank: int, folder: str, title: str, name: str) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{title}{name}", 2), rank=rank, world_size=2)
+    found = peak_memory() if name == "peaks" else memory_of(title, name, folder)
     if rank == 0:
-        Path(folder, "peaks").write_text(json.dumps([peaks, held]))
+        Path(folder, "memory").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def show_memory(held: dict[str, dict[str, tuple[float, float]]]) -> None:
+def measure_memory(folder: str, title: str, name: str) -> Any:
+    """The result of a measurement in ranks of its own: others leave memory behind."""
+    mp.spawn(memory_main, (folder, title, name), nprocs=2)
+    return json.loads(Path(folder, "memory").read_text())
+
+
+def show_memory(folder: str, backends: Sequence[str]) -> None:
     print("\nMemory of one of 2 ranks, MiB: between calls, and at the peak of a call, with activations")
-    for title, found in held.items():
+    for title in (DEEP, TRANSFORMER):
         print(f"  {title}")
-        for name, (between, peak) in found.items():
-            print(f"    {name:<22}{between:>8.1f}{peak:>8.1f}")
+        for name in names_of(backends):
+            between, peak = measure_memory(folder, title, name)
+            print(f"    {name:<22}{between:>8.1f}{peak:>8.1f}", flush=True)
 
 
 def show_targets(results: dict[str, Any], peaks: list[tuple[str, float]]) -> bool:
@@ -325,11 +305,10 @@ def main() -> int:
     print(f"torch {torch.__version__}, CPU, gloo, one thread per rank")
     met = True
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(memory_main, (folder, options.backends), nprocs=2)
-        peaks, held = json.loads(Path(folder, "peaks").read_text())
-        show_memory(held)
         if options.memory:
+            show_memory(folder, options.backends)
             return 0
+        peaks = measure_memory(folder, DEEP, "peaks") if "fx" in options.backends else []
         print("\nPeak memory besides the inputs, 12 x Linear 512, fully_shard, buckets of one layer")
         for title, peak in peaks:
             print(f"  {title:<40}{peak:>8.1f} MiB")

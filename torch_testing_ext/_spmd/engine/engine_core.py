@@ -210,9 +210,11 @@ class StateEngine:
     def _share_buffers(self, roster: Roster, found: FoundState, buffers: list[torch.Tensor]) -> None:
         """Give all ranks rank 0's buffers before a step that trains, as DDP does."""
         trains = roster.plan_of("inside", 0) is not None or any(module.training for module in found.modules)
+        roster.shared = 0
         if buffers and self.wire.world > 1 and trains:
             self.meeting.meet()
-            with torch.no_grad(), mark("buffers of rank 0", sum(buffer.nbytes for buffer in buffers)):
+            roster.shared = sum(buffer.nbytes for buffer in buffers)
+            with torch.no_grad(), mark("buffers of rank 0", roster.shared):
                 self.wire.broadcast(buffers, self.meeting.device)
 
     # -- after the step

@@ -224,6 +224,7 @@ class RestingState:
         if not failed:
             self.settle(False)
         roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed
+        roster.sparse = [step.optimizer for step in self._steps if step.ran_whole]
         for step in self._steps:
             step.uninstall()
         self._steps = []

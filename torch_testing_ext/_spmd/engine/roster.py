@@ -74,6 +74,8 @@ class Roster:
     store: BucketStore
     has_buffers: bool = False
     calls: int = 0
+    shared: int = 0  # the bytes of buffers that all ranks got from rank 0 in the last call
+    sparse: list[Optimizer] = field(default_factory=list)  # ran whole in the last call, for sparse gradients
     reads: int = 0  # bits: the step reads gradients of earlier calls, parameters after their update
     sums: list[torch.Tensor] = field(default_factory=list)  # of whole values in the last call
     plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)

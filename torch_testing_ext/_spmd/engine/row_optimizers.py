@@ -30,7 +30,7 @@ class RowOptimizer:
         self._add_sums, self._after_update = add_sums, after_update
         self._had_own = "step" in optimizer.__dict__
         self._inner: Callable[..., Any] = optimizer.step
-        self._active = False
+        self._active, self.ran_whole = False, False
         self._zero_grad: Callable[..., None] | None = None
 
     def install(self) -> None:
@@ -82,6 +82,7 @@ class RowOptimizer:
         sharded = [managed for managed in params if managed is not None and managed.sharded]
         if any(_is_sparse(managed.plain.grad) for managed in sharded):
             self.watch.settle()
+            self.ran_whole = True
             form = self._whole(sharded)
         else:
             form = self._rows(sharded)

@@ -79,6 +79,39 @@ class TestEngineReport(DTensorContinuousTestBase):
         self.assertIn("4 sharded", str(report))
         self.assertIn("AdamW updates the rank's rows", str(report))
 
+    def test_whole_and_broadcast(self):
+        """The report gives a reason for everything that fully_shard keeps whole."""
+
+        class Scaled(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding = torch.nn.Embedding(8, 6, sparse=True)
+                self.scale = torch.nn.Parameter(torch.ones(()))
+                self.norm = torch.nn.BatchNorm1d(6, affine=False)
+
+            def forward(self, rows):
+                return self.norm(self.embedding(rows)) * self.scale
+
+        model = Scaled()
+        loose = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.SGD([*model.parameters(), loose], lr=0.1)
+
+        def step(rows):
+            optimizer.zero_grad()
+            (model(rows).pow(2).sum() + loose.sum()).backward()
+            optimizer.step()
+
+        compiled = compile(parallel_mode=DataParallel("fully_shard"))(step)
+        for _ in range(3):
+            compiled(torch.tensor([1, 2, 3]))
+        report = compiled.report()
+        self.assertEqual(report.buffers, 6 * 4 + 6 * 4 + 8)
+        self.assertEqual(list(report.whole.values()), ["it has no dimensions", "no module holds it"])
+        averaged = sum(line.nbytes for lines in report.backwards for line in lines)
+        self.assertEqual(report.bytes_per_call, averaged + sum(report.gathered.values()) + report.buffers)
+        for text in ("scale stays whole", "SGD updates whole parameters: gradients are sparse", "start as they fill"):
+            self.assertIn(text, str(report))
+
     def test_whole_optimizer(self):
         def step(model, optimizer, batch):
             return optimizer.step(lambda: error(model, batch))
