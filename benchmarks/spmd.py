@@ -10,8 +10,8 @@ CPU" includes. The last table has the targets (2 ranks). The exit code is 1 if o
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
-import itertools
 import json
 import os
 import statistics
@@ -33,8 +33,8 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function
 
+from torch_testing_ext._torch.spmd import dispatch_mode_class
 from torch_testing_ext.distributed._spmd import DataParallel, compile
 
 Step = Callable[[], Any]
@@ -220,28 +220,50 @@ def peak_memory() -> list[tuple[str, float]]:
     return found
 
 
-def memory_of(title: str, name: str, folder: str) -> tuple[float, float]:
-    """The MiB that a rank holds between calls, and at the peak of one: all that torch's allocator has given out."""
-    file = f"{folder}/allocations{dist.get_rank()}.json"
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step = variants(title, {}, [name.split()[1]], [name])[name]
-        for _ in range(10):  # in the first of which the engine looks what the step reads
-            step()
-        gc.collect()
-        with record_function("last call"):
-            step()
-    profiler.export_chrome_trace(file)
-    events = json.loads(Path(file).read_text())["traceEvents"]
-    begin = next(event["ts"] for event in events if event["name"] == "last call")
-    changes = sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"])
-    held = [*itertools.accumulate(event["args"]["Bytes"] for event in changes)]
-    first = sum(event["ts"] < begin for event in changes)
-    return held[first - 1] / 2**20, max(held[first - 1 :]) / 2**20
+class MallocInfo(ctypes.Structure):
+    """glibc's `mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]
+    _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def large_blocks() -> int:
+    """The bytes of all blocks of this process that are large enough for a mapping of their own."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = MallocInfo
+    return int(mallinfo().hblkhd)
+
+
+class MemorySampler(dispatch_mode_class()):  # type: ignore[misc]
+    """Looks at the memory after each operation of torch."""
+
+    peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.peak = max(self.peak, large_blocks())
+        return result
+
+
+def memory_of(title: str, name: str) -> tuple[float, float]:
+    """The MiB that a rank holds between calls, and at the peak of one: tensors of at least 64 KiB."""
+    m_mmap_threshold = -3
+    ctypes.CDLL(None).mallopt(m_mmap_threshold, 64 * 1024)
+    empty = large_blocks()
+    step = variants(title, {}, [name.split()[1]], [name])[name]
+    for _ in range(10):  # in the first of which the engine looks what the step reads
+        step()
+    dist.barrier()
+    gc.collect()
+    between = large_blocks()
+    with MemorySampler() as sampler:
+        step()
+    return (between - empty) / 2**20, (sampler.peak - empty) / 2**20
 
 
 def memory_main(rank: int, folder: str, title: str, name: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{title}{name}", 2), rank=rank, world_size=2)
-    found = peak_memory() if name == "peaks" else memory_of(title, name, folder)
+    found = peak_memory() if name == "peaks" else memory_of(title, name)
     if rank == 0:
         Path(folder, "memory").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -137,6 +137,8 @@ class Averager:
                 self._average(backward, backward.plan, presence)
         if self.watch.kept:  # they are averages now
             self.watch.drop([self.roster.params[index] for index in backward.touched])
+        if self.roster.shards:
+            self.roster.store.release()
         self.turn += 1
         self.broken = False
 

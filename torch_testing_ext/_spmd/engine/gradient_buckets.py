@@ -71,7 +71,7 @@ class GradientBucket:
 
     def release(self) -> None:
         """Free the memory."""
-        self._flat, self._views = None, []
+        self._flat, self._views, self._tail = None, [], torch.empty(0)
 
     def _allocate(self) -> None:
         if self._flat is None:
