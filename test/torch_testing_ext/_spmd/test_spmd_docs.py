@@ -1,4 +1,4 @@
-"""The example in docs/spmd.md runs as the page describes."""
+"""The examples in docs/spmd.md and docs/porting-spmd.md run as the pages describe."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torch_testing_ext.common_utils import TestCase, run_tests
+from torch.distributed.tensor import DTensor
+
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 ROOT = Path(__file__).resolve().parents[3]
+PORTING = (ROOT / "docs" / "porting-spmd.md").read_text()
+EXAMPLE = re.compile(r"```python\n# (common|before|after)\n(.*?)```", re.DOTALL)
+SECTIONS = {
+    title: dict(EXAMPLE.findall(text)) for title, text in re.findall(r"## (.*?)\n(.*?)(?=\n## |\Z)", PORTING, re.DOTALL)
+}
 
 
 class TestSPMDDocs(TestCase):
@@ -32,6 +40,40 @@ class TestSPMDDocs(TestCase):
         self.assertEqual(ran.returncode, 0, msg=ran.stderr)
         for line in ("rank 0: loss", "rank 1: loss", "train_step: engine on 2 ranks", "AdamW updates the rank's rows"):
             self.assertIn(line, ran.stdout)
+
+
+class TestPorting(DTensorContinuousTestBase):
+    """Each pair of examples trains alike, on two ranks."""
+
+    world_size = 2
+
+    def _train(self, example):
+        names = {}
+        exec(EXAMPLE.search(PORTING)[2] + example, names)
+        for batch in names["batches"]:
+            names["step"](batch)
+        values = [param.detach() for param in names["model"].parameters()]
+        return [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
+
+    @parametrize("title", [title for title, pair in SECTIONS.items() if "before" in pair])
+    def test_before_and_after(self, title):
+        before, after = self._train(SECTIONS[title]["before"]), self._train(SECTIONS[title]["after"])
+        self.assertEqual(before, after)
+
+    def test_checkpoints(self):
+        names = {}
+        exec(EXAMPLE.search(PORTING)[2] + SECTIONS["Checkpoints"]["after"], names)
+        for name, value in names["model"].state_dict().items():
+            self.assertIsInstance(value, DTensor)
+            self.assertEqual(value.full_tensor(), names["whole"][name])
+
+    def test_sections(self):
+        self.assertEqual(
+            {title for title, pair in SECTIONS.items() if "before" in pair}, {"DDP", "FSDP2", "Accumulation"}
+        )
+
+
+instantiate_parametrized_tests(TestPorting)
 
 
 if __name__ == "__main__":

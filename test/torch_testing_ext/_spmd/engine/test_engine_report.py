@@ -1,5 +1,6 @@
 """The report of the engine, and the traffic that it tells of."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -78,6 +79,17 @@ class TestEngineReport(DTensorContinuousTestBase):
             self.assertEqual(sum(line.nbytes for line in report.backwards[0]), SIZE)
         self.assertIn("4 sharded", str(report))
         self.assertIn("AdamW updates the rank's rows", str(report))
+
+    def test_nothing_whole_between_calls(self):
+        """Between calls of fully_shard no tensor of a rank is as large as a weight."""
+        model = torch.nn.Sequential(torch.nn.Linear(600, 700), torch.nn.Linear(700, 600))
+        optimizer = adam(model)
+        step = compile(parallel_mode=DataParallel("fully_shard"))(update)
+        for _ in range(2):
+            step(model, optimizer, (torch.randn(5, 600), torch.randn(5, 600)))
+        gc.collect()
+        plain = [value for value in gc.get_objects() if type(value) in (torch.Tensor, torch.nn.Parameter)]
+        self.assertLess(max(tensor.untyped_storage().nbytes() for tensor in plain), 600 * 700 * 4)
 
     def test_whole_and_broadcast(self):
         """The report gives a reason for everything that fully_shard keeps whole."""
