@@ -17,9 +17,10 @@ from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuo
 ROOT = Path(__file__).resolve().parents[3]
 PORTING = (ROOT / "docs" / "porting-spmd.md").read_text()
 EXAMPLE = re.compile(r"```python\n# (common|before|after)\n(.*?)```", re.DOTALL)
-SECTIONS = {
-    title: dict(EXAMPLE.findall(text)) for title, text in re.findall(r"## (.*?)\n(.*?)(?=\n## |\Z)", PORTING, re.DOTALL)
-}
+SECTIONS = {}
+for _section in PORTING.split("\n## ")[1:]:
+    SECTIONS[_section.partition("\n")[0]] = dict(EXAMPLE.findall(_section))
+PAIRS = [title for title, pair in SECTIONS.items() if "before" in pair]
 
 
 class TestSPMDDocs(TestCase):
@@ -34,10 +35,12 @@ class TestSPMDDocs(TestCase):
             ran = subprocess.run(
                 [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                cwd=folder,
                 capture_output=True,
                 text=True,
             )
-        self.assertEqual(ran.returncode, 0, msg=ran.stderr)
+            self.assertEqual(ran.returncode, 0, msg=ran.stderr)
+            self.assertTrue(Path(folder, "step.json").exists())
         for line in ("rank 0: loss", "rank 1: loss", "train_step: engine on 2 ranks", "AdamW updates the rank's rows"):
             self.assertIn(line, ran.stdout)
 
@@ -55,7 +58,7 @@ class TestPorting(DTensorContinuousTestBase):
         values = [param.detach() for param in names["model"].parameters()]
         return [value.full_tensor() if isinstance(value, DTensor) else value for value in values]
 
-    @parametrize("title", [title for title, pair in SECTIONS.items() if "before" in pair])
+    @parametrize("title", PAIRS)
     def test_before_and_after(self, title):
         before, after = self._train(SECTIONS[title]["before"]), self._train(SECTIONS[title]["after"])
         self.assertEqual(before, after)
@@ -68,13 +71,10 @@ class TestPorting(DTensorContinuousTestBase):
             self.assertEqual(value.full_tensor(), names["whole"][name])
 
     def test_sections(self):
-        self.assertEqual(
-            {title for title, pair in SECTIONS.items() if "before" in pair}, {"DDP", "FSDP2", "Accumulation"}
-        )
+        self.assertEqual(PAIRS, ["DDP", "FSDP2", "Accumulation"])
 
 
 instantiate_parametrized_tests(TestPorting)
-
 
 if __name__ == "__main__":
     run_tests()

@@ -58,7 +58,7 @@ class EngineReport:
         for number, (lines, late) in enumerate(zip(self.backwards, self.late, strict=True), 1):
             size = sum(line.nbytes for line in lines)
             when = "at its end" if late else "as they fill"
-            yield f"  backward {number} averages {mebibytes(size)} in {len(lines)} buckets, which start {when}"
+            yield f"  backward {number} averages {mebibytes(size)} in buckets that start {when}"
             yield from (f"    {line}" for line in lines)
         for title, size in self.gathered.items():
             yield f"  {title}: {mebibytes(size)}"
