@@ -1,6 +1,6 @@
 """Compare compiled train steps with DDP and FSDP2 in eager mode: time, tracing, memory.
 
-    python benchmarks/spmd.py [--steps N] [--rounds N] [--world-sizes 2 1] [--quick]
+    python benchmarks/spmd.py [--steps N] [--rounds N] [--world-sizes 2 1] [--quick] [--memory]
 
 All variants take turns within one run, so that other load on the machine affects all of them. Compare ratios of
 medians. CPU time is the time of the thread that calls the step; communication runs on other threads, whose time "all
@@ -205,21 +205,6 @@ def show(world: int, results: dict[str, Any]) -> None:
             print(f"  {name:<22}{columns}" + "".join(f"{first:>6.2f} s" for first in found["first"][name]))
 
 
-def peak_memory() -> list[tuple[str, float]]:
-    """Peak memory in MiB besides a step's inputs, computed from the graph: weights kept whole, or gathered again."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "test" / "torch_testing_ext"))
-    from kit.graph_memory import peak_bytes
-
-    found = []
-    for title, reshard in (("kept from forward to backward", False), ("gathered again in backward", True)):
-        model, (_, width) = deep()
-        mode = DataParallel("fully_shard", bucket_mb=1.1, reshard_after_forward=reshard)
-        step = compile(parallel_mode=mode, backend="capture")(train_step)
-        step(model, torch.optim.SGD(model.parameters(), lr=1e-4), torch.randn(8, width))
-        found.append((title, peak_bytes(step.graph.graph) / 2**20))
-    return found
-
-
 class MallocInfo(ctypes.Structure):
     """glibc's `mallinfo2`."""
 
@@ -263,7 +248,7 @@ def memory_of(title: str, name: str) -> tuple[float, float]:
 
 def memory_main(rank: int, folder: str, title: str, name: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{title}{name}", 2), rank=rank, world_size=2)
-    found = peak_memory() if name == "peaks" else memory_of(title, name)
+    found = memory_of(title, name)
     if rank == 0:
         Path(folder, "memory").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -284,7 +269,7 @@ def show_memory(folder: str, backends: Sequence[str]) -> None:
             print(f"    {name:<22}{between:>8.1f}{peak:>8.1f}", flush=True)
 
 
-def show_targets(results: dict[str, Any], peaks: list[tuple[str, float]]) -> bool:
+def show_targets(results: dict[str, Any]) -> bool:
     rows = []
     for title, name, other, kinds, bound in TARGETS:
         if title in results and name in results[title]["times"]:
@@ -299,8 +284,6 @@ def show_targets(results: dict[str, Any], peaks: list[tuple[str, float]]) -> boo
             first = max(found["first"][f"{style} {backend}"][0] for style in STYLES) * 1e6
             label = f"{title}: first call by {backend}, steps of DDP"
             rows.append((label, first / found["times"]["DDP eager"]["wall"], bound))
-    if peaks:
-        rows.append((f"{DEEP}: peak memory, gathered again / kept", peaks[1][1] / peaks[0][1], 0.7))
     print("\nTargets, 2 ranks")
     for title, value, bound in rows:
         print(f"  {title:<72}{value:>8.2f}  < {bound:<5g} {'met' if value < bound else 'MISSED'}")
@@ -330,16 +313,12 @@ def main() -> int:
         if options.memory:
             show_memory(folder, options.backends)
             return 0
-        peaks = measure_memory(folder, DEEP, "peaks") if "fx" in options.backends else []
-        print("\nPeak memory besides the inputs, 12 x Linear 512, fully_shard, buckets of one layer")
-        for title, peak in peaks:
-            print(f"  {title:<40}{peak:>8.1f} MiB")
         for world in options.world_sizes:
             mp.spawn(rank_main, (world, folder, options), nprocs=world)
             results = json.loads(Path(folder, f"results{world}").read_text())
             show(world, results)
             if world == 2:
-                met = show_targets(results, peaks)
+                met = show_targets(results)
     return 0 if met else 1
 
 
