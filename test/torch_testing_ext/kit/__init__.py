@@ -17,7 +17,6 @@
 | `invented` | tests and units that do not exist |
 | `invented_runs` | the events of runs that did not happen, for the reports |
 | `verdicts` | reports of ranks with every ending |
-| `graph_memory` | `peak_bytes` of a traced graph |
 | `faults` | suites with a fault in every rank |
 | `nvml` | machines with GPUs that do not exist |
 | `checkout` | `CheckoutCase`: a fake PyTorch checkout |
