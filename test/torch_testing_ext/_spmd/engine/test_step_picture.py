@@ -12,7 +12,7 @@ import torch.distributed as dist
 from loops import update
 from torch import nn
 
-from torch_testing_ext._spmd.engine.step_picture import events_of
+from torch_testing_ext._utils.rank_traces import events_of
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, compile
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
