@@ -16,11 +16,11 @@ from torch_testing_ext._torch.spmd import at_end_of_backward, roots_of_backward
 from ..spmd_errors import SPMDError
 from .bucket_plan import BucketProgress, agreed_order
 from .gradient_buckets import BackwardPlan
-from .graph_leaves import unmanaged_parameters
 from .managed_params import ManagedParam
 from .meeting_point import MeetingPoint
 from .read_watch import ReadWatch
 from .roster import Roster
+from .use_watch import unmanaged_parameters
 from .wire import Wire
 
 INSIDE, AFTER = "inside", "after"  # the call of a step
