@@ -19,6 +19,13 @@ def import_tracer() -> None:
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
 
+def dispatch_mode_class() -> type:
+    """`TorchDispatchMode`, the base of modes that see every operation (torch 2.0 to 2.15)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
 def tree() -> Any:
     """The pytree module: `tree_flatten`, `tree_unflatten`, `SUPPORTED_NODES` (torch 1.8 to 2.15)."""
     from torch.utils import _pytree
