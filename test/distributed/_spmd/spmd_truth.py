@@ -137,6 +137,8 @@ class Training:
             for name, buffer in module.named_buffers():
                 found[f"buffer {title}.{name}"] = buffer
         for title, optimizer in self.optimizers.items():
+            held = [param for group in optimizer.param_groups for param in group["params"]]
+            names |= {param: f"parameter {i}" for i, param in enumerate(held) if param not in names}
             for key, values in optimizer.state.items():
                 for name, value in values.items() if isinstance(values, dict) else [("", values)]:
                     found[f"{title}'s {name} of {names.get(key, key)}"] = value
