@@ -21,9 +21,9 @@ class SeveralMachinesTest(TestCase):
 
     def test_the_hub_hears_only_connections_that_know_its_token(self):
         ours, theirs = socket.socketpair()
-        self.addCleanup(ours.close)
         hub = Hub(RANK_0, theirs)
         hub.start()
+        self.addCleanup(self.end, hub, ours)
         connection, address = connect(RANK_1)
         self.assertEqual(address, hub.address)
         self.assertEqual(len(address.token), 32)
@@ -33,6 +33,14 @@ class SeveralMachinesTest(TestCase):
         with self.assertRaises(EOFError):
             stranger.receive()
         connection.close()
+
+    def end(self, hub, ours):
+        """End the thread, which otherwise lives as long as rank 0, and prevents that others of our tests fork."""
+        with mock.patch.object(Launched, "abandon"), mock.patch.object(hub, "_proceed", side_effect=SystemExit):
+            ours.close()
+            hub.join()
+        hub.forget()
+        del hub._store  # its server is a thread, too
 
     def test_without_a_place_to_meet(self):
         del os.environ["MASTER_PORT"]
