@@ -46,15 +46,11 @@ class DataParallel(ParallelMode):
         check_choice("parallel_style", parallel_style, get_args(DataParallelStyle))
         check_choice("between", between, (*get_args(Between), None))
         if not isinstance(input_batch_dim, int) or isinstance(input_batch_dim, bool) or input_batch_dim < 0:
-            raise SPMDError(
-                f"input_batch_dim is {input_batch_dim!r}.", remedy="Pass the index of a dimension, counted from 0."
-            )
+            raise SPMDError(f"input_batch_dim is {input_batch_dim!r}.", remedy="Pass a dimension, counted from 0.")
         if bucket_mb is not None and bucket_mb <= 0:
             raise SPMDError(f"bucket_mb is {bucket_mb}.", remedy="Pass a positive size in MiB.")
-        self.parallel_style = parallel_style
-        self.custom_passes = custom_passes
+        self.parallel_style, self.custom_passes, self.between = parallel_style, custom_passes, between
         self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
-        self.between = between
 
     def layout_of(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
         """The layout of one parameter."""

@@ -7,7 +7,7 @@ import torch
 from spmd_training import MLP, Mixed, Normed, capture, normal_batch, step, to_device
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._spmd.capture import capture_step, verification
+from torch_testing_ext._spmd.capture import verification
 from torch_testing_ext._spmd.lower import buckets
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
@@ -138,7 +138,7 @@ class TestVerify(DTensorContinuousTestBase):
             self.call(number)
         program = self.step.last
         self.assertEqual(program.verified, 1)
-        with mock.patch.object(capture_step, "is_drawn", lambda step, call: True):
+        with mock.patch.object(verification, "is_drawn", lambda step, call: True):
             self.call(4)
             self.assertEqual(program.verified, 2)
             with self.refused("the model is in eval|training of"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,8 @@ from .captured_state import CallArguments, CapturedState
 from .enrolment import Enrolment
 from .program import StepProgram, StepReport, report_of
 from .program_maker import GraphPasses, make_program
-from .snapshot import captured_tensors
 from .step_recording import ENGINE
-from .verification import VERIFIES, Verification, VerifyMode, is_drawn
+from .verification import VERIFIES, VerifyMode, is_due, verified
 
 _MOST_PROGRAMS = 64
 
@@ -64,11 +64,8 @@ class CaptureStep(EngineStep):
         engine.meeting.begin(header, engine.meeting.device, lambda: None, None)
 
     def _is_due(self, engine: StateEngine, program: StepProgram) -> bool:
-        if self.verify == "off" or program.recorded.changed_by_user:
-            return False
-        history = engine.history_of(self)
-        calls = history.calls if program.meets else program.calls
-        return self.verify == "always" or not program.verified or is_drawn(history.number, calls)
+        history, verify = engine.history_of(self), "off" if program.recorded.changed_by_user else self.verify
+        return is_due(verify, program.verified, history.number, history.calls if program.meets else program.calls)
 
     def _run_program(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
         if program.effects.shares_buffers and engine.wire.world > 1:
@@ -79,10 +76,11 @@ class CaptureStep(EngineStep):
         return result
 
     def _verify(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
-        tensors = [*call.tensors(), *captured_tensors(program.recorded.module)]
-        history = engine.history_of(self)
-        calls = history.calls
-        verification = Verification(engine, program.state.found, tensors, program.meets and engine.wire.world > 1)
+        module = program.recorded.module
+        captured = [getattr(module, str(node.target), None) for node in module.graph.nodes if node.op == "get_attr"]
+        tensors = [*call.tensors(), *(value for value in captured if isinstance(value, torch.Tensor))]
+        history, together = engine.history_of(self), program.meets and engine.wire.world > 1
+        calls, compiled = history.calls, functools.partial(self._run_program, engine, program, call)
 
         def eager() -> Any:
             result = engine.run(self, self.mode, call.args, call.kwargs)
@@ -90,7 +88,7 @@ class CaptureStep(EngineStep):
             return result
 
         try:
-            result = verification.run(eager, lambda: self._run_program(engine, program, call))
+            result = verified(engine, program.state.found, tensors, together, eager, compiled)
         except BaseException:
             self._programs[call.signature].remove(program)
             raise
@@ -119,8 +117,7 @@ class CaptureStep(EngineStep):
     def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> StepProgram:
         try:
             if sum(map(len, self._programs.values())) >= _MOST_PROGRAMS:
-                what = f"Arguments or settings change from call to call: the step has {_MOST_PROGRAMS} programs."
-                raise SPMDError(what, remedy=f"Pass what changes as tensors of the same shape. {ENGINE}")
+                raise SPMDError("Arguments or settings change from call to call.", remedy=f"Pass tensors. {ENGINE}")
             program = make_program(self.function, call, state, engine.wire, self.passes)
         except Exception as error:
             self._begin(engine)

@@ -18,7 +18,7 @@ class Enrolment:
     """Makes sure that the engine manages the state of a call, and that all ranks have the same."""
 
     def __init__(self, engine: StateEngine, history: StepHistory, mode: DataParallel, found: FoundState) -> None:
-        self._engine, self._history, self._found = engine, history, found
+        self._engine, self._history = engine, history
         slots, buffers = registered(found.modules)
         tensors = tensors_of(slots, found.optimizers)
         self._before: StateSnapshot | None = None

@@ -8,20 +8,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 
-from ..engine.engine_core import StateEngine, current_engine
+from ..engine.engine_core import current_engine
 from ..engine.engine_report import EngineReport
 from ..engine.engine_step import EngineStep
 from ..engine.state_finder import FoundState, find_state
 from ..parallel_modes import DataParallel
 from .captured_state import CallArguments
-from .verification import Verification, VerifyMode, is_drawn
+from .verification import VerifyMode, is_due, verified
 
 
 class RegionStep(EngineStep):
@@ -39,37 +39,29 @@ class RegionStep(EngineStep):
         with engine.stack.entered(self):
             found = find_state(self.function, args, kwargs)
             eager = functools.partial(engine.run, self, self.mode, args, kwargs)
-            if not engine.history_of(self).calls:
+            history = engine.history_of(self)
+            if not history.calls:
                 with self._looking_for_create_graph():
                     return eager()
             compiled = functools.partial(self._run_compiled, eager, found)
-            if self.why_eager or not self._is_due(engine):
+            if self.why_eager or not is_due(self.verify, self.verified, history.number, history.calls):
                 return (eager if self.why_eager else compiled)()
-            together = engine.wire.world > 1 and any(engine.history_of(self).rosters[-1].plans.values())
+            together = engine.wire.world > 1 and any(history.rosters[-1].plans.values())
             tensors = CallArguments(args, kwargs, "cpu", None).tensors()
-            result = Verification(engine, found, tensors, together).run(eager, compiled)
+            result = verified(engine, found, tensors, together, eager, compiled)
             self.verified += 1
             return result
 
-    def _is_due(self, engine: StateEngine) -> bool:
-        history = engine.history_of(self)
-        drawn = not self.verified or is_drawn(history.number, history.calls)
-        return self.verify == "always" or (self.verify == "first" and drawn)
-
     def _run_compiled(self, eager: Callable[[], Any], found: FoundState) -> Any:
-        owners = [(module, "forward") for module in found.modules] + [(o, "step") for o in found.optimizers]
-        before = [(owner, name, owner.__dict__.get(name)) for owner, name in owners]
-        for owner, name in owners:
-            if id(owner) not in self._regions:
-                self._regions[id(owner)] = owner, torch.compile(getattr(owner, name))
-                self._regions[id(owner)][1]._wrapped_by_lr_sched = True  # known to the engine: it may run on rows
-            owner.__dict__[name] = self._regions[id(owner)][1]
-        try:
+        with ExitStack() as stack:
+            owners: list[Any] = [*found.modules, *found.optimizers]
+            for owner in owners:
+                name = "forward" if isinstance(owner, torch.nn.Module) else "step"
+                if id(owner) not in self._regions:
+                    self._regions[id(owner)] = owner, torch.compile(getattr(owner, name))
+                    self._regions[id(owner)][1]._wrapped_by_lr_sched = True  # known to the engine: it may run on rows
+                stack.enter_context(mock.patch.object(owner, name, self._regions[id(owner)][1]))
             return eager()
-        finally:
-            for owner, name, method in before:
-                owner.__dict__.pop(name, None)
-                owner.__dict__.update({} if method is None else {name: method})
 
     @contextmanager
     def _looking_for_create_graph(self) -> Iterator[None]:

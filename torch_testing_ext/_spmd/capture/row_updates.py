@@ -37,9 +37,6 @@ class ShardedLeaf:
         """Copy the whole parameter to the rows. Cleaning removes this if the step has not written to it."""
         self.rows.copy_(self.rows_of(self.whole))
 
-    def pull(self) -> None:
-        self.whole.copy_(self.gathered(self.rows))
-
 
 class RowUpdates:
     """Lets an optimizer, which works by element, update rows while a step is recorded."""
@@ -82,7 +79,7 @@ class RowUpdates:
         for leaf in used:
             if leaf.rows.grad is not None:
                 leaf.rows.grad = None
-                leaf.pull()
+                leaf.whole.copy_(leaf.gathered(leaf.rows))
 
     def _rekey(self, forms: dict[int, torch.Tensor]) -> None:
         items = [(forms.get(id(key), key), value) for key, value in self.optimizer.state.items()]

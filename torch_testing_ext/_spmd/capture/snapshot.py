@@ -80,9 +80,3 @@ class _HeldTensor:
             tensor.grad = None if self.grad is None else self.grad.tensor
         if self.grad is not None:
             self.grad.restore()
-
-
-def captured_tensors(module: torch.fx.GraphModule) -> list[torch.Tensor]:
-    """The tensors outside of model and optimizers that a program uses."""
-    values = [getattr(module, str(node.target), None) for node in module.graph.nodes if node.op == "get_attr"]
-    return [value for value in values if isinstance(value, torch.Tensor)]

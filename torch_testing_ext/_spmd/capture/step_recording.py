@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -131,9 +130,7 @@ class _Recording:
         first = {id(leaf): i for i, leaf in reversed([*enumerate(self.call.leaves)])}
         found = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
         args, kwargs = self.call.rebuilt(found)
-        recurrent = any(isinstance(module, torch.nn.RNNBase) for module in self.state.modules)
-        plain_kernels = torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext()  # can be recorded
-        with Substitution(fakes), plain_kernels:
+        with Substitution(fakes), torch.backends.mkldnn.flags(enabled=False):  # packs weights of recurrent modules
             result = self.step(*args, **kwargs)
         with torch.no_grad():
             for leaf in self.sharded.values():

@@ -21,7 +21,6 @@ from .snapshot import StateSnapshot
 
 VerifyMode = Literal["first", "always", "off"]
 VERIFIES = 4  # the bit of a header that asks all ranks to verify
-_ONE_IN = 100
 # Relative to the largest element of a tensor: runs that round alike agree bit for bit, other orders of a sum do not.
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # A gradient this much smaller than the largest of all is rounding, which optimizers such as Adam amplify.
@@ -30,39 +29,42 @@ _NOISE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch
 
 def is_drawn(step: int, call: int) -> bool:
     """Whether a call of a step is verified at random. All ranks draw the same."""
-    return zlib.crc32(b"%d %d" % (step, call)) % _ONE_IN == 0
+    return zlib.crc32(b"%d %d" % (step, call)) % 100 == 0
 
 
-class Verification:
-    """One call of a step that is run both ways."""
+def is_due(verify: VerifyMode, times: int, step: int, call: int) -> bool:
+    """Whether to verify a call of something that has been verified so many times."""
+    return verify == "always" or (verify == "first" and (times == 0 or is_drawn(step, call)))
 
-    def __init__(self, engine: StateEngine, found: FoundState, tensors: Iterable[torch.Tensor], together: bool) -> None:
-        self._engine, self._found, self._together = engine, found, together
-        self._before = StateSnapshot(found, tensors)
 
-    def run(self, eager: Callable[[], Any], compiled: Callable[[], Any]) -> Any:
-        """Return the result of `compiled`, or raise an error on all ranks."""
-        try:
-            theirs = record_run(eager(), self._found)
-            self._before.restore()
-            result = compiled()
-            found = first_difference(record_run(result, self._found), theirs)
-            self._raise_difference(self._engine.wire.gather_objects(found) if self._together else [found])
-        except BaseException:
-            self._before.restore()
-            raise
-        return result
-
-    def _raise_difference(self, differences: list[str | None]) -> None:
+def verified(
+    engine: StateEngine,
+    found: FoundState,
+    tensors: Iterable[torch.Tensor],
+    together: bool,
+    eager: Callable[[], Any],
+    compiled: Callable[[], Any],
+) -> Any:
+    """Run a call both ways. Return the result of `compiled`, or raise an error: if `together`, on all ranks."""
+    before = StateSnapshot(found, tensors)
+    try:
+        theirs = record_run(eager(), found)
+        before.restore()
+        result = compiled()
+        difference = first_difference(record_run(result, found), theirs)
+        differences = engine.wire.gather_objects(difference) if together else [difference]
         for rank, difference in enumerate(differences):
             if difference is not None:
-                where = f", on rank {rank}" if self._together else ""
                 raise SPMDError(
-                    f"The compiled step is not equivalent to the engine: {difference}{where}. Both ran on the same "
-                    "batch; the call has been undone.",
+                    f"The compiled step is not equivalent to the engine: {difference}, on rank {rank}. Both ran on the "
+                    "same batch; the call has been undone.",
                     remedy="The step depends on something that is not recorded, or that is recorded wrongly: drop "
                     'backend=. Or pass compile(verify="off") if the difference does not matter.',
                 )
+    except BaseException:
+        before.restore()
+        raise
+    return result
 
 
 def record_run(result: Any, found: FoundState) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -11,6 +10,7 @@ from torch import fx
 from .graphs import GATHER, GENERATOR, ROWS, is_collective, operand, reads, storages, writes
 
 aten = torch.ops.aten
+_ARITHMETIC = ("_operator", "math", "torch")
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}
 
 
@@ -18,7 +18,7 @@ def clean(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _SAME_TENSOR:
             node.replace_all_uses_with(node.args[0])
-        elif node.target is aten.t.default and _is_t(node.args[0]):
+        elif node.target is aten.t.default and operand(node).target is aten.t.default:
             node.replace_all_uses_with(node.args[0].args[0])
         elif node.target is aten.copy_.default:
             _remove_copy_of_gradient(node)
@@ -28,10 +28,6 @@ def clean(graph: fx.Graph) -> None:
     remove_dead_code(graph, with_writes=True)
     _use_known_rows(graph)
     remove_dead_code(graph, with_writes=True)
-
-
-def _is_t(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target is aten.t.default
 
 
 def _use_number(read: fx.Node) -> None:
@@ -116,6 +112,3 @@ def _has_effect(node: fx.Node, live: set[int] | None) -> bool:
     if target._schema.is_mutable:
         return live is None or bool(writes(node) & live)
     return is_collective(node) or "assert" in target._schema.name
-
-
-_ARITHMETIC = ("_operator", "math", "torch")
