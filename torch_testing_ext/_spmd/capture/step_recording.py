@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from torch_testing_ext._machine.random_state import RandomState
 from torch_testing_ext._torch import spmd
@@ -24,11 +26,6 @@ from .captured_state import CallArguments, CapturedState, InputSource
 from .override import Override, replace_submodules
 from .row_updates import RowUpdates, ShardedLeaf
 from .snapshot import ModuleContents
-
-if TYPE_CHECKING:
-    from torch.overrides import TorchFunctionMode as Mode
-else:
-    Mode = spmd.function_mode_class()
 
 spmd.import_tracer()
 _tree = spmd.tree()
@@ -130,7 +127,8 @@ class _Recording:
         first = {id(leaf): i for i, leaf in reversed([*enumerate(self.call.leaves)])}
         found = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
         args, kwargs = self.call.rebuilt(found)
-        with Substitution(fakes), torch.backends.mkldnn.flags(enabled=False):  # packs weights of recurrent modules
+        packs = any(isinstance(module, torch.nn.RNNBase) for module in self.state.modules)  # weights, by mkldnn
+        with Substitution(fakes), torch.backends.mkldnn.flags(enabled=False) if packs else nullcontext():
             result = self.step(*args, **kwargs)
         with torch.no_grad():
             for leaf in self.sharded.values():
@@ -232,7 +230,7 @@ def _fake_like(value: Any) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-class Substitution(Mode):
+class Substitution(TorchFunctionMode):
     """Puts fakes in place of real tensors of the model, which a step may hold in a list."""
 
     def __init__(self, fakes: dict[int, torch.Tensor]) -> None:
