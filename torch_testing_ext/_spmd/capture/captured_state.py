@@ -98,11 +98,7 @@ class CapturedState:
         self.buffers = [*{id(slot.value): slot.value for slot in self.slots("_buffers")}.values()]
         self.groups = [group for optimizer in found.optimizers for group in optimizer.param_groups]
         self.entries = [*self._entries()]
-        registries = [r for module in self.modules for r in (module._parameters, module._buffers, module._modules)]
-        self._registries, self._empty = [r for r in registries if r], [r for r in registries if not r]
-        self._hooks = [getattr(module, name) for module in self.modules for name in _HOOKS]
-        self._rates: dict[int, tuple[float, torch.Tensor]] = {}
-        self._objects, self._settings = self._collect_objects(), self._collect_settings()
+        self.guards = _StateGuards(self)
 
     def _entries(self) -> Iterator[StateEntry]:
         for i, optimizer in enumerate(self.found.optimizers):
@@ -116,47 +112,16 @@ class CapturedState:
                 if value is not None:
                     yield ParamSlot(module, name, value)
 
-    def is_current(self) -> bool:
-        try:
-            objects = self._collect_objects()
-            same = len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
-            return same and not any(self._empty) and self._collect_settings() == self._settings
-        except (KeyError, ValueError, RuntimeError, AttributeError):  # a setting is gone, or has become a tensor
-            return False
-
-    def _collect_objects(self) -> list[Any]:
-        """Everything that a program depends on by identity. The list keeps it alive."""
-        found: list[Any] = []
-        for registry in self._registries:
-            found += registry.values()
-        for optimizer in self.found.optimizers:
-            found += optimizer.param_groups
-            for value in optimizer.state.values():
-                found += value.values() if type(value) is dict else _tree.tree_leaves(value)
-        for group in self.groups:
-            found += group["params"]
-        found += [local_tensor(value) for value in found if isinstance(value, DTensor)]
-        return found
-
-    def _collect_settings(self) -> list[Any]:
-        """Everything that a program depends on by value."""
-        found: list[Any] = [(m.training, m.__class__, getattr(m.forward, "__code__", None)) for m in self.modules]
-        found += map(len, self._hooks)
-        with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
-            found += map(_OF_TENSOR, self.rests)
-            found += map(_OF_TENSOR, self.buffers)
-        for group in self.groups:
-            found.append([(name, value) for name, value in group.items() if name != "params" and name != "lr"])
-            found.append(type(group.get("lr")) if _lifts_rate(group) else group.get("lr"))
-        return found
-
     def key(self) -> tuple[Any, ...]:
         """Everything that distinguishes programs, other than the call's own arguments."""
-        entries = [(entry.optimizer, entry.owner, entry.spec, [*map(_kind, entry.leaves)]) for entry in self.entries]
+        kinds = [
+            [(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else v for v in e.leaves] for e in self.entries
+        ]
+        entries = [(e.optimizer, e.owner, e.spec, kind) for e, kind in zip(self.entries, kinds, strict=True)]
         params = [[self.index.get(id(param)) for param in group["params"]] for group in self.groups]
         strides = [local_part(tensor).stride() for tensor in (*self.rests, *self.buffers)]
         owners = (*map(id, self.modules), *map(id, self.found.optimizers))
-        return repr(self._settings), repr(entries), repr(params), repr(strides), owners
+        return repr(self.guards.settings), repr(entries), repr(params), repr(strides), owners
 
     def present_grads(self) -> list[bool]:
         with disable_torch_function():
@@ -189,11 +154,56 @@ class CapturedState:
     def value(self, source: InputSource, leaves: list[Any]) -> Any:
         """The value of a graph input. Fused operations take no symbols, and so get a learning rate as a tensor."""
         found = self.object(source, leaves)
-        if source.kind != "lr" or isinstance(found, torch.Tensor) or not self.groups[source.i].get("fused"):
-            return local_part(found)
-        if source.i not in self._rates or self._rates[source.i][0] != found:
-            self._rates[source.i] = found, torch.tensor(found, dtype=torch.float64)
-        return self._rates[source.i][1]
+        if source.kind == "lr" and isinstance(found, float) and self.groups[source.i].get("fused"):
+            return torch.tensor(found, dtype=torch.float64)
+        return local_part(found)
+
+
+class _StateGuards:
+    """Everything that a program takes for granted of its state, as it was."""
+
+    def __init__(self, state: CapturedState) -> None:
+        self._state = state
+        registries = [r for module in state.modules for r in (module._parameters, module._buffers, module._modules)]
+        self._registries, self._empty = [r for r in registries if r], [r for r in registries if not r]
+        self._hooks = [getattr(module, name) for module in state.modules for name in _HOOKS]
+        self._objects, self.settings = self._collect_objects(), self._collect_settings()
+
+    def is_current(self) -> bool:
+        try:
+            objects = self._collect_objects()
+            same = len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
+            return same and not any(self._empty) and self._collect_settings() == self.settings
+        except (KeyError, ValueError, RuntimeError, AttributeError):  # a setting is gone, or has become a tensor
+            return False
+
+    def _collect_objects(self) -> list[Any]:
+        """Everything that a program depends on by identity. The list keeps it alive."""
+        found: list[Any] = []
+        for registry in self._registries:
+            found += registry.values()
+        for optimizer in self._state.found.optimizers:
+            found += optimizer.param_groups
+            for value in optimizer.state.values():
+                found += value.values() if type(value) is dict else _tree.tree_leaves(value)
+        for group in self._state.groups:
+            found += group["params"]
+        found += [local_tensor(value) for value in found if isinstance(value, DTensor)]
+        return found
+
+    def _collect_settings(self) -> list[Any]:
+        """Everything that a program depends on by value."""
+        found: list[Any] = [
+            (m.training, m.__class__, getattr(m.forward, "__code__", None)) for m in self._state.modules
+        ]
+        found += map(len, self._hooks)
+        with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
+            found += map(_OF_TENSOR, self._state.rests)
+            found += map(_OF_TENSOR, self._state.buffers)
+        for group in self._state.groups:
+            found.append([(name, value) for name, value in group.items() if name != "params" and name != "lr"])
+            found.append(type(group.get("lr")) if _lifts_rate(group) else group.get("lr"))
+        return found
 
 
 def local_part(value: Any) -> Any:
@@ -204,9 +214,3 @@ def local_part(value: Any) -> Any:
 def _lifts_rate(group: dict[str, Any]) -> bool:
     """Whether the learning rate of a group is an input of programs, and not a setting."""
     return isinstance(group.get("lr"), (float, torch.Tensor))
-
-
-def _kind(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return tuple(leaf.shape), leaf.dtype, leaf.device, isinstance(leaf, DTensor)

@@ -46,7 +46,7 @@ class StepProgram:
         self._varying = [(position, s) for position, s in enumerate(self.recorded.sources) if s.kind in varying]
 
     def fits(self) -> bool:
-        return self.state.is_current() and self.state.present_grads() == self.present
+        return self.state.guards.is_current() and self.state.present_grads() == self.present
 
     def __call__(self, leaves: list[Any]) -> Any:
         """Run with autograd and autocast off: the graph has both in it."""

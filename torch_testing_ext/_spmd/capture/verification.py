@@ -6,7 +6,6 @@ All ranks verify in the same call. If the two differ anywhere, all ranks undo th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -38,12 +37,7 @@ def is_due(verify: VerifyMode, times: int, step: int, call: int) -> bool:
 
 
 def verified(
-    engine: StateEngine,
-    found: FoundState,
-    tensors: Iterable[torch.Tensor],
-    together: bool,
-    eager: Callable[[], Any],
-    compiled: Callable[[], Any],
+    engine: StateEngine, found: FoundState, tensors: list[torch.Tensor], together: bool, eager: Any, compiled: Any
 ) -> Any:
     """Run a call both ways. Return the result of `compiled`, or raise an error: if `together`, on all ranks."""
     before = StateSnapshot(found, tensors)
