@@ -23,7 +23,7 @@ _OMP_PAUSE_HARD = 2
 _PLUGINS_WITH_THREADS = ("pytest_rerunfailures", "pytest_timeout")
 # pytest-xdist's workers read what their controller sends in a thread of execnet's, which `threading` does not know.
 _READER_OF_A_WORKER = os.path.join("execnet", "gateway_base.py")
-_ENDING = 1.0  # for a thread that has been joined to leave the process; no event tells of it
+_ENDING = 1.0  # for a thread that has been joined to leave the process; there is no event for that
 _safe_pid = os.getpid()  # the process that is known not to lack any thread
 
 

@@ -4,14 +4,13 @@ import fcntl
 import os
 import tempfile
 import threading
-import time
 import unittest
 from pathlib import Path
 
 import torch.distributed as dist
 from kit.outcomes import outcome_of
 from kit.processes import is_alive
-from kit.ranks import Ranks, outcome_and_told, wait_for
+from kit.ranks import Ranks, outcome_and_told, stays_true, wait_for
 
 from torch_testing_ext._cases import group_creation
 from torch_testing_ext._cases.group_creation import GroupCreation
@@ -19,7 +18,6 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import AccountWriter, RankContext, read_account
 
 # A rank that does not wait exits much sooner after it has written its account.
-A_WHILE = 0.5
 
 
 class Things(Ranks):
@@ -44,12 +42,7 @@ class Things(Ranks):
 
     def peer_is_alive_for_a_while(self) -> bool:
         peer = int((self.directory / "peer").read_text())
-        until = time.monotonic() + A_WHILE
-        while time.monotonic() < until:
-            if not is_alive(peer):
-                return False
-            time.sleep(0.01)
-        return True
+        return stays_true(lambda: is_alive(peer))
 
     def all_skip(self) -> None:
         self.create_slowly()

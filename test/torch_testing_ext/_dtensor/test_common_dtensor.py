@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from kit.ranks import wait_for
+from kit.ranks import stays_true, wait_for
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -31,7 +30,6 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
 )
 
 # A rank that does not wait for its peers has destroyed its group much sooner.
-A_WHILE = 0.5
 
 
 @contextmanager
@@ -190,10 +188,7 @@ class InRanksTest(DTensorTestBase):
             with group_creation._creating("a group"):
                 if self.rank == 0:
                     creates.touch()
-                    until = time.monotonic() + A_WHILE
-                    while time.monotonic() < until:
-                        self.assertFalse(gone.exists())
-                        time.sleep(0.01)
+                    self.assertTrue(stays_true(lambda: not gone.exists()))
                 wait_for(creates.exists)
             raise ValueError("the test's")
 

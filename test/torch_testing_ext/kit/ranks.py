@@ -14,6 +14,8 @@ import torch.distributed as dist
 from kit.outcomes import Seen, outcome_of
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
+A_WHILE = 0.5  # seconds: no event tells that something does not happen
+
 
 class Ranks(MultiProcessTestCase):
     """A base for test subjects, whose methods have names without `test`: `outcome_of` runs them, no loader does."""
@@ -42,6 +44,16 @@ def wait_for(condition: Callable[[], object]) -> None:
     """In a rank: wait for something that another rank does. The time-out of the test ends a wait in vain."""
     while not condition():
         time.sleep(0.001)
+
+
+def stays_true(condition: Callable[[], object]) -> bool:
+    """In a rank: whether something that another rank must not end holds for a while."""
+    until = time.monotonic() + A_WHILE
+    while time.monotonic() < until:
+        if not condition():
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def local_class() -> type[FourRanks]:

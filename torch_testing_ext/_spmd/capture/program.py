@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch import spmd
 
-from ..engine.engine_report import mebibytes
+from ..engine.engine_report import first_names, mebibytes
 from ..lower.buckets import Bucket
 from ..lower.graphs import is_collective
 from .captured_state import CapturedState
@@ -121,8 +121,8 @@ class StepReport:
         ]
         for number, bucket in enumerate(self.buckets):
             dtype = str(bucket.dtype).removeprefix("torch.")
-            names = ", ".join(bucket.names[:4]) + (", ..." if len(bucket.names) > 4 else "")
-            lines.append(f"  {number}: {bucket.collective:<14} {mebibytes(bucket.nbytes):>10} {dtype}: {names}")
+            size, names = mebibytes(bucket.nbytes), first_names(bucket.names)
+            lines.append(f"  {number}: {bucket.collective:<14} {size:>10} {dtype}: {names}")
         return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ LEAVING = -1
 
 
 def disagreement(headers: Sequence[Sequence[int]]) -> tuple[str, str] | None:
-    """The problem and its remedy, if the ranks' headers differ or if one of them tells of an error."""
+    """The problem and its remedy, if the ranks' headers differ or if one of them announces an error."""
     ranks = [CallHeader(*numbers) for numbers in headers]
     for rank, header in enumerate(ranks):
         if header.status == REFUSED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .gradient_buckets import BackwardPlan
@@ -21,8 +21,7 @@ class BucketLine:
     params: tuple[str, ...]
 
     def __str__(self) -> str:
-        names = ", ".join(self.params[:_SHOWN]) + (", ..." if len(self.params) > _SHOWN else "")
-        return f"all_reduce of {mebibytes(self.nbytes)}, {len(self.params)} gradients: {names}"
+        return f"all_reduce of {mebibytes(self.nbytes)}, {len(self.params)} gradients: {first_names(self.params)}"
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,11 @@ def _optimizers(roster: Roster) -> Iterator[str]:
             yield f"{type(optimizer).__name__} updates the rank's rows"
         else:
             yield f"{type(optimizer).__name__} updates whole parameters: {reason}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first names of a bucket."""
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def mebibytes(size: int) -> str:

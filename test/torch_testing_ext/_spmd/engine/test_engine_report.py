@@ -1,4 +1,4 @@
-"""The report of the engine, and the traffic that it tells of."""
+"""The report of the engine, and the traffic that it counts."""
 
 import gc
 import sys
