@@ -17,8 +17,6 @@ from torch_testing_ext._cases.group_creation import GroupCreation
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import AccountWriter, RankContext, read_account
 
-# A rank that does not wait exits much sooner after it has written its account.
-
 
 class Things(Ranks):
     """Methods have names without `test`, so that no loader collects them.
@@ -42,7 +40,7 @@ class Things(Ranks):
 
     def peer_is_alive_for_a_while(self) -> bool:
         peer = int((self.directory / "peer").read_text())
-        return stays_true(lambda: is_alive(peer))
+        return stays_true(lambda: is_alive(peer))  # a rank that does not wait exits much sooner after its account
 
     def all_skip(self) -> None:
         self.create_slowly()

@@ -29,8 +29,6 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
     with_comms,
 )
 
-# A rank that does not wait for its peers has destroyed its group much sooner.
-
 
 @contextmanager
 def devices(count: int, kind: str | None) -> Iterator[None]:
@@ -188,6 +186,7 @@ class InRanksTest(DTensorTestBase):
             with group_creation._creating("a group"):
                 if self.rank == 0:
                     creates.touch()
+                    # A rank that does not wait for its peers has destroyed its group much sooner.
                     self.assertTrue(stays_true(lambda: not gone.exists()))
                 wait_for(creates.exists)
             raise ValueError("the test's")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from kit.outcomes import Seen, outcome_of
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
-A_WHILE = 0.5  # seconds: no event tells that something does not happen
+A_WHILE = 0.5  # seconds; there is no event for something that does not happen
 
 
 class Ranks(MultiProcessTestCase):
