@@ -17,7 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_testing_ext.upstream import checkouts, patching
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import outgoing
+
 from torch_testing_ext.upstream.mapping import UserError
 
 HERE = Path(__file__).parent
@@ -83,11 +86,14 @@ class Edit(NamedTuple):
 
     def patch(self, checkout: Path) -> bytes:
         """The patch for a checkout, which git has checked against it."""
-        old = checkouts.read(checkout / self.file).decode()
+        file = checkout / self.file
+        if not file.is_file():
+            raise UserError(f"{file} does not exist")
+        old = file.read_text(encoding="utf-8")
         source = Source(old, str(self.file))
         self.change(source)
         ast.parse(source.text)
-        patch = patching.make_patch({self.file: source.text.encode()}, checkout, self.subject)
+        patch = outgoing.make_patch({self.file: source.text.encode()}, checkout, self.subject)
         if not patch:
             raise UserError(f"{self.path.name} changes nothing in {checkout}")
         head, _, rest = patch.partition(SEPARATOR)

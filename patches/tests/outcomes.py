@@ -1,17 +1,23 @@
-"""Runs a test class of torch's own kit in a new interpreter, and tells how its test ended."""
+"""Runs a test class of torch's own kit in a forked process, which forks its ranks, and tells how its test ended.
 
-import subprocess
+These tests are about how a base judges its ranks, not about how they start: forks spare them many imports of torch.
+"""
+
+import multiprocessing
+import os
+import signal
 import sys
 import textwrap
-from pathlib import Path
-from tempfile import TemporaryDirectory
+import unittest
+from tempfile import TemporaryFile
+from typing import Any
 
-PROLOGUE = """
-import os, signal, sys, unittest
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
+
 import torch
-from torch.testing._internal.common_distributed import MultiProcessTestCase, TEST_SKIPS
-from torch.testing._internal.common_utils import run_tests
-"""
+from torch.testing._internal.common_distributed import TEST_SKIPS, MultiProcessTestCase
+
+ENDS = ("passed", "failed", "skipped")
 
 # A test on two ranks; `outcome_of_ranks` gives its body.
 RANKS = """
@@ -34,13 +40,39 @@ def outcome_of_ranks(body: str, also: str = "") -> tuple[str, str]:
 
 
 def outcome(body: str) -> tuple[str, str]:
-    """("passed" | "failed" | "skipped", its output) of the one test in a file with this body."""
-    with TemporaryDirectory() as directory:
-        file = Path(directory, "test_subject.py")
-        file.write_text(f"{PROLOGUE}\n{textwrap.dedent(body)}\n\nif __name__ == '__main__':\n    run_tests()\n")
-        ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, check=False)
-    if "Ran 1 test" not in ran.stderr:
-        raise RuntimeError(f"the file did not run one test:\n{ran.stdout}\n{ran.stderr}")
-    if ran.returncode != 0:
-        return "failed", ran.stderr
-    return ("skipped" if "skipped=1" in ran.stderr else "passed"), ran.stderr
+    """("passed" | "failed" | "skipped", its output) of the one test of the class Subject in this body."""
+    with TemporaryFile("w+", errors="replace") as output:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            code = len(ENDS)
+            try:
+                code = ENDS.index(_run(textwrap.dedent(body)))
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        output.seek(0)
+        text = output.read()
+    if code not in range(len(ENDS)):
+        raise RuntimeError(f"the class did not run one test:\n{text}")
+    return ENDS[code], text
+
+
+def _run(body: str) -> str:
+    multiprocessing.set_start_method("fork")  # the kit asks for "spawn", unless a method is set
+    MultiProcessTestCase._spawn_processes = _fork_processes
+    names: dict[str, Any] = {"os": os, "signal": signal, "sys": sys, "unittest": unittest, "torch": torch}
+    names |= {"MultiProcessTestCase": MultiProcessTestCase, "TEST_SKIPS": TEST_SKIPS, "__name__": "subject"}
+    exec(body, names)
+    result = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(names["Subject"]))
+    sys.stderr.flush()
+    if result.testsRun != 1:
+        raise RuntimeError(f"{result.testsRun} tests ran")
+    if not result.wasSuccessful():
+        return "failed"
+    return "skipped" if result.skipped else "passed"
+
+
+def _fork_processes(case: Any) -> None:
+    case._start_processes(multiprocessing.get_context("fork").Process)

@@ -1,6 +1,5 @@
 """FSDPTest and FSDPTestContinuous: on a machine without accelerators their tests run on two ranks."""
 
-import os
 import unittest
 
 from outcomes import outcome
@@ -28,9 +27,6 @@ class Subject({base}):
 
 
 class OnCpuTest(unittest.TestCase):
-    def setUp(self) -> None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
     def test_fsdp_test(self) -> None:
         ended, output = outcome(CASE.format(base="FSDPTest"))
         self.assertEqual(ended, "passed", output)

@@ -1,28 +1,31 @@
 """The command line of `python -m torch_testing_ext.upstream`."""
 
-from __future__ import annotations
-
 import argparse
+import importlib
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .mapping import UserError, installed_torch
+from .mapping import PACKAGE, UserError
+
+_PROGRAM = "python -m torch_testing_ext.upstream"
+# Commands with options of their own, by the modules beside the patches that have them.
+_BESIDE_THE_PATCHES = {"patch": "outgoing", "patches": "patch_series"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    words = [*(sys.argv[1:] if argv is None else argv)]
     try:
+        if words and words[0] in _BESIDE_THE_PATCHES:
+            return _run_beside_the_patches(*words)
+        options = _parser().parse_args(words)
         code: int = options.command(options)
     except UserError as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
     return code
-
-
-_PROGRAM = "python -m torch_testing_ext.upstream"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="run a PyTorch test file unmodified on our classes"))
     _add_import(commands.add_parser("import", help="copy PyTorch test files here and rewrite their imports"))
-    _add_patch(commands.add_parser("patch", help="turn our test files into a patch for a PyTorch checkout"))
-    _add_patches(commands.add_parser("patches", help="list or check the patches for PyTorch that we keep"))
+    commands.add_parser("patch", help="turn our test files into a patch for a PyTorch checkout")
+    commands.add_parser("patches", help="list or check the patches for PyTorch that we keep")
     return parser
 
 
@@ -52,35 +55,6 @@ def _add_import(bring: argparse.ArgumentParser) -> None:
     )
     bring.add_argument("--force", action="store_true", help="overwrite existing files")
     bring.set_defaults(command=_import)
-
-
-def _add_patch(patch: argparse.ArgumentParser) -> None:
-    patch.description = "Rewrite our test files to PyTorch's imports and write a patch for a checkout. Needs git."
-    patch.add_argument("--pytorch", type=Path, required=True, metavar="CHECKOUT", help="a PyTorch checkout (only read)")
-    patch.add_argument(
-        "files", type=Path, nargs="*", metavar="FILE", help="our test files (default: all in test/ that it has too)"
-    )
-    patch.add_argument("-o", "--output", type=Path, metavar="OUT", help="write the patch to OUT (default: stdout)")
-    patch.add_argument("--subject", metavar="TEXT", help="subject line of the patch")
-    mode = patch.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--vendor", action="store_true", help="append names that exist only here to PyTorch's helper modules"
-    )
-    mode.add_argument("--check", action="store_true", help="write nothing; report whether the files are ready to send")
-    patch.set_defaults(command=_patch)
-
-
-def _add_patches(patches: argparse.ArgumentParser) -> None:
-    patches.description = (
-        "List the patches for the installed torch. With --check, apply them to a copy of it, and run the test of each "
-        "patch before and after. Needs git."
-    )
-    patches.add_argument("names", nargs="*", metavar="NAME", help="check only patches whose file name contains NAME")
-    patches.add_argument("--check", action="store_true", help="run the tests; this takes some minutes")
-    patches.add_argument(
-        "--series", type=Path, default=Path("patches"), metavar="DIR", help="the directory (default: patches)"
-    )
-    patches.set_defaults(command=_patches)
 
 
 # Each command imports its module only when it runs, so that --help and errors appear at once.
@@ -108,10 +82,10 @@ def _run(options: argparse.Namespace) -> NoReturn:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from . import patching
+    from . import importing
 
     complete = True
-    for imported in patching.import_files(options.files, options.to, options.force):
+    for imported in importing.import_files(options.files, options.to, options.force):
         print(f"{imported.file} -> {imported.target}")
         for problem in imported.problems():
             print(f"{imported.file}: {problem}", file=sys.stderr)
@@ -119,57 +93,17 @@ def _import(options: argparse.Namespace) -> int:
     return 0 if complete else 1
 
 
-def _patch(options: argparse.Namespace) -> int:
-    from . import patching
-
-    patching.check_checkout(options.pytorch)
-    files = options.files or patching.common_files(Path("test"), options.pytorch)
-    prepared = [patching.prepare(file, options.pytorch) for file in files]
-    for note in (note for file in prepared for note in file.notes):
-        print(note, file=sys.stderr)
-    refused = [refusal for file in prepared for refusal in file.refused]
-    contents = {file.path: file.source for file in prepared}
-    if options.vendor:
-        from . import vendoring
-
-        contents |= vendoring.appended([refusal.name for refusal in refused], options.pytorch)
-    elif refused:
-        print("\n".join(map(str, refused)), file=sys.stderr)
-        print("Not ready to send. Use --vendor to include these names where possible.", file=sys.stderr)
-        return 1
-    if options.check:
-        print(f"ready to send: {', '.join(str(file.path) for file in prepared)}")
-        return 0
-    patch = patching.make_patch(contents, options.pytorch, options.subject)
-    if not patch:
-        print("nothing to send: the checkout already has these files as they are here", file=sys.stderr)
-    if options.output is None:
-        sys.stdout.buffer.write(patch)
-    else:
-        options.output.write_bytes(patch)
-    return 0
-
-
-def _patches(options: argparse.Namespace) -> int:
-    from . import patch_series
-
-    package = installed_torch() / "torch"
-    version = patch_series.version_of(package)
-    patches = patch_series.load(options.series, version)
-    wanted = [patch for patch in patches if not options.names or any(name in patch.file.name for name in options.names)]
-    if not wanted:
-        raise UserError(f"no patch for torch {version} in {options.series} has such a name")
-    good = True
-    if options.check:
-        for line, well in patch_series.check(patches, wanted, package):
-            print(line, flush=True)
-            good = good and well
-    else:
-        for patch in wanted:
-            print(f"{patch.file.name}: {patch.subject}")
-    for slug in patch_series.others(options.series, version):
-        print(f"{slug}: not for torch {version}")
-    return 0 if good else 1
+def _run_beside_the_patches(command: str, *words: str) -> int:
+    """Run a tool for patches: only a checkout of this package has them."""
+    name = _BESIDE_THE_PATCHES[command]
+    sys.path.insert(0, str(PACKAGE.parent / "patches"))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise UserError("this command needs a checkout of torch_testing_ext, which has the patches") from None
+    return int(module.main(words, f"{_PROGRAM} {command}"))
 
 
 if __name__ == "__main__":

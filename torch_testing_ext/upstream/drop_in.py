@@ -8,8 +8,6 @@ stand-ins stay after the import, since tests import inside functions and patch b
 PyTorch's included, so that classes in those get our bases too; `rebase` decides which of them may.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -38,7 +36,7 @@ def install() -> None:
     originals.after_loading.append(rebase.rebase_classes)
     interpreter.RUN_FIRST.append(f"from {__name__} import install; install()")
     invocation.verdict_note = remark
-    for pair in mapping.mirrored_here():
+    for pair in mapping.MIRRORED:
         if pair.theirs in sys.modules:
             _replace(pair)
     for name, module in list(sys.modules.items()):
@@ -154,18 +152,14 @@ def _replace(pair: mapping.MirroredModule) -> None:
         setattr(stand_in, name, getattr(module, name, None))
     if hasattr(module, "__path__"):
         stand_in.__path__ = module.__path__
-        for name, inner in _modules_in(pair.theirs):
-            setattr(stand_in, name, inner)
+        for name, inner in list(sys.modules.items()):
+            package, _, child = name.rpartition(".")
+            if package == pair.theirs:
+                setattr(stand_in, child, inner)
     sys.modules[pair.theirs] = stand_in
     parent, _, child = pair.theirs.rpartition(".")
     setattr(sys.modules[parent], child, stand_in)
     rebase.rebase_classes(module)
-
-
-def _modules_in(package: str) -> list[tuple[str, ModuleType]]:
-    """The modules of a package that were imported already."""
-    parts = [(name.rpartition("."), module) for name, module in sys.modules.items()]
-    return [(child, module) for (parent, _, child), module in parts if parent == package]
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -3,11 +3,8 @@
 Running, importing and patching all read it. Names are the same on both sides, except for `MOVED`.
 """
 
-from __future__ import annotations
-
 import enum
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,25 +34,6 @@ class MirroredModule:
     ours: str
     until: Version | None = None
 
-    @property
-    def is_here(self) -> bool:
-        return source_of(self.ours, PACKAGE.parent) is not None
-
-
-@dataclass(frozen=True)
-class MovedName:
-    """A name that PyTorch moved or renamed in a version of torch. We follow the later version."""
-
-    now: str
-    before: str
-    since: Version
-
-    def hint(self, dotted: str) -> str:
-        version = ".".join(map(str, self.since))
-        if dotted == self.now:
-            return f"before torch {version}: {self.before}"
-        return f"since torch {version}: {self.now}"
-
 
 def _kit(*names: str) -> tuple[MirroredModule, ...]:
     return tuple(MirroredModule(f"{THEIR_KIT}.{name}", f"{OUR_KIT}.{name}") for name in names)
@@ -81,32 +59,15 @@ MIRRORED = (
     MirroredModule("torch.distributed._spmd", f"{OUR_KIT}.distributed._spmd", until=(2, 5)),
 )
 
+# Names that PyTorch moved or renamed: the later name, which is ours, the earlier one, and the torch that changed it.
 MOVED = (
-    MovedName(
-        now=f"{THEIR_KIT}.common_distributed.run_subtests",
-        before=f"{THEIR_KIT}.common_fsdp.run_subtests",
-        since=(2, 4),
-    ),
-    MovedName(
-        now=f"{THEIR_KIT}.common_distributed.MultiProcContinuousTest",
-        before=f"{THEIR_KIT}.common_distributed.MultiProcContinousTest",
-        since=(2, 9),
+    (f"{THEIR_KIT}.common_distributed.run_subtests", f"{THEIR_KIT}.common_fsdp.run_subtests", "2.4"),
+    (
+        f"{THEIR_KIT}.common_distributed.MultiProcContinuousTest",
+        f"{THEIR_KIT}.common_distributed.MultiProcContinousTest",
+        "2.9",
     ),
 )
-
-# Names that exist only here: what a file that is sent to PyTorch uses instead. The longest matching name counts.
-INSTEAD = {
-    f"{OUR_KIT}.common_distributed.Need": "PyTorch's ranks check what a test needs",
-    f"{OUR_KIT}.common_distributed.RankError": "use RuntimeError, which it derives from",
-    f"{OUR_KIT}.common_distributed.RankFailure": "use AssertionError, which it derives from",
-    f"{OUR_KIT}.common_distributed.needs_of": "PyTorch's ranks check what a test needs",
-    f"{OUR_KIT}.common_distributed.requires": "use skip_if_lt_x_gpu or another of PyTorch's decorators",
-    f"{OUR_KIT}.common_distributed.skip_if_rocm": "use skip_if_rocm_multiprocess",
-    f"{OUR_KIT}.hypothesis_utils": "use parametrize with explicit cases",
-    f"{OUR_KIT}.launch": "use MultiProcessTestCase, which starts the ranks",
-    f"{OUR_KIT}.distributed._spmd": "PyTorch removed the compiler in 2.5",
-    OUR_KIT: "PyTorch has nothing like it",
-}
 
 # Modules outside their kit that define bases of test classes.
 OTHER_TEST_BASES = ("torch._dynamo.test_case", "torch._inductor.test_case")
@@ -124,15 +85,10 @@ LAUNCHING_BASES = {
 }
 
 
-def mirrored_here() -> Iterator[MirroredModule]:
-    """The mirrored modules that exist in this tree."""
-    return (module for module in MIRRORED if module.is_here)
-
-
 def module_on(side: Side, name: str) -> str | None:
     """The counterpart on `side` of a module of the other side; None if it has none."""
     if side is Side.OURS:
-        return next((pair.ours for pair in MIRRORED if pair.theirs == name and pair.is_here), None)
+        return next((pair.ours for pair in MIRRORED if pair.theirs == name), None)
     return next((pair.theirs for pair in MIRRORED if pair.ours == name), None)
 
 
@@ -147,13 +103,9 @@ def split(dotted: str, side: Side) -> tuple[str, str] | None:
 
 def moved(theirs: str) -> str | None:
     """Return this dotted name of PyTorch's as other versions of torch have it; None if it never moved."""
-    return next((one.hint(theirs) for one in MOVED if theirs in (one.now, one.before)), None)
-
-
-def instead_of(dotted: str) -> str:
-    """Name what to use in PyTorch instead of a name of ours."""
-    matching = [name for name in INSTEAD if dotted == name or dotted.startswith(f"{name}.")]
-    return INSTEAD[max(matching, key=len)]
+    before = {now: f"before torch {since}: {earlier}" for now, earlier, since in MOVED}
+    since = {earlier: f"since torch {since}: {now}" for now, earlier, since in MOVED}
+    return before.get(theirs) or since.get(theirs)
 
 
 def source_of(module: str, root: Path) -> Path | None:

@@ -1,14 +1,12 @@
 """The names that a source file defines, read without importing it: no accelerator and no torch needed."""
 
-from __future__ import annotations
-
 import ast
 import enum
 import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, UserError, installed_torch, source_of
+from .mapping import OUR_KIT, THEIR_KIT, UserError, installed_torch, source_of
 
 
 class NameKind(enum.Enum):
@@ -35,34 +33,7 @@ def _parse(source: bytes, file: str) -> ast.Module:
 
 def defined_in(file: Path) -> dict[str, NameKind]:
     """The names that a module has at its top level."""
-    return {name: kind for node in statements(parse(file).body) for name, kind in _bound_by(node)}
-
-
-def public_in(file: Path) -> set[str]:
-    """The public names that a module defines itself."""
-    imported = (NameKind.REEXPORTED, NameKind.IMPORTED)
-    return {name for name, kind in defined_in(file).items() if kind not in imported and not name.startswith("_")}
-
-
-def reexported_in(file: Path) -> set[str]:
-    """The names that a module of ours re-exports: `from x import name as name`, or `from x import *` within our kit."""
-    imports = [node for node in statements(parse(file).body) if isinstance(node, ast.ImportFrom)]
-    explicit = {alias.name for node in imports for alias in node.names if alias.asname == alias.name}
-    return explicit.union(*(public_in(source) for node in imports if (source := star_source(node, file))))
-
-
-def star_source(node: ast.ImportFrom, file: Path) -> Path | None:
-    """The module that a `from x import *` in our `file` imports, if it is one of ours; None for other statements."""
-    is_star = [alias.name for alias in node.names] == ["*"]
-    return source_of(imported_module(node, file), PACKAGE.parent) if is_star else None
-
-
-def imported_module(node: ast.ImportFrom, file: Path) -> str:
-    """The absolute name of the module that a `from` statement in our `file` imports from."""
-    if not node.level:
-        return node.module or ""
-    package = file.relative_to(PACKAGE.parent).parts[: -node.level]
-    return ".".join([*package, *filter(None, [node.module])])
+    return {name: kind for node in statements(parse(file).body) for name, kind in bound_by(node)}
 
 
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -76,12 +47,8 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from statements(handler.body)
 
 
-def bound_by(node: ast.stmt) -> set[str]:
+def bound_by(node: ast.stmt) -> Iterator[tuple[str, NameKind]]:
     """The names that a statement binds."""
-    return {name for name, _ in _bound_by(node)}
-
-
-def _bound_by(node: ast.stmt) -> Iterator[tuple[str, NameKind]]:
     match node:
         case ast.ClassDef():
             yield node.name, NameKind.CLASS
@@ -113,7 +80,7 @@ def find_class(file: Path, name: str) -> ast.ClassDef | None:
 
 def defined_by(node: ast.ClassDef) -> set[str]:
     """The names that a class body binds."""
-    return {name for statement in statements(node.body) for name, _ in _bound_by(statement)}
+    return {name for statement in statements(node.body) for name, _ in bound_by(statement)}
 
 
 def members_of(node: ast.ClassDef) -> set[str]:

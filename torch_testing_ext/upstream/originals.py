@@ -5,8 +5,6 @@ names that were needed are recorded for --explain. Our TestCase gets the members
 functions, bound to the test. Which ones exist is read from the source, and loads nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib
@@ -29,7 +27,8 @@ after_loading: list[Callable[[ModuleType], None]] = []
 def load(name: str) -> ModuleType:
     """PyTorch's module of this name. If this torch has none, raises AttributeError, as for a missing name."""
     if name not in loaded:
-        spec = find(name)
+        parent = importlib.import_module(name.rpartition(".")[0])
+        spec = importlib.machinery.PathFinder.find_spec(name, parent.__path__)  # whatever sys.modules has
         if spec is None or spec.loader is None:
             raise AttributeError(f"this torch has no module {name} in which to look for it")
         module = loaded[name] = importlib.util.module_from_spec(spec)
@@ -41,12 +40,6 @@ def load(name: str) -> ModuleType:
         for callback in after_loading:
             callback(module)
     return loaded[name]
-
-
-def find(name: str) -> importlib.machinery.ModuleSpec | None:
-    """The module's spec, whatever sys.modules has under its name."""
-    parent = importlib.import_module(name.rpartition(".")[0])
-    return importlib.machinery.PathFinder.find_spec(name, parent.__path__)
 
 
 def record(module: str, name: str) -> None:

@@ -5,8 +5,6 @@ watches ranks, and which ours lacks. Other bases, such as TestCase, start no ran
 itself is changed, through its `__bases__`: the super() calls of its methods would not know a copy.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -72,7 +70,7 @@ def _home_of(base: type) -> mapping.MirroredModule | None:
     """The mirrored module that defines this test base on both sides, if there is one."""
     if not issubclass(base, unittest.TestCase):
         return None
-    for pair in mapping.mirrored_here():
+    for pair in mapping.MIRRORED:
         file = mapping.source_of(pair.theirs, mapping.installed_torch())
         if file is None or names.find_class(file, base.__name__) is None:
             continue
@@ -92,7 +90,6 @@ def _used_by(cls: type) -> set[str]:
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:
-    """The code of a function, also of a wrapped one."""
     match value:
         case FunctionType():
             yield value.__code__

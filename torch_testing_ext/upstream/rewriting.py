@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import io
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from torch_testing_ext._process import user_commands
 
 from .mapping import OUR_KIT, THEIR_KIT, Side, UserError, module_on, split
 
@@ -22,7 +24,7 @@ try:
     from libcst.helpers import get_full_name_for_node
     from libcst.metadata import ByteSpanPositionProvider, CodeSpan, MetadataWrapper, PositionProvider
 except ImportError as error:
-    raise UserError(f"this command needs libcst: pip install 'torch-testing-ext[upstream]' ({error})") from None
+    raise UserError(f"this command needs libcst: {user_commands.install('upstream')} ({error})") from None
 
 # Functions whose first argument is the dotted name of a module or of something in a module.
 TAKE_A_NAME = {"patch", "dict", "multiple", "import_module", "__import__", "importorskip", "find_spec", "resolve_name"}
@@ -47,14 +49,16 @@ class RewrittenFile:
     notes: tuple[str, ...]  # imports of these modules that were left unchanged, and why
 
 
-def rewrite(source: bytes, side: Side, path: Path) -> RewrittenFile:
+def rewrite(source: bytes, side: Side, path: Path, finder_class: type[Finder] | None = None) -> RewrittenFile:
     """Rewrite a file for `side`. Raises UserError if it is not valid Python."""
     encoding, text = _decode(source, path)
     try:
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
         raise UserError(f"{path}:{error.raw_line}: not valid Python, so nothing was changed: {error.message}") from None
-    finder = _Finder(side, wrapper.resolve(ByteSpanPositionProvider), wrapper.resolve(PositionProvider))
+    finder = (finder_class or Finder)(
+        side, wrapper.resolve(ByteSpanPositionProvider), wrapper.resolve(PositionProvider)
+    )
     wrapper.module.visit(finder)
     raw = text.encode()
     finder.finish(raw)
@@ -70,7 +74,7 @@ def _decode(source: bytes, path: Path) -> tuple[str, str]:
         raise UserError(f"{path} cannot be decoded, so nothing was changed: {error}") from None
 
 
-def _spliced(raw: bytes, edits: Mapping[int, _Edit]) -> bytes:
+def _spliced(raw: bytes, edits: Mapping[int, Edit]) -> bytes:
     parts, at = [], 0
     for start, edit in sorted(edits.items()):
         parts += [raw[at:start], edit.new.encode()]
@@ -79,34 +83,28 @@ def _spliced(raw: bytes, edits: Mapping[int, _Edit]) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Edit:
+class Edit:
+    """The replacement of a text at its place."""
+
     old: str
     new: str
 
 
 @dataclass
-class _Plain:
-    """A plain `import a.b.c`. The file then writes a.b.c.name, and may also use `a`, which the import binds."""
-
-    node: cst.ImportAlias
-    module: str
-
-
-@dataclass
-class _Finder(cst.CSTVisitor):
+class Finder(cst.CSTVisitor):
     """Collects the edits to make and the names that the file uses from each module."""
 
     side: Side
     spans: Mapping[cst.CSTNode, CodeSpan]
     places: Mapping[cst.CSTNode, Any]
-    edits: dict[int, _Edit] = field(default_factory=dict)
+    edits: dict[int, Edit] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    _plain: list[_Plain] = field(default_factory=list)
+    # Of each plain `import a.b.c`. The file then writes a.b.c.name, and may also use `a`, which the import binds.
+    _plain: list[cst.ImportAlias] = field(default_factory=list)
     _dotted: list[tuple[cst.Attribute, str]] = field(default_factory=list)
     _bound: set[str] = field(default_factory=set)  # names bound by other imports
     _aliases: dict[str, str] = field(default_factory=dict)  # alias of a module -> its new name
-    _merged: set[cst.ImportFrom] = field(default_factory=set)  # statements merged into the one before
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -119,23 +117,18 @@ class _Finder(cst.CSTVisitor):
             return False
         counterpart = module_on(self.side, module)
         if counterpart is not None:
-            self._edit(node.module, module, counterpart)
-            self._uses_of(node, counterpart)
+            self.edit(node.module, module, counterpart)
+            names = [alias.evaluated_name for alias in aliases_of(node)] or [STAR]
+            self.uses.extend(Use(counterpart, name, self._line(node)) for name in names)
         else:
             self._from_package(node, module)
         return False
 
-    def _uses_of(self, node: cst.ImportFrom, module: str) -> None:
-        for alias in _aliases_of(node):
-            self.uses.append(Use(module, alias.evaluated_name, self._line(node)))
-        if isinstance(node.names, cst.ImportStar):
-            self.uses.append(Use(module, STAR, self._line(node)))
-
     def _from_package(self, node: cst.ImportFrom, package: str) -> None:
         """Handle `from package import module, another`: all, some or none of the modules may have a counterpart."""
-        pairs = self._pairs_of(node, package)
+        pairs = self.pairs_of(node, package)
         found = {alias: new for alias, new in pairs.items() if new is not None}
-        if found and len(found) < len(pairs) and not _is_plain(node):
+        if found and len(found) < len(pairs) and not is_plain(node):
             names = ", ".join(alias.evaluated_name for alias in found)
             self._note(node, f"only {names} of this import has a counterpart; import it in a separate statement")
         elif found:
@@ -143,49 +136,23 @@ class _Finder(cst.CSTVisitor):
             for alias, new in found.items():
                 self._aliases[alias.evaluated_alias or alias.evaluated_name] = new
                 self.uses.append(Use(new, "", self._line(node)))
-        if _of_the_other_kit(package, self.side):
+        if of_the_other_kit(package, self.side):
             alone = [alias.evaluated_name for alias in pairs if alias not in found]
             without_names = [] if pairs else [STAR]
             self.uses.extend(Use(package, name, self._line(node)) for name in alone or without_names)
 
-    def _pairs_of(self, node: cst.ImportFrom, package: str) -> dict[cst.ImportAlias, str | None]:
-        return {alias: module_on(self.side, f"{package}.{alias.evaluated_name}") for alias in _aliases_of(node)}
+    def pairs_of(self, node: cst.ImportFrom, package: str) -> dict[cst.ImportAlias, str | None]:
+        return {alias: module_on(self.side, f"{package}.{alias.evaluated_name}") for alias in aliases_of(node)}
 
     def _split(self, node: cst.ImportFrom, package: str, pairs: dict[cst.ImportAlias, str | None]) -> None:
         """Import each module from its new package: `from p import a; from q import b`."""
         packages = {alias: new.rpartition(".")[0] if new else package for alias, new in pairs.items()}
         first = next(iter(packages.values()))
-        if node not in self._merged and first != package:
-            self._edit(node.module, package, first)
+        if first != package:
+            self.edit(node.module, package, first)
         for before, after in pairwise(pairs):
             if packages[before] != packages[after]:
-                self.edits[self._end(before)] = _Edit(", ", f"; from {packages[after]} import ")
-
-    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
-        self._merge(node.body)
-
-    def visit_SimpleStatementSuite(self, node: cst.SimpleStatementSuite) -> None:
-        self._merge(node.body)
-
-    def _merge(self, line: Sequence[cst.BaseSmallStatement]) -> None:
-        """Undo `_split`: join statements that import from the same package of PyTorch's."""
-        for before, after in pairwise(line) if self.side is Side.THEIRS else ():
-            target = self._their_package(before)
-            if target is not None and target == self._their_package(after):
-                assert isinstance(before, cst.ImportFrom) and isinstance(after, cst.ImportFrom)
-                package = get_full_name_for_node(after.module or "")
-                self.edits[self._end(_aliases_of(before)[-1])] = _Edit(f"; from {package} import ", ", ")
-                self._merged.add(after)
-
-    def _their_package(self, node: cst.BaseSmallStatement) -> str | None:
-        """The package of PyTorch's from which a statement imports only modules, if written as `_split` writes it."""
-        if not isinstance(node, cst.ImportFrom) or not node.module or node.relative or not _is_plain(node):
-            return None
-        package = get_full_name_for_node(node.module) or ""
-        new = {new and new.rpartition(".")[0] for new in self._pairs_of(node, package).values()}
-        if new == {None} and _of_the_other_kit(package, Side.OURS):
-            return package
-        return new.pop() if len(new) == 1 else None
+                self.edits[self.end_of(before)] = Edit(", ", f"; from {packages[after]} import ")
 
     def visit_Import(self, node: cst.Import) -> bool:
         for alias in node.names:
@@ -197,12 +164,12 @@ class _Finder(cst.CSTVisitor):
         counterpart = module_on(self.side, module)
         if counterpart is None:
             self._bound.add(alias.evaluated_alias or module.partition(".")[0])
-            if _of_the_other_kit(module, self.side):
+            if of_the_other_kit(module, self.side):
                 self.uses.append(Use(module, "", self._line(node)))
         elif alias.asname is None:
-            self._plain.append(_Plain(alias, module))
+            self._plain.append(alias)
         else:
-            self._edit(alias.name, module, counterpart)
+            self.edit(alias.name, module, counterpart)
             self._aliases[alias.evaluated_alias or ""] = counterpart
             self.uses.append(Use(counterpart, "", self._line(node)))
 
@@ -233,19 +200,19 @@ class _Finder(cst.CSTVisitor):
         counterpart = module_on(self.side, module)
         assert counterpart is not None
         start = self.spans[node].start + len(node.prefix) + len(node.quote)
-        self.edits[start] = _Edit(module, counterpart)
+        self.edits[start] = Edit(module, counterpart)
         self.uses.append(Use(counterpart, rest.partition(".")[0], self._line(node)))
 
     # -- after the visit
 
     def finish(self, raw: bytes) -> None:
         """Edit plain imports where possible, and drop edits of unusual spelling, which could not be reverted."""
-        taken = {one.module for one in self._plain if self._take_plain(one)}
+        taken = {alias.evaluated_name for alias in self._plain if self._take_plain(alias)}
         for node, dotted in self._dotted:
             module, rest = split(dotted, self.side) or ("", "")
             counterpart = module_on(self.side, module)
             if module in taken and counterpart is not None:
-                self._edit(node, module, counterpart)
+                self.edit(node, module, counterpart)
                 self.uses.append(Use(counterpart, rest.partition(".")[0], self._line(node)))
         for start, edit in list(self.edits.items()):
             if not raw[start:].startswith(edit.old.encode()):
@@ -253,25 +220,26 @@ class _Finder(cst.CSTVisitor):
                 line = raw[:start].count(10) + 1
                 self.notes.append(f"line {line}: {edit.old} is written with spaces in it, so it was left unchanged")
 
-    def _take_plain(self, one: _Plain) -> bool:
-        counterpart = module_on(self.side, one.module)
+    def _take_plain(self, alias: cst.ImportAlias) -> bool:
+        module = alias.evaluated_name
+        counterpart = module_on(self.side, module)
         assert counterpart is not None
-        top = one.module.partition(".")[0]
+        top = module.partition(".")[0]
         if self.side is Side.OURS and top not in self._bound:
-            self._note(one.node, f"this import also binds {top!r}, which nothing else imports; add `import {top}`")
+            self._note(alias, f"this import also binds {top!r}, which nothing else imports; add `import {top}`")
             return False
-        self._edit(one.node.name, one.module, counterpart)
-        self.uses.append(Use(counterpart, "", self._line(one.node)))
+        self.edit(alias.name, module, counterpart)
+        self.uses.append(Use(counterpart, "", self._line(alias)))
         return True
 
-    def _edit(self, node: cst.CSTNode | None, old: str, new: str) -> None:
+    def edit(self, node: cst.CSTNode | None, old: str, new: str) -> None:
         assert node is not None
-        self.edits[self.spans[node].start] = _Edit(old, new)
+        self.edits[self.spans[node].start] = Edit(old, new)
 
     def _note(self, node: cst.CSTNode, text: str) -> None:
         self.notes.append(f"line {self._line(node)}: {text}")
 
-    def _end(self, node: cst.CSTNode) -> int:
+    def end_of(self, node: cst.CSTNode) -> int:
         return self.spans[node].start + self.spans[node].length
 
     def _line(self, node: cst.CSTNode) -> int:
@@ -279,13 +247,13 @@ class _Finder(cst.CSTVisitor):
         return line
 
 
-def _aliases_of(node: cst.ImportFrom) -> list[cst.ImportAlias]:
+def aliases_of(node: cst.ImportFrom) -> list[cst.ImportAlias]:
     return [] if isinstance(node.names, cst.ImportStar) else list(node.names)
 
 
-def _is_plain(node: cst.ImportFrom) -> bool:
+def is_plain(node: cst.ImportFrom) -> bool:
     """Whether its names are on one line, separated by a comma and a space."""
-    commas = [alias.comma for alias in _aliases_of(node)[:-1]]
+    commas = [alias.comma for alias in aliases_of(node)[:-1]]
     return node.lpar is None and all(
         isinstance(comma, cst.Comma) and (_text(comma.whitespace_before), _text(comma.whitespace_after)) == ("", " ")
         for comma in commas
@@ -296,11 +264,11 @@ def _text(space: cst.BaseParenthesizableWhitespace) -> str:
     return space.value if isinstance(space, cst.SimpleWhitespace) else "\n"
 
 
-def _of_the_other_kit(module: str, side: Side) -> bool:
+def of_the_other_kit(module: str, side: Side) -> bool:
     kit = THEIR_KIT if side is Side.OURS else OUR_KIT
     return module == kit or module.startswith(f"{kit}.")
 
 
 def only_of_their_side(uses: tuple[Use, ...], side: Side) -> Iterator[Use]:
     """The uses of modules that have no counterpart on `side`, and so were left unchanged."""
-    return (use for use in uses if _of_the_other_kit(use.module, side))
+    return (use for use in uses if of_the_other_kit(use.module, side))

@@ -236,7 +236,7 @@ class DropInTest(TestCase):
     def test_a_failure_shows_the_command_to_run_it_again(self) -> None:
         """The command also serves to run each test in an interpreter of its own."""
         output = self.run_file(self.file(IN_RANKS, last="run_tests()"), "--subprocess", "RanksTest.test_fails", code=1)
-        found = re.search(r"To run it alone:\n  python (.*) (.*) RanksTest.test_fails", output)
+        found = re.search(r"run again:  python (.*) (.*) RanksTest.test_fails", output)
         self.assertEqual(found and found[1], "-m torch_testing_ext.upstream run", output)
         self.assertIn("Ran 1 tests, each in a process of its own: 1 failed.", output)
 

@@ -58,7 +58,7 @@ class ImportTest(CheckoutCase):
         code = "import sys; sys.modules['libcst'] = None; from torch_testing_ext.upstream.__main__ import main; "
         done = run_python("-c", f"{code}sys.exit(main(['import', 'x.py']))")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertIn("this command needs libcst: pip install 'torch-testing-ext[upstream]'", done.stderr)
+        self.assertIn("this command needs libcst: python -m pip install 'libcst>=1.4'", done.stderr)
         self.assertNotIn("Traceback", done.stderr)
 
     def test_a_different_file_is_overwritten_only_by_force(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -10,7 +11,10 @@ from kit.checkout import CheckoutCase
 from test_rewriting import FILES
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, subtest
-from torch_testing_ext.upstream import patching
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "patches"))
+
+import outgoing
 
 THEIRS = (
     "# Owner(s): [\"oncall: distributed\"]\nfrom torch.testing._internal.common_utils import run_tests\n\nx = 'ß'\n"
@@ -150,7 +154,7 @@ class PatchTest(CheckoutCase):
         wrong = b"diff --git a/test/test_x.py b/test/test_x.py\n--- a/test/test_x.py\n+++ b/test/test_x.py\n"
         wrong += b"@@ -1 +1 @@\n-not there\n+x\n"
         out = self.top / "wrong.patch"
-        with mock.patch.object(patching, "_diff", lambda files, checkout: wrong):
+        with mock.patch.object(outgoing, "_diff", lambda files, checkout: wrong):
             words = ["patch", "--pytorch", self.pytorch, "test/test_x.py", "-o", out]
             _, complaints = self.upstream(*words, code=2)
         self.assertIn("git apply exited with code 1", complaints)

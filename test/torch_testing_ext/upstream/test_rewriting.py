@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 from torch_testing_ext.upstream import names
 from torch_testing_ext.upstream.mapping import MIRRORED, MOVED, Side, UserError, module_on, moved, split
 from torch_testing_ext.upstream.rewriting import RewrittenFile, Use, rewrite
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "patches"))
+
+import outgoing
 
 EVERY_FORM = '''\
 # -*- coding: utf-8 -*-
@@ -73,7 +78,7 @@ def to_ours(source: str | bytes) -> RewrittenFile:
 
 
 def to_theirs(source: str | bytes) -> RewrittenFile:
-    return rewrite(source if isinstance(source, bytes) else source.encode(), Side.THEIRS, Path("test_x.py"))
+    return outgoing.for_pytorch(source if isinstance(source, bytes) else source.encode(), Path("test_x.py"))
 
 
 @instantiate_parametrized_tests
@@ -174,7 +179,7 @@ class MappingTest(TestCase):
         self.assertEqual(len({pair.theirs for pair in MIRRORED}), len(MIRRORED))
         for pair in MIRRORED:
             self.assertEqual(module_on(Side.THEIRS, pair.ours), pair.theirs)
-            self.assertEqual(module_on(Side.OURS, pair.theirs), pair.ours if pair.is_here else None)
+            self.assertEqual(module_on(Side.OURS, pair.theirs), pair.ours)
 
     def test_a_dotted_name_is_split_after_its_module(self) -> None:
         self.assertEqual(
@@ -184,11 +189,11 @@ class MappingTest(TestCase):
         self.assertIsNone(split("torch.testing._internal.common_nn.X", Side.OURS))
 
     def test_moved_names_are_at_their_new_place(self) -> None:
-        for one in MOVED:
-            module, _, name = one.now.rpartition(".")
+        for now, before, _ in MOVED:
+            module, _, name = now.rpartition(".")
             self.assertIn(name, names.defined_in(names.find_source(module)))
-            self.assertIn(one.before, moved(one.now) or "")
-            self.assertIn(one.now, moved(one.before) or "")
+            self.assertIn(before, moved(now) or "")
+            self.assertIn(now, moved(before) or "")
         self.assertIsNone(moved("torch.testing._internal.common_utils.TestCase"))
 
 

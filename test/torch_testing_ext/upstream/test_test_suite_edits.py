@@ -7,16 +7,20 @@ import contextlib
 import importlib.util
 import io
 import re
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 from kit.files import write
 
-from torch_testing_ext.upstream import patch_series
 from torch_testing_ext.upstream.mapping import UserError
 
 SERIES = Path(__file__).parents[3] / "patches"
+sys.path.insert(0, str(SERIES))
+
+import patch_series  # noqa: E402
+
 EDITS = SERIES / "test-suite"
 
 specification = importlib.util.spec_from_file_location("render", EDITS / "render.py")
@@ -117,11 +121,27 @@ class DistTensorParallelExampleTest:
     def test_mlp_training(self, recompute_activation):
         pass
 """
+FAULT_TOLERANCE = """\
+import os
+import sys
+
+class AbstractFaultToleranceTest:
+    def help(self):
+        pass
+
+    def test_reconfigure_basic(self):
+        pass
+
+
+class ReconfigureContractTest(TestCase):
+    pass
+"""
 FILES = {
     "test/distributed/_composable/test_replicate_with_compiler.py": COMPILER,
     "test/distributed/tensor/parallel/test_ddp_2d_parallel.py": TWO_D,
     "test/distributed/fsdp/test_fsdp_tp_integration.py": FSDP,
     "test/distributed/tensor/parallel/test_tp_examples.py": EXAMPLES,
+    "test/distributed/test_c10d_fault_tolerance.py": FAULT_TOLERANCE,
 }
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.upstream import mapping, names, vendoring
+from torch_testing_ext.upstream import mapping, names
 from torch_testing_ext.upstream.mapping import OUR_KIT, UserError
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "patches"))
+
+import vendoring
 
 COMMON_DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
 # The compiler is a package of its own, which PyTorch removed.
-MODULES = [pair.ours for pair in mapping.mirrored_here() if pair.until is None]
+MODULES = [pair.ours for pair in mapping.MIRRORED if pair.until is None]
 
 
 def own_names(module: str) -> Iterator[str]:
@@ -76,7 +81,7 @@ class VendoringTest(TestCase):
             self.assertEqual(
                 [ast.unparse(node) for node in imports if node.level or OUR_KIT in (node.module or "")], []
             )
-            self.assertIn(name, {bound for node in nodes for bound in names.bound_by(node)})
+            self.assertIn(name, {bound for node in nodes for bound, _ in names.bound_by(node)})
         self.assertEqual(copied > 0, module not in NOTHING_TO_COPY)
 
     def test_a_definition_brings_those_of_other_modules(self) -> None:

@@ -4,16 +4,28 @@ A definition is copied together with the definitions and imports that it depends
 whole module of ours, such as `launch`, is refused.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import names
-from .mapping import INSTEAD, OUR_KIT, PACKAGE, Side, UserError, module_on, source_of
+from torch_testing_ext.upstream import names
+from torch_testing_ext.upstream.mapping import OUR_KIT, PACKAGE, Side, UserError, module_on, source_of
+
+# Names that exist only here: what a file that is sent to PyTorch uses instead. The longest matching name counts.
+INSTEAD = {
+    f"{OUR_KIT}.common_distributed.Need": "PyTorch's ranks check what a test needs",
+    f"{OUR_KIT}.common_distributed.RankError": "use RuntimeError, which it derives from",
+    f"{OUR_KIT}.common_distributed.RankFailure": "use AssertionError, which it derives from",
+    f"{OUR_KIT}.common_distributed.needs_of": "PyTorch's ranks check what a test needs",
+    f"{OUR_KIT}.common_distributed.requires": "use skip_if_lt_x_gpu or another of PyTorch's decorators",
+    f"{OUR_KIT}.common_distributed.skip_if_rocm": "use skip_if_rocm_multiprocess",
+    f"{OUR_KIT}.hypothesis_utils": "use parametrize with explicit cases",
+    f"{OUR_KIT}.launch": "use MultiProcessTestCase, which starts the ranks",
+    f"{OUR_KIT}.distributed._spmd": "PyTorch removed the compiler in 2.5",
+    OUR_KIT: "PyTorch has nothing like it",
+}
 
 
 class _CannotVendor(Exception):
@@ -60,7 +72,7 @@ class _Helper:
     def take(self, name: str, source: Path) -> None:
         """Add a name as it is defined in our file `source`, after everything that it depends on."""
         node = _binding(name, source)
-        if isinstance(node, ast.ImportFrom) and (module := names.imported_module(node, source)).startswith(OUR_KIT):
+        if isinstance(node, ast.ImportFrom) and (module := imported_module(node, source)).startswith(OUR_KIT):
             self._take_from_kit(name, node, module)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             statement = _one_import(name, node)
@@ -102,7 +114,7 @@ class _Helper:
 
     def _is_mirrored(self, name: str) -> bool:
         """Whether our mirror module offers this name as PyTorch's."""
-        ours = names.reexported_in(self.mirror_source) | names.defined_in(self.mirror_source).keys()
+        ours = reexported_in(self.mirror_source) | names.defined_in(self.mirror_source).keys()
         return name in ours and f"{self.mirror}.{name}" not in INSTEAD
 
     def extended(self) -> bytes:
@@ -120,7 +132,7 @@ class _Helper:
 def _binding(name: str, source: Path) -> ast.stmt:
     """The statement that gives a name its value, or that imports it."""
     statements = list(names.statements(names.parse(source).body))
-    found = [node for node in statements if name in names.bound_by(node) and not _only_declares(node)]
+    found = [node for node in statements if name in dict(names.bound_by(node)) and not _only_declares(node)]
     found = found or [node for node in statements if isinstance(node, ast.ImportFrom) and _by_star(name, node, source)]
     if not found:
         raise _CannotVendor(f"{source.name} computes it on first use")
@@ -132,8 +144,8 @@ def _only_declares(node: ast.stmt) -> bool:
 
 
 def _by_star(name: str, node: ast.ImportFrom, source: Path) -> bool:
-    home = names.star_source(node, source)
-    return home is not None and name in names.public_in(home)
+    home = star_source(node, source)
+    return home is not None and name in public_in(home)
 
 
 def _names_in(node: ast.stmt) -> set[str]:
@@ -162,3 +174,33 @@ def _end_of_imports(file: Path) -> int:
         elif not isinstance(node, ast.Expr):
             break
     return end
+
+
+# -- the names of our modules
+
+
+def public_in(file: Path) -> set[str]:
+    """The public names that a module defines itself."""
+    imported = (names.NameKind.REEXPORTED, names.NameKind.IMPORTED)
+    return {name for name, kind in names.defined_in(file).items() if kind not in imported and not name.startswith("_")}
+
+
+def reexported_in(file: Path) -> set[str]:
+    """The names that a module of ours re-exports: `from x import name as name`, or `from x import *` within our kit."""
+    imports = [node for node in names.statements(names.parse(file).body) if isinstance(node, ast.ImportFrom)]
+    explicit = {alias.name for node in imports for alias in node.names if alias.asname == alias.name}
+    return explicit.union(*(public_in(source) for node in imports if (source := star_source(node, file))))
+
+
+def star_source(node: ast.ImportFrom, file: Path) -> Path | None:
+    """The module that a `from x import *` in our `file` imports, if it is one of ours; None for other statements."""
+    is_star = [alias.name for alias in node.names] == ["*"]
+    return source_of(imported_module(node, file), PACKAGE.parent) if is_star else None
+
+
+def imported_module(node: ast.ImportFrom, file: Path) -> str:
+    """The absolute name of the module that a `from` statement in our `file` imports from."""
+    if not node.level:
+        return node.module or ""
+    package = file.relative_to(PACKAGE.parent).parts[: -node.level]
+    return ".".join([*package, *filter(None, [node.module])])

@@ -1,0 +1,76 @@
+"""Import test files from PyTorch: `python -m torch_testing_ext.upstream import FILE... [--to test/]`.
+
+Each file is rewritten to our imports.
+"""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .mapping import PACKAGE, Side, UserError, module_on, moved, source_of
+from .rewriting import STAR, RewrittenFile, Use, only_of_their_side, rewrite
+
+TESTS = "test"
+
+
+def below_tests(file: Path) -> Path:
+    """A file's path below its checkout's `test/`; outside a checkout, below the innermost directory named `test`."""
+    path = file.resolve()
+    for root in path.parents:
+        if (root / ".git").exists() and path.is_relative_to(root / TESTS):
+            return path.relative_to(root / TESTS)
+    parts = path.parts[:-1]
+    if TESTS in parts:
+        last = len(parts) - 1 - parts[::-1].index(TESTS)
+        return Path(*path.parts[last + 1 :])
+    return Path(path.name)
+
+
+def read(file: Path) -> bytes:
+    """The content of a file that the user named."""
+    if not file.is_file():
+        raise UserError(f"{file} does not exist")
+    return file.read_bytes()
+
+
+@dataclass(frozen=True)
+class ImportedFile:
+    """A PyTorch test file, rewritten for this tree, and the path it gets here."""
+
+    file: Path
+    target: Path
+    rewritten: RewrittenFile
+
+    def problems(self) -> Iterator[str]:
+        """The differences that keep the file from running here as it does in PyTorch."""
+        yield from self.rewritten.notes
+        for use in self.rewritten.uses:
+            if use.name not in ("", STAR) and not _is_here(use):
+                where = moved(f"{module_on(Side.THEIRS, use.module)}.{use.name}")
+                yield f"line {use.line}: {use.module} has no {use.name}" + (f" ({where})" if where else "")
+        for use in only_of_their_side(self.rewritten.uses, Side.OURS):
+            dotted = f"{use.module}.{use.name}".rstrip(".")
+            yield f"line {use.line}: {dotted} stays PyTorch's, since it has no counterpart here"
+
+
+def _is_here(use: Use) -> bool:
+    if source_of(use.module, PACKAGE.parent) is None:
+        return True  # not a module of ours: reported by only_of_their_side
+    return hasattr(importlib.import_module(use.module), use.name)
+
+
+def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
+    """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
+    imported = []
+    for path in files:
+        rewritten = rewrite(read(path), Side.OURS, path)
+        imported.append(ImportedFile(path, to / below_tests(path), rewritten))
+    for file in imported:
+        differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
+        if differs and not force:
+            raise UserError(f"{file.target} already exists and differs: move it away, or use --force")
+    for file in imported:
+        file.target.parent.mkdir(parents=True, exist_ok=True)
+        file.target.write_bytes(file.rewritten.source)
+    return imported
