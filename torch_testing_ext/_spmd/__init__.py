@@ -1,1 +1,1 @@
-"""The data-parallel compiler: `trace/` records a train step, `lower/` makes it data parallel, `run/` executes it."""
+"""The data-parallel compiler: `engine/` runs a train step, `capture/` records it, `lower/` makes that data parallel."""

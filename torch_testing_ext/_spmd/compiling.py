@@ -1,17 +1,14 @@
 """`compile`, the decorator that makes a train step data parallel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from .capture.capture_step import CaptureStep
-from .capture.override import Override
 from .capture.program_maker import GraphPasses
 from .capture.region_step import RegionStep
 from .capture.verification import VerifyMode
 from .engine.engine_step import EngineStep
-from .parallel_modes import DataParallel, GraphPass, ParallelMode
+from .parallel_modes import DataParallel, GraphPass, Override, ParallelMode
 from .spmd_errors import SPMDError, check_choice
 
 Backend = Literal["engine", "capture", "fx", "inductor"]

@@ -1,12 +1,11 @@
-"""Parallel modes: how a step is distributed over ranks."""
+"""The choices of a user: how a step is distributed over ranks, and the modules that a recording replaces."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from .param_layout import Layout
@@ -53,7 +52,6 @@ class DataParallel(ParallelMode):
         self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
 
     def layout_of(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
-        """The layout of one parameter."""
         sharded = self.parallel_style == "fully_shard" and param.dim() > 0 and param.numel() > 0
         if isinstance(param, DTensor):
             is_sharded = isinstance(param.placements[0], Shard)
@@ -69,3 +67,33 @@ class DataParallel(ParallelMode):
                 )
             sharded = is_sharded
         return Layout(torch.Size(param.shape), sharded, rank, world)
+
+
+class Override(ABC):
+    """Replaces submodules while a step is recorded, and may change the resulting graph."""
+
+    @abstractmethod
+    def replacement(self, fqn: str, orig_submodule: nn.Module) -> nn.Module:
+        """The module to run instead of `orig_submodule`, or `orig_submodule` itself to keep it.
+
+        A replacement uses the original's parameters (it may hold the original) and has none of its own.
+        """
+
+    @abstractmethod
+    def transform(self, gm: fx.GraphModule, flat_state: list[torch.Tensor]) -> fx.GraphModule:
+        """Return the final graph, changed or not.
+
+        `flat_state` holds this rank's parameters in the order of the graph's inputs.
+        """
+
+
+def replace_submodules(overrides: Iterable[Override], roots: list[nn.Module]) -> None:
+    """Install the replacements. Whoever calls this restores the modules."""
+    for number, root in enumerate(roots):
+        for prefix, parent in list(root.named_modules(prefix="" if len(roots) == 1 else str(number))):
+            for name, child in list(parent._modules.items()):
+                replaced = child
+                for override in overrides:
+                    if replaced is not None:
+                        replaced = override.replacement(f"{prefix}.{name}" if prefix else name, replaced)
+                parent._modules[name] = replaced

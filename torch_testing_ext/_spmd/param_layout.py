@@ -1,7 +1,5 @@
 """The layout of a parameter over ranks: whole on each rank, or sharded along dim 0 as by DTensor's Shard(0)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -46,7 +44,6 @@ class Layout:
 
     @property
     def local_shape(self) -> torch.Size:
-        """The shape of this rank's part."""
         if not self.sharded:
             return self.shape
         start, end = self.rows

@@ -1,7 +1,5 @@
 """`SPMDError`, and the search for the line of user code that caused it."""
 
-from __future__ import annotations
-
 import os
 import traceback
 

@@ -2,10 +2,7 @@
 
 import typing as _typing
 
-from torch_testing_ext._utils.checkpoints import (
-    with_checkpoint_logging as with_checkpoint_logging,
-    with_temp_dir as with_temp_dir,
-)
+from torch_testing_ext._utils.checkpoints import *
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -1,8 +1,3 @@
 """Checks of distributed state dicts, under the names of torch.testing._internal.distributed.common_state_dict."""
 
-from torch_testing_ext._fsdp.state_dicts import (
-    FusionEmbedding as FusionEmbedding,
-    FusionEmbeddingWithHook as FusionEmbeddingWithHook,
-    FusionEmbeddingWithModifier as FusionEmbeddingWithModifier,
-    VerifyStateDictMixin as VerifyStateDictMixin,
-)
+from torch_testing_ext._fsdp.state_dicts import *

@@ -10,17 +10,3 @@ from torch_testing_ext._threads.group import (
     _install_threaded_pg as _install_threaded_pg,
     _uninstall_threaded_pg as _uninstall_threaded_pg,
 )
-from torch_testing_ext._threads.works import (
-    AllGather as AllGather,
-    AllReduce as AllReduce,
-    AllToAll as AllToAll,
-    AllToAllBase as AllToAllBase,
-    Broadcast as Broadcast,
-    Gather as Gather,
-    ReduceScatter as ReduceScatter,
-    Scatter as Scatter,
-    binop_reduce as binop_reduce,
-    bitwise_reduce as bitwise_reduce,
-    flatten_list as flatten_list,
-    ret_work as ret_work,
-)

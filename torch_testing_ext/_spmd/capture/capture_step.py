@@ -1,7 +1,5 @@
 """Steps that are captured: a call finds the program for its arguments, or records it, and the ranks run it together."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..engine.call_header import CallHeader
 from ..engine.engine_core import StateEngine, current_engine
 from ..engine.engine_step import EngineStep
+from ..engine.meeting_point import CallHeader
 from ..engine.state_finder import find_state
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError

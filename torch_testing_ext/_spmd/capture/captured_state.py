@@ -1,7 +1,5 @@
 """The arguments and the state that a program works on, and the guards on them: all that it takes for granted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter, is_

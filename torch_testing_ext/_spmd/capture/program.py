@@ -1,7 +1,5 @@
 """Programs: a lowered graph as a function, with the places that its inputs come from and its outputs go to."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

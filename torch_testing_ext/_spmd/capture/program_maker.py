@@ -1,7 +1,5 @@
 """Makes programs: records a step, lowers the recording, and lets the user change the graph."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,10 +15,9 @@ from ..lower.direct import write_to_buckets
 from ..lower.gathers import lower_gathers
 from ..lower.graphs import is_collective, placeholders, storages, writes
 from ..lower.schedule import schedule_gradients
-from ..parallel_modes import GraphPass
+from ..parallel_modes import GraphPass, Override
 from ..param_layout import Layout
 from .captured_state import CallArguments, CapturedState, local_part
-from .override import Override
 from .program import StepProgram
 from .step_recording import RecordedStep, record
 

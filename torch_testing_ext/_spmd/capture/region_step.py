@@ -3,8 +3,6 @@
 The first call is eager, and shows whether the step differentiates through gradients, for which regions have no code.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The rows are the graph's input. Whole parameters are gathered from them; what is
 other before that is read. Copies that nothing reads are removed when the graph is cleaned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from ..engine.row_optimizers import rekey
 from ..lower.graphs import GATHER, ROWS
 from ..param_layout import Layout
 
@@ -64,24 +63,17 @@ class RowUpdates:
 
     @contextmanager
     def _on_rows(self) -> Iterator[None]:
-        groups = [(group, group["params"]) for group in self.optimizer.param_groups]
-        used = [self._leaves[id(p)] for _, params in groups for p in params if id(p) in self._leaves]
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        used = [self._leaves[id(param)] for param in params if id(param) in self._leaves]
+        rows_of = {id(leaf.whole): leaf.rows for leaf in used}
+        whole_of = {id(leaf.rows): leaf.whole for leaf in used}
         for leaf in used:
             leaf.push()
             leaf.rows.grad = None if leaf.whole.grad is None else leaf.rows_of(leaf.whole.grad)
-        for group, params in groups:
-            group["params"] = [self._leaves[id(p)].rows if id(p) in self._leaves else p for p in params]
-        self._rekey({id(leaf.whole): leaf.rows for leaf in used})
+        rekey(self.optimizer, lambda param: rows_of.get(id(param), param))
         yield
-        self._rekey({id(leaf.rows): leaf.whole for leaf in used})
-        for group, params in groups:
-            group["params"] = params
+        rekey(self.optimizer, lambda param: whole_of.get(id(param), param))
         for leaf in used:
             if leaf.rows.grad is not None:
                 leaf.rows.grad = None
                 leaf.whole.copy_(leaf.gathered(leaf.rows))
-
-    def _rekey(self, forms: dict[int, torch.Tensor]) -> None:
-        items = [(forms.get(id(key), key), value) for key, value in self.optimizer.state.items()]
-        self.optimizer.state.clear()
-        self.optimizer.state.update(items)

@@ -1,14 +1,12 @@
 """Snapshots of everything that a call may change, to undo a run of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._machine.random_state import RandomState
+from torch_testing_ext._machine.seeds import RandomState
 from torch_testing_ext._torch.spmd import local_tensor, set_local_tensor, tree
 
 from ..engine.state_finder import FoundState

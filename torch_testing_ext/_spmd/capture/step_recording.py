@@ -1,7 +1,5 @@
 """Recording: runs a step once on fake tensors, and keeps its operations as a graph, and its effects."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,17 +11,17 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._machine.random_state import RandomState
+from torch_testing_ext._machine.seeds import RandomState
 from torch_testing_ext._torch import spmd
 
 from ..engine.managed_params import managed_by
-from ..engine.optimizer_kinds import why_whole
 from ..engine.resting_state import put_parameter
+from ..engine.row_optimizers import why_whole
 from ..lower.buckets import Bucket
 from ..lower.graphs import AVERAGE, SCATTER
+from ..parallel_modes import Override, replace_submodules
 from ..spmd_errors import SPMDError, raised_by_user, user_line_of
 from .captured_state import CallArguments, CapturedState, InputSource
-from .override import Override, replace_submodules
 from .row_updates import RowUpdates, ShardedLeaf
 from .snapshot import ModuleContents
 

@@ -3,8 +3,6 @@
 All ranks verify in the same call. If the two differ anywhere, all ranks undo the call and raise an error.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The checks of modules, parameters and buffers before the engine takes them. They change nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -5,8 +5,6 @@ ends with an exchange of what each rank has touched, and averages that. Later on
 full. The last bucket has a flag, by which a rank tells that it touched something else: then all exchange again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
@@ -18,9 +16,8 @@ from .bucket_plan import BucketProgress, agreed_order
 from .gradient_buckets import BackwardPlan
 from .managed_params import ManagedParam
 from .meeting_point import MeetingPoint
-from .read_watch import ReadWatch
+from .read_watch import ReadWatch, unmanaged_parameters
 from .roster import Roster
-from .use_watch import unmanaged_parameters
 from .wire import Wire
 
 INSIDE, AFTER = "inside", "after"  # the call of a step
@@ -52,14 +49,13 @@ class Averager:
     # -- the call
 
     def begin(self, roster: Roster) -> None:
-        """Begin a call with this roster."""
         if roster is not self.roster:
             if self.roster is not None:
                 for managed in self.roster.params:
                     managed.index = -1
             self.roster = roster
             for index, managed in enumerate(roster.params):
-                managed.index, managed.listener = index, self
+                managed.index, managed.listener = index, self.touch
         self.phase, self.turn, self.backward, self.broken = INSIDE, 0, None, False
 
     def end(self, failed: bool) -> None:
@@ -107,7 +103,7 @@ class Averager:
         """Add a parameter that another step manages."""
         assert self.roster is not None
         self.roster.params.append(managed)
-        managed.index, managed.listener = len(self.roster.params) - 1, self
+        managed.index, managed.listener = len(self.roster.params) - 1, self.touch
         return managed.index
 
     def _open(self) -> _Backward:
@@ -189,7 +185,7 @@ class Averager:
         mine = [backward.touched.get(index, 0) for index in range(count)]
         twice = [int(index in backward.again) for index in range(count)]
         device = self.meeting.device
-        rows = self.wire.gather_numbers(torch.tensor([*mine, *twice, presence], device=device)).rows()
+        rows = self.wire.gather_numbers(torch.tensor([*mine, *twice, presence], device=device))()
         again = {index for row in rows for index in range(count) if row[count + index]}
         return [row[:count] for row in rows], again, [row[-1] for row in rows]
 

@@ -59,7 +59,8 @@ class BucketProgress:
 
     @classmethod
     def of(cls, buckets: Sequence[Sequence[int]]) -> BucketProgress:
-        return cls(bucket_numbers(buckets), [len(bucket) for bucket in buckets])
+        numbers = {param: number for number, bucket in enumerate(buckets) for param in bucket}
+        return cls(numbers, [len(bucket) for bucket in buckets])
 
     def arrive(self, param: int) -> range:
         """Note a gradient, and return the buckets that start now."""
@@ -68,8 +69,3 @@ class BucketProgress:
         while self.next < len(self.missing) - 1 and not self.missing[self.next]:
             self.next += 1
         return range(first, self.next)
-
-
-def bucket_numbers(buckets: Sequence[Sequence[int]]) -> dict[int, int]:
-    """The number of the bucket of each parameter."""
-    return {param: number for number, bucket in enumerate(buckets) for param in bucket}

@@ -3,8 +3,6 @@
 The sample moves from call to call. The sum is one of bit patterns, so that it is exact, and NaN equals NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +27,9 @@ class Checksum:
         turn %= 8  # views of so many samples are kept
         if turn not in self._turns:
             self._turns[turn] = [sample(tensor, turn) for tensor in tensors if tensor.numel()]
-        sums = [torch.cat(same).sum(dtype=torch.int64) for same in _by_kind(self._turns[turn])]
+        views = self._turns[turn]
+        kinds = dict.fromkeys((view.dtype, view.device) for view in views)
+        sums = [torch.cat([v for v in views if (v.dtype, v.device) == kind]).sum(dtype=torch.int64) for kind in kinds]
         return sum(sums[1:], start=sums[0]) if sums else None
 
 
@@ -51,13 +51,6 @@ def _span(tensor: torch.Tensor) -> tuple[int]:
     """The number of elements of a dense tensor; 1 for a tensor with gaps or overlaps, whose memory is not all its."""
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach,) if reach == tensor.numel() else (1,)
-
-
-def _by_kind(views: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for view in views:
-        kinds.setdefault((view.dtype, view.device), []).append(view)
-    return [*kinds.values()]
 
 
 def sum_of(tensors: Sequence[torch.Tensor], turn: int = 0) -> torch.Tensor | None:

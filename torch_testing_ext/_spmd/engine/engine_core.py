@@ -1,13 +1,11 @@
 """The engine of one group of ranks: what happens before and after the user's Python in each call of a step."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,22 +14,21 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from torch_testing_ext._torch.spmd import tree
+from torch_testing_ext._utils.rank_traces import mark
 
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
 from .admission import admit_hooks
 from .averaging import Averager
-from .call_header import CallHeader
 from .checksum import Checksum
 from .engine_report import EngineReport, report_of
 from .gradient_buckets import BackwardPlan
-from .meeting_point import MeetingPoint
+from .meeting_point import CallHeader, MeetingPoint
+from .read_watch import UseWatch
 from .resting_state import RestingState
-from .roster import EARLY, Roster, registered, tensors_of
+from .roster import EARLY, ParamSlot, Roster, registered, tensors_of
 from .roster_maker import RosterMaker
 from .state_finder import FoundState, find_state
-from .step_picture import mark
-from .use_watch import UseWatch
 from .wire import Wire
 
 
@@ -46,12 +43,7 @@ class StepHistory:
     def roster_of(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> Roster | None:
         return next((r for r in reversed(self.rosters) if r.matches(tensors, optimizers)), None)
 
-    def opening(self) -> BackwardPlan | None:
-        """The plan whose first bucket opens the next call, if ranks do not meet before."""
-        return self.rosters[-1].opening if self.rosters else None
-
     def add(self, roster: Roster) -> None:
-        """Note the roster of a call."""
         if not self.rosters or self.rosters[-1] is not roster:
             self.rosters = [*[known for known in self.rosters if known is not roster][-3:], roster]
 
@@ -110,7 +102,6 @@ class StateEngine:
             return self.run(step, mode, args, kwargs) if is_outermost else step.function(*args, **kwargs)
 
     def run(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> Any:
-        """Run the step that is entered."""
         with torch.inference_mode(False):
             roster, found = self._enter(step, mode, args, kwargs)
         failed = True
@@ -136,7 +127,6 @@ class StateEngine:
         return result
 
     def report(self, step: Any) -> EngineReport:
-        """Summarize the last call of a step."""
         record = self.records.get(step)
         if record is None or not record.rosters:
             raise SPMDError("The step has not been called yet.", remedy="Call it once.")
@@ -147,28 +137,14 @@ class StateEngine:
     def _enter(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> tuple[Roster, FoundState]:
         record = self.history_of(step)
         found = find_state(step.function, args, kwargs)
-        slots, buffers = registered(found.modules)
-        tensors = tensors_of(slots, found.optimizers)
-        roster = record.roster_of(tensors, found.optimizers)
-        new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
-        device = next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
-        reads = 0 if roster is None else roster.reads
-        header = CallHeader(record.number, record.calls, 0, new, len(tensors), reads=reads)
-        opening = record.opening()
-        is_early = opening is not None and record.calls < EARLY
-        self.meeting.begin(header, device, lambda: self._checksum(record), None if is_early else opening)
-        record.calls += 1
+        opening = record.rosters[-1].opening if record.rosters else None  # its first bucket opens the call
+        may_train = torch.is_grad_enabled() and record.calls > 0
+        is_early = record.calls < EARLY and (opening is not None or may_train)
+        checksum = functools.partial(self._checksum, record)
         try:
-            plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)
-            if roster is None or roster.rests:
-                admit_hooks(tensors)
-        except Exception as error:
-            self.meeting.refuse(error)
-            raise
-        if roster is None:
-            assert plan is not None
-            roster = self.maker.make(plan, new > 0)
-        record.add(roster)
+            roster, slots, buffers = self.enrol(record, mode, found, None if is_early else opening, checksum)
+        finally:
+            record.calls += 1
         self.averager.begin(roster)
         if is_early:
             self.meeting.meet()
@@ -180,8 +156,42 @@ class StateEngine:
         self._hook(roster)
         return roster, found
 
+    def enrol(
+        self,
+        record: StepHistory,
+        mode: DataParallel,
+        found: FoundState,
+        opening: BackwardPlan | None = None,
+        checksum: Callable[[], torch.Tensor | None] = lambda: None,
+        check: Callable[[list[torch.Tensor], int], None] = lambda tensors, new: None,
+    ) -> tuple[Roster, list[ParamSlot], list[torch.Tensor]]:
+        """Find the roster of the state that a call has found, or make it. Returns the state's slots and buffers, too.
+
+        `check` may refuse the call on all ranks: it gets the parameters, and how many things are new.
+        """
+        slots, buffers = registered(found.modules)
+        tensors = tensors_of(slots, found.optimizers)
+        roster = record.roster_of(tensors, found.optimizers)
+        new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
+        device = next((tensor.device for tensor in tensors if not tensor.is_meta), self.meeting.device)
+        reads = 0 if roster is None else roster.reads
+        header = CallHeader(record.number, record.calls, 0, new, len(tensors), reads=reads)
+        self.meeting.begin(header, device, checksum, opening)
+        try:
+            plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)
+            if roster is None or roster.rests:
+                admit_hooks(tensors)
+            check(tensors, new)
+        except Exception as error:
+            self.meeting.refuse(error)
+            raise
+        if plan is not None:
+            roster = self.maker.make(plan, new > 0)
+        assert roster is not None
+        record.add(roster)
+        return roster, slots, buffers
+
     def history_of(self, step: Any) -> StepHistory:
-        """The calls of a step so far."""
         if step not in self.records:
             self.records[step] = StepHistory(self.count)
             self.count += 1

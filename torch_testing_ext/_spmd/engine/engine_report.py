@@ -1,16 +1,12 @@
 """The report of a step that the engine runs: what is averaged and gathered in a call, in which buckets, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .gradient_buckets import BackwardPlan
 from .managed_params import ManagedParam
-from .optimizer_kinds import why_whole
 from .roster import Roster
-
-_SHOWN = 4  # names per bucket
+from .row_optimizers import why_whole
 
 
 @dataclass(frozen=True)
@@ -109,9 +105,8 @@ def _optimizers(roster: Roster) -> Iterator[str]:
             yield f"{type(optimizer).__name__} updates whole parameters: {reason}"
 
 
-def first_names(names: Sequence[str]) -> str:
-    """The first names of a bucket."""
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+def first_names(names: Sequence[str], shown: int = 4) -> str:
+    return ", ".join(names[:shown]) + (", ..." if len(names) > shown else "")
 
 
 def mebibytes(size: int) -> str:

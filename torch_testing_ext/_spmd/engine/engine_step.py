@@ -1,7 +1,5 @@
 """A step that the engine runs."""
 
-from __future__ import annotations
-
 import functools
 import os
 import types
@@ -9,10 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch_testing_ext._utils.rank_traces import picture
+
 from ..parallel_modes import DataParallel
 from .engine_core import current_engine
 from .engine_report import EngineReport
-from .step_picture import picture
 
 
 class EngineStep:
@@ -34,4 +33,5 @@ class EngineStep:
 
     def picture(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Record the calls in a context of all ranks; rank 0 writes them to `path`, which Perfetto opens."""
-        return picture(current_engine().wire, path)
+        wire = current_engine().wire
+        return picture(wire.rank, wire.gather_objects, path)

@@ -1,7 +1,5 @@
 """The comparison of models and optimizers, before anything of them is changed, when a call finds new ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +44,6 @@ def compare_facts(of_ranks: Sequence[Facts]) -> None:
 
 
 def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
-    """All tensors in the states of optimizers."""
     leaves = [leaf for optimizer in optimizers for leaf in tree().tree_leaves(dict(optimizer.state))]
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

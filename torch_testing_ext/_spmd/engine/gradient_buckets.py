@@ -1,17 +1,15 @@
 """Buckets of gradients, which travel as one flat tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_testing_ext._torch.spmd import copy_all
+from torch_testing_ext._utils.rank_traces import mark
 
-from .bucket_plan import BucketProgress, bucket_limit, bucket_numbers, plan_buckets
+from .bucket_plan import BucketProgress, bucket_limit, plan_buckets
 from .managed_params import ManagedParam
-from .step_picture import mark
 from .wire import Wire
 
 _BITS = 24  # of a hash, each of which is one element: sums over ranks tell whether all have the same
@@ -24,7 +22,7 @@ class GradientBucket:
 
     def __init__(self, params: Sequence[ManagedParam]) -> None:
         self.params = tuple(params)
-        self.nbytes = sum(managed.plain.numel() * managed.plain.element_size() for managed in params)
+        self.nbytes = sum(managed.plain.nbytes for managed in params)
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._tail, self._told = torch.empty(0), [0.0]
@@ -70,7 +68,6 @@ class GradientBucket:
         copy_all([grad for grad, _ in copied], [view for _, view in copied])
 
     def release(self) -> None:
-        """Free the memory."""
         self._flat, self._views, self._tail = None, [], torch.empty(0)
 
     def _allocate(self) -> None:
@@ -123,7 +120,7 @@ class BackwardPlan:
         self.overlaps = True  # with the backward
 
     def progress(self) -> BucketProgress:
-        return BucketProgress(bucket_numbers(self._numbers), [len(bucket) for bucket in self._numbers])
+        return BucketProgress.of(self._numbers)
 
     def start(self, wire: Wire, number: int, flag: bool, told: int) -> None:
         """Start one bucket, which also carries a flag and a number."""
@@ -152,7 +149,7 @@ class BucketStore:
     def plan(self, order: Sequence[int]) -> BackwardPlan:
         """Plan buckets for the parameters of these numbers."""
         plains = [self.params[i].plain for i in order]
-        sizes = [plain.numel() * plain.element_size() for plain in plains]
+        sizes = [plain.nbytes for plain in plains]
         limit = self._limit or bucket_limit(sum(sizes), bool(plains) and plains[0].device.type != "cpu")
         kinds = [(plain.dtype, plain.device) for plain in plains]
         numbers = [tuple([order[i] for i in bucket]) for bucket in plan_buckets(sizes, kinds, limit)]
@@ -164,6 +161,5 @@ class BucketStore:
         return self._buckets[numbers]
 
     def release(self) -> None:
-        """Free the memory of all buckets."""
         for bucket in self._buckets.values():
             bucket.release()

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..param_layout import Layout
 
 _NOWHERE = -1
-
-
-class GradientListener(Protocol):
-    """A place where parameters report gradients."""
-
-    def touch(self, managed: ManagedParam) -> None: ...
 
 
 class ManagedParam:
@@ -31,7 +25,8 @@ class ManagedParam:
         self._strong = plain if rest is not None else None
         self._rest = weakref.ref(rest) if rest is not None else None
         self.layout, self.name = layout, name
-        self.index, self.listener = _NOWHERE, None  # type: int, GradientListener | None
+        self.index = _NOWHERE
+        self.listener: Callable[[ManagedParam], None] | None = None  # hears of gradients
         self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
         self.hooked, self.emptied = False, False
 
@@ -64,8 +59,6 @@ class ManagedParam:
 
     def hook(self) -> None:
         """Report every gradient that a backward accumulates, for ever."""
-        if self.hooked:
-            return
         self.hooked = True
         itself, plain = weakref.ref(self), self.plain
         trainable = plain.requires_grad
@@ -73,7 +66,7 @@ class ManagedParam:
         def report(_: torch.Tensor) -> None:
             managed = itself()
             if managed is not None and managed.listener is not None:
-                managed.listener.touch(managed)
+                managed.listener(managed)
 
         plain.requires_grad_(True)  # a frozen parameter cannot get a hook, and the step may make it trainable
         plain.register_post_accumulate_grad_hook(report)
@@ -108,7 +101,6 @@ def forget(managed: ManagedParam) -> None:
 
 
 def manage(plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> ManagedParam:
-    """Create the record of a parameter."""
     managed = ManagedParam(plain, layout, name, rest)
     _know(plain, weakref.ref(managed) if rest is not None else lambda: managed)
     if rest is not None:

@@ -1,24 +1,97 @@
 """The place where ranks compare their headers: once per call, and before a backward that they have not planned.
 
-A step whose gradients are planned sends a hash of the header with its first bucket, which costs nothing. Others send
-the header before anything else. If hashes differ, all ranks send their headers, and know why.
+A header is a few numbers, always as many: ranks that do different things meet here, and not in collectives that do not
+fit together. A step whose gradients are planned sends a hash of its header with the first bucket, which costs nothing;
+others send the header before anything else. If hashes differ, all ranks send their headers, and know why.
 """
-
-from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
+from torch_testing_ext._utils.rank_traces import mark
+
 from ..spmd_errors import SPMDError
-from .call_header import LEAVING, REFUSED, CallHeader, disagreement
 from .gradient_buckets import BackwardPlan
-from .step_picture import mark
-from .wire import PendingNumbers, Wire
+from .wire import Wire
 
 _AFTER = 1000  # the places of backwards that run after a call
+OK, REFUSED, FAILED = 0, 1, 2
+
+
+class CallHeader(NamedTuple):
+    """One rank's view of the call that it is in."""
+
+    step: int = 0  # the compiled step, in the order of their first calls
+    call: int = 0
+    place: int = 0  # 0: when the call begins; n: before its n-th backward; LEAVING: after it
+    new: int = 0  # the number of parameters and optimizers that the call found for the first time
+    params: int = 0
+    status: int = OK
+    checksum: int = 0
+    reads: int = 0  # bits: the rank reads what is gathered on request, or asks to verify; may differ
+    program: int = 0  # of a captured step
+
+
+LEAVING = -1
+
+
+def disagreement(headers: Sequence[Sequence[int]]) -> tuple[str, str] | None:
+    """The problem and its remedy, if the ranks' headers differ or if one of them announces an error."""
+    ranks = [CallHeader(*numbers) for numbers in headers]
+    for rank, header in enumerate(ranks):
+        if header.status == REFUSED:
+            return f"Rank {rank} refused the step: see its error.", "Fix the step or its arguments on that rank."
+        if header.status == FAILED:
+            return f"The step raised an error on rank {rank}.", "Let all ranks raise, or none of them."
+    first = ranks[0]
+    for rank, header in enumerate(ranks[1:], 1):
+        found = _difference(first, header, rank)
+        if found is not None:
+            return found
+    return None
+
+
+def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, str] | None:
+    same_calls = "Call the same steps on every rank, and as many backwards in each of them."
+    if first.step != other.step:
+        return f"Rank 0 is in compiled step {first.step}, rank {rank} in step {other.step}.", same_calls
+    if (first.call, first.place, other.place) == (other.call, LEAVING, LEAVING) and first.params != other.params:
+        return (
+            f"Optimizers updated rows of {first.params} parameters on rank 0, and of {other.params} on rank {rank}.",
+            "Let them step on every rank, or on none.",
+        )
+    leaves = LEAVING in (first.place, other.place)
+    if first.call == other.call and not leaves and (first.new, first.params) != (other.new, other.params):
+        return (
+            f"Rank 0 has {first.params} parameters ({first.new} new objects), "
+            f"rank {rank} has {other.params} ({other.new}).",
+            "Build and change the same model and optimizers on every rank, in the same calls.",
+        )
+    if (first.call, first.place) != (other.call, other.place):
+        places = " and ".join(f"{_whereabouts(h)} (rank {r})" for r, h in ((0, first), (rank, other)))
+        return f"The ranks ran different numbers of calls or backwards: they are {places}.", same_calls
+    if first.program != other.program:
+        return (
+            f"Rank 0 and rank {rank} run different programs of a captured step.",
+            "Let the step take the same branch on every rank, with the same settings and the same gradients on entry; "
+            'or drop backend="capture".',
+        )
+    if first.checksum != other.checksum:
+        return (
+            f"The parameters of rank {rank} differ from those of rank 0.",
+            "Let every update use averaged gradients: those of backward(), of modules and optimizers that the step's "
+            "arguments, closure or globals hold. Average others, such as those of torch.autograd.grad, in the step.",
+        )
+    return None
+
+
+def _whereabouts(header: CallHeader) -> str:
+    where = {0: "at the start", LEAVING: "at the end"}.get(header.place, f"in backward {header.place}")
+    return f"{where} of call {header.call}"
 
 
 class MeetingPoint:
@@ -31,7 +104,7 @@ class MeetingPoint:
         self.plan: BackwardPlan | None = None  # whose first bucket opens the call
         self.reads = 0  # of any rank, as told by the last headers
         self._checksum: Callable[[], torch.Tensor | None] = lambda: None
-        self._pending: PendingNumbers | None = None
+        self._pending: Callable[[], list[list[int]]] | None = None  # waits for the headers that are on their way
         self._has_met = False
 
     def begin(
@@ -68,28 +141,28 @@ class MeetingPoint:
         self.header = self.header._replace(place=_place(place, phase), reads=0)
         return hash(self.header)
 
-    def settle(self, reads: bool) -> bool:
-        """Meet at a read of what is not gathered, or at the end of a call. Returns whether any rank reads."""
+    def settle(self, reads: bool, updated: int) -> bool:
+        """Meet at a read of what is not gathered, or at the end of a call. Returns whether any rank reads.
+
+        `updated` parameters have newer rows; it must be the same number on all ranks.
+        """
         kept = self.header
-        self.header = kept._replace(place=LEAVING, reads=int(reads))
+        self.header = kept._replace(place=LEAVING, reads=int(reads), params=updated)
         self._send()
         self.check()
         self.header = kept
         return bool(self.reads)
 
-    def check(self) -> None:
-        """Wait for the headers that are on their way, and compare them."""
+    def check(self, error: str | None = None) -> None:
+        """Wait for the headers that are on their way, and compare them. `error`: why this rank refuses the call."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._compare(pending.rows(), None)
+            self._compare(pending(), error)
 
     def explain(self, error: str | None = None) -> None:
         """Exchange headers, because hashes differ, and raise an error that names the difference."""
         self._send()
-        assert self._pending is not None
-        rows = self._pending.rows()
-        self._pending = None
-        self._compare(rows, error)
+        self.check(error)
         raise SPMDError(
             "The ranks are in different places of a step.",
             remedy="Call the same steps in the same order on every rank.",
@@ -126,10 +199,7 @@ class MeetingPoint:
         """Meet the other ranks wherever they are: at the start of a call, or in its first bucket."""
         if self.plan is None:
             self._send()
-            assert self._pending is not None
-            rows = self._pending.rows()
-            self._pending = None
-            self._compare(rows, error)
+            self.check(error)
             return
         first, *others = self.plan.buckets
         first.start_empty(self.wire, hash(self.header))

@@ -3,40 +3,34 @@
 Both are gathered only if something reads them. A mode that sees all functions of torch runs while there are any.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from torch_testing_ext._torch.spmd import (
     disable_torch_function,
-    function_mode_class,
     is_innermost_function_mode,
     storage_key,
 )
 
-from .managed_params import ManagedParam
+from .managed_params import ManagedParam, managed_by
 from .roster import READS_KEPT, READS_UPDATED
-
-if TYPE_CHECKING:
-    from torch.overrides import TorchFunctionMode as Mode
-else:
-    Mode = function_mode_class()
 
 _DESCRIPTIONS = """
     grad requires_grad shape dtype device layout is_leaf grad_fn ndim names is_cuda is_sparse is_quantized is_meta size
-    dim numel nelement stride is_floating_point is_complex is_contiguous is_conj is_neg element_size requires_grad_
-    register_hook register_post_accumulate_grad_hook __hash__ has_names get_device
+    dim numel nelement nbytes itemsize stride is_floating_point is_complex is_contiguous is_conj is_neg element_size
+    requires_grad_ register_hook register_post_accumulate_grad_hook __hash__ has_names get_device
 """
 _HARMLESS = frozenset(_DESCRIPTIONS.split())  # they do not look at values
 _PROPERTIES = frozenset(("__get__", "__set__", "__delete__"))
 
 
-class ReadWatch(Mode):
+class ReadWatch(TorchFunctionMode):
     """Gathers before a read. `kept` are gradients of earlier calls; `stale` are parameters whose rows are newer."""
 
     def __init__(self, gather_kept: Callable[[], None], gather_stale: Callable[[], None]) -> None:
@@ -78,11 +72,9 @@ class ReadWatch(Mode):
             with self.pausing():
                 self._gather_stale()
 
-    @contextmanager
-    def pausing(self) -> Iterator[None]:
+    def pausing(self) -> AbstractContextManager[Any]:
         """Let the engine's own reads pass."""
-        with disable_torch_function():
-            yield
+        return disable_torch_function()
 
     def settle(self) -> None:
         """Gather before a collective that other ranks may reach while one of them reads."""
@@ -141,3 +133,50 @@ def _only_drops() -> bool:
     code = frame.f_code
     is_torch = frame.f_globals.get("__name__", "").startswith("torch.")
     return is_torch and code.co_name == "zero_grad" and bool(frame.f_locals.get("set_to_none"))
+
+
+def unmanaged_parameters(roots: Iterable[Any], known: Collection[int]) -> list[nn.Parameter]:
+    """Parameters among the leaves of a graph that the engine does not manage. Other leaves are the rank's own.
+
+    `known` are the identities of parameters that it does manage.
+    """
+    found = []
+    seen = set()
+    waiting = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ != "AccumulateGrad":
+            waiting += [following for following, _ in node.next_functions]
+            continue
+        leaf = node.variable
+        if id(leaf) not in known and isinstance(leaf, nn.Parameter) and managed_by(leaf) is None:
+            found.append(leaf)
+    return found
+
+
+class UseWatch(TorchFunctionMode):
+    """Collects parameters that operations use, for a step in which no trainable one was found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooks: dict[int, Any] = {}
+        self.reached: list[torch.Tensor] = []  # by a backward
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in (*args, *(kwargs or {}).values()):
+            for each in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(each, nn.Parameter) and each.requires_grad and id(each) not in self._hooks:
+                    self._watch(each)
+        return func(*args, **(kwargs or {}))
+
+    def _watch(self, param: nn.Parameter) -> None:
+        if managed_by(param) is None:
+            hook = param.register_post_accumulate_grad_hook(self.reached.append)  # type: ignore[no-untyped-call]
+            self._hooks[id(param)] = hook
+
+    def close(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()

@@ -1,9 +1,7 @@
 """The state between calls: the model and its optimizers hold DTensors; in a call they hold whole, plain parameters."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,18 +12,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, set_local_tensor, storage_key
+from torch_testing_ext._utils.rank_traces import mark
 
 from ..param_layout import Layout
 from ..spmd_errors import SPMDError
 from .checksum import sum_of
 from .managed_params import ManagedParam, manage, managed_by
 from .meeting_point import MeetingPoint
-from .optimizer_kinds import why_whole
 from .read_watch import ReadWatch
 from .roster import READS_KEPT, READS_UPDATED, ParamSlot, Roster, registered
 from .row_gathers import RowGather, gather_rows
-from .row_optimizers import RowOptimizer, make_states_whole
-from .step_picture import mark
+from .row_optimizers import RowOptimizer, make_states_whole, rekey, why_whole
 from .wire import Wire
 
 
@@ -86,7 +83,7 @@ class RestingState:
 
     def __init__(self, wire: Wire, meeting: MeetingPoint) -> None:
         self.wire, self.meeting = wire, meeting
-        self.watch = ReadWatch(self._gather_kept, self._gather_stale)
+        self.watch = ReadWatch(self._gather_kept, functools.partial(self.settle, True))
         self.roster: Roster | None = None
         self.rests: list[Any] = []
         self._steps: list[RowOptimizer] = []
@@ -97,7 +94,7 @@ class RestingState:
     @torch.no_grad()
     def enter(self, roster: Roster, slots: Iterable[ParamSlot]) -> None:
         """Let modules and optimizers hold whole, plain parameters."""
-        self.roster, self.bytes, self.watch.noticed = roster, {}, 0
+        self.roster, self.bytes, self.watch.noticed, self._has_met = roster, {}, 0, False
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
         self.rests = [managed.rest for managed in resting]
         self._fill(resting)
@@ -142,7 +139,7 @@ class RestingState:
             managed.plain.grad = local
 
     def _enter_optimizer(self, optimizer: Optimizer) -> None:
-        rekey(optimizer, lambda managed: managed.plain)
+        rekey(optimizer, _form_of(lambda managed: managed.plain))
         if any(managed_by(p).sharded for group in optimizer.param_groups for p in group["params"]):  # type: ignore[union-attr]
             whole = why_whole(optimizer)
             if whole is not None:
@@ -177,13 +174,13 @@ class RestingState:
             self.watch.updated |= updated
         self.watch.start()
 
-    def settle(self, reads: bool) -> None:
-        """Meet the other ranks if parameters are stale, and gather them if any rank reads them."""
-        if self.watch.stale and (self.wire.world == 1 or self.meeting.settle(reads)):
-            self._gather_rows()
-
-    def _gather_stale(self) -> None:
-        self.settle(True)
+    def settle(self, reads: bool, ends: bool = False) -> None:
+        """Meet the other ranks if parameters are stale, or when a call ends without. Gather if any rank reads them."""
+        stale = len(self.watch.stale)
+        if stale or (ends and not self._has_met):
+            self._has_met = True
+            if self.wire.world == 1 or self.meeting.settle(reads, stale):
+                self._gather_rows()
 
     def _gather_rows(self) -> None:
         stale, self.watch.stale = self.watch.stale, {}
@@ -200,7 +197,7 @@ class RestingState:
             self.roster.sums.append(found)
 
     def _gather(self, title: str, gathers: list[RowGather]) -> None:
-        size = sum(gather.whole.numel() * gather.whole.element_size() for gather in gathers)
+        size = sum(gather.whole.nbytes for gather in gathers)
         if size:
             self.bytes[title] = self.bytes.get(title, 0) + size
         with mark(title, size):
@@ -222,7 +219,7 @@ class RestingState:
 
     def _leave(self, roster: Roster, roots: Iterable[nn.Module], failed: bool) -> None:
         if not failed:
-            self.settle(False)
+            self.settle(False, ends=roster.shards)
         roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed
         roster.sparse = [step.optimizer for step in self._steps if step.ran_whole]
         for step in self._steps:
@@ -237,7 +234,7 @@ class RestingState:
             if found is not None and found.rests_as_dtensor and slot.value is not found.rest:
                 put_parameter(slot.module, slot.name, found.rest)
         for optimizer in roster.optimizers:
-            rekey(optimizer, lambda managed: managed.rest)
+            rekey(optimizer, _form_of(lambda managed: managed.rest))
         for managed in resting:
             empty(managed)
 
@@ -283,15 +280,11 @@ def empty(managed: ManagedParam) -> None:
         plain.data = plain.new_empty(0)
 
 
-def rekey(optimizer: Optimizer, form: Any) -> None:
-    """Put one form of each managed parameter into an optimizer: `form(managed)`."""
+def _form_of(form: Callable[[ManagedParam], Any]) -> Callable[[Any], Any]:
+    """A function that returns one form of a managed parameter, and anything else as it is."""
 
     def of(param: Any) -> Any:
         managed = managed_by(param) if isinstance(param, torch.Tensor) else None
         return param if managed is None else form(managed)
 
-    for group in optimizer.param_groups:
-        group["params"][:] = [of(param) for param in group["params"]]
-    items = [(of(key), value) for key, value in optimizer.state.items()]
-    optimizer.state.clear()
-    optimizer.state.update(items)
+    return of

@@ -1,7 +1,5 @@
 """The roster: all parameters, buffers and optimizers of one call, in an order that is the same on every rank."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,18 +28,9 @@ def registered(roots: Iterable[nn.Module]) -> tuple[list[ParamSlot], list[torch.
     """The slots of all parameters of some modules, and their buffers, each once."""
     slots: list[ParamSlot] = []
     buffers: dict[int, torch.Tensor] = {}
-    seen: set[int] = set()
-    waiting = [*roots][::-1]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
+    for module in dict.fromkeys(one for root in roots for one in root.modules()):
         slots += [ParamSlot(module, name, value) for name, value in module._parameters.items() if value is not None]
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                buffers[id(buffer)] = buffer
-        waiting.extend([inner for inner in module._modules.values() if inner is not None][::-1])
+        buffers.update((id(buffer), buffer) for buffer in module._buffers.values() if buffer is not None)
     return slots, [*buffers.values()]
 
 
@@ -114,7 +103,6 @@ class Roster:
         plans[turn] = plan
 
     def forget_after(self, phase: str, turns: int) -> None:
-        """Forget all backwards after the first `turns` of a phase."""
         del self.plans.setdefault(phase, [])[turns:]
 
 

@@ -1,7 +1,5 @@
 """Makes rosters: admits what a call has found, lets the ranks agree, and gives all of them rank 0's values."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Gathers rows: fills whole tensors, of which each rank has its own rows, with those of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +33,7 @@ def gather_rows(wire: Wire, gathers: Iterable[RowGather]) -> None:
             works.append(wire.start_gather(gather.whole.view(-1), gather.rows.reshape(-1)))
         else:
             small.append(gather)
-    sizes = [gather.whole.numel() * gather.whole.element_size() for gather in small]
+    sizes = [gather.whole.nbytes for gather in small]
     kinds = [(gather.whole.dtype, gather.whole.device) for gather in small]
     buckets = [_start(wire, [small[i] for i in some]) for some in plan_buckets(sizes, kinds, _BUCKET_BYTES)]
     for work in works:
@@ -46,9 +44,8 @@ def gather_rows(wire: Wire, gathers: Iterable[RowGather]) -> None:
 
 
 def _is_direct(gather: RowGather) -> bool:
-    whole = gather.whole
-    large = whole.numel() * whole.element_size() >= _DIRECT_BYTES
-    return large and gather.managed.layout.even and whole.is_contiguous()
+    is_large = gather.whole.nbytes >= _DIRECT_BYTES
+    return is_large and gather.managed.layout.even and gather.whole.is_contiguous()
 
 
 def _start(wire: Wire, gathers: list[RowGather]) -> tuple[list[RowGather], torch.Tensor, Any]:

@@ -1,7 +1,5 @@
 """Runs an elementwise optimizer of torch on the rank's rows of parameters, gradients and states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +8,39 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, storage_key, version_of
+from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, optimizer_has_hooks, storage_key, version_of
 
 from .managed_params import ManagedParam, managed_by
 from .read_watch import ReadWatch
+
+# Each element of their updates depends on that element alone.
+_ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adamax"]
+)
+
+
+def why_whole(optimizer: Optimizer) -> str | None:
+    """Why an optimizer must run on whole tensors; None if it may run on rows."""
+    if type(optimizer) not in _ELEMENTWISE:
+        return "it is none of torch's elementwise optimizers"
+    if optimizer_has_hooks(optimizer):
+        return "it has hooks, which see whole parameters"
+    inner = optimizer.__dict__.get("step")
+    if inner is not None and not hasattr(inner, "_wrapped_by_lr_sched"):
+        return "its step has been replaced"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "it is differentiable"
+    return None
+
+
+def rekey(optimizer: Optimizer, form: Callable[[Any], Any]) -> None:
+    """Put another form of each parameter into an optimizer, in its groups and as keys of its state."""
+    for group in optimizer.param_groups:
+        group["params"][:] = [form(param) for param in group["params"]]
+    items = [(form(key), value) for key, value in optimizer.state.items()]
+    optimizer.state.clear()
+    optimizer.state.update(items)
 
 
 class RowOptimizer:
@@ -39,9 +66,8 @@ class RowOptimizer:
         def step(closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             return self._step(closure, *args, **kwargs)
 
-        for name in ("_wrapped_by_lr_sched",):
-            if hasattr(self._inner, name):
-                setattr(step, name, True)
+        if hasattr(self._inner, "_wrapped_by_lr_sched"):
+            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self._ours = step
         self._active = True
         self.optimizer.__dict__["step"] = step
@@ -142,11 +168,8 @@ class _Rows:
             if isinstance(value, DTensor):
                 self._states[name] = value
                 values[name] = local_tensor(value)
-            elif self._is_whole(value):
+            elif isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == self.whole.shape:
                 values[name] = managed.layout.local_part(value.to_dense() if _is_sparse(value) else value)
-
-    def _is_whole(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == self.whole.shape
 
     def leave(self) -> list[torch.Tensor]:
         """Return to the whole tensors. Returns those of which the rank's rows may have changed."""

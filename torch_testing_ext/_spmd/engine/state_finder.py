@@ -4,8 +4,6 @@ They are in its arguments, in attributes of arguments, in closures and default v
 of the step names. Shallow places come first, and every rank finds the same objects in the same order.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 import weakref
@@ -36,7 +34,6 @@ class FoundState:
 
 
 def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
-    """Find what `step(*args, **kwargs)` works on."""
     found = FoundState()
     seen: set[int] = set()
     waiting = deque((value, DEPTH) for value in (*args, *(kwargs or {}).values(), step))
@@ -119,15 +116,12 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
 
 @functools.lru_cache(1024)
 def _names_in(code: types.CodeType) -> list[str]:
-    return list(dict.fromkeys(names_in(code)))
-
-
-def names_in(code: types.CodeType) -> Iterator[str]:
     """The names of globals and attributes in a piece of code, and in the functions that it defines."""
-    yield from code.co_names
+    names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
+            names.update(dict.fromkeys(_names_in(constant)))
+    return list(names)
 
 
 def _named(value: Any, names: list[str], levels: int = 3) -> Iterator[Any]:

@@ -1,7 +1,5 @@
 """Buckets: the tensors that share one collective, and the operations that pack and unpack them."""
 
-from __future__ import annotations
-
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +9,7 @@ from torch import fx
 
 from ..engine.bucket_plan import bucket_limit
 from ..param_layout import Layout
-from .graphs import call, nbytes, param_of
+from .graphs import call, param_of
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -27,7 +25,7 @@ class CollectiveOptions:
 
     def limit(self, tensors: list[torch.Tensor]) -> int:
         accelerator = any(tensor.device.type != "cpu" for tensor in tensors)
-        return self.bucket_bytes or bucket_limit(sum(map(nbytes, tensors)), accelerator)
+        return self.bucket_bytes or bucket_limit(sum(tensor.nbytes for tensor in tensors), accelerator)
 
 
 @dataclass

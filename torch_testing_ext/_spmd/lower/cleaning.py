@@ -1,7 +1,5 @@
 """Removal of nodes that only the recording needed: detaches, pairs of transposes, copies, dead code and dead writes."""
 
-from __future__ import annotations
-
 import operator
 
 import torch

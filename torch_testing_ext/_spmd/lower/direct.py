@@ -5,8 +5,6 @@ nothing else uses its result; otherwise the copy to the bucket also divides by t
 passes over memory, and no memory that each step has to get from the system: that costs more than the copies.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 from torch import fx
 
 from .buckets import aten, c10d, is_packed
-from .graphs import call, nbytes, operand
+from .graphs import call, operand
 
 _LARGE = 16 << 10  # bytes; below, the views cost more than a copy
 _ALIGNMENT = 64  # bytes; like a tensor of its own, so that kernels compute it in the same way
@@ -27,8 +25,7 @@ _SAME_MEMORY = (aten.view.default, aten.reshape.default, aten._unsafe_view.defau
 
 
 def is_large(grad: torch.Tensor) -> bool:
-    size = nbytes(grad)
-    return grad.device.type == "cpu" and size >= _LARGE and size % _ALIGNMENT == 0
+    return grad.device.type == "cpu" and grad.nbytes >= _LARGE and grad.nbytes % _ALIGNMENT == 0
 
 
 def write_to_buckets(module: fx.GraphModule) -> None:

@@ -3,15 +3,13 @@
 The all_gather of parameters starts at the first use of the previous bucket, and runs while that bucket is in use.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import fx
 
 from ..param_layout import Layout
 from .buckets import Bucket, CollectiveOptions, aten, finish_all_gather, start_all_gather
-from .graphs import GATHER, ROWS, call, nbytes, operand, param_of, refresh, storages, writes
+from .graphs import GATHER, ROWS, call, operand, param_of, refresh, storages, writes
 
 
 @dataclass
@@ -72,7 +70,7 @@ def _grouped(position: dict[fx.Node, int], names: list[str], limit: int) -> list
     gatherings: list[_Gathering] = []
     first_use = {marker: min(position[user] for user in marker.users) for marker in writes_before}
     for marker in sorted(first_use, key=first_use.__getitem__):
-        dtype, size = marker.meta["val"].dtype, nbytes(marker.meta["val"])
+        dtype, size = marker.meta["val"].dtype, marker.meta["val"].nbytes
         gathering = latest.get(dtype)
         full = gathering is not None and gathering.nbytes + size > limit
         if gathering is None or full or writes_before[marker] >= gathering.first_use:

@@ -4,8 +4,6 @@ Markers stand in a recorded graph where it needs the other ranks, until they are
 returns a new tensor of the right shape, and only while a step is recorded.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -78,10 +76,6 @@ def is_collective(node: fx.Node) -> bool:
     return getattr(node.target, "namespace", "") == "_c10d_functional" and "wait_tensor" not in str(node.target)
 
 
-def nbytes(value: torch.Tensor) -> int:
-    return value.numel() * value.element_size()
-
-
 def param_of(marker: fx.Node) -> int:
     return marker.args[1]  # type: ignore[return-value]
 
@@ -96,12 +90,8 @@ _library = _new_library("torch_testing_ext_spmd", "FRAGMENT")
 
 def _define(name: str, arguments: str) -> Any:
     _library.define(f"{name}({arguments}) -> Tensor")
-    _library.impl(name, _new_tensor, "Meta")
+    _library.impl(name, lambda tensor, _param, shape: tensor.new_empty(shape), "Meta")
     return getattr(torch.ops.torch_testing_ext_spmd, name).default
-
-
-def _new_tensor(tensor: torch.Tensor, _param: int, shape: list[int]) -> torch.Tensor:
-    return tensor.new_empty(shape)
 
 
 # Each takes a tensor, the number of its parameter, and the shape of the result.

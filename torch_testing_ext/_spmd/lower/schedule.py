@@ -5,8 +5,6 @@ follows the last gradient is sorted by the buckets that it needs: the parameters
 the other buckets are on their way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import fx
@@ -15,7 +13,7 @@ from ..engine.bucket_plan import plan_buckets
 from ..param_layout import Layout
 from .buckets import Bucket, CollectiveOptions, finish_mean, start_mean
 from .direct import is_large
-from .graphs import AVERAGE, SCATTER, nbytes, operand, placeholders, reads, storages, writes
+from .graphs import AVERAGE, SCATTER, operand, placeholders, reads, storages, writes
 
 _MARKERS = (AVERAGE, SCATTER)
 
@@ -42,7 +40,7 @@ class _Scheduler:
         """Put the gradients into buckets. Those that the program can write directly to a bucket come first in it."""
         grads = [operand(marker).meta["val"] for marker in self.markers]
         generation = self._generations()
-        sizes = [*map(nbytes, grads)]
+        sizes = [grad.nbytes for grad in grads]
         kinds = [(m.target, g.dtype, generation[m]) for m, g in zip(self.markers, grads, strict=True)]
         for numbers in plan_buckets(sizes, kinds, self.options.limit(grads)):
             averages = self.markers[numbers[0]].target is AVERAGE

@@ -1,6 +1,9 @@
 """The data-parallel compiler under the name of `torch.distributed._spmd`, which PyTorch removed in 2.5."""
 
-from torch_testing_ext._spmd.capture.override import Override as Override
 from torch_testing_ext._spmd.compiling import compile as compile
-from torch_testing_ext._spmd.parallel_modes import DataParallel as DataParallel, ParallelMode as ParallelMode
+from torch_testing_ext._spmd.parallel_modes import (
+    DataParallel as DataParallel,
+    Override as Override,
+    ParallelMode as ParallelMode,
+)
 from torch_testing_ext._spmd.spmd_errors import SPMDError as SPMDError

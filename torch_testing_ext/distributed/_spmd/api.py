@@ -1,7 +1,6 @@
 """`compile`, under the name of torch.distributed._spmd.api. As there, the model holds DTensors between calls."""
 
-from __future__ import annotations
-
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -21,5 +20,6 @@ def compile(
     """
     mode = DataParallel() if parallel_mode is None else parallel_mode
     if isinstance(mode, DataParallel) and mode.between is None:
+        mode = copy.copy(mode)
         mode.between = "dtensor"
     return compiling.compile(module_override, gm_transformation, mode, **options)

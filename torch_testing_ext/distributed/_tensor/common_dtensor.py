@@ -40,7 +40,7 @@ if _typing.TYPE_CHECKING:
     from torch_testing_ext._dtensor.ordered_shards import *
     from torch_testing_ext._dtensor.sharding_rules import *
     from torch_testing_ext._dtensor.transformer import *
-    from torch_testing_ext._utils.fake_group import FakeStore as FakeStore
+    from torch_testing_ext._utils.mock_group import FakeStore as FakeStore
 
     DEVICE_COUNT: int
     DEVICE_TYPE: str
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
         return _flags.flag(name)
     if name == "FakeStore":
-        return _importlib.import_module("torch_testing_ext._utils.fake_group").FakeStore
+        return _importlib.import_module("torch_testing_ext._utils.mock_group").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

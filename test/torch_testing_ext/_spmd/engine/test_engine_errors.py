@@ -220,7 +220,14 @@ class TestEngineErrors(DTensorContinuousTestBase):
             next(model.parameters()).grad[0, 0] *= 1 - 2 * self.rank
             optimizer.step()
 
-        for step in (by_hand, noisy):
+        def without_backward(model, optimizer, batch):
+            optimizer.zero_grad()
+            params = [*model.parameters()]
+            for param, gradient in zip(params, torch.autograd.grad(error(model, batch), params), strict=True):
+                param.grad = gradient
+            optimizer.step()
+
+        for step in (by_hand, noisy, without_backward):
             model, optimizer, compiled = self._trained(style, step, 1)
             self._raises(
                 "parameters of rank 1 differ",
@@ -239,6 +246,21 @@ class TestEngineErrors(DTensorContinuousTestBase):
                 compiled(model, optimizer, self._batch())
         else:  # rows are never compared: each is that of one rank
             compiled(model, optimizer, self._batch())
+
+    def test_update_of_one_rank(self):
+        def step(model, optimizer, batch):
+            optimizer.zero_grad()
+            error(model, batch).backward()
+            if self.rank or steps["all"]:
+                optimizer.step()
+
+        steps = {"all": True}
+        for calls in (1, 12):  # the first calls gather what is updated; later ones do only if something reads it
+            steps["all"] = True
+            model, optimizer, compiled = self._trained("fully_shard", step, calls)
+            steps["all"] = False
+            with self.assertRaisesRegex(SPMDError, "updated rows of 0 parameters on rank 0, and of 4 on rank 1"):
+                compiled(model, optimizer, self._batch())
 
     @STYLES
     def test_hidden_model(self, style):

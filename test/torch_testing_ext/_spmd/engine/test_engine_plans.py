@@ -3,9 +3,9 @@
 import torch
 
 from torch_testing_ext._spmd.engine.bucket_plan import BucketProgress, agreed_order, bucket_limit, plan_buckets
-from torch_testing_ext._spmd.engine.call_header import FAILED, REFUSED, CallHeader, disagreement
 from torch_testing_ext._spmd.engine.checksum import Checksum, sum_of
 from torch_testing_ext._spmd.engine.gradient_buckets import bits
+from torch_testing_ext._spmd.engine.meeting_point import FAILED, REFUSED, CallHeader, disagreement
 from torch_testing_ext._spmd.param_layout import Layout
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from torch_testing_ext._spmd.engine.optimizer_kinds import why_whole
+from torch_testing_ext._spmd.engine.row_optimizers import why_whole
 from torch_testing_ext._spmd.engine.state_finder import LONGEST, find_state
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import compile
@@ -45,7 +45,11 @@ def of_other_function():
     return of_global()
 
 
-def of_default(model=GLOBAL, *, other=None):
+def of_default(model=GLOBAL):
+    return model
+
+
+def of_keyword_default(*, model=GLOBAL):
     return model
 
 
@@ -124,6 +128,7 @@ FOUND = {
     "other_function": (of_other_function, []),
     "compiled_step": (of_compiled_step, []),
     "default": (of_default, []),
+    "keyword_default": (of_keyword_default, []),
     "bound_method_of_a_module": (plain, [GLOBAL.forward]),
 }
 
