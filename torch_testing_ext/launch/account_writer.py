@@ -1,25 +1,26 @@
 """The writer of an account: a rank records its failure at once, and its pass when everything is over."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import FrameType
 
+from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED
+from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED, is_harness
 
 from . import device_memory
 from .accounts import ERROR_EXIT_CODE, AccountFile, OwnWarning, RankAccount, RankEnding
-from .causes import Cause, cause_in, cause_of
+from .causes import Cause, cause_in, cause_of, led_to
+from .in_flight import raised_by_itself
 from .rank_report import now
-
-__rank_frame__ = True
 
 # Characters of a summary. The traceback has all of the exception.
 LONGEST_SUMMARY = 2_000
+LONGEST_DETAILS = 8_000
+_MOST_SITES = 30
 
 
 class AccountWriter:
@@ -42,10 +43,13 @@ class AccountWriter:
 
         `traceback`: the text that shows where it was raised, if a test framework has a better one.
         """
-        ending = RankEnding.FAILED if assertion else RankEnding.ERROR
         text = format_error(error) if traceback is None else traceback
-        summary = within + summarize(error)
-        self._record(RankAccount(ending, self.started, now(), summary, text, ERROR_EXIT_CODE, cause=cause_of(error)))
+        own = raised_by_itself(error)
+        self._record(
+            account_of(
+                own, isinstance(own, AssertionError) if own is not error else assertion, self.started, within, text
+            )
+        )
 
     def failed_with(self, summary: str, traceback: str) -> None:
         """Record an exception of which only the texts are known."""
@@ -118,6 +122,50 @@ class AccountWriter:
         self._file.write(account)
 
 
+def account_of(
+    error: BaseException, assertion: bool, started: float, within: str = "", traceback: str | None = None
+) -> RankAccount:
+    """The account of a test that has raised `error`. `within` begins the summary."""
+    return RankAccount(
+        RankEnding.FAILED if assertion else RankEnding.ERROR,
+        started,
+        now(),
+        within + summarize(error),
+        format_error(error) if traceback is None else traceback,
+        ERROR_EXIT_CODE,
+        cause=cause_of(error),
+        sites=sites_of(error),
+        details=_text_of(error),
+    )
+
+
+def sites_of(error: BaseException) -> tuple[Site, ...]:
+    """The lines through which an exception came, outermost first, without those of the harness."""
+    frames = traceback.walk_tb(error.__traceback__)
+    sites = [
+        Site(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames if not _is_ours(frame)
+    ]
+    return tuple(sites[-_MOST_SITES:])
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return "__unittest" in frame.f_globals or is_harness(frame.f_code.co_filename)
+
+
+def _text_of(error: BaseException) -> str:
+    """The message of an exception, with a line for each that it was raised after."""
+    try:
+        text = str(error).strip() or type(error).__name__
+        return "\n".join([cut_middle(text, LONGEST_DETAILS), *map(_earlier, list(led_to(error))[1:])])
+    except Exception:
+        return ""
+
+
+def _earlier(error: BaseException) -> str:
+    site = next(iter(sites_of(error)[-1:]), None)
+    return f"after {summarize(error)}" + (f", at {site}" if site is not None else "")
+
+
 def _closed_descriptors(account: RankAccount) -> RankAccount:
     """The account of a test that has closed this file's descriptor. Earlier errors become its traceback."""
     earlier = "\n".join(text for text in (account.summary, account.traceback) if text)
@@ -143,12 +191,16 @@ def summarize(error: BaseException) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """The traceback as text, without the frames of this module."""
+    """The traceback as text, without the frames of the harness around the test and below its assertion."""
     tb = error.__traceback__
-    while tb is not None and "__rank_frame__" in tb.tb_frame.f_globals:
+    while tb is not None and _is_ours(tb.tb_frame):
         tb = tb.tb_next
     try:
-        return "".join(traceback.format_exception(type(error), error, tb))
+        shown = traceback.TracebackException(type(error), error, tb)
+        ours = [_is_ours(frame) for frame, _ in traceback.walk_tb(tb)]
+        while ours and ours.pop() and len(shown.stack) > 1 and isinstance(error, AssertionError):
+            del shown.stack[-1]
+        return "".join(shown.format())
     except Exception:
         # Formatting failed (a custom __str__, __repr__ or __cause__): the frames alone are still useful.
         return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"

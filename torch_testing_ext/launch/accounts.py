@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.whole_files import file_behind
@@ -70,6 +71,8 @@ class RankAccount:
     extras: str = ""  # for the test framework of the parent, from its part in the rank
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
     cause: Cause = Cause.OWN  # of an error
+    sites: tuple[Site, ...] = ()  # the lines through which an exception came, outermost first
+    details: str = ""  # all of its message
 
 
 _KINDS = messages.by_name(RankAccount)
@@ -88,15 +91,12 @@ class AccountFile:
     def open(cls, path: Path) -> AccountFile:
         file = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path)
         try:
-            file._reserve()
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fd, 0, RESERVED)
         except OSError:
             file.close()
             raise
         return file
-
-    def _reserve(self) -> None:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.fd, 0, RESERVED)
 
     def is_open(self) -> bool:
         """False if the test has closed the descriptor; another file may have its number by now."""
@@ -117,19 +117,18 @@ class AccountFile:
         # Invalidate the first byte until the end: if the rank is killed in between, the file does not parse. What was
         # written behind the end before stays there: to cut it off costs ranks that end together 2 ms, on ext4.
         os.pwrite(self.fd, b"\0", 0)
-        view, at = data[1:] + _END, 1
-        while view:
-            written = os.pwrite(self.fd, view, at)
-            view, at = view[written:], at + written
+        self._write_all(data[1:] + _END, 1)
         os.pwrite(self.fd, data[:1], 0)
         self._size = len(data)
 
     def attach(self, data: bytes) -> None:
         """Write the rank's collectives behind its account, in which no NUL occurs. The next account drops them."""
-        view, at = _SEPARATOR + data, self._size
-        while view:
-            written = os.pwrite(self.fd, view, at)
-            view, at = view[written:], at + written
+        self._write_all(_SEPARATOR + data, self._size)
+
+    def _write_all(self, data: bytes, at: int) -> None:
+        while data:
+            written = os.pwrite(self.fd, data, at)
+            data, at = data[written:], at + written
 
     def clear(self) -> None:
         os.pwrite(self.fd, b"\0", 0)  # it does not parse
@@ -143,7 +142,7 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     summary, traceback = cut_middle(account.summary, longest // 4), cut_middle(account.traceback, longest)
     account = replace(account, summary=summary, traceback=traceback, collectives=b"")
     if longest < LONGEST_TEXT:
-        account = replace(account, imported=(), notes=(), memory=(), warnings=(), extras="")
+        account = replace(account, imported=(), notes=(), memory=(), warnings=(), extras="", sites=(), details="")
     return messages.to_json(account).encode("ascii")
 
 

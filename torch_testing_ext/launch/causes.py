@@ -1,7 +1,5 @@
 """The cause of a failure: the test itself, its peers or another process. The exception tells it, where it is caught."""
 
-from __future__ import annotations
-
 import enum
 import errno
 import sys
@@ -14,6 +12,7 @@ class Cause(enum.Enum):
     OWN = "own"
     LOST_PEER = "lost peer"  # another rank has ended
     TIMED_OUT = "timed out"  # other ranks have not come to a collective
+    OF_ALL = "of all"  # one rank tells what failed in all of them
     PORT_IN_USE = "port in use"  # by another process, which may be another test
 
     @property
@@ -28,14 +27,14 @@ _CAUSE_BY_ERRNO = {**dict.fromkeys(_OF_LOST_CONNECTIONS, Cause.LOST_PEER), errno
 
 def cause_of(error: BaseException) -> Cause:
     """Classify an exception. A port in use is also the cause of those that are raised for its error."""
-    if any(_cause_of_one(one) is Cause.PORT_IN_USE for one in _led_to(error)):
+    if any(_cause_of_one(one) is Cause.PORT_IN_USE for one in led_to(error)):
         return Cause.PORT_IN_USE
     return _cause_of_one(error)
 
 
-def _led_to(error: BaseException) -> Iterator[BaseException]:
+def led_to(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and those that it was raised for, as a traceback shows them."""
-    current: BaseException | None = error
+    current = error
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
         seen.add(id(current))
@@ -67,8 +66,9 @@ def cause_in(summary: str) -> Cause:
         return Cause.OWN
     from torch_testing_ext import _torch
 
-    if _torch.launch.says_port_is_in_use(summary):
-        return Cause.PORT_IN_USE
-    if _torch.launch.says_peer_is_lost(summary):
-        return Cause.LOST_PEER
-    return Cause.TIMED_OUT if _torch.launch.says_wait_timed_out(summary) else Cause.OWN
+    known = {
+        Cause.PORT_IN_USE: _torch.launch.PORT_IN_USE,
+        Cause.LOST_PEER: _torch.launch.LOST_PEER,
+        Cause.TIMED_OUT: _torch.launch.GAVE_UP,
+    }
+    return next((cause for cause, pattern in known.items() if pattern.search(summary)), Cause.OWN)

@@ -6,8 +6,6 @@ The fork server is forked from this process if that is safe (nothing is imported
 that imports the test module; else each rank is a new interpreter. TORCH_TESTING_EXT_START overrides the choice.
 """
 
-from __future__ import annotations
-
 import atexit
 import itertools
 import os
@@ -29,11 +27,11 @@ from . import settings
 from .fork_server_client import (
     CannotStart as CannotStart,
     ForkServerClient as ForkServerClient,
+    Run as Run,
     ServerUnfit as ServerUnfit,
 )
 from .fork_server_messages import Launch, Preload, StartMethod
 from .job import Job, Named
-from .run import Run as Run
 
 
 class Launcher:
@@ -108,7 +106,7 @@ class Launcher:
             if run.lost:
                 raise ServerUnfit(run.lost)
         except BaseException:
-            run.end(signal.SIGKILL)
+            run.signal(signal.SIGKILL)
             finish(run)
             raise
         return run
@@ -136,7 +134,7 @@ class Launcher:
 
     def _suits(self, server: ForkServerClient, wanted: str) -> bool:
         """Would this setting choose such a server? After another setting, a better method may be possible again."""
-        first, *others = allowed_methods(wanted)
+        first, *others = _METHODS_OF[wanted]
         return server.method is first or (wanted == self._wanted and server.method in others)
 
     def _discard_server(self) -> None:
@@ -195,6 +193,7 @@ class Launcher:
             run.server.send(Preload(modules))
 
 
+# Of each setting: the start methods to try, in order.
 _METHODS_OF = {
     "auto": (StartMethod.FORK, StartMethod.FORK_FRESH, StartMethod.SPAWN),
     "fork": (StartMethod.FORK, StartMethod.FORK_FRESH),
@@ -209,14 +208,9 @@ _SUBJECT_OF = {
 }
 
 
-def allowed_methods(wanted: str) -> tuple[StartMethod, ...]:
-    """The start methods to try under a setting, in order."""
-    return _METHODS_OF[wanted]
-
-
 def _best_methods(wanted: str) -> tuple[StartMethod, ...]:
     """The start methods to try here, in order: a process that has made groups is forked only if no other can be."""
-    methods = allowed_methods(wanted)
+    methods = _METHODS_OF[wanted]
     if StartMethod.FORK not in methods or "torch" not in sys.modules:
         return methods
     from torch_testing_ext import _torch
@@ -264,7 +258,6 @@ def work_in(directory: Path) -> None:
 
 
 def launch(job: Job) -> Run:
-    """Start the ranks of a job. Raises CannotStart."""
     return launcher().launch(job)
 
 
@@ -282,21 +275,16 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
     """
     job = settings.complete(job)
     wanted = settings.wanted_start(job)
-    if StartMethod.FORK not in allowed_methods(wanted):
-        raise CannotStart(
-            "these ranks inherit what this process has set up, so they have to be forked, "
-            + (
-                "but --sanitize=hash needs new interpreters"
-                if job.differs_in_hash
-                else f"but TORCH_TESTING_EXT_START={wanted}"
-            )
-        )
-    own = launcher()
-    server, unusable = own.try_method(StartMethod.FORK, job.names[-1], inherited)
+    own, server = launcher(), None
+    if StartMethod.FORK in _METHODS_OF[wanted]:
+        server, unusable = own.try_method(StartMethod.FORK, job.names[-1], inherited)
+        why_not = f"which is unsafe: {unusable}"
+    elif job.differs_in_hash:
+        why_not = "but --sanitize=hash needs new interpreters"
+    else:
+        why_not = f"but TORCH_TESTING_EXT_START={wanted}"
     if server is None:
-        raise CannotStart(
-            f"these ranks inherit what this process has set up, so they have to be forked, which is unsafe: {unusable}"
-        )
+        raise CannotStart(f"these ranks inherit what this process has set up, so they have to be forked, {why_not}")
     try:
         run = own.launch_on(server, job)
         run.owns_server = True

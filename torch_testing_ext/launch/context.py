@@ -1,7 +1,5 @@
 """The context of a rank: everything that its process has to know of the run, made by the launch layer for the body."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from .account_writer import AccountWriter
-
-__rank_frame__ = True
 
 
 @dataclass
@@ -28,10 +24,6 @@ class RankContext:
     inherited: Any = None  # the object that the launching process has handed to the ranks that it forks
     group_creation: Any = None  # the groups that it creates: see _cases/group_creation.py
     pid: int = field(default_factory=os.getpid)
-
-    def is_here(self) -> bool:
-        """Is this process the rank, and not one that its test has forked?"""
-        return os.getpid() == self.pid
 
     def enter(self) -> None:
         """Make this the context of the process, until it ends."""
@@ -59,4 +51,4 @@ def current_context() -> RankContext | None:
 
 def context_here() -> RankContext | None:
     """Return the context of the rank that this process is; None also in a process that a rank's test has forked."""
-    return _current if _current is not None and _current.is_here() else None
+    return _current if _current is not None and _current.pid == os.getpid() else None

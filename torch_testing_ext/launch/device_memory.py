@@ -3,12 +3,12 @@
 The process that runs tests adds up what the ranks of one test say, and takes the sum when the test has ended.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
+
+from torch_testing_ext._collectives.records import grouped
 
 from .rank_report import RankReport
 
@@ -44,7 +44,6 @@ _noted: list[Peaks] = []
 
 
 def note(reports: Iterable[RankReport]) -> None:
-    """Note what the ranks of a test say."""
     _noted.extend(report.memory for report in reports if report.memory)
 
 
@@ -63,10 +62,7 @@ def take() -> DevicePeak | None:
 
 def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
     """The sum of several processes, on the device where it is largest."""
-    by_device: dict[int, list[tuple[int, int]]] = {}
-    for one in peaks:
-        for device, allocated, reserved in one:
-            by_device.setdefault(device, []).append((allocated, reserved))
+    by_device = grouped((device, (allocated, reserved)) for one in peaks for device, allocated, reserved in one)
     sums = [
         DevicePeak(sum(one[0] for one in found), sum(one[1] for one in found), len(found))
         for found in by_device.values()

@@ -3,11 +3,12 @@
 Only what cannot be part of a failure is ignored. Two different values in an assertion are two different failures.
 """
 
-from __future__ import annotations
-
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+from torch_testing_ext._collectives.records import grouped
 
 Item = TypeVar("Item")
 
@@ -38,21 +39,25 @@ def without_own_number(text: str, rank: int) -> str:
     return re.sub(rf"\[rank[ :]?{rank}\]", "[own rank]", _without_places(text), flags=re.IGNORECASE)
 
 
+_WARNING = re.compile(r"\S+:\d+: \w*Warning: |\[(rank\d+\]:)?\[?W[\]\d]")
+
+
+def warnings_once(output: str, times: int = 1) -> str:
+    """An output in which each warning is told once, with its line of the source; or so many times."""
+    kept: list[str] = []
+    seen: Counter[str] = Counter()
+    is_repeated = False
+    for line in output.splitlines():
+        if _WARNING.match(line):
+            is_repeated = seen[line] >= times
+            seen[line] += 1
+        elif not line.startswith("  "):
+            is_repeated = False
+        if not is_repeated:
+            kept.append(line)
+    return "\n".join(kept)
+
+
 def groups(items: Sequence[Item], key: Callable[[Item], object]) -> list[list[Item]]:
     """Items with equal keys together, in the order of each group's first item."""
-    found: dict[object, list[Item]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return list(found.values())
-
-
-def numbers(ranks: Sequence[int]) -> str:
-    """The numbers of ranks in words, such as `rank 3`, `ranks 0, 1` or `ranks 0-3, 6`."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    parts = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}"
+    return list(grouped((key(item), item) for item in items).values())

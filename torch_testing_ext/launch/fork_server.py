@@ -5,8 +5,6 @@ it can end them all, and it does so when its client is gone. If no process is sa
 interpreter that starts each rank as another interpreter.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pickle
@@ -19,38 +17,18 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._process import child, reaping, system
+from torch_testing_ext._process import child, grace, reaping, system
 from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.loop import EventLoop, ParentLoop
+from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.signals import signal_group
 
-from . import rank as rank_process, recording
+from . import fork_server_messages as wire, rank as rank_process, recording
 from .account_writer import summarize
 from .accounts import AccountFile
-from .fork_server_messages import (
-    Dump,
-    Dumped,
-    Exited,
-    FromServer,
-    Hello,
-    Launch,
-    NeedsNewServer,
-    Preload,
-    Probe,
-    Quit,
-    Serve,
-    SignalGroups,
-    SignalRank,
-    Started,
-    StartFailed,
-    StartMethod,
-    ToServer,
-)
-from .job import Job, Named, UnknownName
+from .job import Job, UnknownName
 from .rank_report import Exit, now
 from .starting import StreamedOutput, open_streams, spawn
 
@@ -74,18 +52,11 @@ class _Rank:
 class ForkServer:
     """Starts ranks on request, and reports their ends."""
 
-    def __init__(
-        self, client: Channel[ToServer], directory: Path, method: StartMethod, parent: int, inherited: Any = None
-    ):
-        """`directory` belongs to the session of the client, whose pid is `parent`.
-
-        The server removes it if the client ends without having removed it. `inherited` is for the contexts of ranks.
-        """
+    def __init__(self, client: Channel[wire.ToServer], about: wire.Serve, inherited: Any = None):
+        """`inherited` is for the contexts of ranks."""
         self._inherited = inherited
         self._client = client
-        self._directory = directory
-        self._method = method
-        self._parent = parent
+        self._about = about
         self._loop = ParentLoop(self._reap_children)
         self._ranks: dict[int, _Rank] = {}  # by pid, until reaped
         self._accounts: list[AccountFile] = []  # while ranks are being started
@@ -97,44 +68,36 @@ class ForkServer:
     def serve(self) -> NoReturn:
         """Serve until Quit arrives or the client is gone."""
         try:
-            self._loop.listen(self._client, self._receive)
+            self._loop.serve(self._client, self._on_message, self._lose_client)
             self._loop.run()
         except BaseException:
             traceback.print_exc()
         finally:
             # Ranks, and processes outside their groups: these are adopted only when their rank is dead.
             reaping.end_children()
-            if self._client_is_gone or os.getppid() != self._parent:
-                shutil.rmtree(self._directory, ignore_errors=True)
+            if self._client_is_gone or os.getppid() != self._about.parent:
+                shutil.rmtree(self._about.directory, ignore_errors=True)
             os._exit(0)
 
-    def _receive(self) -> None:
-        try:
-            messages = self._client.receive()
-        except (EOFError, OSError):
-            self._client_is_gone = True  # a client that ends properly sends Quit
-            self._loop.stop()
-            return
-        for message in messages:
-            self._on_message(message)
+    def _lose_client(self) -> None:
+        self._client_is_gone = True  # a client that ends properly sends Quit
+        self._loop.stop()
 
-    def _on_message(self, message: ToServer) -> None:
+    def _on_message(self, message: wire.ToServer) -> None:
         match message:
-            case Launch():
+            case wire.Launch():
                 self._launch(message.run, pickle.loads(message.job))
-            case SignalGroups(run, number):
-                for one in self._ranks_of(run):
-                    signal_group(one.pid, number)
-            case SignalRank(run, rank, number):
-                for one in self._ranks_of(run, [rank]):
-                    os.kill(one.pid, number)
-            case Dump():
+            case wire.Signal(run, number, rank):
+                send = signal_group if rank is None else os.kill
+                for one in self._ranks_of(run, None if rank is None else [rank]):
+                    send(one.pid, number)
+            case wire.Dump():
                 self._dump(message)
-            case Probe(run, ranks):
+            case wire.Probe(run, ranks):
                 for one in self._ranks_of(run, ranks):
                     with suppress(OSError):  # it has ended, or has not answered many requests
                         one.link.send(rank_process.ASK_COLLECTIVES)
-            case Preload(modules, at_once):
+            case wire.Preload(modules, at_once):
                 for name in modules:
                     if name in sys.modules:
                         continue
@@ -142,15 +105,12 @@ class ForkServer:
                         self._preload(name)
                     else:
                         self._loop.when_idle(partial(self._preload, name))
-            case Quit():
+            case wire.Quit():
                 self._loop.stop()
-            case Serve():
+            case wire.Serve():
                 raise AssertionError("a second Serve")
             case _:
                 unexpected(message)
-
-    def _send(self, message: FromServer) -> None:
-        self._client.send(message)
 
     def _ranks_of(self, run: int, ranks: Iterable[int] | None = None) -> list[_Rank]:
         chosen = [one for one in self._ranks.values() if one.run == run and (ranks is None or one.rank in ranks)]
@@ -163,24 +123,24 @@ class ForkServer:
             self._prepare_for(job)
             self._start_all(run, job)
         except UnknownName as why:
-            self._send(NeedsNewServer(run, str(why)))
+            self._client.send(wire.StartFailed(run, str(why), needs_new_server=True))
         except OSError as error:
             for one in self._ranks_of(run):
                 signal_group(one.pid, signal.SIGKILL)
-            self._send(StartFailed(run, f"{type(error).__name__}: {error}"))
+            self._client.send(wire.StartFailed(run, f"{type(error).__name__}: {error}", needs_new_server=False))
 
     def _prepare_for(self, job: Job) -> None:
         if self._unsafe:
             raise UnknownName(self._unsafe)  # the client makes another server
         self._launches += 1
-        if self._method is not StartMethod.SPAWN:
+        if self._about.method is not wire.StartMethod.SPAWN:
             self._collapse(at_once=job.world_size >= MANY_RANKS)
             job.context.apply()  # once, here: each rank inherits it
             recording.prepare_to_sanitize(bool(job.sanitize))
         for thing in job.names:
-            if self._method is StartMethod.FORK:
+            if self._about.method is wire.StartMethod.FORK:
                 thing.inherited()
-            elif self._method is StartMethod.FORK_FRESH:
+            elif self._about.method is wire.StartMethod.FORK_FRESH:
                 thing.resolve()
 
     def _collapse(self, at_once: bool) -> None:
@@ -203,7 +163,7 @@ class ForkServer:
             for account in self._accounts:
                 account.close()
             self._accounts.clear()
-        self._send(Started(run, tuple(one.pid for one in self._ranks_of(run))))
+        self._client.send(wire.Started(run, tuple(one.pid for one in self._ranks_of(run))))
 
     def _start(self, run: int, job: Job, rank: int, account: AccountFile) -> None:
         with ExitStack() as owner:
@@ -215,7 +175,7 @@ class ForkServer:
             stream, output = open_streams(job, rank, owner)
             if output is not None:
                 failed.callback(output.close)
-            if self._method is StartMethod.SPAWN:
+            if self._about.method is wire.StartMethod.SPAWN:
                 pid = spawn(job, rank, account, theirs, stream)
             else:
 
@@ -244,7 +204,7 @@ class ForkServer:
 
     # -- asking ranks for their stacks and flight recorders
 
-    def _dump(self, message: Dump) -> None:
+    def _dump(self, message: wire.Dump) -> None:
         """Waits until the deadline at most: a rank that holds the GIL in C never sends its flight recorder."""
         deadline = now() + message.timeout
         chosen = self._ranks_of(message.run, message.ranks)
@@ -252,24 +212,18 @@ class ForkServer:
             signal_group(one.pid, signal.SIGCONT)  # a stopped process does not answer
         self._ask(chosen, lambda one: os.kill(one.pid, system.DUMP_STACKS), rank_process.STACKS_DONE, deadline)
         self._ask(chosen, lambda one: one.link.send(rank_process.ASK_RECORDER), rank_process.RECORDER_DONE, deadline)
-        self._send(Dumped(message.run))
+        self._client.send(wire.Dumped(message.run))
 
     def _ask(self, ranks: list[_Rank], ask: Callable[[_Rank], object], answer: bytes, deadline: float) -> None:
-        loop, waiting = EventLoop(), set[socket.socket]()
+        from multiprocessing.connection import wait  # only where a rank is asked
 
-        def receive(link: socket.socket) -> None:
-            if _has_answered(link, answer):
-                waiting.remove(link)
-                loop.forget(link)
-
+        waiting = []
         for one in ranks:
             with suppress(OSError):
                 ask(one)
-                waiting.add(one.link)
-                loop.listen(one.link, partial(receive, one.link))
-        while waiting and loop.step(deadline):
-            pass
-        loop.close()
+                waiting.append(one.link)
+        while waiting and (ready := wait(waiting, max(0.0, deadline - now()))):
+            waiting = [link for link in waiting if link not in ready or not _has_answered(link, answer)]
 
     # -- ends of ranks
 
@@ -281,22 +235,20 @@ class ForkServer:
                 self._report_exit(one, status, at)
 
     def _report_exit(self, one: _Rank, status: int, at: float) -> None:
-        leftovers = self._end_leftovers(one)
+        leftovers = self._end_leftovers(one, in_order=os.WIFEXITED(status))
         if one.output is not None:
             self._loop.forget(one.output.pipe)
             one.output.finish()
         one.link.close()
-        self._send(Exited(one.run, one.rank, Exit(status, at, leftovers)))
+        self._client.send(wire.Exited(one.run, one.rank, Exit(status, at, leftovers)))
 
-    def _end_leftovers(self, one: _Rank) -> tuple[str, ...]:
+    def _end_leftovers(self, one: _Rank, in_order: bool) -> tuple[str, ...]:
         """End the processes that a rank left running: its group, and processes outside it that this server adopted."""
-        found = []
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.pid, 0)  # raises if the group is empty: no search needed
-            found = system.group_members(one.pid)
-        if not self._ranks_of(one.run):  # while ranks run, an adopted process may still serve one of them
-            found += [pid for pid in self._adopted() if pid not in found]
-        descriptions = tuple(system.describe(pid) for pid in found)
+        found = self._leftovers(one)
+        if found and in_order:
+            reaping.wait_until_gone(found, grace.FOR_HELPERS)
+            found = self._leftovers(one)
+        descriptions = tuple(system.describe(pid) for pid in found if not system.is_ending(pid))
         for pid in found:
             signal_group(pid, signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
@@ -304,25 +256,29 @@ class ForkServer:
         reaping.wait_until_gone(found)
         return descriptions
 
-    def _adopted(self) -> list[int]:
-        return [pid for pid in system.children(os.getpid()) if pid not in self._ranks]
+    def _leftovers(self, one: _Rank) -> list[int]:
+        found = []
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(one.pid, 0)  # raises if the group is empty: no search needed
+            found = system.group_members(one.pid)
+        if not self._ranks_of(one.run):  # while ranks run, an adopted process may still serve one of them
+            adopted = (pid for pid in system.children(os.getpid()) if pid not in self._ranks)
+            found += [pid for pid in adopted if pid not in found]
+        return found
 
     # -- work while there is nothing else to do
 
     def _preload(self, name: str) -> None:
-        self._do_safely(partial(importlib.import_module, name), f"importing {name}")
-
-    def _do_safely(self, work: Callable[[], object], doing: str) -> None:
-        """Do work that may leave threads behind. If it does, this process forks no more ranks."""
+        """Import a module. If that leaves threads behind, this process forks no more ranks."""
         from torch_testing_ext._machine import accelerators
 
         try:
-            work()
+            importlib.import_module(name)
         except Exception as error:
-            print(f"torch_testing_ext: {doing} failed: {summarize(error)}", file=sys.stderr, flush=True)
+            print(f"torch_testing_ext: importing {name} failed: {summarize(error)}", file=sys.stderr, flush=True)
         if why := accelerators.check_to_fork():
             self._loop.drop_idle()
-            self._unsafe = f"{doing} left the process unsafe to fork: {why}"
+            self._unsafe = f"importing {name} left the process unsafe to fork: {why}"
 
 
 def _has_answered(link: socket.socket, answer: bytes) -> bool:
@@ -338,54 +294,43 @@ def _has_answered(link: socket.socket, answer: bytes) -> bool:
 
 def main() -> NoReturn:
     """Run a server that is a new interpreter: `python -c "... main()" CHANNEL`. Its client sends the first message."""
-    client: Channel[ToServer] = Channel.on(int(sys.argv[1]), ToServer)
-    messages: list[ToServer] = []
+    client: Channel[wire.ToServer] = Channel.on(int(sys.argv[1]), wire.ToServer)
+    messages: list[wire.ToServer] = []
     while not messages:  # the first may arrive in pieces
         messages = client.receive()
     (first,) = messages
-    assert isinstance(first, Serve)
+    assert isinstance(first, wire.Serve)
     sys.argv[:] = first.argv
     child.start_session(first.parent, signal.SIGTERM)
-    begin(client, first.directory, first.method, first.parent, first.subject)
+    begin(client, first)
 
 
-def begin(
-    client: Channel[ToServer],
-    directory: Path,
-    method: StartMethod,
-    parent: int,
-    subject: Named | None = None,
-    inherited: Any = None,
-) -> NoReturn:
+def begin(client: Channel[wire.ToServer], about: wire.Serve, inherited: Any = None) -> NoReturn:
     """Serve, in this process's own session. The first message is Hello: whether this process is safe to fork."""
     try:
         system.adopt_orphans()
-        unsafe = None if method is StartMethod.SPAWN else _become_fork_server(method, subject)
-        client.send(Hello(unsafe, in_use=unsafe is not None and unsafe == _accelerator_in_use()))
-        ForkServer(client, directory, method, parent, inherited).serve()
+        unsafe, in_use = (None, False) if about.method is wire.StartMethod.SPAWN else _become_fork_server(about)
+        client.send(wire.Hello(unsafe, in_use))
+        ForkServer(client, about, inherited).serve()
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
-def _become_fork_server(method: StartMethod, subject: Named | None) -> str | None:
-    """Prepare to be forked. Returns the reason if this process is not safe to fork, or None."""
+def _become_fork_server(about: wire.Serve) -> tuple[str | None, bool]:
+    """Prepare to be forked. Returns the reason if this process is not safe to fork, and whether it is an accelerator.
+
+    After a fork of the client, it is the client that looks at the threads which this process lacks.
+    """
     from torch_testing_ext import _torch
     from torch_testing_ext._machine import accelerators, seeds
 
-    if method is StartMethod.FORK_FRESH:
-        assert subject is not None
-        subject.resolve()
+    is_fresh = about.method is wire.StartMethod.FORK_FRESH
+    if is_fresh:
+        about.subject.resolve()
     seeds.prepare_to_seed()
     _torch.flight_recorder.forget_groups()
     _torch.process_state.exempt_imported(garbage=None)
-    # After a fork of the client, it is the client that looks at the threads which this process lacks.
-    return accelerators.check_to_fork() if method is StartMethod.FORK_FRESH else accelerators.unsafe_to_fork()
-
-
-def _accelerator_in_use() -> str | None:
-    """Why the ranks of this process could use no accelerator, or None."""
-    from torch_testing_ext._machine import accelerators
-
-    return accelerators.unsafe_to_fork()
+    in_use = accelerators.unsafe_to_fork()
+    return in_use or (accelerators.check_to_fork() if is_fresh else None), in_use is not None

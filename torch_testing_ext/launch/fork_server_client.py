@@ -1,39 +1,31 @@
-"""A fork server as the process sees it that needs ranks."""
+"""A fork server as the process sees it that needs ranks, and its runs."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._machine import ports
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.logs import content_of
+from torch_testing_ext._process.loop import EventLoop, wait_readable
 from torch_testing_ext._process.messages import unexpected
 
-from . import fork_server
-from .fork_server_messages import (
-    Dumped,
-    Exited,
-    FromServer,
-    Hello,
-    NeedsNewServer,
-    Quit,
-    Serve,
-    Started,
-    StartFailed,
-    StartMethod,
-    ToServer,
-)
-from .job import Named
-from .rank_report import now
-from .run import ANSWER_TIMEOUT, Run
+from . import fork_server, fork_server_messages as wire, left_running
+from .job import Job, Named
+from .rank_report import Exit, now
 
+# A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
+ANSWER_TIMEOUT = 30.0
 _QUIT_TIMEOUT = 5.0
 _HELLO_TIMEOUT = 120.0  # a new interpreter imports torch and the test module before it answers
 
@@ -49,64 +41,54 @@ class ServerUnfit(Exception):
 class ForkServerClient:
     """A fork server as this process sees it."""
 
-    def __init__(self, method: StartMethod, subject: Named, directory: Path, inherited: Any = None):
+    def __init__(self, method: wire.StartMethod, subject: Named, directory: Path, inherited: Any = None):
         """`inherited` is for the contexts of ranks that are forked off this process."""
         self.method = method
         self.unusable: str | None = None  # why it must not be used for another run
         self.runs: dict[int, Run] = {}
         self.loop = EventLoop()
-        self._hello: Hello | None = None
+        self.accelerator_in_use = False  # so that it is unsafe to fork
+        self._hello: wire.Hello | None = None
         self._reaped = False
         ours, theirs = socket_pair()
-        self._channel: Channel[FromServer] = Channel(ours, FromServer)
+        self._channel: Channel[wire.FromServer] = Channel(ours, wire.FromServer)
         self._popen: subprocess.Popen[bytes] | None = None
+        about = wire.Serve(directory, method, os.getpid(), tuple(sys.argv), subject)
         with theirs:
-            if method is StartMethod.FORK:
-                self.pid = self._fork(Channel(theirs, ToServer), directory, inherited)
-            else:
-                self.pid = self._spawn(theirs.fileno(), directory, subject)
+            is_forked = method is wire.StartMethod.FORK
+            self.pid = self._fork(theirs, about, inherited) if is_forked else self._spawn(theirs, about)
         self.loop.listen(self._channel, self._receive)
 
-    def _fork(self, theirs: Channel[ToServer], directory: Path, inherited: Any) -> int:
+    def _fork(self, theirs: socket.socket, about: wire.Serve, inherited: Any) -> int:
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr] # or both processes would write the buffered text
-        parent = os.getpid()
 
         def serve() -> NoReturn:
             self._channel.close()
             ports.forget_leases()
-            fork_server.begin(theirs, directory, StartMethod.FORK, parent, inherited=inherited)
+            fork_server.begin(Channel(theirs, wire.ToServer), about, inherited)
 
         return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first
 
-    def _spawn(self, theirs: int, directory: Path, subject: Named) -> int:
-        command = interpreter.command("launch.fork_server", sys.path, str(theirs))
-        self._popen = subprocess.Popen(command, pass_fds=[theirs])
-        self.send(Serve(directory, self.method, os.getpid(), tuple(sys.argv), subject))
+    def _spawn(self, theirs: socket.socket, about: wire.Serve) -> int:
+        command = interpreter.command("launch.fork_server", sys.path, str(theirs.fileno()))
+        self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self.send(about)
         return self._popen.pid
 
     def wait_until_ready(self) -> str | None:
         """Wait until it is ready. Returns the reason if it cannot serve, or None."""
         until = now() + _HELLO_TIMEOUT
         while self._hello is None and self.unusable is None:
-            if not self.step(until):
+            if not self.loop.step(until):
                 return f"it was not ready after {_HELLO_TIMEOUT:.0f} s"
         if self._hello is None:
             return "it ended while it was getting ready (its error is printed above)"
-        return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is StartMethod.FORK else None)
+        return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is wire.StartMethod.FORK else None)
 
-    @property
-    def accelerator_in_use(self) -> bool:
-        """Is it unsafe to fork because an accelerator is in use?"""
-        return self._hello is not None and self._hello.in_use
-
-    def send(self, message: ToServer) -> None:
+    def send(self, message: wire.ToServer) -> None:
         self._channel.send(message)
-
-    def step(self, until: float | None) -> bool:
-        """Wait for the next event and handle it. Returns False if the time `until` came first."""
-        return self.loop.step(until)
 
     def _receive(self) -> None:
         try:
@@ -120,24 +102,23 @@ class ForkServerClient:
             self.give_up()  # interrupted: messages may be lost
             raise
 
-    def _on_message(self, message: FromServer) -> None:
+    def _on_message(self, message: wire.FromServer) -> None:
         match message:
-            case Hello():
-                self._hello = message
+            case wire.Hello():
+                self._hello, self.accelerator_in_use = message, message.in_use
             # Messages about a run that has been finished are ignored.
-            case Started(run, pids):
+            case wire.Started(run, pids):
                 if run in self.runs:
                     self.runs[run].pids = pids
-            case Exited(run, rank, exit):
+            case wire.Exited(run, rank, exit):
+                left_running.note(f"rank {rank}: {process}" for process in exit.leftovers)
                 if run in self.runs:
                     self.runs[run].exits[rank] = exit
-            case Dumped(run):
+            case wire.Dumped(run):
                 if run in self.runs:
                     self.runs[run].dumped = True
-            case NeedsNewServer(_, why):
-                raise ServerUnfit(why)
-            case StartFailed(_, why):
-                raise CannotStart(f"ranks could not be started: {why}")
+            case wire.StartFailed(_, why, needs_new_server):
+                raise ServerUnfit(why) if needs_new_server else CannotStart(f"ranks could not be started: {why}")
             case _:
                 unexpected(message)
 
@@ -168,7 +149,7 @@ class ForkServerClient:
     def close(self) -> None:
         """End the server and everything that it started. It would also end when the connection closes."""
         if not self._reaped:
-            self.send(Quit())
+            self.send(wire.Quit())
             self._wait_until_disconnected()
             self._reap()
         self._channel.close()
@@ -177,18 +158,65 @@ class ForkServerClient:
     def _wait_until_disconnected(self) -> None:
         """Wait until the server closes its end. One that is stuck in an import is killed; its ranks die with it."""
         self.loop.forget(self._channel)
-        loop, until, disconnected = EventLoop(), now() + _QUIT_TIMEOUT, False
-
-        def drain() -> None:
-            nonlocal disconnected
-            try:
+        until = now() + _QUIT_TIMEOUT
+        with suppress(EOFError, OSError):
+            while wait_readable(self._channel, until):
                 self._channel.receive()
-            except (EOFError, OSError):
-                disconnected = True
+            os.kill(self.pid, signal.SIGKILL)
 
-        loop.listen(self._channel, drain)
-        while not disconnected:
-            if not loop.step(until):
-                os.kill(self.pid, signal.SIGKILL)
-                break
-        loop.close()
+
+@dataclass
+class Run:
+    """One job while it runs, with everything that has been reported about it so far."""
+
+    number: int
+    job: Job
+    server: ForkServerClient
+    began: float = field(default_factory=now)
+    pids: tuple[int, ...] = ()
+    exits: dict[int, Exit] = field(default_factory=dict)
+    dumped: bool = False
+    lost: str | None = None  # why the server is gone; None while it is there
+    owns_server: bool = False  # the server ends with this run
+
+    @property
+    def alive(self) -> list[int]:
+        """The ranks that are still running."""
+        return [rank for rank in range(len(self.pids)) if rank not in self.exits and not self.lost]
+
+    def wait_for_event(self, until: float | None = None) -> bool:
+        """Wait for the next event and handle it. Returns False if the time `until` came first."""
+        return self.server.loop.step(until)
+
+    def signal(self, number: int, rank: int | None = None) -> None:
+        """Signal all ranks that are still running, with all processes in their groups; or one rank alone."""
+        self.server.send(wire.Signal(self.number, number, rank))
+
+    def dump(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
+        """Have these ranks, or all that are still running, write their stacks and flight recorders.
+
+        While faulthandler calls the next handler of its signal, it does not handle another one: a rank that was just
+        asked before may write no stacks, and is asked once more.
+        """
+        chosen = tuple(self.alive if ranks is None else ranks)
+        before = {rank: len(content_of(self.job.stacks(rank))) for rank in chosen}
+        self._dump(timeout, chosen)
+        silent = (rank for rank in chosen if len(content_of(self.job.stacks(rank))) == before[rank])
+        if again := tuple(rank for rank in silent if rank in self.alive):
+            self._dump(timeout, again)
+
+    def _dump(self, timeout: float, ranks: tuple[int, ...]) -> None:
+        self.dumped = False
+        self.server.send(wire.Dump(self.number, ranks, timeout))
+        self.wait_until(lambda: self.dumped, timeout)
+
+    def probe(self, ranks: Iterable[int]) -> None:
+        """Ask these ranks, which are still running, for their collectives. They write these when they get to it."""
+        self.server.send(wire.Probe(self.number, tuple(ranks)))
+
+    def wait_until(self, done: Callable[[], bool], timeout: float = 0.0) -> None:
+        """Wait until `done`, which a working server achieves at once; give up a server that is stuck."""
+        until = now() + timeout + ANSWER_TIMEOUT
+        while not done() and not self.lost:
+            if not self.wait_for_event(until):
+                self.server.give_up()

@@ -1,7 +1,5 @@
 """The messages between the fork server and its client, the process that needs ranks."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,11 @@ class StartMethod(enum.Enum):
 
 @dataclass(frozen=True)
 class Serve:
-    """The first message to a fork server that is a new interpreter. `parent`: the pid of its client."""
+    """All that a fork server has to know, and the first message to one that is a new interpreter.
+
+    `directory` belongs to the session of the client, whose pid is `parent`: the server removes it if the client ends
+    without having removed it.
+    """
 
     directory: Path
     method: StartMethod
@@ -32,27 +34,19 @@ class Serve:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start all ranks of a pickled job. Answered by Started, NeedsNewServer or StartFailed."""
+    """Start all ranks of a pickled job. Answered by Started or StartFailed."""
 
     run: int
     job: bytes
 
 
 @dataclass(frozen=True)
-class SignalGroups:
-    """Signal all ranks of a run that are still running, and all processes in their groups."""
+class Signal:
+    """Signal all ranks of a run that are still running, with all processes in their groups; or one rank alone."""
 
     run: int
     number: int
-
-
-@dataclass(frozen=True)
-class SignalRank:
-    """Signal one rank and none of the processes that it started."""
-
-    run: int
-    rank: int
-    number: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,7 @@ class Quit:
     """End, together with everything that the server has started."""
 
 
-ToServer: TypeAlias = Serve | Launch | SignalGroups | SignalRank | Dump | Probe | Preload | Quit
+ToServer: TypeAlias = Serve | Launch | Signal | Dump | Probe | Preload | Quit
 
 
 @dataclass(frozen=True)
@@ -121,19 +115,12 @@ class Dumped:
 
 
 @dataclass(frozen=True)
-class NeedsNewServer:
-    """This server cannot start the job, but a new one could."""
-
-    run: int
-    why: str
-
-
-@dataclass(frozen=True)
 class StartFailed:
-    """The ranks of a run could not be started."""
+    """The ranks of a run could not be started. `needs_new_server`: another server could start them."""
 
     run: int
     why: str
+    needs_new_server: bool
 
 
-FromServer: TypeAlias = Hello | Started | Exited | Dumped | NeedsNewServer | StartFailed
+FromServer: TypeAlias = Hello | Started | Exited | Dumped | StartFailed

@@ -4,8 +4,6 @@ The ranks meet there by a Unix socket, or by TCP if they are on several machines
 hub in the launcher's store, with a token: the hub hears only connections that begin with it.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket
@@ -22,27 +20,12 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.loop import EventLoop
 
+from . import rounds
 from .accounts import RankAccount
 from .job import log_of
 from .judging import judge
 from .launchers import Launched
 from .rank_report import add_recorders, now
-from .rounds import (
-    HAS_LEFT,
-    AskForStacks,
-    FromHub,
-    FromRank,
-    NextStep,
-    RankBegins,
-    RankEnds,
-    RankJoined,
-    RankStacks,
-    Round,
-    RoundJudged,
-    RoundRefused,
-    RoundStarts,
-    RoundState,
-)
 from .sanitizer_logs import Logs
 from .verdict import Expected, failed_by_itself
 
@@ -67,16 +50,19 @@ class HubAddress:
 class Hub(threading.Thread):
     """Waits for all ranks, judges each round, and tells the verdict."""
 
-    def __init__(self, launched: Launched, own: socket.socket):
+    def __init__(self, launched: Launched, own: socket.socket, is_reported: bool):
+        """`is_reported`: this process has a session that reports verdicts, whatever becomes of its test."""
         super().__init__(name="torch_testing_ext hub", daemon=True)
         self._launched = launched
+        self._is_reported = is_reported
         self._world_size = launched.world_size
         self._listener, self.address, self._store = listen(launched)
         self._loop = EventLoop()
-        self._ranks: dict[int, Channel[FromRank]] = {}
-        self._stacks: dict[int, RankStacks] = {}
-        self._round = RoundState(1, self._world_size, left={})
+        self._ranks: dict[int, Channel[rounds.FromRank]] = {}
+        self._stacks: dict[int, rounds.RankStacks] = {}
+        self._round = rounds.RoundState(1, self._world_size, left={})
         self._lease = ExitStack()  # of the round's port
+        self._told: dict[int, tuple[str, ...]] = {}
         self._own = self._admit(own)
 
     def forget(self) -> None:
@@ -96,15 +82,15 @@ class Hub(threading.Thread):
 
     # -- connections
 
-    def _admit(self, sock: socket.socket) -> Channel[FromRank]:
-        channel: Channel[FromRank] = Channel(sock, FromRank)
+    def _admit(self, sock: socket.socket) -> Channel[rounds.FromRank]:
+        channel: Channel[rounds.FromRank] = Channel(sock, rounds.FromRank)
         rank: int | None = None
 
         def receive() -> None:
             nonlocal rank
             try:
                 for message in channel.receive():
-                    if isinstance(message, RankJoined):
+                    if isinstance(message, rounds.RankJoined):
                         # A process that a test has started with our variables, or one that is no rank of this launch.
                         if message.rank in self._ranks or message.token != self.address.token:
                             raise EOFError
@@ -121,14 +107,16 @@ class Hub(threading.Thread):
         self._loop.listen(channel, receive)
         return channel
 
-    def _on_message(self, rank: int, message: FromRank) -> None:
+    def _on_message(self, rank: int, message: rounds.FromRank) -> None:
         match message:
-            case RankBegins():
+            case rounds.RankBegins():
                 self._round.on_begin(rank, message, now())
-            case RankEnds(number, account):
-                self._round.on_end(rank, RankEnds(number, self._by_our_clock(account)))
-            case RankStacks():
+            case rounds.RankEnds(number, account):
+                self._round.on_end(rank, rounds.RankEnds(number, self._by_our_clock(account)))
+            case rounds.RankStacks():
                 self._stacks[rank] = message
+            case rounds.RankTells(reports):
+                self._told[rank] = reports
 
     def _by_our_clock(self, account: RankAccount) -> RankAccount:
         """Return an account whose times may be of another machine with times of this one: it ended just now."""
@@ -137,45 +125,56 @@ class Hub(threading.Thread):
         ahead = now() - account.ended
         return replace(account, started=account.started + ahead, ended=account.ended + ahead)
 
-    def _tell(self, ranks: Iterable[int], message: FromHub) -> None:
+    def _tell(self, ranks: Iterable[int], message: rounds.FromHub) -> None:
         for rank in ranks:
             if rank not in self._round.left:
                 with suppress(OSError):  # the end of the connection says that the rank has left
                     self._ranks[rank].send(message)
 
+    def awaited(self) -> tuple[set[int], set[int]]:
+        """The ranks that have yet to tell what rank 0 is to report for them: those that have joined, and the others."""
+        others = set(range(1, self._world_size)) - self._told.keys() - self._round.left.keys()
+        return others & self._ranks.keys(), others - self._ranks.keys()
+
+    def take_over(self) -> dict[int, tuple[str, ...]]:
+        """Take over what the other ranks have told."""
+        told = dict(self._told)
+        self._tell(self._ranks.keys() - {0}, rounds.RankHeard())
+        return told
+
     # -- a round
 
     def _proceed(self) -> None:
-        while (step := self._round.next_step(now())) is not NextStep.WAIT:
+        while (step := self._round.next_step(now())) is not rounds.NextStep.WAIT:
             match step:
-                case NextStep.REFUSE:
+                case rounds.NextStep.REFUSE:
                     begun, why = list(self._round.begun), self._round.why_refused(now())
                     self._next_round()
-                    self._tell(begun, RoundRefused(why))
-                case NextStep.START:
+                    self._tell(begun, rounds.RoundRefused(why))
+                case rounds.NextStep.START:
                     self._start()
-                case NextStep.NAME_LOST:
+                case rounds.NextStep.NAME_LOST:
                     self._name_lost()
-                case NextStep.JUDGE:
+                case rounds.NextStep.JUDGE:
                     self._judge()
 
     def _next_round(self) -> None:
         self._lease.close()
-        self._round = RoundState(self._round.number + 1, self._world_size, self._round.left)
+        self._round = rounds.RoundState(self._round.number + 1, self._world_size, self._round.left)
 
     def _start(self) -> None:
         self._round.start(now())
         first = self._round.begun[0]
         port = self._lease.enter_context(ports.leased_port())
-        begun = Round(self._round.number, first.directory, self.address.host, port, first.sanitize)
-        self._tell(self._round.begun, RoundStarts(begun))
+        started = rounds.Round(self._round.number, first.directory, self.address.host, port, first.sanitize)
+        self._tell(self._round.begun, started)
 
     def _name_lost(self) -> None:
         """Say at once which ranks have left: the launcher is about to end the other ranks."""
         self._round.has_named_lost = True
         name = self._round.begun[0].case.name
         for rank in self._round.lost:
-            self._launched.say(f"rank {rank} of {self._world_size} has left in {name}: {HAS_LEFT}")
+            self._launched.say(f"rank {rank} of {self._world_size} has left in {name}: {rounds.HAS_LEFT}")
 
     def _judge(self) -> None:
         this = self._round
@@ -191,18 +190,19 @@ class Hub(threading.Thread):
         verdict = judge(reports, timed_out, case, Expected(may_differ=first.may_differ))
         if is_deadlocked:
             # Said at once and once, before any process ends: the launcher ends all of them when it sees the first.
+            text = verdict.message.partition("\n")[0] if self._is_reported else verdict.message
             self._launched.say(
-                f"{verdict.message}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
+                f"{text}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
             )
         self._next_round()
         failed = tuple(report.rank for report in reports if failed_by_itself(report))
-        judged = RoundJudged(verdict, failed, this.short_accounts(), is_deadlocked)
+        judged = rounds.RoundJudged(verdict, failed, this.short_accounts(), is_deadlocked)
         # Rank 0 last: its process has the hub.
         self._tell(sorted(this.begun, reverse=True), judged)
 
     def _take_stacks(self, ranks: list[int]) -> None:
         self._stacks.clear()
-        self._tell(ranks, AskForStacks())
+        self._tell(ranks, rounds.AskForStacks())
         until = now() + _STACKS_TIMEOUT
         while any(rank not in self._stacks for rank in ranks) and self._loop.step(until):
             pass

@@ -16,12 +16,11 @@ from typing import Any
 
 from torch_testing_ext._process import packages
 from torch_testing_ext._process.packages import ModulePlace
+from torch_testing_ext._process.user_terminal import UserTerminal
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 
 from .account_writer import AccountWriter
 from .context import RankContext
-
-__rank_frame__ = True
 
 
 class UnknownName(Exception):
@@ -174,6 +173,8 @@ class Job:
     inherits: bool = True  # the ranks descend from the process that made this job
     stream: bool = False
     debug_rank: int | None = None
+    terminal: UserTerminal = field(default_factory=UserTerminal)  # for a rank that stops
+    expects_stops: bool = False
     skips: Mapping[int, str] = field(default_factory=dict)  # the reason of a rank that exits with such a code
     sanitize: Sanitize | None = None  # None: as the settings say
     differs_in_hash: bool = False  # each rank has a hash seed of its own
@@ -184,7 +185,6 @@ class Job:
         return (self.body,) if self.subject is None else (self.body, self.subject)
 
     def context_of(self, rank: int, account: AccountWriter, inherited: Any = None) -> RankContext:
-        """Make the context of a rank, in its process."""
         return RankContext(
             rank,
             self.world_size,
@@ -192,7 +192,7 @@ class Job:
             account,
             self.seed,
             self.fast_exit,
-            is_debugged=self.debug_rank is not None,
+            is_debugged=self.debug_rank is not None or self.expects_stops,
             inherited=inherited,
         )
 
@@ -211,14 +211,12 @@ class Job:
         return self.directory / f"rank{rank}.stacks"
 
     def recorder(self, rank: int) -> Path:
+        """The collectives of the rank when it was asked for them last, by a probe or with its stacks."""
         return self.directory / f"rank{rank}.recorder"
 
-    def sanitizer_log(self, rank: int) -> Path:
-        return log_of(self.directory, rank)
-
-    def probe(self, rank: int) -> Path:
-        """The answer of the rank to a probe, while its test runs."""
-        return self.directory / f"rank{rank}.probe"
+    def in_flight(self, rank: int) -> Path:
+        """The account of the exception that was in flight when the rank was asked for its stacks."""
+        return self.directory / f"rank{rank}.in_flight"
 
 
 def log_of(directory: str | Path, rank: int) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch_testing_ext._collectives.creation import suspected_creation
@@ -19,19 +21,19 @@ from torch_testing_ext._collectives.findings import (
     first_unmatched,
     waits,
 )
-from torch_testing_ext._collectives.records import RankRecord, all_agree, list_of, read_record
+from torch_testing_ext._collectives.records import MOST_LINES, RankRecord, few, list_of
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.reaping import describe_exit, signal_name
 
-from . import folding, hang
+from . import folding, hang, screen
 from .accounts import RankEnding
 from .causes import Cause
-from .rank_report import RankReport
+from .rank_report import RankReport, without_cpp_place
+from .screen import Fault
 from .verdict import Case, Expected, Outcome, Verdict, ended, is_victim
 
 LONGEST_OUTPUT = 6_000
-# Of several findings, the first of these decides.
-_GRAVITY = list(FindingKind)[::-1].index
+_NO_SUCH_MEMORY = os.strerror(errno.EFAULT)  # gloo was to send a buffer that has been freed
 
 
 def judge(
@@ -50,6 +52,9 @@ def judge(
 def _judge(
     reports: Sequence[RankReport], timed_out: bool, case: Case, expected: Expected, finding: Finding | None
 ) -> Verdict:
+    if interrupted := [r.rank for r in reports if r.in_flight is not None]:
+        reports = [_by_error_in_flight(r) for r in reports]
+        return _failed(reports, [r for r in reports if r.rank in interrupted], case, expected, finding)
     if finding is not None:
         return _found(reports, finding, case)
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
@@ -73,17 +78,30 @@ def _judge(
     return _found_by_sanitizer(reports, case, expected)
 
 
+def _by_error_in_flight(report: RankReport) -> RankReport:
+    """The report of a rank that was ended while an exception was in flight: it has failed by that."""
+    if (error := report.in_flight) is None:
+        return report
+    told = {name: getattr(error, name) for name in ("ending", "summary", "cause", "traceback", "sites", "details")}
+    return replace(report, **told)
+
+
 def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Expected) -> Verdict:
     """Judge ranks that passed with matching collectives: sanitizer findings and unmatched calls."""
-    found = sorted((one for r in reports for one in r.found if not one.is_hazard), key=lambda one: _GRAVITY(one.kind))
-    if not found and not expected.may_differ and any(r.issued for r in reports):
+    if not expected.may_differ and any(r.issued for r in reports):
         unmatched = first_unmatched(_records(reports))
-        found = [unmatched] if unmatched is not None else []
+        if unmatched is None:
+            caught = first_unmatched(_records(reports), has_raised=True)
+            unmatched = caught if caught is not None and any(map(hang.catches_errors, caught.sites)) else None
+        if unmatched is not None:
+            reports = [replace(reports[0], found=(*reports[0].found, unmatched)), *reports[1:]]
+    found = sorted((one for r in reports for one in r.found if not one.is_hazard), key=lambda one: one.gravity)
     if found:
         return _found(reports, found[0], case)
     hazards = [one for r in reports for one in r.found]
     uneven = None if expected.may_differ or any(r.issued for r in reports) else first_uneven(_records(reports))
-    hazards += [uneven] if uneven is not None else []
+    # The recorder does not know that a wait has raised as the test expects.
+    hazards += [uneven] if uneven is not None and not any(map(hang.waits_with_timeout, uneven.sites)) else []
     said = [f"{one.sentence}\n{one.calls}" for one in hazards]
     not_compared = "" if expected.may_differ else _not_compared(reports)
     return Verdict(Outcome.PASSED, "\n".join([*([not_compared] if not_compared else []), *said]))
@@ -92,30 +110,34 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
 def _not_compared(reports: Sequence[RankReport]) -> str:
     """Warn about ranks whose collectives could not be compared."""
     lost = [record.rank for record in _records(reports) if not record.is_whole]
+    if not lost:
+        return ""
     keeper = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
-    return (
-        f"the collectives of {list_of(lost)} were not compared with those of others: more than {keeper} keeps"
-        if lost
-        else ""
-    )
+    return f"the collectives of {list_of(lost)} were not compared with those of others: more than {keeper} keeps"
 
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
     """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
-    if expected.may_differ or (not any(r.issued for r in reports) and all_agree([r.recorder for r in reports])):
-        return None
-    return first_mismatch(_records(reports), unless_raised)
+    return None if expected.may_differ else first_mismatch(_records(reports), unless_raised)
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
     """The records of the ranks, from their logs if they were sanitized."""
-    texts = {r.rank: r.issued for r in reports if r.issued} or {r.rank: r.recorder for r in reports}
-    return [record for rank, text in texts.items() if (record := read_record(rank, text)) is not None]
+    logged = [r.issued for r in reports if r.issued is not None]
+    return logged or [r.recorder for r in reports if r.recorder is not None]
 
 
 def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
     """The fault in the collectives that may explain failures."""
-    return _mismatch(reports, expected) or _left_alone(reports)
+    known = {one.kind: one for one in reversed(_known(reports))}
+    mismatch = _mismatch(reports, expected)
+    return mismatch or known.get(FindingKind.RACE) or _left_alone(reports) or known.get(FindingKind.UNWAITED)
+
+
+def _known(reports: Sequence[RankReport]) -> list[Finding]:
+    """The findings of ranks that explain hangs and crashes, the gravest first."""
+    found = (one for r in reports for one in r.found if one.kind in (FindingKind.RACE, FindingKind.UNWAITED))
+    return sorted(found, key=lambda one: one.gravity)
 
 
 def _left_alone(reports: Sequence[RankReport]) -> Finding | None:
@@ -130,43 +152,79 @@ def _lost_a_peer(report: RankReport) -> bool:
 
 def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdict:
     """The verdict where the collectives are at fault."""
-    seconds = max((r.seconds for r in reports), default=0.0)
-    title = f"{case.name}, {seconds:.1f} s after its start: {finding.sentence}"
     shown = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE, FindingKind.RECORDER)
-    outcome = Outcome.ERROR if is_error else Outcome.FAILED
-    calls = f"the calls of the ranks:\n{finding.calls}"
-    message = _compose(title, reports, shown, case, finding.ranks[0], calls)
-    return Verdict(outcome, message, finding.ranks[0])
+    fault = Fault(finding.title, reports, case, finding.ranks, finding)
+    calls = f"{finding.sentence}\n{finding.calls}"
+    return _verdict(Outcome.ERROR if is_error else Outcome.FAILED, fault, shown, calls)
 
 
-def _failed(reports: Sequence[RankReport], deciding: list[RankReport], case: Case, expected: Expected) -> Verdict:
+def _failed(
+    reports: Sequence[RankReport],
+    deciding: list[RankReport],
+    case: Case,
+    expected: Expected,
+    finding: Finding | None = None,
+) -> Verdict:
     culprits = sorted(deciding, key=lambda r: (_lost_a_peer(r), r.ended, r.rank))
     first = culprits[0]
-    cause = _cause(reports, expected)
-    if cause is not None and (_lost_a_peer(first) or first.code == -signal.SIGABRT):
+    cause = finding or _cause(reports, expected)
+    if cause is not None and (_lost_a_peer(first) or _may_follow_from(cause, first)):
         return _found(reports, cause, case)
-    title = f"rank {first.rank} of {len(reports)} {_what_happened(first, case)}"
-    shown = [r for r in culprits if r is first or not is_victim(r)]
+    others = [r.rank for r in culprits if r is not first and not _lost_a_peer(r) and _failed_alike(r, first)]
+    alike = [first.rank, *others]
+    if first.cause is Cause.OF_ALL and len(culprits) > 1:  # it names the ranks
+        title = first.summary.partition(": ")[2]
+    else:
+        title = f"{_of_all(alike, len(reports))} {_what_happened(first)}"
+    shown = [r for r in culprits if r is first or not (is_victim(r) or r.cause is Cause.OF_ALL)]
     outcome = {
         RankEnding.FAILED: Outcome.FAILED,
         RankEnding.ERROR: Outcome.ERROR,
         RankEnding.LOST: Outcome.ERROR,
     }.get(first.ending, Outcome.CRASHED)
-    return Verdict(outcome, _compose(title, reports, shown, case, first.rank, cause.text if cause else ""), first.rank)
+    fault = Fault(title, reports, case, tuple(alike), cause)
+    return _verdict(outcome, fault, shown, cause.text if cause else "")
+
+
+def _failed_alike(one: RankReport, other: RankReport) -> bool:
+    """Have two ranks failed at the same place in the same way, whatever the values?"""
+    if one is other:
+        return True
+    if one.ending is not other.ending or one.code != other.code:
+        return False
+    if one.ending in (RankEnding.FAILED, RankEnding.ERROR):
+        place = one.place_of_failure
+        return one.summary == other.summary if place is None else place == other.place_of_failure
+    return folding.without_accidents(one.summary) == folding.without_accidents(other.summary)
+
+
+def _of_all(ranks: Sequence[int], size: int) -> str:
+    return f"all {size} ranks" if len(ranks) == size > 1 else f"{list_of(ranks)} of {size}"
+
+
+def _may_follow_from(cause: Finding, crash: RankReport) -> bool:
+    """May a failure be due to this fault? gloo aborts for a mismatch; a buffer that is freed may end a rank anyhow."""
+    is_race = cause.kind in (FindingKind.RACE, FindingKind.UNWAITED)
+    has_crashed = crash.ending is RankEnding.KILLED or _NO_SUCH_MEMORY in crash.summary
+    return crash.in_flight is None and (crash.code == -signal.SIGABRT or (is_race and has_crashed))
 
 
 def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: Case, expected: Expected) -> Verdict:
     seconds = max((r.seconds for r in reports), default=0.0)
     # The signal that asks for stacks may end a wait: a rank that continues only because of it has not passed.
-    state = f"{_ranks(running)} of {len(reports)} still running" if running else "the last ranks ended only then"
+    ranks = [r.rank for r in running]
+    state = f"{_of_all(ranks, len(reports))} still running" if running else "the last ranks ended only then"
     suspected = _suspicion(reports, running, expected)
-    blamed = [suspected] if suspected is not None else _differences(reports)[:1]
-    title = f"{case.name} timed out after {seconds:.1f} s; {': '.join([state, *(one.sentence for one in blamed)])}"
+    blamed = _known(reports)[:1] or ([suspected] if suspected is not None else _differences(reports)[:1])
+    after = f"timed out after {seconds:.1f} s"
+    title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
-    message = _compose(title, reports, failed, case, None, suspected.text if suspected else "")
     culprits = [*(rank for one in blamed for rank in one.ranks), *(r.rank for r in running)]
-    return Verdict(Outcome.TIMEOUT, message, next(iter(culprits), None))
+    fault = Fault(
+        title, reports, case, tuple(culprits[: len(blamed[0].ranks) if blamed else 1]), next(iter(blamed), None)
+    )
+    return _verdict(Outcome.TIMEOUT, fault, failed, suspected.text if suspected else "", is_blamed=False)
 
 
 def _differences(reports: Sequence[RankReport]) -> list[Finding]:
@@ -182,60 +240,72 @@ def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expecte
     found = deadlocked(waiting, gone)
     if found:
         return describe_deadlock(found, gone, suspected=True)
-    return suspected_creation([one for r in reports if (one := read_record(r.rank, r.recorder)) is not None])
+    return suspected_creation([r.recorder for r in reports if r.recorder is not None])
 
 
 def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict:
     title = f"rank 0 of {len(reports)} should have ended with {_code(code)}, but ended with {_code(reports[0].code)}"
-    return Verdict(Outcome.FAILED, _compose(title, reports, [reports[0]], case, 0), 0)
+    return _verdict(Outcome.FAILED, Fault(title, reports, case, (0,)), [reports[0]])
 
 
 def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case) -> Verdict:
     """`ones` skipped, or had to be ended while they were running; the others did not."""
-    others = [r for r in reports if r not in ones]
+    others = [r.rank for r in reports if r not in ones]
     verb = "skipped" if ones[0].ending is RankEnding.SKIPPED else "had to be ended"
-    besides = f", {_ranks(others)} did not" if others else ""
-    title = f"ranks disagree in {case.name}: {_ranks(ones)} {verb}{besides}"
-    message = _compose(title, reports, [], case, ones[0].rank)
-    return Verdict(Outcome.FAILED, message, ones[0].rank)
+    besides = f", {list_of(others)} did not" if others else ""
+    ranks = tuple(r.rank for r in ones)
+    title = f"{list_of(ranks)} {verb}{besides}"
+    return _verdict(Outcome.FAILED, Fault(title, reports, case, ranks), [])
 
 
-def _what_happened(report: RankReport, case: Case) -> str:
-    into = f"{report.seconds:.1f} s into {case.name}"
+def _what_happened(report: RankReport) -> str:
     if report.ending is RankEnding.KILLED:
-        return describe_exit(report.code, f" {into}")
+        return describe_exit(report.code)
     if report.ending is RankEnding.EXITED:
-        return f"{describe_exit(report.code, f' {into}')}, before the test finished"
+        return f"{describe_exit(report.code)} before the test finished"
     if report.ending is RankEnding.LOST:
-        return f"was lost {into}: {report.summary}"
-    verb = "failed" if report.ending is RankEnding.FAILED else "raised"
-    return f"{verb} {into}: {report.summary}"
+        return f"was lost: {report.summary}"
+    if report.ending is RankEnding.FAILED:
+        return f"failed: {without_cpp_place(report.summary)}"
+    return f"raised {without_cpp_place(report.summary)}"
 
 
-def _compose(
-    title: str,
-    reports: Sequence[RankReport],
-    shown: Sequence[RankReport],
-    case: Case,
-    first: int | None,
-    collectives: str = "",
-) -> str:
-    """The message: title; a line per rank, the culprit first; the calls of ranks that disagree; where running ranks
-    were; tracebacks; output; command."""
+def _verdict(
+    outcome: Outcome, fault: Fault, shown: Sequence[RankReport], collectives: str = "", is_blamed: bool = True
+) -> Verdict:
+    """The verdict on a failure. `is_blamed`: its table begins with the culprit."""
+    first = next(iter(fault.culprits), None)
+    account = _compose(fault, shown, first if is_blamed else None, collectives)
+    message = screen.show(fault) if fault.case.show_command else account
+    return Verdict(outcome, message, first, account=account, kept_as=fault.case.kept_as)
+
+
+def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, collectives: str) -> str:
+    """The account: title; a line per rank, the culprit first; the calls of ranks that disagree; where running ranks
+    were; tracebacks; output; stacks; command."""
+    reports, case = fault.reports, fault.case
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
-    parts = [title, "\n".join(f"  {line}" for line in _table(in_order, first))]
+    seconds = max((r.seconds for r in reports), default=0.0)
+    parts = [f"{fault.title}\n({case.name}, {seconds:.1f} s after its start)"]
+    parts += ["\n".join(f"  {line}" for line in _table(in_order, first))]
     parts += [collectives] if collectives else []
-    others = [one.sentence for r in reports for one in r.found if one.sentence not in title]
-    parts += ["\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in others)])] if others else []
+    others = [one.sentence for r in reports for one in r.found if one.sentence not in fault.title]
+    parts += ["\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in few(others))])] if others else []
     if any(r.ending is RankEnding.STOPPED for r in reports):
         parts.append(hang.explain(reports, case.file, () if collectives else _differences(reports)))
-    parts += _once("traceback", [(r.rank, r.traceback.rstrip()) for r in shown if r.traceback], "failed")
-    outputs = [
-        (r.rank, cut_middle(r.output, LONGEST_OUTPUT)) for r in _with_relevant_output(reports, shown) if r.output
-    ]
-    parts += _once("last lines of output", outputs, "printed")
-    parts += [_leftovers(r) for r in reports if r.leftovers]
-    parts += [_stacks(r) for r in reports if r.stacks]
+    parts += _once("traceback", shown, lambda r: r.traceback.rstrip(), lambda r: r.place_of_failure, "failed")
+    # The output of the culprits helps; without any, as in a hang, that of all that did not pass.
+    with_output = shown or [r for r in reports if r.ending is not RankEnding.PASSED]
+    parts += _once("last lines of output", with_output, _output_of, None, "printed")
+    for r in reports:
+        parts += [f"rank {r.rank} left running (now terminated): {'; '.join(r.leftovers)}"] if r.leftovers else []
+    parts += _once(
+        "stacks, most recent call first",
+        reports,
+        lambda r: r.stacks.rstrip(),
+        lambda r: hang.frames_of(r.stacks),
+        "wait",
+    )
     parts += [case.note] if case.note else []
     if case.rerun_command:
         parts.append(f"To run it alone:\n  {case.rerun_command}")
@@ -247,19 +317,20 @@ def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
 
     def key(report: RankReport) -> object:
         if report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
-            return report.rank
+            is_alike = len(reports) > MOST_LINES
+            return folding.without_accidents(_line(report, first)) if is_alike else report.rank
         texts = (folding.without_own_number(text, report.rank) for text in (report.summary, report.traceback))
         return report.ending, report.code, *texts
 
-    return [_common_line(alike, first) for alike in folding.groups(reports, key)]
+    return few([_common_line(alike, first) for alike in folding.groups(reports, key)])
 
 
 def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
-    line = _line(alike[0], first)
-    if len(alike) == 1:
-        return f"rank {alike[0].rank}: {line}"
+    line, ranks = _line(alike[0], first), list_of([r.rank for r in alike])
+    if len(alike) == 1 or alike[0].ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(alike[0], first):
+        return f"{ranks}: {line}"
     _, _, why = line.partition(": ")
-    return f"{folding.numbers([r.rank for r in alike])} failed alike {_after(alike)}: {why}"
+    return f"{ranks} failed alike {_after(alike)}: {why}"
 
 
 def _after(reports: Sequence[RankReport]) -> str:
@@ -267,13 +338,23 @@ def _after(reports: Sequence[RankReport]) -> str:
     return f"after {shortest} s" if shortest == longest else f"after {shortest} to {longest} s"
 
 
-def _once(what: str, texts: Sequence[tuple[int, str]], verb: str) -> list[str]:
-    """The texts of ranks, each with a heading; of texts that are alike, the first."""
+def _once(
+    what: str,
+    reports: Sequence[RankReport],
+    text_of: Callable[[RankReport], str],
+    place_of: Callable[[RankReport], object] | None,
+    verb: str,
+) -> list[str]:
+    """The texts of ranks, each with a heading; of those that are alike, by their place if they have one, the first."""
+
+    def key(report: RankReport) -> object:
+        place = place_of(report) if place_of is not None else None
+        return place or folding.without_own_number(text_of(report), report.rank)
+
     found = []
-    for alike in folding.groups(texts, lambda one: folding.without_own_number(one[1], one[0])):
-        (rank, text), *others = alike
-        all_of_them = f"{folding.numbers([number for number, _ in alike])} {verb} alike; " if others else ""
-        found.append(f"{all_of_them}rank {rank}'s {what}:\n{text}")
+    for first, *others in folding.groups([r for r in reports if text_of(r)], key):
+        alike = f"{list_of([first.rank, *(r.rank for r in others)])} {verb} alike; " if others else ""
+        found.append(f"{alike}rank {first.rank}'s {what}:\n{text_of(first)}")
     return found
 
 
@@ -282,26 +363,11 @@ def _line(report: RankReport, first: int | None) -> str:
 
 
 def _follows(report: RankReport, first: int | None) -> bool:
-    """Is this rank a victim of the first?"""
     return first is not None and report.rank != first and is_victim(report)
 
 
-def _with_relevant_output(reports: Sequence[RankReport], shown: Sequence[RankReport]) -> list[RankReport]:
-    """The ranks whose output helps: the culprits; without any, as in a hang, all that did not pass."""
-    return list(shown) if shown else [r for r in reports if r.ending is not RankEnding.PASSED]
-
-
-def _leftovers(report: RankReport) -> str:
-    return f"rank {report.rank} left running (now terminated): {'; '.join(report.leftovers)}"
-
-
-def _stacks(report: RankReport) -> str:
-    return f"rank {report.rank}'s stacks, most recent call first:\n{report.stacks.rstrip()}"
-
-
-def _ranks(reports: Sequence[RankReport]) -> str:
-    numbers = [str(r.rank) for r in reports]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"
+def _output_of(report: RankReport) -> str:
+    return cut_middle(folding.warnings_once(report.output), LONGEST_OUTPUT)
 
 
 def _code(code: int | None) -> str:

@@ -16,41 +16,33 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch_testing_ext._process.channel import Channel
 
-from . import hub, recording
+from . import hub, recording, rounds
 from .accounts import RankAccount
 from .hub import Hub, HubAddress, WrongRound, connect
 from .job import Sanitize
 from .launchers import Launched, this_launch
 from .rank_report import now
-from .rounds import (
-    HAS_LEFT,
-    AskForStacks,
-    FromHub,
-    FromRank,
-    RankBegins,
-    RankEnds,
-    RankJoined,
-    RankStacks,
-    Round,
-    RoundJudged,
-    RoundRefused,
-    RoundStarts,
-)
 from .verdict import Case, Outcome, Verdict
 
 _GRACE_AFTER_VERDICT = 0.5  # for a test to return, once the verdict is known
+_LONGEST_REPORT = 20.0  # for the report files of a session, if a test does not return
+_LONGEST_JOIN = 15.0  # at the end, for a rank that has had no test with the others
+_STEP = 0.05
 
 
 class Member:
     """This process as one of the ranks: begins and ends rounds in the main thread, and hears the hub in another."""
 
     _current: ClassVar[Member | None] = None
+    # Reports, in any thread, that the test of this process does not return, and ends the session; the process follows.
+    report_end: ClassVar[Callable[..., None] | None] = None
 
     @classmethod
     def of_this_process(cls) -> Member:
@@ -66,66 +58,97 @@ class Member:
         """Has the launcher asked this process to end?"""
         return cls._current is not None and cls._current._is_ending
 
+    @classmethod
+    def lacks_rank_0(cls) -> bool:
+        """Has the process of rank 0 ended before its session did?"""
+        return cls._current is not None and cls._current.is_alone and not cls._current._was_heard
+
     def __init__(self, launched: Launched):
         self.rank, self.world_size = launched.rank, launched.world_size
         self._launched = launched
         self._pid = os.getpid()
-        connection, address = _connection(launched)
-        self._channel: Channel[FromHub] = Channel(connection, FromHub)
+        connection, address, self._hub = _connection(launched)
+        self._channel: Channel[rounds.FromHub] = Channel(connection, rounds.FromHub)
         self._sending = threading.Lock()
         os.register_at_fork(after_in_child=self._channel.close)  # the end of this process must close the connection
-        self._send(RankJoined(self.rank, address.token))
-        self._inbox: queue.SimpleQueue[RoundStarts | RoundRefused | RoundJudged | None] = queue.SimpleQueue()
+        self._send(rounds.RankJoined(self.rank, address.token))
+        self._inbox: queue.SimpleQueue[rounds.FromHub | None] = queue.SimpleQueue()
         self._in_test = False
-        self._is_ending = False
+        self._is_ending = self._is_left = self._was_heard = False
         self.is_alone = False  # without rank 0
-        self.judged: RoundJudged | None = None  # the latest round
+        self.judged: rounds.RoundJudged | None = None  # the latest round
         signal.signal(signal.SIGTERM, self._on_sigterm)
         threading.Thread(target=self._listen, name="torch_testing_ext rank", daemon=True).start()
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         """A launcher ends all ranks when one has died: only after the verdict on their test."""
-        if self._in_test and not self._is_ending:
+        if not self._is_ending and (self._in_test or Member.report_end is not None):
             self._is_ending = True
         else:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
 
-    def begin(self, case: Case, directory: str, timeout: float | None, may_differ: bool, sanitize: Sanitize) -> Round:
+    def begin(
+        self, case: Case, directory: str, timeout: float | None, may_differ: bool, sanitize: Sanitize
+    ) -> rounds.Round:
         """Wait until every rank begins this test. Raises WrongRound if one begins another test or has left."""
         self._in_test = True
-        self._send(RankBegins(case, directory, timeout, may_differ, sanitize))
+        self._send(rounds.RankBegins(case, directory, timeout, may_differ, sanitize))
         answer = self._next()
-        if isinstance(answer, RoundStarts):
+        if isinstance(answer, rounds.Round):
             recording.begin_first_task()
-            if os.path.isdir(answer.round.directory):
-                return answer.round
-            return replace(answer.round, directory=directory)  # another machine, which does not have rank 0's
+            if os.path.isdir(answer.directory):
+                return answer
+            return replace(answer, directory=directory)  # another machine, which does not have rank 0's
         self._in_test = False
-        raise WrongRound(answer.message if isinstance(answer, RoundRefused) else self._rank_0_was_lost())
+        raise WrongRound(answer.message if isinstance(answer, rounds.RoundRefused) else self._rank_0_was_lost())
 
-    def end(self, of: Round, account: RankAccount) -> Verdict:
+    def end(self, of: rounds.Round, account: RankAccount) -> Verdict:
         """Tell how the test ended here, and wait for the verdict on all ranks."""
         if os.getpid() != self._pid:
             os._exit(1)  # a child that the test has forked does not speak for the rank
-        self._send(RankEnds(of.number, account))
+        self._send(rounds.RankEnds(of.number, account))
         answer = self._next()
+        while self._is_left:  # too late: another thread ends this process
+            time.sleep(_STEP)
         self._in_test = False
-        if not isinstance(answer, RoundJudged):
-            answer = RoundJudged(Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0), (), (), False)
+        if not isinstance(answer, rounds.RoundJudged):
+            answer = rounds.RoundJudged(Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0), (), (), False)
         self.judged = answer
         return answer.verdict
 
-    def _send(self, message: FromRank) -> None:
+    def tell(self, reports: tuple[str, ...], timeout: float) -> bool:
+        """At the end of all tests: leave these reports to rank 0, and wait until it has finished them, too.
+
+        Returns whether rank 0 tells them.
+        """
+        self._send(rounds.RankTells(reports))
+        until = now() + timeout
+        while not (self._was_heard or self.is_alone or self._is_ending) and now() < until:
+            time.sleep(_STEP)
+        return self._was_heard
+
+    def hear(self, timeout: float) -> dict[int, tuple[str, ...]]:
+        """In rank 0, at the end of all tests: wait for the reports that other ranks leave to it, and return them."""
+        assert self._hub is not None
+        until, until_joined = now() + timeout, now() + min(timeout, _LONGEST_JOIN)
+        while not self._is_ending:
+            joined, missing = self._hub.awaited()
+            if not (joined and now() < until) and not (missing and now() < until_joined):
+                break
+            time.sleep(_STEP)
+        return self._hub.take_over()
+
+    def _send(self, message: rounds.FromRank) -> None:
         with suppress(OSError), self._sending:
             self._channel.send(message)
 
-    def _next(self) -> RoundStarts | RoundRefused | RoundJudged | None:
+    def _next(self) -> rounds.FromHub | None:
         """The hub's next answer; None if it is gone."""
         return None if self.is_alone else self._inbox.get()
 
     def _rank_0_was_lost(self) -> str:
-        return f"rank 0 of {self.world_size} was lost: {HAS_LEFT}"
+        return f"rank 0 of {self.world_size} was lost: {rounds.HAS_LEFT}"
 
     # -- the other thread
 
@@ -138,33 +161,40 @@ class Member:
             except (EOFError, OSError):
                 self.is_alone = True
                 self._inbox.put(None)
-                self._leave_unless_the_test_returns(f"rank {self.rank}: {self._rank_0_was_lost()}")
+                why = self._rank_0_was_lost()
+                self._leave_unless_the_test_returns(Verdict(Outcome.CRASHED, why, 0), f"rank {self.rank}: {why}")
 
-    def _on_message(self, message: FromHub) -> None:
-        if isinstance(message, AskForStacks):
-            self._send(RankStacks(_stacks(), _collectives()))
+    def _on_message(self, message: rounds.FromHub) -> None:
+        if isinstance(message, rounds.AskForStacks):
+            self._send(rounds.RankStacks(_stacks(), _collectives()))
             return
+        self._was_heard = self._was_heard or isinstance(message, rounds.RankHeard)
         self._inbox.put(message)
-        if isinstance(message, RoundJudged) and message.is_deadlocked:
-            self._leave_unless_the_test_returns("")  # the hub has said why
+        if isinstance(message, rounds.RoundJudged) and message.is_deadlocked:
+            self._leave_unless_the_test_returns(message.verdict, "")  # the hub has said why
 
-    def _leave_unless_the_test_returns(self, why: str) -> None:
+    def _leave_unless_the_test_returns(self, verdict: Verdict, why: str) -> None:
         until = now() + _GRACE_AFTER_VERDICT
         while self._in_test and now() < until:
             time.sleep(0.01)
         if self._in_test:
+            self._is_left = True
+            if Member.report_end is not None:
+                reporting = threading.Thread(target=Member.report_end, args=(verdict,), daemon=True)
+                reporting.start()
+                reporting.join(_LONGEST_REPORT)
             self._launched.abandon(why)
 
 
-def _connection(launched: Launched) -> tuple[socket.socket, HubAddress]:
-    """Return the connection to the hub, which rank 0 makes, and its address."""
+def _connection(launched: Launched) -> tuple[socket.socket, HubAddress, Hub | None]:
+    """Return the connection to the hub, its address, and in rank 0, which makes it, the hub."""
     if launched.rank > 0:
-        return connect(launched)
+        return *connect(launched), None
     ours, theirs = socket.socketpair()
-    own_hub = Hub(launched, theirs)
+    own_hub = Hub(launched, theirs, is_reported=Member.report_end is not None)
     os.register_at_fork(after_in_child=own_hub.forget)
     own_hub.start()
-    return ours, own_hub.address
+    return ours, own_hub.address, own_hub
 
 
 def _stacks() -> str:

@@ -5,19 +5,19 @@ task ended is in an account file, as for any rank: the pipe only wakes the paren
 current one are ignored. If a task goes wrong, all ranks are ended, because the state that they share is in doubt.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch_testing_ext._collectives.raw import agree, unpack
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.logs import read_ends
 
-from . import client, device_memory, recording, settings
+from . import client, recording, settings
 from .account_writer import AccountWriter
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
@@ -66,10 +66,6 @@ def _tasks_pipe(directory: Path, rank: int) -> Path:
     return _pipe(directory, f"rank{rank}.tasks")
 
 
-def _done_pipe(directory: Path) -> Path:
-    return _pipe(directory, "done")
-
-
 def _account(directory: Path, rank: int, number: int) -> Path:
     return directory / f"rank{rank}.account{number}"
 
@@ -92,7 +88,7 @@ class Task:
 
 def tasks(directory: Path, rank: int) -> Iterator[Task]:
     """In a rank: its tasks, one by one. Asking for the next reports that the previous one is done."""
-    done = os.open(_done_pipe(directory), os.O_WRONLY | os.O_CLOEXEC)
+    done = os.open(_pipe(directory, "done"), os.O_WRONLY | os.O_CLOEXEC)
     recording.begin_first_task()
     with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
@@ -120,18 +116,22 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
 
 
 class PersistentRanks:
-    """The ranks of `job`, whose body iterates over its `tasks`. Raises client.CannotStart."""
+    """The ranks of `job`, whose body iterates over its `tasks`. Raises client.CannotStart.
 
-    def __init__(self, job: Job):
+    With `inherited`, an object that they get in their contexts, they are forked off this process as it is now.
+    """
+
+    def __init__(self, job: Job, inherited: Any = None):
         self.directory = job.directory
         # The sanitizer begins and ends with each task.
-        self.run = client.launch(replace(settings.complete(job), sanitize=Sanitize()))
+        job = replace(settings.complete(job), sanitize=Sanitize())
+        self.run = client.launch(job) if inherited is None else client.launch_from_here(job, inherited)
         self.sanitize = Sanitize()
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
         self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
-        self._done_pipe = os.open(_done_pipe(self.directory), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._done_pipe = os.open(_pipe(self.directory, "done"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._answers = messages.LineBuffer()
-        self._done: set[int] = set()  # ranks that have finished the current task
+        self.done: set[int] = set()  # the ranks that have reported the current task as done
         self.run.server.loop.listen(self._done_pipe, self._receive)
         self.number = 0
         self.last = ""  # the latest task
@@ -152,11 +152,15 @@ class PersistentRanks:
         self._receive()  # answers to the previous task
         self.sanitize = sanitize or Sanitize()
         self.number, self.last, self.is_busy = self.number + 1, task, True
-        self._done.clear()
+        self.done.clear()
         self._began = now()
         self._written = [_size(self.run.job.log(rank)) for rank in self._ranks()]
         self._send(RunTask(self.number, task, self.sanitize))
         return self.directory / f"task{self.number}"
+
+    def output(self, rank: int) -> str:
+        """Return the text that a rank has printed since the current task began, or the latest one."""
+        return read_ends(self.run.job.log(rank), self._written[rank])
 
     def _send(self, message: RunTask | NoMoreTasks) -> None:
         for pipe in self._pipes:
@@ -182,21 +186,13 @@ class PersistentRanks:
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        reports, seconds = watcher.reports(), now() - self._began
-        device_memory.note(reports)
-        return WatchResult(
-            reports, timed_out, seconds, watcher.expected, watcher.finding, self.sanitize.note, watcher.nccl
-        )
+        return watcher.result(timed_out, self.sanitize.note)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
             while data := os.read(self._done_pipe, _CHUNK):
                 answers = [messages.from_json(line, _TO_PARENT) for line in self._answers.add(data)]
-                self._done |= {answer.rank for answer in answers if answer.number == self.number}
-
-    def done(self) -> set[int]:
-        """The ranks that have reported the current task as done."""
-        return self._done
+                self.done |= {answer.rank for answer in answers if answer.number == self.number}
 
     def dismiss(self, timeout: float) -> WatchResult:
         """Have all ranks exit, and end those that do not within `timeout` seconds."""
@@ -207,7 +203,6 @@ class PersistentRanks:
             self._close()
 
     def end(self) -> None:
-        """End the ranks at once."""
         if not self.is_over:
             RankWatcher(self.run, Expected(), self.run.began).end_all()
             self._close()
@@ -229,7 +224,7 @@ class _TaskWatcher(RankWatcher):
         self.logs = logs_of([_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()], ranks.sanitize)
 
     def take_endings(self) -> None:
-        for rank in sorted(self._ranks.done() - self.accounts.keys()):
+        for rank in sorted(self._ranks.done - self.accounts.keys()):
             account = read_account(_account(self._ranks.directory, rank, self._ranks.number))
             if account is not None:
                 self.accounts[rank] = account

@@ -117,15 +117,18 @@ class Asked:
 
 
 class Idleness:
-    """Tells whether processes are idle, from their CPU time at two moments."""
+    """Tells whether processes are idle, from their CPU time at two moments. One that waits for a GPU may be."""
 
-    def __init__(self, cpu_seconds: Callable[[int], float | None] = system.cpu_seconds) -> None:
-        self._cpu_seconds = cpu_seconds
+    def __init__(
+        self,
+        cpu_seconds: Callable[[int], float | None] = system.cpu_seconds,
+        may_spin: Callable[[int], bool] = system.may_spin,
+    ) -> None:
+        self._cpu_seconds, self._may_spin = cpu_seconds, may_spin
         self._at = 0.0
         self._before: dict[int, float | None] | None = None
 
     def forget(self) -> None:
-        """Begin again."""
         self._before = None
 
     def idle(self, pids: Sequence[int], now: float) -> set[int] | None:
@@ -140,7 +143,11 @@ class Idleness:
         if before is None:
             return None
         most = _STEP + _SHARE * elapsed
-        return {pid for pid, seconds in found.items() if not _has_used_more(most, before.get(pid), seconds)}
+        return {
+            pid
+            for pid, seconds in found.items()
+            if not _has_used_more(most, before.get(pid), seconds) or self._may_spin(pid)
+        }
 
 
 def _has_used_more(most: float, before: float | None, after: float | None) -> bool:
@@ -150,20 +157,32 @@ def _has_used_more(most: float, before: float | None, after: float | None) -> bo
 
 
 class Prober:
-    """Probes the ranks of a run again and again, at growing intervals."""
+    """Probes the ranks of a run again and again, at growing intervals; reads logs often, which costs them nothing."""
 
-    def __init__(self, run: Run, rules: ProofRules, logs: Logs | None, now: float, idleness: Idleness | None = None):
+    def __init__(
+        self,
+        run: Run,
+        rules: ProofRules,
+        logs: Logs | None,
+        now: float,
+        idleness: Idleness | None = None,
+        is_checked: bool = False,
+    ):
+        """`is_checked`: torch compares the calls itself."""
+        in_logs = replace(rules, may_differ=rules.may_differ or is_checked)
+        self._live = LiveLogs(logs, in_logs, now) if logs else None
         self._run = run
         self._rules = rules
         self._logs = logs
         self._idleness = idleness or Idleness()
         self._evidence = Evidence()
+        self.doubt = ""  # what keeps a deadlock from being proven; "" if none is suspected
         self._state: Waiting | Confirming | Asked = Waiting.begin(Pace.first(now), now)
 
     @property
     def due(self) -> float:
         """The moment at which `step` is to be called next."""
-        return self._state.due
+        return self._state.due if self._live is None else min(self._state.due, self._live.due)
 
     def on_news(self, now: float) -> None:
         """Something has happened in the run: wait a while before the next probe."""
@@ -176,8 +195,13 @@ class Prober:
             self._state = Confirming(self._state.pace.again(), now, tuple(range(self._run.job.world_size)))
 
     def step(self, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
-        """Ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
-        if now < self.due:
+        """Read the logs, ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
+        if self._live is not None and self._live.due < self._state.due:
+            finding = self._live.step(now, pending, {rank: how for rank, (how, _) in ended.items()})
+            if self._live.has_new_suspects:
+                self.probe_now(now)
+            return finding
+        if now < self._state.due:
             return None
         if isinstance(self._state, Asked):
             return self._read(self._state, now, pending, ended)
@@ -217,7 +241,7 @@ class Prober:
         conclusion = conclude(
             self._evidence, running, left, {rank: how for rank, (how, _) in ended.items()}, self._rules
         )
-        self._evidence = conclusion.evidence
+        self._evidence, self.doubt = conclusion.evidence, conclusion.doubt
         if conclusion.is_suspicious:
             self._state = Confirming(state.pace, now + CONFIRMATION, state.ranks)
         else:
@@ -229,7 +253,7 @@ class Prober:
         self._idleness.forget()
 
     def _answer_of(self, rank: int, since: float) -> RankRecord | None:
-        record = read_raw(rank, content_of(self._run.job.probe(rank)))
+        record = read_raw(rank, content_of(self._run.job.recorder(rank)))
         return record if record is not None and record.at >= since else None
 
     def _from_logs(
@@ -244,33 +268,5 @@ class Prober:
         for rank, answer in running.items():
             state = answer.state and replace(answer.state, p2p=False)
             if rank in records:
-                seen[rank] = replace(records[rank], state=state, at=answer.at)
+                seen[rank] = replace(records[rank], state=state, at=answer.at, creating=answer.creating)
         return seen, {rank: record for rank, record in records.items() if rank not in running}
-
-
-class Detector:
-    """Reads the logs often, which costs the ranks nothing, and probes the ranks seldom."""
-
-    def __init__(self, run: Run, rules: ProofRules, is_checked: bool, logs: Logs | None, now: float):
-        """`is_checked`: torch compares the calls itself."""
-        self._prober = Prober(run, rules, logs, now)
-        in_logs = replace(rules, may_differ=rules.may_differ or is_checked)
-        self._live = LiveLogs(logs, in_logs, now) if logs else None
-
-    @property
-    def due(self) -> float:
-        """The moment at which `step` is to be called next."""
-        return self._prober.due if self._live is None else min(self._prober.due, self._live.due)
-
-    def on_news(self, now: float) -> None:
-        """A rank has ended: the others may end soon."""
-        self._prober.on_news(now)
-
-    def step(self, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
-        """Look for a fault now. `ended`: for each rank that has ended, how, and what it has left."""
-        if self._live is None or self._prober.due <= self._live.due:
-            return self._prober.step(now, pending, ended)
-        finding = self._live.step(now, pending, {rank: how for rank, (how, _) in ended.items()})
-        if self._live.has_new_suspects:
-            self._prober.probe_now(now)
-        return finding

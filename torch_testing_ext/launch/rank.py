@@ -4,10 +4,9 @@ Forked (`run_and_exit`) or a new interpreter (`main`), a rank resets inherited s
 account, and exits without the interpreter's tear-down.
 """
 
-from __future__ import annotations
-
 import _thread
 import faulthandler
+import functools
 import os
 import pickle
 import select
@@ -21,13 +20,13 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._process import child, signals, system
 
-from . import recording
+from . import recording, stopping
 from .account_writer import AccountWriter
 from .accounts import ERROR_EXIT_CODE, AccountFile
 from .context import RankContext
-from .job import Job
+from .job import Job, log_of
+from .turns import StopContext, open_fifo
 
-__rank_frame__ = True
 __first_frames__ = ("_run", "_answer")
 
 # The parent's requests to a rank, and the rank's answers: one byte each. A rank answers ASK_COLLECTIVES by writing
@@ -82,7 +81,7 @@ def _run(job: Job, context: RankContext) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
     account, rank = context.account, context.rank
     with account.own_errors("the sanitizer could not begin: "):
-        recording.sanitize(rank, job.sanitize, job.sanitizer_log(rank))
+        recording.sanitize(rank, job.sanitize, log_of(job.directory, rank))
     if account.account is not None:
         return account.account.code
     code = _run_body(job, context)
@@ -128,6 +127,9 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     parent knows when the stacks are complete, even if this process holds the GIL in C forever.
     """
     link.setblocking(False)
+    here = StopContext(job.terminal, job.directory, rank, job.world_size)
+    if job.debug_rank != rank:
+        stopping.prepare(here)
     stacks = os.open(job.stacks(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     # A registration of the parent's would still count as such, although the next line replaces its handler.
     faulthandler.unregister(system.DUMP_STACKS)
@@ -136,16 +138,25 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     faulthandler.enable(file=stacks)
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True, chain=True)
     signals.unblock()
+    # Where the watchdog of NCCL writes what it knows. A name that a test chooses counts before this one.
+    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(job.directory / "nccl_trace_rank_"))
+    # gloo aborts a rank that gets more data than it expects. What it has issued is then told by nobody else.
+    system.before_abort(functools.partial(_tell, job.recorder(rank), job.in_flight(rank)))
     # Not a threading.Thread: a test that counts or joins threads should not see it.
-    _thread.start_new_thread(_answer, (job.recorder(rank), job.probe(rank), link))
+    call = open_fifo(job.directory, rank) if job.terminal.path else -1
+    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), link, here, call))
 
 
-def _answer(target: Path, probe: Path, link: socket.socket) -> None:
+def _answer(target: Path, in_flight: Path, link: socket.socket, here: StopContext, call: int) -> None:
     # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
     poll.register(link, select.POLLIN)
+    if call >= 0:
+        poll.register(call, select.POLLIN)
     while True:
-        poll.poll()
+        if any(fd == call for fd, _ in poll.poll()):
+            os.read(call, 64)
+            _thread.start_new_thread(stopping.called, (here,))
         try:
             asked = link.recv(64)
         except BlockingIOError:
@@ -156,9 +167,16 @@ def _answer(target: Path, probe: Path, link: socket.socket) -> None:
             return  # the process that started this rank is gone
         if ASK_COLLECTIVES in asked:
             with suppress(Exception):
-                recording.answer(probe, with_state=True)
+                recording.answer(target, with_state=True)
         if ASK_RECORDER in asked:
-            with suppress(Exception):
-                recording.answer(target, with_state=False)
+            _tell(target, in_flight)
             with suppress(OSError):
                 link.send(RECORDER_DONE)
+
+
+def _tell(target: Path, in_flight: Path) -> None:
+    """Write what this rank has issued so far, and the exception that is in flight."""
+    with suppress(Exception):
+        recording.answer_error(in_flight)
+    with suppress(Exception):
+        recording.answer(target, with_state=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._collectives.raw import RawRecord, agree
+from torch_testing_ext._collectives.records import RankRecord, Site
+from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.reaping import describe_exit
 
 from .accounts import OwnWarning, RankAccount, RankEnding
@@ -46,16 +49,27 @@ class RankReport:
     traceback: str = ""
     output: str = ""  # the last lines that it printed
     stacks: str = ""  # taken while it was still running
-    recorder: str = ""  # the collectives that it left, or that it reported while it was still running
+    recorder: RankRecord | None = None  # the collectives that it left, or that it reported while it was still running
     leftovers: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
-    issued: str = ""  # all that it issued, from the log of a rank that is sanitized
+    issued: RankRecord | None = None  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
     cause: Cause = Cause.OWN  # of an error
     warnings: tuple[OwnWarning, ...] = ()
     extras: str = ""  # for the test framework of the parent, from its part in the rank
+    sites: tuple[Site, ...] = ()  # the lines through which its exception came, outermost first
+    details: str = ""  # all of the exception's message
+    in_flight: RankAccount | None = None  # of an exception that was in flight while it was still running
+
+    @property
+    def place_of_failure(self) -> object:
+        """The place of the exception, with its type: ranks that failed there failed alike, whatever the values.
+
+        None if the place is not known.
+        """
+        return (self.ending, self.summary.partition(":")[0], self.sites) if self.sites else None
 
     def line(self) -> str:
         """Describe the end of this rank in one line, without its number."""
@@ -66,7 +80,13 @@ class RankReport:
             case RankEnding.SKIPPED:
                 return f"skipped {after}: {self.summary}"
             case RankEnding.FAILED | RankEnding.ERROR:
-                return f"{self.ending.value} {after}: {_shorten(self.summary)}"
+                by = (
+                    describe_exit(self.code).removeprefix("was ")
+                    if self.code == -signal.SIGABRT
+                    else "ended by the parent"
+                )
+                then = f"; then {by}, in a `finally` or an `__exit__`" if self.in_flight else ""
+                return f"{self.ending.value} {after}: {cut(without_cpp_place(self.summary), _LONGEST)}{then}"
             case RankEnding.EXITED:
                 return f"{describe_exit(self.code, f' {after}')}, before the test finished{self._and_then()}"
             case RankEnding.KILLED:
@@ -81,14 +101,19 @@ class RankReport:
         return f"; before that: {self.summary}" if self.summary else ""
 
 
+_LONGEST = 160  # columns of a summary in a line of a table; the traceback has all of it
+_TOLD = {one.name for one in fields(RankReport)} - {"ending", "ended", "code"}
 # The place in a C++ source where an error was raised: longer than the error itself.
 _CPP_PLACE = re.compile(r"\[[^\]\s]+\.(cc|cpp|h|hpp):\d+\] ?")
 
 
-def _shorten(summary: str, longest: int = 160) -> str:
-    """A summary that fits into a line of a table; the traceback has all of it."""
-    text = _CPP_PLACE.sub("", summary)
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+def without_cpp_place(summary: str) -> str:
+    return _CPP_PLACE.sub("", summary)
+
+
+def told_by(account: RankAccount) -> dict[str, Any]:
+    """The fields of a report that are those of the rank's account."""
+    return {one.name: getattr(account, one.name) for one in fields(account) if one.name in _TOLD}
 
 
 def assemble_report(
@@ -104,23 +129,14 @@ def assemble_report(
     seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers)
     if account is None:
         return seen  # also for a rank that exited by itself after SIGTERM: it would not have ended otherwise
-    seen = replace(seen, memory=account.memory, warnings=account.warnings, extras=account.extras)
+    told = told_by(account)
     in_time = stopped is None or account.ended <= stopped
     if in_time and (code == account.code or (stopped is not None and account.ending.is_failure)):
-        return replace(
-            seen,
-            ending=account.ending,
-            seconds=account.ended - started,
-            ended=account.ended,
-            summary=account.summary,
-            cause=account.cause,
-            traceback=account.traceback,
-            imported=account.imported,
-            notes=account.notes,
-        )
+        return replace(seen, ending=account.ending, seconds=account.ended - started, ended=account.ended, **told)
     # The account says otherwise: the rank crashed or hung on its way out. The account is still worth showing.
     earlier = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")
-    return replace(seen, summary=earlier, traceback=account.traceback)
+    kept = ("traceback", "memory", "warnings", "extras")
+    return replace(seen, summary=earlier, **{name: told[name] for name in kept})
 
 
 def all_passed(reports: Sequence[RankReport]) -> bool:
@@ -132,7 +148,7 @@ def add_recorders(reports: Sequence[RankReport], left: Sequence[RawRecord | None
     if all_passed(reports) and agree(left):
         return list(reports)
     return [
-        replace(report, recorder=raw.text() if raw is not None else "")
+        replace(report, recorder=raw.record(report.rank) if raw is not None else None)
         for report, raw in zip(reports, left, strict=True)
     ]
 

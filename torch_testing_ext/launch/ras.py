@@ -3,8 +3,6 @@
 A line of text over TCP is the question; the answer is a text that ends with the connection. NCCL has had it since 2.24.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,12 +30,8 @@ def ask(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
             if not (data := connection.recv(1 << 16)):
                 break
             answer += data
-    return _tidy(answer.decode(errors="replace"))
-
-
-def _tidy(text: str) -> str:
-    lines = [line.rstrip() for line in text[:_MOST].splitlines()]
-    return "\n".join(line for line in lines if line)
+    lines = (line.rstrip() for line in answer.decode(errors="replace")[:_MOST].splitlines())
+    return "\n".join(filter(None, lines))
 
 
 def section(answer: str) -> str:

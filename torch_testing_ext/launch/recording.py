@@ -1,25 +1,30 @@
 """The collectives of a rank: at the end of each test for its account, and in a file when the parent asks."""
 
-from __future__ import annotations
-
 import dis
 import os
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
+from typing import Any
 
-from torch_testing_ext._collectives.blocked import RankState, ThreadState
+from torch_testing_ext._collectives.blocked import PythonThread, RankState, ThreadState
 from torch_testing_ext._collectives.raw import pack
+from torch_testing_ext._process import messages
 
+from . import in_flight
+from .account_writer import account_of
 from .context import context_here
 from .job import Sanitize
 from .rank_report import now
+from .reach import can_reach, variables_of
 
-__rank_frame__ = True
-
+_METHODS_OF_STORES = ("get", "multi_get", "wait")
 # The deepest stack that is compared between two probes.
 _MOST_FRAMES = 30
 
@@ -77,6 +82,17 @@ def answer(target: Path, with_state: bool) -> None:
             _sequences(flight_recorder) if with_state else None
         )  # before the dump: a later one would look like a gap
         data = _packed(flight_recorder, flight_recorder.recorded_collectives(), at, state, sequences)
+    _put(target, data)
+
+
+def answer_error(target: Path) -> None:
+    """While the test runs: write an account of the exception that is in flight in the main thread, if there is one."""
+    if (error := in_flight.of_main_thread()) is not None:
+        account = account_of(error, isinstance(error, AssertionError), now())
+        _put(target, messages.to_json(account).encode("ascii"))
+
+
+def _put(target: Path, data: bytes) -> None:
     # The parent may read at any time.
     unfinished = target.with_name(f"{target.name}.new")
     unfinished.write_bytes(data)
@@ -106,28 +122,31 @@ def _packed(
 
 def _state(recorder: ModuleType) -> RankState | None:
     """The state of the threads of this process, without the one that asks; None if the system does not show it."""
-    stack, calling, others = _stacks()
+    stack, calling = _main_stack()
     try:
-        threads = tuple(_thread(int(name)) for name in os.listdir("/proc/self/task") if int(name) != _own_number())
+        own = threading.get_native_id()
+        threads = tuple(_thread(int(name)) for name in os.listdir("/proc/self/task") if int(name) != own)
     except OSError:
         return None
+    calls = _method_called(*calling) if calling is not None else ""
     return RankState(
         machine=os.uname().machine,
         main=os.getpid(),
         threads=threads,
         frames=stack,
         in_torch=bool(stack) and recorder.is_of_torch(stack[0][0]),
-        calls=_method_called(*calling) if calling is not None else "",
-        others=others,
+        calls=calls,
+        others=_others(recorder),
         p2p=False,  # the parent finds that
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
         for_work=_waits_for_work(threading.main_thread().ident or 0),
+        at_store=recorder.timeout_of_store(_owners(*calling) if calls in _METHODS_OF_STORES and calling else None),
     )
 
 
-def _stacks() -> tuple[tuple[tuple[str, int, str], ...], tuple[CodeType, int] | None, int]:
-    """The main thread's stack, its innermost code with the instruction, and how many other threads run Python.
+def _main_stack() -> tuple[tuple[tuple[str, int, str], ...], tuple[CodeType, int] | None]:
+    """The main thread's stack, and its innermost code with the instruction.
 
     A frame that is held here keeps the variables of its function after it has returned. The test may notice: autograd
     copies a gradient that somebody else refers to. So these are gone before another thread can run.
@@ -140,7 +159,46 @@ def _stacks() -> tuple[tuple[tuple[str, int, str], ...], tuple[CodeType, int] | 
         stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     calling = (innermost.f_code, innermost.f_lasti) if innermost is not None else None
-    return tuple(stack), calling, len(frames.keys() - {main, threading.get_ident()})
+    return tuple(stack), calling
+
+
+def _owners(code: CodeType, last: int) -> list[Any] | None:
+    """The objects of which the main thread may call a method now, with one argument; None if it calls another one.
+
+    With more arguments, a store may have another time-out than its own.
+    """
+    call = next((one for one in dis.get_instructions(code) if one.offset == last), None)
+    if call is None or call.opname not in ("CALL", "CALL_METHOD") or call.arg != 1:
+        return None
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or (frame.f_code, frame.f_lasti) != (code, last):
+        return None
+    found = [*variables_of(frame), *(frame.f_globals.get(name) for name in code.co_names)]
+    return [*found, *(value for one in found for value in getattr(one, "__dict__", {}).values())]
+
+
+def _others(recorder: ModuleType) -> tuple[PythonThread, ...]:
+    """The threads that run Python, without the main one and the one that asks."""
+    frames = sys._current_frames()
+    for number in (threading.main_thread().ident, threading.get_ident()):
+        frames.pop(number or 0, None)
+    known = {thread.ident: thread for thread in threading.enumerate()}
+    found = []
+    for number, frame in frames.items():
+        file, calls = frame.f_code.co_filename, _method_called(frame.f_code, frame.f_lasti)
+        in_torch = bool(recorder.is_of_torch(file)) or calls == "wait" or _waits_for_work(number)
+        place = next(((one.f_code.co_filename, one.f_lineno) for one in _outside(frame)), (file, frame.f_lineno))
+        thread = known.get(number)
+        text = f"thread {thread.name if thread else number} ({os.path.basename(place[0])}:{place[1]})"
+        found.append(PythonThread((thread and thread.native_id) or 0, text, can_reach(frame), in_torch))
+    return tuple(found)
+
+
+def _outside(innermost: FrameType) -> Iterator[FrameType]:
+    """The frames of a thread outside of the standard library, innermost first."""
+    for frame, _ in traceback.walk_stack(innermost):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in sys.stdlib_module_names:
+            yield frame
 
 
 def _waits_for_work(thread: int) -> bool:
@@ -155,10 +213,6 @@ def _has_children() -> bool:
         return any(Path(f"/proc/self/task/{name}/children").read_text() for name in os.listdir("/proc/self/task"))
     except OSError:
         return True
-
-
-def _own_number() -> int:
-    return threading.get_native_id()
 
 
 def _thread(number: int) -> ThreadState:
@@ -182,8 +236,7 @@ def _method_called(code: CodeType, last: int) -> str:
 
 
 def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:
-    try:
+    with suppress(Exception):  # a backend without sequence numbers
         found: dict[str, tuple[int, int]] = recorder.sequence_numbers()
-    except Exception:
-        return None  # a backend without sequence numbers
-    return found
+        return found
+    return None

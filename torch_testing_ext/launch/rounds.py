@@ -1,7 +1,5 @@
 """Rounds: tests that all ranks of a launcher run together. Pure: messages come in, and what to do next comes out."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,21 +9,10 @@ from torch_testing_ext._process import grace
 from . import hang
 from .accounts import RankAccount, RankEnding
 from .job import Sanitize
-from .rank_report import RankReport
+from .rank_report import RankReport, told_by
 from .verdict import Case, Verdict
 
 HAS_LEFT = "its process has ended: it was killed, crashed or exited"
-
-
-@dataclass(frozen=True)
-class Round:
-    """One test that all ranks run. `directory`, `address` and `port` are for them all."""
-
-    number: int
-    directory: str
-    address: str  # of the machine of rank 0
-    port: int
-    sanitize: Sanitize
 
 
 # -- what a rank says to the hub
@@ -66,17 +53,28 @@ class RankStacks:
     collectives: bytes
 
 
-FromRank = RankJoined | RankBegins | RankEnds | RankStacks
+@dataclass(frozen=True)
+class RankTells:
+    """All tests are over in the rank. `reports`: what rank 0 has to tell for it, serialised."""
+
+    reports: tuple[str, ...]
+
+
+FromRank = RankJoined | RankBegins | RankEnds | RankStacks | RankTells
 
 
 # -- what the hub says to a rank
 
 
 @dataclass(frozen=True)
-class RoundStarts:
-    """All ranks have begun the test."""
+class Round:
+    """All ranks have begun the test. `directory`, `address` and `port` are for them all."""
 
-    round: Round
+    number: int
+    directory: str
+    address: str  # of the machine of rank 0
+    port: int
+    sanitize: Sanitize
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,12 @@ class RoundJudged:
     is_deadlocked: bool
 
 
-FromHub = RoundStarts | RoundRefused | AskForStacks | RoundJudged
+@dataclass(frozen=True)
+class RankHeard:
+    """Rank 0 tells what the rank has told it."""
+
+
+FromHub = Round | RoundRefused | AskForStacks | RoundJudged | RankHeard
 
 
 # -- the state of a round
@@ -210,17 +213,8 @@ class RoundState:
     def report(self, rank: int, now: float, stacks: Mapping[int, RankStacks]) -> RankReport:
         assert self.began is not None
         if (account := self.accounts.get(rank)) is not None:
-            return RankReport(
-                rank,
-                account.ending,
-                max(0.0, account.ended - self.began),
-                account.ended,
-                account.code,
-                account.summary,
-                account.traceback,
-                notes=account.notes,
-                cause=account.cause,
-            )
+            seconds = max(0.0, account.ended - self.began)
+            return RankReport(rank, account.ending, seconds, account.ended, account.code, **told_by(account))
         if rank in self.left:
             at = self.left[rank]
             return RankReport(rank, RankEnding.LOST, max(0.0, at - self.began), at, summary=HAS_LEFT)

@@ -3,8 +3,6 @@
 A misspelt name or value is an error that lists the known ones: a setting that silently has no effect costs an hour.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch_testing_ext._machine.device_locks import LEASED
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
+from torch_testing_ext._process import user_terminal
 from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
 
 from .job import Job, Sanitize
@@ -28,6 +27,7 @@ class Settings:
     start: str = "auto"
     logs: Path | None = None
     stream: bool = False
+    lanes: bool = False
     debug_rank: int | None = None
     fake_devices: tuple[str, ...] = ()
     sanitize: frozenset[SanitizeKind] = frozenset()
@@ -45,17 +45,7 @@ class _Setting(NamedTuple):
     parse: Callable[[str], Any]
 
 
-def _one_of(*known: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in known:
-            raise ValueError(text)
-        return text
-
-    return parse
-
-
-def _flag(text: str) -> bool:
-    return {"0": False, "1": True}[text]
+_FLAG = {"0": False, "1": True}.__getitem__
 
 
 def _number(text: str) -> int:
@@ -64,12 +54,16 @@ def _number(text: str) -> int:
     return int(text)
 
 
+_STARTS = ("auto", "fork", "fork-fresh", "spawn")
 KNOWN_SETTINGS = {
     PREFIX + "START": _Setting(
-        "start", "auto, fork, fork-fresh or spawn", _one_of("auto", "fork", "fork-fresh", "spawn")
+        "start",
+        "auto, fork, fork-fresh or spawn",
+        {name: name for name in _STARTS}.__getitem__,
     ),
     PREFIX + "LOGS": _Setting("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
-    PREFIX + "STREAM": _Setting("stream", "0 or 1", _flag),
+    PREFIX + "STREAM": _Setting("stream", "0 or 1", _FLAG),
+    PREFIX + "LANES": _Setting("lanes", "0 or 1", _FLAG),
     PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
     PREFIX + "SANITIZE": _Setting(
         "sanitize", f"kinds of checks, separated by commas: {', '.join(KNOWN_KINDS)}", read_kinds
@@ -80,7 +74,8 @@ KNOWN_SETTINGS = {
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
 }
 # Those that other modules read.
-KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, LEASED)
+_OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
+KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, LEASED, user_terminal.SETTING, *_OF_WARM_SERVERS)
 
 
 def read(environ: Mapping[str, str] | None = None) -> Settings:
@@ -119,3 +114,17 @@ def complete(job: Job) -> Job:
 def wanted_start(job: Job) -> str:
     """Return the start method that the setting wants for a complete job: only new interpreters differ in hash."""
     return "spawn" if job.differs_in_hash else read().start
+
+
+# More would have some 200 GB of torch, and half a million connections of one group.
+MOST_RANKS = 1024
+
+
+def too_many(world_size: int) -> str:
+    """Why there cannot be so many ranks; "" if there can."""
+    if world_size <= MOST_RANKS:
+        return ""
+    return (
+        f"at most {MOST_RANKS} are possible: every rank is a process of this machine that has imported torch and is "
+        f"connected with all others"
+    )

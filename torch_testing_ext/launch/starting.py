@@ -1,14 +1,11 @@
 """Starting a rank: where its output goes, and how a new interpreter becomes one."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import socket
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from torch_testing_ext._process import interpreter
 
@@ -27,11 +24,12 @@ class StreamedOutput:
 
     def copy(self) -> None:
         """Show the complete lines that have arrived so far."""
-        while data := _read_available(self.pipe):
-            _write_what_fits(self.log, data)
-            *lines, self.unread = (self.unread + data).split(b"\n")
-            for line in lines:
-                self._print(line)
+        with suppress(BlockingIOError):
+            while data := os.read(self.pipe, 1 << 16):
+                _write_what_fits(self.log, data)
+                *lines, self.unread = (self.unread + data).split(b"\n")
+                for line in lines:
+                    self._print(line)
 
     def finish(self) -> None:
         """Show the rest: the rank has ended."""
@@ -46,13 +44,6 @@ class StreamedOutput:
 
     def _print(self, line: bytes) -> None:
         _write_what_fits(2, b"[rank%d] %s\n" % (self.rank, line))
-
-
-def _read_available(fd: int) -> bytes:
-    try:
-        return os.read(fd, 1 << 16)
-    except BlockingIOError:
-        return b""
 
 
 def _write_what_fits(fd: int, data: bytes) -> None:
@@ -92,6 +83,10 @@ def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream
     if not job_file.exists():
         job_file.write_bytes(pickle.dumps(job))
     words = [str(job_file), str(rank), str(account.fd), str(link.fileno()), str(os.getpid())]
+    to_stream = (
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        *((os.POSIX_SPAWN_DUP2, stream, target) for target in (1, 2)),
+    )
     for fd in (account.fd, link.fileno()):
         os.set_inheritable(fd, True)
     try:
@@ -99,18 +94,8 @@ def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream
             sys.executable,
             interpreter.command("launch.rank", job.context.path, *words),
             {**job.context.environ, **({"PYTHONHASHSEED": str(rank + 1)} if job.differs_in_hash else {})},
-            file_actions=_file_actions(stream),
+            file_actions=to_stream if stream is not None else (),
             setsigmask=(),
         )
     finally:
         os.set_inheritable(account.fd, False)
-
-
-def _file_actions(stream: int | None) -> list[tuple[Any, ...]]:
-    if stream is None:
-        return []
-    return [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, stream, 1),
-        (os.POSIX_SPAWN_DUP2, stream, 2),
-    ]

@@ -1,7 +1,5 @@
 """The verdict on a test: an outcome, a message and a culprit; and what a test expects of its ranks."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,23 +44,34 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """The test that is judged. `rerun_command`: it runs the test alone; `file`: its source file."""
+    """The test that is judged. `rerun_command`: it runs the test alone; `file`: its source file.
+
+    `show_command`: it shows the whole account. Without one the failure's text is the account.
+    """
 
     name: str
     rerun_command: str = ""
     file: str = ""
     note: str = ""  # what else must be known to run it again
+    show_command: str = ""
+    kept_as: str = ""  # the name under which the account is to be kept for that command
+
+    @property
+    def function(self) -> str:
+        return self.name.partition("[")[0].replace("::", ".").rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a test, its message, and the rank that caused it."""
+    """The outcome of a test, its message, and the rank that caused it. `account`: of a failure, all that is known."""
 
     outcome: Outcome
     message: str = ""
     culprit: int | None = None
     code: int | None = None  # the exit code of all ranks, if they skipped
     cause: Cause = Cause.OWN  # of a failure; peers are among the ranks, so it is never theirs
+    account: str = ""
+    kept_as: str = ""  # the name under which the account is to be kept in a file
 
 
 def ended(report: RankReport) -> str:

@@ -16,17 +16,19 @@ from torch_testing_ext._collectives.raw import unpack
 from torch_testing_ext._process import grace, reaping
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
-from . import client, device_memory, ras
+from . import client, device_memory, ras, turns
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
-from .job import Sanitize
+from .job import Sanitize, log_of
 from .rank_report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
+from .settings import read
 from .verdict import Case, Expected, Outcome, Verdict, ended, nothing_to_judge
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings import Finding
+    from torch_testing_ext._collectives.records import RankRecord
 
-    from .probes import Detector
+    from .probes import Prober
     from .sanitizer_logs import Logs
 
 # Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most
@@ -36,11 +38,10 @@ _FIRST_LOOK = 0.75
 
 @dataclass(frozen=True)
 class WatchResult:
-    """The end of a run: the reports of all ranks, whether it timed out, and how many seconds it took."""
+    """The end of a run: the reports of all ranks, and whether it timed out."""
 
     reports: tuple[RankReport, ...]
     timed_out: bool
-    seconds: float
     expected: Expected = field(default_factory=Expected)
     finding: Finding | None = None  # about the collectives, for which the ranks were ended
     note: str = ""  # what must be known to run it again
@@ -80,11 +81,12 @@ def watch(
             watched.end_all()
         finally:
             client.finish(run)
-    reports = watched.reports()
-    device_memory.note(reports)
-    client.launcher().add_preload_hints(run, max((r.imported for r in reports), key=len, default=()))
     note = run.job.sanitize.note if run.job.sanitize is not None else ""
-    return WatchResult(reports, timed_out, now() - run.began, expected, watched.finding, note, watched.nccl)
+    if timed_out and watched.doubt:
+        note = "\n\n".join(filter(None, (note, f"A deadlock could not be proven: {watched.doubt}")))
+    result = watched.result(timed_out, note)
+    client.launcher().add_preload_hints(run, max((r.imported for r in result.reports), key=len, default=()))
+    return result
 
 
 def end(run: Run) -> None:
@@ -112,6 +114,10 @@ class Grace:
             self.stacks_timeout = grace.FOR_STACKS_AFTER_DEATH if died else grace.FOR_STACKS
             self._grant(at + (grace.AFTER_DEATH if died else grace.AFTER_FAILURE))
 
+    def begin_again(self, at: float) -> None:
+        if self.ends is not None:
+            self.ends = at + grace.AFTER_FAILURE
+
     def _grant(self, end: float) -> None:
         self.ends = end if self.ends is None else min(self.ends, end)
 
@@ -128,12 +134,12 @@ class RankWatcher:
         self.stopped: dict[int, float] = {}  # when we began to end them
         self.grace = Grace(expected)
         self.finding: Finding | None = None
+        self.doubt = ""  # what keeps a deadlock from being proven
         self.nccl = ""
-        self.logs = logs_of([run.job.sanitizer_log(rank) for rank in range(run.job.world_size)], run.job.sanitize)
+        self.logs = logs_of([log_of(run.job.directory, rank) for rank in range(run.job.world_size)], run.job.sanitize)
 
     @property
     def pending(self) -> list[int]:
-        """The ranks that have not ended."""
         return [rank for rank in self.run.alive if rank not in self.answers]
 
     def until_over(self, timeout: float | None, endless: float | None = None) -> bool:
@@ -144,11 +150,12 @@ class RankWatcher:
         """
         deadline = None if timeout is None else self.began + timeout
         endless = None if timeout is None else endless or timeout
-        detector, since = None, now()
+        prober, since = None, now()
         first_look = 0.0 if self.logs else _FIRST_LOOK
+        stopped = 0.0
         self.take_endings()
         while self.pending:
-            due = detector.due if detector is not None else since + first_look
+            due = prober.due if prober is not None else since + first_look
             look = None if endless is None or self.grace.has_failed else due
             ends = [end for end in (deadline, self.grace.ends, look) if end is not None]
             if self.run.wait_for_event(min(ends, default=None)):
@@ -156,25 +163,34 @@ class RankWatcher:
                 self.take_endings()
                 if len(self.accounts) > known:
                     since = now()
-                    if detector is not None:
-                        detector.on_news(since)
+                    if prober is not None:
+                        prober.on_news(since)
+            elif self.run.job.terminal.path and (last := turns.latest(self.run.job.directory)) > stopped:
+                # A rank is in the debugger, or was so just now: from then on, all begins again.
+                stopped = since = last
+                deadline = None if timeout is None else last + timeout
+                self.grace.begin_again(last)
+                if prober is not None:
+                    prober.on_news(last)
             elif endless is not None and look == min(ends):
-                detector = detector or self._detector(endless, since)
-                self.finding = detector.step(now(), self.pending, self._ended())
+                prober = prober or self._prober(endless, since)
+                self.finding = prober.step(now(), self.pending, self._ended())
+                self.doubt = prober.doubt
                 if self.finding is not None:
                     return False
             else:
                 return self.grace.ends is None or (deadline is not None and deadline <= self.grace.ends)
         return False
 
-    def _detector(self, endless: float, since: float) -> Detector:
+    def _prober(self, endless: float, since: float) -> Prober:
         from torch_testing_ext._collectives.proof import ProofRules
 
-        from .probes import Detector
+        from .probes import Prober
 
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
         is_checked = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-        return Detector(self.run, ProofRules(endless, self.expected.may_differ), is_checked, self.logs, since)
+        rules = ProofRules(endless, self.expected.may_differ)
+        return Prober(self.run, rules, self.logs, since, is_checked=is_checked)
 
     def _ended(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""
@@ -207,7 +223,7 @@ class RankWatcher:
     def end_all(self) -> None:
         """Escalate: SIGTERM, a grace period, SIGKILL. A rank that is pending now counts as stopped, however it ends."""
         self.stopped.update(dict.fromkeys(self.pending, now()))
-        reaping.escalate(self._have_ended, self.run.end, after_sigterm=grace.AFTER_SIGTERM)
+        reaping.escalate(self._have_ended, self.run.signal, after_sigterm=grace.AFTER_SIGTERM)
         self.run.wait_until(lambda: not self.run.alive)
 
     def _have_ended(self, seconds: float) -> bool:
@@ -222,7 +238,12 @@ class RankWatcher:
     def _report(self, rank: int) -> RankReport:
         return assemble_report(rank, self.accounts.get(rank), self._exit(rank), self.began, self.stopped.get(rank))
 
-    def reports(self) -> tuple[RankReport, ...]:
+    def result(self, timed_out: bool, note: str) -> WatchResult:
+        reports = self._reports()
+        device_memory.note(reports)
+        return WatchResult(reports, timed_out, self.expected, self.finding, note, self.nccl)
+
+    def _reports(self) -> tuple[RankReport, ...]:
         ranks = range(self.run.job.world_size)
         for rank in ranks:
             if rank not in self.accounts:
@@ -233,21 +254,24 @@ class RankWatcher:
         if self.logs is not None:
             reports = self.logs.complete(reports)
             self.logs.remove()
+        left = [unpack(self._left(rank)) for rank in ranks] if quiet else []
         if quiet:
-            return tuple(add_recorders(reports, [unpack(self._left(rank)) for rank in ranks]))
-        return tuple(self._with_texts(replace(report, recorder=self._recorder(report.rank))) for report in reports)
+            reports = add_recorders(reports, left)
+        else:
+            reports = [self._with_texts(replace(one, recorder=self._recorder(one.rank))) for one in reports]
+        if not quiet or any(one.recorder for one in reports) or read().lanes:
+            from . import lane_files
 
-    def _recorder(self, rank: int) -> str:
+            lane_files.write(self.run.job.directory, self.run.began, reports, left)
+        return tuple(reports)
+
+    def _recorder(self, rank: int) -> RankRecord | None:
         """The collectives that a rank left, or reported when it was asked."""
         if (left := unpack(self._left(rank))) is not None:
-            return left.text()
-        for file in (self.run.job.recorder(rank), self.run.job.probe(rank)):
-            reported = unpack(content_of(file))
-            if (
-                reported is not None and reported.at >= self.began
-            ):  # persistent ranks have answered during earlier tests
-                return reported.text()
-        return ""
+            return left.record(rank)
+        reported = unpack(content_of(self.run.job.recorder(rank)))
+        # Persistent ranks have answered during earlier tests.
+        return reported.record(rank) if reported is not None and reported.at >= self.began else None
 
     def _left(self, rank: int) -> bytes:
         """The collectives that a rank left at the end of its test."""
@@ -266,7 +290,8 @@ class RankWatcher:
             return replace(report, output=output)
         from . import hang
 
-        return replace(report, output=output, stacks=hang.tidy(text_of(job.stacks(rank))))
+        in_flight = read_account(job.in_flight(rank))
+        return replace(report, output=output, stacks=hang.tidy(text_of(job.stacks(rank))), in_flight=in_flight)
 
     def _lost(self, rank: int) -> RankReport:
         """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""
@@ -277,7 +302,6 @@ class RankWatcher:
 
 
 def logs_of(paths: Sequence[Path], sanitize: Sanitize | None) -> Logs | None:
-    """The logs of ranks that are sanitized."""
     if sanitize is None or not sanitize.kinds:
         return None
     from .sanitizer_logs import Logs

@@ -1,8 +1,7 @@
-"""`python -m torch_testing_ext.runner`: run_test.py for the project in the working directory."""
+"""`python -m torch_testing_ext.runner`: the runner, under its former name."""
 
 import sys
-from pathlib import Path
 
-from .cli import main
+from .cli import console
 
-sys.exit(main(sys.argv[1:], Path.cwd()))
+sys.exit(console())

@@ -1,18 +1,17 @@
 """The agent of a node: everything below the engine, as a process that speaks lines of JSON on its stdin and stdout.
 
-`python -m torch_testing_ext.runner.agent [--die-with-parent] [--ray-memory-threshold=SHARE]`. When its stdin ends, it
-ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which start it and carry the bytes.
+`python -m torch_testing_ext.runner.agent [--die-with-parent] [--folder=PATH] [--ray-memory-threshold=SHARE]`. When its
+stdin ends, it ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which start it and
+carry the bytes.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -21,180 +20,136 @@ from torch_testing_ext._machine.memory import MachineMemory
 from torch_testing_ext._process import child, signals, system
 from torch_testing_ext._process.messages import unexpected
 
-from .cluster.agent_messages import (
-    HEARTBEAT,
-    AgentAlive,
-    AgentHello,
-    AgentWarned,
-    AskUnit,
-    CloseFile,
-    EndOfUnit,
-    EndUnit,
-    FindTests,
-    KillUnit,
-    NodeCannotRun,
-    NodeReady,
-    OutputOfUnit,
-    PrepareNode,
-    ResultsOfUnit,
-    RunUnit,
-    StacksOfUnit,
-    TestOfUnitBegan,
-    TestOfUnitIsSlow,
-    TestsFound,
-    ToAgent,
-    UnitNotStarted,
-)
-from .cluster.facts import facts
+from .cluster import agent_messages
 from .cluster.lines import MessageReader, MessageWriter, NotAMessage
 from .cluster.memory_watch import MemoryWatch, most_share
-from .cluster.node_environment import undo_worker
-from .engine.place import LocalPlace, LostUnitListener
-from .engine.running_unit import RunningUnit, UnitHandle
-from .model import Attempt, Test
-from .options.options import CannotRun, Options, UsageError, usable_cores
+from .cluster.node_environment import LOGS, facts, undo_worker
+from .cluster.project_changes import ProjectWatch
+from .engine.place import LocalPlace
+from .engine.running_unit import RunningUnit, UnitHandle, UnitListener
+from .engine.unit_log import EndCause
+from .model import Attempt, Test, TestOutcome
+from .options.options import CannotRun, UsageError, usable_cores
 from .processes.file_processes import FileProcesses
 from .scheduling.inventory import Inventory, make_inventory
 
 STREAM_INTERVAL = 0.05
-# When the stream has ended: how long the zygote, which may be importing torch, has before it is killed.
+# When the stream has ended: how long the zygote, which may be importing torch, has before it is killed. Others may get
+# the node.
 QUIT_TIMEOUT = 0.5
 WRITE_TIMEOUT = 1.0
 RAY_THRESHOLD = "--ray-memory-threshold="
+FOLDER = "--folder="
 
 
-class NodeFileProcesses(FileProcesses):
-    """The processes of an agent, which end quickly: whatever has ended the stream may give the node to others."""
-
-    quit_timeout = QUIT_TIMEOUT
-
-
-class Agent(LostUnitListener):
+@dataclass(eq=False)
+class Agent(UnitListener):
     """Runs the units of a node for a run_test.py elsewhere."""
 
-    def __init__(
-        self,
-        files: FileProcesses,
-        prepare: PrepareNode,
-        reader: MessageReader[ToAgent],
-        writer: MessageWriter,
-        memory: MachineMemory,
-        most_memory: float,
-    ):
-        """`most_memory`: the share of the memory above which a unit is ended."""
-        self._files = files
-        self._prepare = prepare
-        self._reader = reader
-        self._writer = writer
-        self._memory = memory
-        self._most_memory = most_memory
-        self._running: dict[int, RunningUnit] = {}
-        self._sent_warnings: set[str] = set()
-        self._goes_on = True
-        self._early: list[ToAgent] = []  # messages that came while devices were counted
-        self._place: LocalPlace | None = None
+    files: FileProcesses
+    prepare: agent_messages.PrepareNode
+    reader: MessageReader[agent_messages.ToAgent]
+    writer: MessageWriter
+    memory: MachineMemory
+    most_memory: float  # the share of it above which a unit is ended
+    _running: dict[int, RunningUnit] = field(default_factory=dict)
+    _sent_warnings: set[str] = field(default_factory=set)
+    _early: list[agent_messages.ToAgent] = field(default_factory=list)  # came while devices were counted
+    _place: LocalPlace | None = None
 
-    def serve(self) -> None:
+    def __post_init__(self) -> None:
+        root, patterns = Path(self.prepare.root), self.prepare.fetch
+        self._project = None if patterns is None else ProjectWatch(root, patterns, self.prepare.accepts)
+
+    def serve(self) -> NoReturn:
         """Work until the stream ends. Raises NotAMessage if it has anything else than messages."""
-        loop = self._files.loop
-        loop.listen(self._reader, self._receive)
+        loop = self.files.loop
+        loop.serve(self.reader, self._receive, self._end_of_stream)
         self._beat()
         try:
             self._count()
         except (CannotRun, UsageError, OSError) as error:
-            self._writer.send(NodeCannotRun(str(error)))
+            self.writer.send(agent_messages.NodeCannotRun(str(error)))
         for message in self._early:
             self._on_message(message)
-        if self._prepare.stream:
+        if self.prepare.options.stream:
             self._copy_output()
-        MemoryWatch(loop, self._memory, self._most_memory, lambda: self._running, self._warn)
-        while self._goes_on:
+        MemoryWatch(loop, self.memory, self.most_memory, lambda: self._running, self._warn)
+        while True:
             loop.step()
 
     def _count(self) -> None:
         """Find out what the node has, and say so."""
-        asked = self._prepare
-        options = Options(
-            jobs=asked.jobs or usable_cores(),
-            gpus=None,
-            timeout=asked.timeout,
-            slow=asked.slow,
-            stream=asked.stream,
-            sanitize=asked.sanitize,
-            sanitize_order=asked.sanitize_order,
-            shake_seed=asked.shake_seed,
-        )
-        kind, count = self._files.count_devices()
-        inventory = make_inventory(options, os.environ, kind, count, self._files.devices_seen.uuids)
+        asked = self.prepare
+        options = replace(asked.options, jobs=asked.jobs or usable_cores(), cluster=None)
+        seen = self.files.count_devices()
+        inventory = make_inventory(options, os.environ, seen.kind, seen.count, seen.uuids)
         if asked.fake_devices:
-            inventory = Inventory(asked.fake_devices, kind, fake=True)
+            inventory = Inventory(asked.fake_devices, seen.kind, fake=True)
         if len(inventory.names) < asked.reserved:
             counts = f"{asked.reserved} accelerators are reserved there, and torch sees {len(inventory.names)}"
             self._warn(counts)
-        if asked.devices is not None:
-            inventory = dataclasses.replace(inventory, names=inventory.names[: asked.devices])
-        self._place = LocalPlace(self._files, options, inventory, command=asked.command)
-        self._writer.send(
-            NodeReady(
+        inventory = replace(inventory, names=inventory.names[: options.cluster_gpus_per_node])
+        self._place = LocalPlace(self.files, options, inventory, command=asked.command, show_command=asked.show_command)
+        self.writer.send(
+            agent_messages.NodeReady(
                 inventory.kind,
                 inventory.names,
                 inventory.most_at_once,
                 inventory.fake,
                 options.jobs,
-                self._files.torch_version,
+                self.files.torch_version,
             )
         )
 
     def _beat(self) -> None:
-        self._writer.send(AgentAlive(time.monotonic()))
-        self._files.loop.after(HEARTBEAT, self._beat)
+        self.writer.send(agent_messages.AgentAlive(time.monotonic()))
+        self.files.loop.after(agent_messages.HEARTBEAT, self._beat)
 
     def _copy_output(self) -> None:
         for running in tuple(self._running.values()):
             self._copy_output_of(running)
-        self._files.loop.after(STREAM_INTERVAL, self._copy_output)
+        self.files.loop.after(STREAM_INTERVAL, self._copy_output)
 
     def _copy_output_of(self, running: UnitHandle) -> None:
-        if self._prepare.stream and (text := running.new_output()):
-            self._writer.send(OutputOfUnit(running.unit.number, text))
+        if self.prepare.options.stream and (text := running.new_output()):
+            self.writer.send(agent_messages.OutputOfUnit(running.unit.number, text))
 
     def _warn(self, warning: str) -> None:
         """Pass on a warning, once."""
         if warning not in self._sent_warnings:
             self._sent_warnings.add(warning)
-            self._writer.send(AgentWarned(warning))
+            self.writer.send(agent_messages.AgentWarned(warning))
 
     # -- requests
 
-    def _receive(self) -> None:
-        try:
-            received = self._reader.receive()
-        except EOFError:
-            self._goes_on = False
-            self._files.loop.forget(self._reader)
-            raise _StreamEnded from None  # wherever it is: it may be waiting for an import
-        for message in received:
-            if self._place is None:
-                self._early.append(message)
-            else:
-                self._on_message(message)
+    def _end_of_stream(self) -> None:
+        raise _StreamEnded  # wherever the agent is: it may be waiting for an import
 
-    def _on_message(self, message: ToAgent) -> None:
+    def _receive(self, message: agent_messages.ToAgent) -> None:
+        if self._place is None:
+            self._early.append(message)
+        else:
+            self._on_message(message)
+
+    def _on_message(self, message: agent_messages.ToAgent) -> None:
         match message:
-            case RunUnit():
+            case agent_messages.RunUnit():
                 self._run(message)
-            case FindTests():
+            case agent_messages.FindTests():
                 self._find(message)
-            case EndUnit(number, cause):
-                self._with(number, lambda unit: unit.end(cause))
-            case KillUnit(number):
-                self._with(number, lambda unit: unit.kill())
-            case AskUnit(number):
+            case agent_messages.EndUnit(number, cause, at_once):
+                self._with(number, lambda unit: unit.kill() if at_once else unit.end(cause))
+            case agent_messages.AskUnit(number):
                 self._with(number, lambda unit: unit.ask_for_stacks(partial(self._answer, number)))
-            case CloseFile(name):
+            case agent_messages.FetchFiles():
+                for changed in self._project.changes() if self._project is not None else ():
+                    self.writer.send(changed)
+                self.writer.send(agent_messages.AllFilesSent())
+            case agent_messages.CloseFile(name):
                 if all(one.unit.file != name for one in self._running.values()):
-                    self._files.file(name).close()
-            case PrepareNode():
+                    self.files.file(name).close()
+            case agent_messages.PrepareNode():
                 raise NotAMessage("a second PrepareNode")
             case _:
                 unexpected(message)
@@ -205,50 +160,55 @@ class Agent(LostUnitListener):
             do(self._running[number])
 
     def _answer(self, number: int, stacks: str) -> None:
-        self._writer.send(StacksOfUnit(number, stacks))
+        self.writer.send(agent_messages.StacksOfUnit(number, stacks))
 
-    def _find(self, message: FindTests) -> None:
-        found = self._files.discover(message.files, message.devices, message.jobs)
-        if self._files.failure is not None:
-            self._writer.send(NodeCannotRun(self._files.failure))
+    def _find(self, message: agent_messages.FindTests) -> None:
+        found = self.files.discover(message.files, message.devices, message.jobs)
+        if self.files.failure is not None:
+            self.writer.send(agent_messages.NodeCannotRun(self.files.failure))
             return
         self._sent_warnings.update(found.warnings)
-        self._writer.send(TestsFound(found.tests, found.broken, found.not_run, found.warnings))
+        self.writer.send(found)
 
-    def _run(self, message: RunUnit) -> None:
-        unit = message.unit
-        if self._place is None:
-            self._writer.send(UnitNotStarted(unit.number, "the node cannot run tests"))
-            return
-        self._files.file(unit.file, message.devices)
+    def _run(self, message: agent_messages.RunUnit) -> None:
+        unit, why = message.unit, "the node cannot run tests"
+        self.files.file(unit.file, message.devices)
         try:
-            running = self._place.start(unit, message.lease, self)
-            assert isinstance(running, RunningUnit)
-            self._running[unit.number] = running
+            if self._place is not None:
+                running = self._place.start(unit, message.lease, self)
+                assert isinstance(running, RunningUnit)
+                self._running[unit.number] = running
+                return
         except OSError as error:
-            self._writer.send(UnitNotStarted(unit.number, str(error)))
+            why = str(error)
+        failed = partial(Attempt, outcome=TestOutcome.ERROR, repetition=unit.repetition, number=unit.attempt)
+        text, now = f"it was not run on node {message.lease.node}: {why}", time.monotonic()
+        attempts = tuple(failed(test, message=text, began=now) for test in unit.tests)
+        self.writer.send(agent_messages.EndOfUnit(unit.number, attempts, (), EndCause.ITSELF))
 
     # -- events of running units
 
     def test_began(self, running: UnitHandle, test: Test) -> None:
         unit = running.unit
         # That of a short test goes with its end.
-        self._writer.send(TestOfUnitBegan(unit.number, unit.tests.index(test), time.monotonic()), urgent=False)
+        self.writer.send(
+            agent_messages.BeganInUnit(unit.number, unit.tests.index(test), time.monotonic()), urgent=False
+        )
 
     def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:
         unit = running.unit
-        self._writer.send(TestOfUnitIsSlow(unit.number, unit.tests.index(test), seconds))
+        self.writer.send(agent_messages.IsSlowInUnit(unit.number, unit.tests.index(test), seconds))
 
     def results(self, running: UnitHandle, attempts: list[Attempt]) -> None:
         if attempts:
-            self._writer.send(ResultsOfUnit(running.unit.number, tuple(attempts)))
+            self.writer.send(agent_messages.ResultsOfUnit(running.unit.number, tuple(attempts)))
 
     def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
         self._copy_output_of(running)
         del self._running[running.unit.number]
-        for warning in self._files.warnings:
+        for warning in self.files.warnings:
             self._warn(warning)
-        self._writer.send(EndOfUnit(running.unit.number, tuple(attempts), tuple(rest), running.cause))
+        self.writer.send(agent_messages.EndOfUnit(running.unit.number, tuple(attempts), tuple(rest), running.cause))
 
 
 class _StreamEnded(Exception):
@@ -262,16 +222,15 @@ def main() -> NoReturn:
 
 def serve(memory: MachineMemory) -> int:
     """Serves the stream, and returns the exit code."""
-    of_ray = [word.removeprefix(RAY_THRESHOLD) for word in sys.argv[1:] if word.startswith(RAY_THRESHOLD)]
     if "--die-with-parent" in sys.argv[1:]:
         system.die_with(os.getppid(), signal.SIGKILL)
     signals.unblock()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for run_test.py, which tells the agents
-    reader: MessageReader[ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), ToAgent)
+    reader: MessageReader[agent_messages.ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), agent_messages.ToAgent)
     writer = MessageWriter(_take_over(1, None))
-    writer.send(AgentHello(facts(), os.getpid(), time.monotonic()))
+    writer.send(agent_messages.AgentHello(facts(), os.getpid(), time.monotonic()))
     try:
-        _serve(reader, writer, memory, most_share(*of_ray))
+        _serve(reader, writer, memory, most_share(_word(RAY_THRESHOLD) or ""))
         return 0
     except (_StreamEnded, EOFError):
         return 0
@@ -282,24 +241,40 @@ def serve(memory: MachineMemory) -> int:
         writer.finish(WRITE_TIMEOUT)
 
 
-def _serve(reader: MessageReader[ToAgent], writer: MessageWriter, memory: MachineMemory, most_memory: float) -> None:
-    early: list[ToAgent] = []
+def _word(name: str) -> str | None:
+    """The value of a word of the command line."""
+    return next((word.removeprefix(name) for word in sys.argv[1:] if word.startswith(name)), None)
+
+
+def _serve(
+    reader: MessageReader[agent_messages.ToAgent], writer: MessageWriter, memory: MachineMemory, most_memory: float
+) -> None:
+    early: list[agent_messages.ToAgent] = []
     while not early:
         early = reader.receive()
     prepare, *rest = early
-    if not isinstance(prepare, PrepareNode) or rest:
+    if not isinstance(prepare, agent_messages.PrepareNode) or rest:
         raise NotAMessage(f"{early[-1]!r} is not the expected PrepareNode alone")
     os.environ.update(prepare.environ)
+    if prepare.fetch is not None and os.environ.get(LOGS):
+        os.environ[LOGS] = str(Path(prepare.root, os.environ[LOGS]))
     if prepare.undo_worker:
         for warning in undo_worker():
-            writer.send(AgentWarned(warning))
+            writer.send(agent_messages.AgentWarned(warning))
     root = Path(prepare.root)
     with suppress(OSError):
         os.chdir(root)
     try:
-        files = NodeFileProcesses(root, drop_in=prepare.drop_in, all_marks=prepare.all_marks).__enter__()
+        options = prepare.options
+        files = FileProcesses(
+            root,
+            drop_in=bool(options.drop_in),
+            all_marks=bool(options.marks),
+            quit_timeout=QUIT_TIMEOUT,
+            base=_word(FOLDER),  # whatever ends this process, the one that has made it removes it
+        ).__enter__()
     except CannotRun as error:
-        writer.send(NodeCannotRun(str(error)))
+        writer.send(agent_messages.NodeCannotRun(str(error)))
         return
     try:
         Agent(files, prepare, reader, writer, memory, most_memory).serve()

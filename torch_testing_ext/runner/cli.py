@@ -1,43 +1,74 @@
 """The entry point of run_test.py. Imports that --help does not need happen where they are needed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.kept_accounts import CACHE
 
 from .model import ExitCode, exit_code
 from .options import config
 from .options.config import ConfiguredOptions
-from .options.options import Action, CannotRun, Options, UsageError
+from .options.options import Action, CannotRun, UsageError
 from .options.table import OPTION_TABLE
+from .options.test_folders import project_root
 
 REPORT = "report"  # the first argument of the command that makes reports from a journal, also of a run that was killed
+CLEAN = ("cluster", "clean")  # the first arguments of the command that removes what nodes have kept
+INIT = "init"  # of the command that sets a project up
+MOVING = "moving"  # of the command that converts the tests of another project
+APPLICABLE_TO_SHOW = ("names", "journal", "cache")
 APPLICABLE_TO_REPORT = ("names", "junit", "report", "trace", "results", "durations", "cache")
+
+
+def console() -> int:
+    """The console script and `python -m`: the runner for the project in which the user stands."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as under torchrun: a rank takes one slot
+    return main(sys.argv[1:], project_root(Path.cwd()))
 
 
 def main(argv: Sequence[str], root: Path) -> int:
     """Runs run_test.py and returns its exit code. `root` is the project's folder."""
     _open_standard_streams()
+    return guarded(lambda: _do(argv, root))
+
+
+def _do(argv: Sequence[str], root: Path) -> int:
+    if argv[:1] == [INIT]:
+        from .init_project import init
+
+        return init(argv[1:], root, main)
+    if argv[:1] == [MOVING]:
+        from torch_testing_ext.moving.__main__ import main as convert
+
+        return convert(argv[1:], f"{user_commands.runner_name()} {MOVING}")
+    if argv[:1] == [REPORT]:
+        return _make_reports(config.read_options(argv[1:], os.environ, root, Path.cwd(), APPLICABLE_TO_REPORT))
+    if tuple(argv[:2]) == CLEAN:
+        from .cluster.cluster_site import clean
+
+        return clean(config.read_options(argv[2:], os.environ, root, Path.cwd()).options)
+    if argv[:1] == [user_commands.SHOW]:
+        return _show(config.read_options(argv[1:], os.environ, root, Path.cwd(), APPLICABLE_TO_SHOW))
+    return _execute(config.read_options(argv, os.environ, root, Path.cwd()), root)
+
+
+def guarded(do: Callable[[], int]) -> int:
+    """Return an exit code for whatever comes of it: each exception has a code and a message."""
     try:
-        if argv[:1] == [REPORT]:
-            code = _make_reports(config.read_options(argv[1:], os.environ, root, Path.cwd()))
-        else:
-            code = _execute(config.read_options(argv, os.environ, root, Path.cwd()), root)
+        code = do()
         sys.stdout.flush()
         return code
-    except UsageError as error:
-        print(f"run_test.py: {error}", file=sys.stderr)
-        return ExitCode.USAGE
-    except CannotRun as error:
-        print(f"run_test.py: {error}", file=sys.stderr)
-        return ExitCode.OUR_ERROR
+    except (UsageError, CannotRun) as error:
+        print(f"{user_commands.runner_name()}: {error}", file=sys.stderr)
+        return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.OUR_ERROR
     except KeyboardInterrupt:
-        print("run_test.py: interrupted", file=sys.stderr)
+        print(f"{user_commands.runner_name()}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader of the output is gone, as in `--list | head`
         _discard_stdout()
@@ -45,7 +76,7 @@ def main(argv: Sequence[str], root: Path) -> int:
     except Exception as error:
         with suppress(OSError):  # stderr may be what is broken
             traceback.print_exc()
-            print("run_test.py: internal error; this is not a test failure", file=sys.stderr)
+            print(f"{user_commands.runner_name()}: internal error; this is not a test failure", file=sys.stderr)
         if isinstance(error, OSError):
             _discard_stdout()
         return ExitCode.OUR_ERROR
@@ -63,21 +94,46 @@ def _open_standard_streams() -> None:
 
 
 def _discard_stdout() -> None:
-    """Python flushes stdout again when it exits, and would complain."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    from .report.terminal import discard
+
+    discard(sys.stdout)
 
 
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     if configured.options.action is Action.SHOW_CONFIG:
         print(config.show(configured))
         return ExitCode.PASSED
+    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        print("starting", end="\r", flush=True)  # at once: whatever comes next is written over it
     from . import session
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    return session.run(configured.options, configured.options.drop_in_root or root)
+    root = configured.options.drop_in_root or root
+    if configured.options.watch:
+        from .watching import watch
+
+        return watch(configured.options, root, guarded)
+    return session.run(configured.options, root)
+
+
+# -- run_test.py show
+
+
+def _show(configured: ConfiguredOptions) -> int:
+    """Prints the accounts of failures of the latest run, or of a test that has run by itself in this folder."""
+    from .report import show
+
+    _reject_other_options(configured, user_commands.SHOW, APPLICABLE_TO_SHOW)
+    options = configured.options
+    places = [options.journal or options.cache, Path(CACHE)]
+    found = list(show.accounts(places, options.names))
+    if not found:
+        named = f" of {' '.join(options.names)}" if options.names else ""
+        raise UsageError(f"show: no failure{named} in the latest run, whose results are in {options.cache}")
+    print("\n".join(found))
+    return ExitCode.PASSED
 
 
 # -- run_test.py report
@@ -88,25 +144,21 @@ def _make_reports(configured: ConfiguredOptions) -> int:
     from .report import journal, remake_reports
     from .session import exit_code_with
 
-    _reject_other_options(configured)
+    _reject_other_options(configured, REPORT, APPLICABLE_TO_REPORT)
     options = configured.options
+    if len(options.names) > 1:
+        raise UsageError("report: name one journal, or the folder of one run")
     try:
-        run = journal.read(journal.find(_place_of_journal(options)))
+        run = journal.read(journal.find(Path.cwd() / options.names[0] if options.names else options.cache))
     except journal.JournalError as error:
         raise UsageError(str(error)) from None
     reporters = remake_reports(options, sys.stdout, os.environ, run)
     return exit_code_with(reporters, exit_code(run.summary, run.header.allow_all_skipped))
 
 
-def _reject_other_options(configured: ConfiguredOptions) -> None:
+def _reject_other_options(configured: ConfiguredOptions, action: str, applicable: Sequence[str]) -> None:
     given = [field for field, source in configured.sources.items() if source == config.COMMAND_LINE]
     for field in given:
-        if field not in APPLICABLE_TO_REPORT:
+        if field not in applicable:
             flags = OPTION_TABLE[field].flags or tuple(n for flag in OPTION_TABLE[field].values for n in flag.names)
-            raise UsageError(f"report: {flags[0]} does not apply to a run that is over")
-
-
-def _place_of_journal(options: Options) -> Path:
-    if len(options.names) > 1:
-        raise UsageError("report: name one journal, or the folder of one run")
-    return Path.cwd() / options.names[0] if options.names else options.cache
+            raise UsageError(f"{action}: {flags[0]} does not apply to a run that is over")

@@ -4,14 +4,22 @@ An engine never prints; a reporter never asks an engine. Times are seconds since
 says otherwise.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from .model import Attempt, FinishedTest, Lease, NodeOfRun, RunHeader, Summary, Test, TestId, Unit
+
+
+@dataclass(frozen=True)
+class Importing:
+    """Before the run starts: files are being imported; first of all torch, while `files` is empty."""
+
+    files: tuple[str, ...]
+    left: int  # how many are not imported yet
+    total: int
+    at: float = 0.0  # wall-clock time, in seconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,6 @@ class TestIsSlow:
 @dataclass(frozen=True)
 class AttemptEnded:
     """A test has run once; a skipped test counts as one attempt."""
-
-    __test__ = False  # not a test for pytest to collect
 
     attempt: Attempt
     retry: bool  # it failed and will be retried
@@ -151,7 +157,8 @@ class RunEnded:
 
 
 Event: TypeAlias = (
-    RunBegan
+    Importing
+    | RunBegan
     | UnitBegan
     | TestBegan
     | TestIsSlow

@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from .model import RunHeader
 from .scheduling.inventory import Inventory
 
 # A repository on a slow file system does not delay the run for longer.
 GIT_TIMEOUT = 5.0
-NVIDIA_MODELS = Path("/proc/driver/nvidia/gpus")
 
 
 class CommitQuery:
@@ -44,9 +42,7 @@ class CommitQuery:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._git is not None:
             self._git.kill()
             self._git.communicate()
@@ -73,12 +69,13 @@ def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str) -
         host=platform.node(),
         torch=torch_version,
         python=platform.python_version(),
-        devices=describe_devices(inventory, nvidia_models(NVIDIA_MODELS)),
+        devices=describe_devices(inventory),
     )
 
 
-def describe_devices(inventory: Inventory, models: Counter[str]) -> str:
-    """The devices of the run, in words. `models`: how many devices of each model the machine has."""
+def describe_devices(inventory: Inventory) -> str:
+    """The devices of the run, in words."""
+    models = Counter(one.name for one in inventory.facts if one.name)
     number = len(inventory.names)
     if not number:
         return "none (CPU only)"
@@ -90,15 +87,3 @@ def describe_devices(inventory: Inventory, models: Counter[str]) -> str:
     if len(models) == 1:
         return f"{named} ({next(iter(models))})"
     return f"{named} (of {', '.join(f'{count} x {model}' for model, count in models.items())})"
-
-
-def nvidia_models(folder: Path) -> Counter[str]:
-    """The models of the machine's NVIDIA devices, from the driver's files: asking CUDA would take a second."""
-    found: Counter[str] = Counter()
-    for information in sorted(folder.glob("*/information")):
-        with suppress(OSError):
-            for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
-                name, _, value = line.partition(":")
-                if name.strip() == "Model" and value.strip():
-                    found[value.strip()] += 1
-    return found

@@ -1,11 +1,9 @@
 """The data of a run, which all modules of the runner exchange: tests, units, leases, attempts and their outcomes."""
 
-from __future__ import annotations
-
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch_testing_ext._collectives.lanes import RankLane
 from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.user_warnings import KitWarning
 
@@ -133,12 +131,23 @@ class Lease:
 
 
 @dataclass(frozen=True)
+class Span:
+    """The time in which a unit holds its lease."""
+
+    unit: Unit
+    lease: Lease
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
 class RankLog:
     """The output of one rank, and its stacks if they were dumped."""
 
     rank: int
     output: str = ""
     stacks: str = ""
+    lane: RankLane | None = None  # of a rank of a test that failed; with --trace of every rank
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,6 @@ class Policy:
     fail_leaked: bool = False
 
     def verdict(self, outcome: TestOutcome) -> Category:
-        """The category of the outcome of one attempt."""
         failing = (outcome is TestOutcome.FLAKY and self.fail_flaky) or (
             outcome is TestOutcome.LEAKED and self.fail_leaked
         )
@@ -286,7 +294,6 @@ class ExitCode(enum.IntEnum):
 
 
 def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
-    """The exit code for the results of a run."""
     if summary.error:
         return ExitCode.OUR_ERROR
     if summary.interrupted:
@@ -295,8 +302,5 @@ def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
         return ExitCode.FAILED
     if not summary.finished:
         return ExitCode.NOTHING_SELECTED
-    return ExitCode.ALL_SKIPPED if _all_lack_devices(summary.finished) and not allow_all_skipped else ExitCode.PASSED
-
-
-def _all_lack_devices(finished: Sequence[FinishedTest]) -> bool:
-    return all(one.outcome is TestOutcome.SKIPPED and one.last.want for one in finished)
+    all_lack_devices = all(one.outcome is TestOutcome.SKIPPED and one.last.want for one in summary.finished)
+    return ExitCode.ALL_SKIPPED if all_lack_devices and not allow_all_skipped else ExitCode.PASSED

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.device_locks import DeviceLocks, default_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import Gpu, NvmlError, may_have_nvidia_gpus, open_nvml
 from torch_testing_ext._machine.sharing import RANKS_PER_GPU
 from torch_testing_ext._machine.topology import matching, warnings_of
 from torch_testing_ext._machine.visible_devices import problem_of_mask
+from torch_testing_ext._process.private_folders import UnsafeFolder
+from torch_testing_ext.warm.served_process import find_server
 
-from .events import Reporter, Warned
-from .model import Attempt, RunHeader, Test, TestId
-from .options.options import CannotRun, Options, UsageError
+from .events import Importing, Reporter, Warned
+from .model import Attempt, RunHeader, Test
+from .options.options import CannotRun, Options, UsageError, Warm
 from .scheduling.inventory import Inventory, all_mig_instances, make_inventory, notes_on_sharing, with_gpus
 from .scheduling.leases import Leases
 from .scheduling.plan import Plan
-from .scheduling.policy import Priority, Queue, RunLeases
+from .scheduling.policy import Priority, Queue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .engine.engine import Engine
     from .engine.memory_return import MemoryReturn
-    from .processes.file_processes import Discovery, FileProcesses
+    from .processes.file_processes import Discovery, FileProcesses, Reads
 
 
 @dataclass(frozen=True)
@@ -50,31 +54,12 @@ class Work:
     plan: Plan
     broken: tuple[Attempt, ...]  # files that cannot be imported, and tests that cannot be run
     inventory: Inventory
-    discovered: tuple[TestId, ...]  # all tests of the imported files, selected or not
+    discovered: tuple[Test, ...]  # all tests of the imported files, selected or not
     warnings: tuple[str, ...]
 
     @property
     def tests(self) -> tuple[Test, ...]:
         return (*self.plan.tests, *(attempt.test for attempt in self.broken))
-
-
-class RunSite(Protocol):
-    """Finds devices and tests, and makes the engine that runs these."""
-
-    @property
-    def torch_version(self) -> str: ...
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings about files and nodes so far."""
-
-    def discover(self, files: Sequence[str]) -> Found: ...
-    def schedule(self, work: Work, first: Priority) -> tuple[Queue, RunLeases]:
-        """A queue and leases for a forecast, which nothing else sees."""
-
-    def engine(
-        self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
-    ) -> tuple[Engine, tuple[str, ...]]:
-        """The engine that runs the work, and warnings."""
 
 
 @contextmanager
@@ -86,31 +71,44 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
     # The world size of a test may depend on it.
     shared = {RANKS_PER_GPU: str(options.ranks_per_gpu)} if options.ranks_per_gpu > 1 else {}
     warm_up, drop_in, all_marks = warm_up_for(root, files), bool(options.drop_in), bool(options.marks)
-    with FileProcesses(root, warm_up, drop_in, all_marks, shared) as processes:
+    if not drop_in and options.warm is not Warm.NEVER and (options.warm is Warm.START or "CI" not in os.environ):
+        warm_up = dataclasses.replace(warm_up, server=find_server(options.warm is Warm.START))
+    with FileProcesses(root, warm_up, drop_in, shared, all_marks=all_marks) as processes:
         yield LocalSite(options, processes)
 
 
+@dataclass
 class LocalSite:
-    """This machine."""
+    """This machine: finds devices and tests, and makes the engine that runs these."""
 
-    def __init__(self, options: Options, files: FileProcesses):
-        self._options = options
-        self._files = files
+    options: Options
+    files: FileProcesses
 
     @property
     def torch_version(self) -> str:
-        return self._files.torch_version
+        return f"{self.files.torch_version}, warm" if self.files.is_warm else self.files.torch_version
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self._files.warnings
+        """The warnings about files so far."""
+        return self.files.warnings
 
-    def discover(self, files: Sequence[str]) -> Found:
-        inventory, warnings = find_devices(self._files, self._options)
-        discovery = self._files.discover(files, inventory.most_ranks, self._options.jobs)
-        return Found(inventory, self._options.jobs, discovery, warnings)
+    def reads(self) -> Reads:
+        """The files that tests and imports have read."""
+        return self.files.reads()
+
+    def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
+        reporter.on_event(Importing((), len(files), len(files), time.time()))  # torch, in the zygote
+        inventory, warnings = find_devices(self.files, self.options)
+
+        def tell(importing: list[str], left: int) -> None:
+            reporter.on_event(Importing(tuple(importing), left, len(files), time.time()))
+
+        discovery = self.files.discover(files, inventory.most_ranks, self.options.jobs, tell)
+        return Found(inventory, self.options.jobs, discovery, warnings)
 
     def schedule(self, work: Work, first: Priority) -> tuple[Queue, Leases]:
+        """A queue and leases, which nothing else sees."""
         inventory = work.inventory
         leases = Leases(inventory.names, work.options.jobs, inventory.facts, inventory.shared_backend, inventory.gpus)
         return Queue(work.plan.units, leases, first), leases
@@ -118,44 +116,45 @@ class LocalSite:
     def engine(
         self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
     ) -> tuple[Engine, tuple[str, ...]]:
+        """The engine that runs the work, and warnings."""
         from .engine.engine import Engine
         from .engine.other_runs import OtherRuns
         from .engine.place import LocalPlace
 
         queue, leases = self.schedule(work, first)
-        warnings: tuple[str, ...] = ()
+        warnings: list[str] = []
         others, memory = None, None
         if any(unit.devices for unit in work.plan.units):
-            locks, without_locks = _device_locks(work)
+            locks = _device_locks(work, warnings)
             others = OtherRuns(locks, leases) if locks is not None else None
-            memory, without_memory = self._memory_return(work, leases, reporter)
-            warnings = (*without_locks, *without_memory)
-        place = LocalPlace(self._files, work.options, work.inventory, others)
+            memory = self._memory_return(work, leases, reporter, warnings)
+        place = LocalPlace(self.files, work.options, work.inventory, others)
         engine = Engine(place, work.options, work.inventory, leases, queue, reporter, header, memory, others)
-        return engine, warnings
+        return engine, tuple(warnings)
 
     def _memory_return(
-        self, work: Work, leases: Leases, reporter: Reporter
-    ) -> tuple[MemoryReturn | None, tuple[str, ...]]:
+        self, work: Work, leases: Leases, reporter: Reporter, warnings: list[str]
+    ) -> MemoryReturn | None:
         """Create the memory check, if NVML is available; else a warning."""
         from .engine.memory_return import MemoryReturn, uuids_for
 
         inventory = work.inventory
         if inventory.kind != "cuda" or inventory.fake:
-            return None, ()
+            return None
         try:
             nvml = open_nvml()
             uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
         except NvmlError as error:
-            return None, (f"device memory is not checked between tests: {error}",)
+            warnings.append(f"device memory is not checked between tests: {error}")
+            return None
         warn = lambda text: reporter.on_event(Warned(text))  # noqa: E731
-        return MemoryReturn(self._files.loop, nvml, uuids, warn, quarantine=leases.quarantine), ()
+        return MemoryReturn(self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine)
 
 
 def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tuple[str, ...]]:
     """The devices of this machine that the run may use, and warnings about them."""
-    kind, count = files.count_devices()
-    seen = files.devices_seen
+    seen = files.count_devices()
+    kind, count = seen.kind, seen.count
     gpus = _ask_nvml(kind, options)
     known = (lambda name: _is_there(name, gpus)) if gpus else None
     if options.fake_gpus is None and (why := problem_of_mask(os.environ, kind, count, known)):
@@ -186,18 +185,18 @@ def _is_there(name: str, gpus: Sequence[Gpu]) -> bool:
     return int(name) < len(gpus) if name.isdecimal() else bool(matching(name, gpus))
 
 
-def _device_locks(work: Work) -> tuple[DeviceLocks | None, tuple[str, ...]]:
+def _device_locks(work: Work, warnings: list[str]) -> DeviceLocks | None:
     """Create the locks that keep devices from other runs; None, and a warning, if that fails."""
     options, inventory = work.options, work.inventory
     if not options.shared_leases:
-        return None, ()
+        return None
     try:
-        locks = DeviceLocks(
+        return DeviceLocks(
             options.lease_folder or default_folder(),
             {name: inventory.identity_of(name) for name in inventory.names},
             f"pid {os.getpid()}: {shlex.join(sys.orig_argv)}",
             leased_by_ancestors(os.environ),
         )
     except (OSError, UnsafeFolder) as error:
-        return None, (f"other runs may use the same devices at the same time: {error}",)
-    return locks, ()
+        warnings.append(f"other runs may use the same devices at the same time: {error}")
+        return None

@@ -17,6 +17,8 @@ from kit.leftovers import nothing_left
 from kit.outcomes import outcome_of
 from kit.ranks import FourRanks
 
+from torch_testing_ext._marks.settings_of_tests import sanitize
+from torch_testing_ext._process import kept_accounts
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import AccountFile, RankEnding, read_account
@@ -48,6 +50,26 @@ class Faults(FourRanks):
         if self.rank == 1:
             raise ValueError("the reason")
         dist.all_reduce(torch.ones(1))
+
+    def raises_before_a_collective_in_finally(self):
+        self.join_group()
+        try:
+            if self.rank == 1:
+                raise ValueError("the reason")
+            dist.all_reduce(torch.ones(1))
+        finally:
+            dist.barrier()
+
+    def raises_before_a_lost_peer(self):
+        self.join_group()
+        try:
+            if self.rank == 1:
+                self.fail("the reason")
+        finally:
+            if self.rank == 0:
+                time.sleep(0.2)
+                os._exit(3)
+            dist.barrier()
 
     def two_raise(self):
         if self.rank == 3:
@@ -197,6 +219,11 @@ class Faults(FourRanks):
             raise ValueError("in the test")
 
 
+@sanitize("nan")
+class Sanitized(Faults):
+    pass
+
+
 class FaultTest(TestCase):
     """The parent's report of a rank's fault."""
 
@@ -235,6 +262,26 @@ class FaultTest(TestCase):
             "raises",
         )
         self.assertNotIn("rank 0's traceback", seen.message)
+
+    def test_an_exception_in_flight(self):
+        """The rank hangs or fails in a collective of its `finally`: its own exception is what has happened."""
+        for case in (Faults, Sanitized):
+            with self.subTest(case=case.__name__):
+                self.check(
+                    "raises_before_a_collective_in_finally",
+                    "error",
+                    "rank 1 of 4 raised",
+                    "ValueError: the reason",
+                    "ended by the parent, in a `finally`",
+                    'raise ValueError("the reason")',
+                    case=case,
+                )
+
+    def test_an_exception_in_flight_before_a_lost_peer(self):
+        seen = self.check(
+            "raises_before_a_lost_peer", "error", "rank 0 of 4 exited with code 3", "AssertionError: the reason"
+        )
+        self.assertIn('self.fail("the reason")', seen.message)
 
     def test_two_raise(self):
         self.check(
@@ -297,11 +344,11 @@ class FaultTest(TestCase):
 
     def test_skips(self):
         self.check("all_skip", "skipped", "not today")
-        self.check("rank_1_skips", "failed", "ranks disagree", "rank 1 skipped, ranks 0, 2, 3 did not", "skipped after")
+        self.check("rank_1_skips", "failed", "rank 1 skipped, ranks 0, 2, 3 did not", "skipped after")
         self.check("rank_0_skips_rank_1_crashes", "error", "rank 1 of 4 was killed by SIGSEGV", "rank 0: skipped")
 
     def test_one_skips_and_the_others_wait_for_it(self):
-        self.check("one_skips_others_wait", "failed", "rank 0 skipped, ranks 1, 2, 3 did not", "in one_skips_others")
+        self.check("one_skips_others_wait", "failed", "rank 0 skipped, ranks 1-3 did not", "in one_skips_others")
 
     def test_set_up_of_the_group_raises(self):
         self.check("cannot_join", "error", "rank 1 of 4 raised", "RuntimeError: no such backend")
@@ -356,7 +403,8 @@ class FaultTest(TestCase):
 
     def test_the_tests_error_wins_over_clean_up(self):
         seen = self.check("raises_from_clean_up", "error", "rank 1: error", "ValueError: in the test")
-        self.assertNotIn("in clean-up", seen.message)
+        self.assertNotIn("AssertionError: in clean-up", seen.message)
+        self.assertNotIn("in clean-up", seen.message.partition(kept_accounts.WHOLE_ACCOUNT)[2])
 
 
 if __name__ == "__main__":

@@ -5,12 +5,31 @@ from dataclasses import replace
 
 from kit.verdicts import CASE, failed, passed, raised, stopped, victim, world
 
-from torch_testing_ext.launch import folding
+from torch_testing_ext.launch import Cause, folding
 from torch_testing_ext.launch.judging import judge
 
 
 def message_of(*reports):
     return judge(world(*reports), False, CASE).message
+
+
+class WarningsTest(unittest.TestCase):
+    def test_each_is_told_once(self):
+        one = "/x/test_x.py:16: UserWarning: careful\n  warnings.warn(1)\n[W1124 socket.cpp:20] slow\n"
+        printed = "step\n  loss 1\nstep\n  loss 1\n"
+        self.assertEqual(folding.warnings_once(one * 3 + printed), (one + printed).rstrip())
+        self.assertEqual(folding.warnings_once(one + printed + one, times=0), printed.rstrip())
+        self.assertEqual(folding.warnings_once("Warning: it is ours\n" * 2), "Warning: it is ours\nWarning: it is ours")
+
+
+class OfAllTest(unittest.TestCase):
+    def test_one_rank_tells_what_failed_in_all(self):
+        told = failed("PropertyFailure: test_x(n=1) fails on rank 1 of 2: boom")
+        other = failed("PropertyFailure: failed in the example that rank 1 reports")
+        reports = [replace(one, cause=Cause.OF_ALL) for one in world(other, told)]
+        reports[0] = replace(reports[0], ended=reports[1].ended + 1)
+        message = judge(reports, False, replace(CASE, show_command="show")).message
+        self.assertEqual(message.splitlines()[:2], ["test_x(n=1) fails on rank 1 of 2: boom", "  ranks 0, 1  failed"])
 
 
 class AlikeTest(unittest.TestCase):
@@ -77,7 +96,8 @@ class AlikeTest(unittest.TestCase):
         message = message_of(failed(seconds=1.0), passed(), failed(seconds=1.2), other, failed(seconds=1.1))
         self.assertEqual(
             message,
-            """rank 3 of 5 failed 0.5 s into TestThing.test_x: AssertionError: another
+            """rank 3 of 5 failed: AssertionError: another
+(TestThing.test_x, 1.2 s after its start)
 
   rank 3: failed after 0.50 s: AssertionError: another
   ranks 0, 2, 4 failed alike after 1.00 to 1.20 s: AssertionError: 1 != 2
@@ -114,15 +134,6 @@ To run it alone:
         self.assertIn("\n  ranks 0, 1 failed alike after 1.00 s: AssertionError: 1 != 2\n", message)
         for rank in 2, 3:
             self.assertIn(f"\n  rank {rank}: still running after 1.50 s, ended by the parent\n", message)
-
-    def test_numbers(self):
-        for ranks, words in (
-            ([3], "rank 3"),
-            ([1, 0], "ranks 0, 1"),
-            ([0, 1, 2, 3], "ranks 0-3"),
-            ([0, 1, 2, 5, 7, 8, 10, 11, 12], "ranks 0-2, 5, 7, 8, 10-12"),
-        ):
-            self.assertEqual(folding.numbers(ranks), words)
 
     def test_durations_are_accidents_between_attempts(self):
         first, second = (

@@ -100,7 +100,7 @@ class PersistentRanksTest(unittest.TestCase):
 
     def watch_briefly(self) -> WatchResult:
         """Watch with a short time-out that begins when rank 0 has finished: how long that takes is not known."""
-        while 0 not in self.ranks.done():
+        while 0 not in self.ranks.done:
             self.ranks.run.wait_for_event()
         return self.ranks.watch(now() - self.ranks._began + 0.2)
 

@@ -1,5 +1,6 @@
 """Tests when ranks are asked for their collectives: soon if they are idle, seldom while one computes."""
 
+import math
 import subprocess
 import sys
 import unittest
@@ -47,6 +48,11 @@ class TestIdleness(unittest.TestCase):
             self.assertNotIn(computing, self.look(watched, waiting, computing))
         while self.look(watched, waiting, computing) != {waiting}:  # until it has come to its wait
             pass
+
+    def test_a_process_that_may_only_wait_for_its_gpu(self):
+        watched = probes.Idleness(lambda pid: math.inf, may_spin=lambda pid: pid == 2)
+        self.assertIsNone(self.look(watched, 1, 2))
+        self.assertEqual(self.look(watched, 1, 2), {2})
 
     def test_what_was_seen_before_is_forgotten(self):
         pid, watched = self.start("input()"), probes.Idleness()
@@ -108,7 +114,7 @@ class Ranks:
     def __init__(self, number, is_idle, answers):
         self.pids = tuple(range(number))
         self.job = SimpleNamespace(
-            world_size=number, probe=lambda rank: SimpleNamespace(read_bytes=lambda: self.read(rank))
+            world_size=number, recorder=lambda rank: SimpleNamespace(read_bytes=lambda: self.read(rank))
         )
         self.time, self.found = 0.0, []
         self._is_idle, self._answers = is_idle, answers

@@ -2,6 +2,7 @@
 
 import unittest
 
+from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process import grace, messages
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
@@ -15,12 +16,13 @@ from torch_testing_ext.launch.rounds import (
     NextStep,
     RankBegins,
     RankEnds,
+    RankHeard,
     RankJoined,
     RankStacks,
+    RankTells,
     Round,
     RoundJudged,
     RoundRefused,
-    RoundStarts,
     RoundState,
 )
 
@@ -142,10 +144,14 @@ class RoundTest(unittest.TestCase):
         self.round = RoundState(3, 3, self.left)
         self.begin(0, 1, 2)
         self.round.start(4.0)
-        self.end(0, RankEnding.ERROR, at=10.0)
+        told = RankAccount(
+            RankEnding.ERROR, 0.0, 10.0, "why", sites=(Site("/x.py", 3, "f"),), details="Expected: 1\nGot: 2"
+        )
+        self.round.on_end(0, RankEnds(3, told))
         self.left[1] = 5.0
         ended, lost, running = (self.round.report(rank, 11.0, {2: NOTHING}) for rank in range(3))
         self.assertEqual((ended.ending, ended.seconds, ended.summary), (RankEnding.ERROR, 6.0, "why"))
+        self.assertEqual((ended.sites, ended.details), (told.sites, told.details))
         self.assertEqual((lost.ending, lost.seconds), (RankEnding.LOST, 1.0))
         self.assertEqual((running.ending, running.seconds), (RankEnding.STOPPED, 7.0))
 
@@ -174,7 +180,9 @@ class TestMessages(unittest.TestCase):
             RankBegins(Case("T.test_x", "python x", "/x.py"), "/tmp/x", 1.5, True, sanitize),
             RankEnds(2, full),
             RankStacks("File", b"\x80"),
-            RoundStarts(Round(2, "/tmp/x", "127.0.0.1", 5000, sanitize)),
+            RankTells(("a report",)),
+            RankHeard(),
+            Round(2, "/tmp/x", "127.0.0.1", 5000, sanitize),
             RoundRefused("why"),
             AskForStacks(),
             RoundJudged(Verdict(Outcome.FAILED, "text", 1, None), (1,), (full, None), True),

@@ -13,7 +13,7 @@ from torch_testing_ext.launch.settings import KNOWN_NAMES, Settings, read
 
 class TestSettings(unittest.TestCase):
     def test_none(self):
-        self.assertEqual(read({}), Settings("auto", None, False, None))
+        self.assertEqual(read({}), Settings("auto", None, False, False, None))
 
     def test_known(self):
         table = [
@@ -25,6 +25,7 @@ class TestSettings(unittest.TestCase):
             ("LOGS", "~/ranks", {"logs": Path.home() / "ranks"}),
             ("STREAM", "1", {"stream": True}),
             ("STREAM", "0", {"stream": False}),
+            ("LANES", "1", {"lanes": True}),
             ("DEBUG_RANK", "0", {"debug_rank": 0}),
             ("DEBUG_RANK", "12", {"debug_rank": 12}),
             ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
@@ -33,6 +34,9 @@ class TestSettings(unittest.TestCase):
             ("RANKS_PER_GPU", "4", {}),  # for _machine/sharing.py
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
             ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/device_locks.py
+            ("TERMINAL", ":/dev/pts/3", {}),  # for _process/user_terminal.py
+            ("WARM", "0", {}),  # for warm/
+            ("WARM_IDLE", "60", {}),
         ]
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):
@@ -53,9 +57,10 @@ class TestSettings(unittest.TestCase):
             self.assertEqual(
                 str(caught.exception),
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
-                "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, "
+                "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_LANES, TORCH_TESTING_EXT_DEBUG_RANK, "
                 "TORCH_TESTING_EXT_SANITIZE, TORCH_TESTING_EXT_SANITIZE_ORDER, TORCH_TESTING_EXT_SHAKE, "
-                "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_LEASED",
+                "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_LEASED, "
+                "TORCH_TESTING_EXT_TERMINAL, TORCH_TESTING_EXT_WARM, TORCH_TESTING_EXT_WARM_IDLE",
             )
 
     def test_an_unknown_value_lists_the_known(self):

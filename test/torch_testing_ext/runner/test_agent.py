@@ -7,28 +7,39 @@ import signal
 import socket
 import subprocess
 import time
+import types
 import unittest
 from dataclasses import replace
+from unittest import mock
 
 from kit.agents import AGENT, Nodes, prepare_for
 from kit.processes import clean_environ, descendants, is_alive
 from kit.warm import start_agent
 
+from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events
+from torch_testing_ext.runner.cluster import cluster_nodes
 from torch_testing_ext.runner.cluster.agent_messages import (
     AgentHello,
+    AllFilesSent,
+    BeganInUnit,
+    FileChanged,
+    FindTests,
     FromAgent,
     NodeReady,
     RunUnit,
-    TestOfUnitBegan,
+    ToAgent,
 )
-from torch_testing_ext.runner.cluster.cluster_nodes import ClusterError
-from torch_testing_ext.runner.cluster.facts import facts
+from torch_testing_ext.runner.cluster.cluster_nodes import ClusterError, ClusterNodes
 from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage
+from torch_testing_ext.runner.cluster.node_environment import facts
+from torch_testing_ext.runner.cluster.remote import JoiningNode
+from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options.options import OrderHazard
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 
 KINDS = """
 import os, subprocess, time, unittest
@@ -167,7 +178,7 @@ class OptionsOnNodesTest(unittest.TestCase):
                 def test_method(self): show()
                 def test_fails(self): self.fail()
         """
-        chosen = {"sanitize": "calls", "sanitize_order": OrderHazard.FAIL, "shake_seed": 7, "all_marks": True}
+        chosen = {"sanitize": "calls", "sanitize_order": OrderHazard.FAIL, "shake_seed": 7, "marks": ("slow",)}
         with Nodes("a", **chosen) as nodes:
             (nodes.root / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -m 'not slow'\n")
             ran = nodes.run(nodes.write(source))
@@ -234,10 +245,10 @@ class LostNodesTest(unittest.TestCase):
             (node,) = nodes.place.nodes._nodes.values()
             ours, theirs = socket.socketpair()
             with ours, theirs:
-                node.remote._reader._fd = theirs.fileno()
+                node._reader._fd = theirs.fileno()
                 ours.send(b'{"NodeReady": {}}\n')
-                node.remote._receive()
-            self.assertTrue(node.remote.is_lost)
+                node._receive()
+            self.assertTrue(node.is_lost)
         self.assertIn("something else than messages", nodes.said[-1])
 
     def test_an_agent_that_says_nothing(self):
@@ -246,7 +257,7 @@ class LostNodesTest(unittest.TestCase):
             agent = nodes.pid("a")
             os.kill(agent, signal.SIGSTOP)
             try:
-                (node,) = (node.remote for name, node in nodes.place.nodes._nodes.items() if name == "a")
+                (node,) = (node for name, node in nodes.place.nodes._nodes.items() if name == "a")
                 for _ in range(100):
                     node.tick()
             finally:
@@ -255,6 +266,139 @@ class LostNodesTest(unittest.TestCase):
             self.assertIn("no sign of life", nodes.said[-1])
             file = nodes.write("import unittest\nclass T(unittest.TestCase):\n    def test_x(self): pass\n")
             self.assertEqual(nodes.run(file).outcomes, {"test_x": "passed"})
+
+
+class SlowReaderTest(unittest.TestCase):
+    """An agent that does not read: it is stopped, or what carries its bytes is."""
+
+    def setUp(self):
+        self.loop = EventLoop()
+        self.addCleanup(self.loop.close)
+        self.nodes = ClusterNodes(CommandLauncher({}, None, None, {}), NodeLeases(), self.loop, lambda text: None)
+        ours, self.theirs = socket.socketpair()
+        self.addCleanup(self.theirs.close)
+        self.nodes.join(JoiningNode("a", ours, prepare_for("/"), lambda: ""))
+        self.node = self.nodes.remote("a")
+
+    def test_sending_does_not_wait(self):
+        """All arrives in order when it reads again."""
+        sent = [FindTests((str(number) * 50_000,), 0, number) for number in range(20)]
+        for message in sent:
+            self.node.send(message)
+        reader, received = MessageReader(self.theirs.fileno(), ToAgent), []
+        while len(received) < 1 + len(sent):
+            received += reader.receive()
+        self.assertEqual(received[1:], sent)
+
+    def test_closing_does_not_wait(self):
+        for number in range(20):
+            self.node.send(FindTests(("x" * 50_000,), 0, number))
+        writer = self.node._writer
+        self.nodes.close()
+        self.assertFalse(writer._thread.is_alive())
+
+    def test_a_second_interrupt_does_not_wait_for_it(self):
+        lost = []
+        listener = types.SimpleNamespace(unit_lost=lambda unit, rest, why: lost.append((rest, why)))
+        self.node.run(RunUnit(Unit(7, (Test(TestId("f", "T", "x")),)), Lease(slots=(0,)), 0), listener)
+        with mock.patch.object(cluster_nodes, "HURRY_TIMEOUT", 0.01):
+            self.nodes.hurry()
+        while not lost:
+            self.loop.step()
+        self.assertEqual(lost, [([0], "node a was lost: its units have not ended although they were killed")])
+
+
+class LendingLauncher(CommandLauncher):
+    """Starts nothing, and notes what becomes of nodes."""
+
+    def __init__(self):
+        super().__init__({}, None, None, {})
+        self.said = []
+
+    def release(self, name, refused=""):
+        self.said.append(("refuse" if refused else "release", name))
+
+    def take_more(self, wanted):
+        self.wants_more = wanted
+        return True
+
+
+class StatesOfNodesTest(unittest.TestCase):
+    """Nodes without processes: two sockets for each."""
+
+    def setUp(self):
+        self.loop = EventLoop()
+        self.addCleanup(self.loop.close)
+        self.launcher, self.leases = LendingLauncher(), NodeLeases()
+        self.nodes = ClusterNodes(self.launcher, self.leases, self.loop, lambda text: None)
+        self.streams = {}
+
+    def join(self, *names, ready=True):
+        for name in names:
+            ours, self.streams[name] = socket.socketpair()
+            self.addCleanup(self.streams[name].close)
+            self.nodes.join(JoiningNode(name, ours, prepare_for("/"), lambda: ""))
+            if ready:
+                self.nodes.node_is_ready(self.nodes.remote(name), NodeReady(None, (), 0, False, 1, "2"))
+
+    def run_on(self, name):
+        unit = Unit(7, (Test(TestId("f", "T", "x")),))
+        return self.nodes.remote(name).run(RunUnit(unit, Lease(slots=(0,)), 0), types.SimpleNamespace())
+
+    def beat(self, times):
+        for _ in range(times):
+            for node in self.nodes._nodes.values():
+                node._missing = 0
+            self.nodes._tick()
+
+    def test_a_node_without_work_is_given_back(self):
+        self.join("a", "b", "c", ready=True)
+        self.run_on("a")
+        for waiting, left in ((None, "abc"), (1, "abc"), (0, "a")):
+            self.nodes.waiting = None if waiting is None else lambda count=waiting: count
+            self.beat(cluster_nodes.IDLE_BEATS + 1)
+            self.assertEqual("".join(self.nodes.ready), left)
+        self.assertFalse(self.launcher.wants_more)
+        self.assertEqual(sorted(self.launcher.said), [("release", "b"), ("release", "c")])
+        self.assertEqual(self.leases.slots.total, 1)
+
+    def test_its_files_come_first(self):
+        written = []
+        self.nodes.coming_back = types.SimpleNamespace(
+            add=lambda node, changed: written.append((node, changed.name)), write=lambda: (["x"], [])
+        )
+        self.nodes.waiting = lambda: 0
+        self.join("a", "b")
+        self.run_on("b")
+        self.beat(cluster_nodes.IDLE_BEATS + 1)
+        self.assertEqual((list(self.nodes.ready), self.launcher.said), (["b"], []))
+        self.streams["a"].sendall(to_line(FileChanged("x", "", b"")) + to_line(AllFilesSent()))
+        while not self.launcher.said:
+            self.loop.step()
+        self.assertEqual((written, self.launcher.said), ([("a", "x")], [("release", "a")]))
+        self.nodes.remote("b")._units.clear()
+        self.assertTrue(self.nodes.are_sending())
+        self.nodes.remote("b").lose("its agent has ended")  # nothing is awaited from it any more
+        self.assertFalse(self.nodes.are_sending())
+
+    def test_a_node_with_other_software_is_left_alone(self):
+        self.join("a")
+        self.join("b", ready=False)
+        other = AgentHello(replace(facts(), torch="1.0"), 1, 0.0)
+        self.nodes.node_said_hello(self.nodes.remote("b"), other)
+        self.assertEqual(list(self.nodes.ready), ["a"])
+        self.assertEqual(self.launcher.said[0], ("refuse", "b"))
+        (warning,) = self.nodes.warnings
+        self.assertIn("node b has other software than this machine, and is left alone:\n  b: torch is 1.0", warning)
+        self.assertIn("b: torch is 1.0, here", self.nodes.why_none("no node is left"))
+
+    def test_drained_while_it_starts(self):
+        self.join("a", ready=False)
+        self.nodes.drain("a")
+        self.nodes.node_is_ready(self.nodes.remote("a"), NodeReady(None, (), 0, False, 1, "2"))
+        self.assertEqual(self.leases.slots.total, 0)
+        self.beat(1)
+        self.assertEqual(len(self.nodes), 0)
 
 
 class InterruptedTest(unittest.TestCase):
@@ -335,7 +479,7 @@ class StreamTest(unittest.TestCase):
         file = self.nodes.write(WAITS.format(fifo=str(fifo), count=str(self.root / "count"), times=9))
         test = Test(TestId(file, "T", "test_a_waits"))
         self.stream.sendall(to_line(RunUnit(Unit(7, (test,)), Lease(slots=(0,)), 0)))
-        self.wait_for(TestOfUnitBegan)
+        self.wait_for(BeganInUnit)
         worker = read_pid(fifo)
         pids = {*descendants(self.agent.pid), *descendants(worker)}
         self.assertIn(worker, pids)
@@ -437,7 +581,7 @@ class BeforeTheRunTest(unittest.TestCase):
 
     def test_other_software(self):
         code = (
-            "import sys; from torch_testing_ext.runner.cluster import facts as f; from dataclasses import replace; "
+            "from torch_testing_ext.runner.cluster import node_environment as f; from dataclasses import replace; "
             "real = f.facts(); f.facts = lambda: replace(real, torch='1.0', cuda='99'); "
             "from torch_testing_ext.runner import agent; agent.facts = f.facts; agent.main()"
         )

@@ -1,47 +1,43 @@
 """Tests which tests run again, and which results are final: as tables, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.engine.attempts import Attempts
-from torch_testing_ext.runner.model import Attempt, Policy, RankLog, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.engine.attempts import Results
+from torch_testing_ext.runner.events import TestFinished, Warned
+from torch_testing_ext.runner.model import Attempt, RankLog, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.options.options import CountAs, Options
 
 PASSED, FAILED, SKIPPED, LEAKED = TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.SKIPPED, TestOutcome.LEAKED
 A, B = (Test(TestId("test_x.py", "T", name)) for name in ("test_a", "test_b"))
 
 
-def attempts(retries=0, policy=None):
-    return Attempts(policy or Policy(), retries)
+def attempts(retries=0, leaked=CountAs.PASS):
+    known = Results(Options(retries=retries, leaked=leaked), lambda event: known.events.append(event), lambda why: None)
+    known.events = []
+    return known
 
 
-def run(known, *outcomes, message="", may_retry=True, warnings=None, **more):
-    """Add an attempt with each outcome; the test is retried as long as `known` says so."""
-    retried = []
-    for number, outcome in enumerate(outcomes, 1):
-        attempt = Attempt(A, outcome, message, number=number, **more)
-        retry, warning = known.add(attempt, may_retry)
-        retried.append(retry)
-        if warning:
-            warnings.append(warning)
-        if not retried[-1]:
-            known.finish(attempt)
-    return retried
+def run(known, *outcomes, message="", may_retry=True, **more):
+    """Take an attempt with each outcome. Returns which are retried."""
+    taken = (Attempt(A, outcome, message, number=number, **more) for number, outcome in enumerate(outcomes, 1))
+    return [known.take(attempt, may_retry) for attempt in taken]
 
 
 class TestAttempts(TestCase):
     def test_which_attempts_are_retried(self):
-        strict = Policy(fail_leaked=True)
-        for retries, policy, outcomes, retried, result in (
-            (0, Policy(), [PASSED], [False], "passed"),
-            (0, Policy(), [FAILED], [False], "failed"),
-            (2, Policy(), [FAILED, PASSED], [True, False], "flaky"),
-            (2, Policy(), [FAILED, FAILED, FAILED], [True, True, False], "failed"),
-            (1, Policy(), [SKIPPED], [False], "skipped"),
-            (1, Policy(), [LEAKED], [False], "leaked"),
+        lenient, strict = CountAs.PASS, CountAs.FAIL
+        for retries, leaked, outcomes, retried, result in (
+            (0, lenient, [PASSED], [False], "passed"),
+            (0, lenient, [FAILED], [False], "failed"),
+            (2, lenient, [FAILED, PASSED], [True, False], "flaky"),
+            (2, lenient, [FAILED, FAILED, FAILED], [True, True, False], "failed"),
+            (1, lenient, [SKIPPED], [False], "skipped"),
+            (1, lenient, [LEAKED], [False], "leaked"),
             (1, strict, [LEAKED, PASSED], [True, False], "flaky"),
         ):
-            with self.subTest(retries=retries, outcomes=outcomes, policy=policy):
-                known = attempts(retries, policy)
+            with self.subTest(retries=retries, outcomes=outcomes, leaked=leaked):
+                known = attempts(retries, leaked)
                 self.assertEqual(run(known, *outcomes), retried)
-                (finished,) = known.finished
+                (finished,) = (event.finished for event in known.events if isinstance(event, TestFinished))
                 self.assertEqual((finished.outcome.value, len(finished.attempts)), (result, len(outcomes)))
                 self.assertEqual(known.failures, result == "failed")
 
@@ -57,20 +53,20 @@ class TestAttempts(TestCase):
             ({"evicted": True}, "it was ended because node  was short of memory"),
         ):
             with self.subTest(known_cause):
-                warnings, known = [], attempts()
+                known = attempts()
                 self.assertFalse(known.must_be_alone([A], 0))
-                retried = run(known, FAILED, FAILED, warnings=warnings, **known_cause)
+                retried = run(known, FAILED, FAILED, **known_cause)
                 self.assertEqual(retried, [True, False])
                 self.assertEqual([known.must_be_alone([one], 0) for one in (A, B)], [True, False])
-                (text,) = warnings
+                (text,) = (event.text for event in known.events if isinstance(event, Warned))
                 self.assertTrue(text.startswith(f"{A.id}: {warning}"), text)
 
     def test_a_retry_that_never_came_fails_at_the_end(self):
         known = attempts(retries=1)
         self.assertEqual(run(known, FAILED), [True])
-        (last,) = tuple(known.cut_short())
-        self.assertEqual(known.finish(last).outcome, FAILED)
-        self.assertEqual((tuple(known.cut_short()), known.failures), ((), 1))
+        for _ in range(2):
+            (finished,) = known.summary(1.0, False, "").finished
+            self.assertEqual((finished.outcome, known.failures), (FAILED, 1))
 
     def test_a_test_runs_again_only_once_after_its_node_was_lost(self):
         known = attempts()
@@ -88,7 +84,7 @@ class TestAttempts(TestCase):
         known.leave(Unit(0, (A, B)), [A, B])
         known.leave(Unit(1, (B,), repetition=1), [B])
         run(known, PASSED)
-        self.assertEqual(known.unfinished, (B,))
+        self.assertEqual(known.summary(1.0, False, "").unfinished, (B,))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from kit.invented_runs import Terminal, a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
 
 import torch_testing_ext
+from torch_testing_ext._process.kept_accounts import combined, joined, parts
 from torch_testing_ext.runner.events import (
     Output,
     RunBegan,
@@ -27,8 +28,8 @@ from torch_testing_ext.runner.events import (
     Warned,
 )
 from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestId, TestOutcome
-from torch_testing_ext.runner.options.options import Options, Verbosity
-from torch_testing_ext.runner.report import console, make_reporters, text
+from torch_testing_ext.runner.options.options import Options, StatusLevel, Verbosity
+from torch_testing_ext.runner.report import github, make_reporters, text
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.terminal import ConsoleLayout, Styler, TerminalStream, make_styler
 from torch_testing_ext.runner.scheduling.forecast import Estimate
@@ -49,6 +50,24 @@ def section(report, heading):
 
 
 class WhileItRunsTest(unittest.TestCase):
+    def test_the_status_level(self):
+        """Each level shows the tests of those before it, too; what was not shown in full is so at the end."""
+        outcomes = (TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.LEAKED, TestOutcome.SKIPPED)
+        events = list(run_events([finished_test(f"test_{one.value}", one) for one in outcomes]))
+        for level, shown in (
+            ("none", []),
+            ("fail", ["failed"]),
+            ("slow", ["failed"]),
+            ("leak", ["failed", "leaked"]),
+            ("pass", ["passed", "failed", "leaked"]),
+            ("skip", ["passed", "failed", "leaked", "skipped"]),
+            ("all", ["passed", "failed", "leaked", "skipped"]),
+        ):
+            with self.subTest(level=level):
+                report = printed(events, level=StatusLevel(level))
+                self.assertEqual(re.findall(r"(?m)^\[\d/4\]  (\w+)", report), shown)
+                self.assertIn("test_failed", report)
+
     def test_one_line_a_test(self):
         report = printed(
             run_events([finished_test("test_a", TestOutcome.PASSED), finished_test("test_b", TestOutcome.PASSED)])
@@ -78,9 +97,12 @@ class WhileItRunsTest(unittest.TestCase):
                 self.assertEqual(full.count("rank 1's traceback:"), 2)
                 self.assertNotIn("traceback", short)
                 title = "rank 1 of 2 failed: AssertionError: 1 != 2"
-                names = [line for line in short.splitlines() if line.endswith(f": {title}")]
-                self.assertEqual(len(names), 2)
-                self.assertIn("test/distributed/test_example.py::ExampleTest::test_bad: rank 1 of 2", names[0])
+                name = "failed: test/distributed/test_example.py::ExampleTest::test_bad"
+                if detail is Verbosity.QUIET:
+                    self.assertIn(f"test/distributed/test_example.py::ExampleTest::test_bad: {title}\n", short)
+                else:
+                    self.assertIn(f"{name}\n    {title}\n", f"{short}\n")
+                self.assertEqual(short.count(title), 2)
 
     def test_attempts_that_fail_alike_are_printed_once(self):
         one = finished_test("test_bad", TestOutcome.FAILED, TestOutcome.FAILED, TestOutcome.FAILED)
@@ -114,8 +136,14 @@ class WhileItRunsTest(unittest.TestCase):
             one = finished_test("test_bad", TestOutcome.FAILED, message=message)
             for detail, complete in itertools.product(Verbosity, ("", "build/x.html")):
                 with self.subTest(message=message[:30], detail=detail, complete=complete):
-                    layout = ConsoleLayout(complete=complete)
+                    whole = detail is Verbosity.VERBOSE
+                    layout = ConsoleLayout(complete=complete, whole=whole, show="python run_test.py show")
                     report = printed(run_events([one]), detail=detail, layout=lambda layout=layout: layout)
+                    if not whole:
+                        self.assertLess(len(report), 3_000)
+                        self.assertIn("begin", report)
+                        self.assertIn(f"\nall of it:  python run_test.py show {one.test.id}\n", report)
+                        continue
                     self.assertLess(len(report), 50_000)
                     self.assertEqual(len(re.findall(r"[\nx]end\n", report)), 1)
                     where = f"{complete} has all of it" if complete else "--report FILE.html keeps all of it"
@@ -196,6 +224,16 @@ class WhileItRunsTest(unittest.TestCase):
         self.assertIn("\ngone\\x07\nnext\n", report)
 
 
+class SeveralFailuresTest(unittest.TestCase):
+    def test_the_screen_is_that_of_the_first(self):
+        one, other = (joined(f"{name} failed\n\nall of it:  show x", f"account of {name}") for name in ("a", "b"))
+        screen, account = parts(combined([one, other, other]))
+        self.assertEqual(screen, "a failed\n\nand 2 more failures of this test\nall of it:  show x")
+        self.assertEqual(account, "account of a\n\naccount of b\n\naccount of b")
+        self.assertEqual(combined([one]), one)
+        self.assertEqual(combined(["plain", "text"]), "plain\n\ntext")
+
+
 class FinalSummaryTest(unittest.TestCase):
     def test_the_last_line(self):
         for policy, line in (
@@ -208,8 +246,9 @@ class FinalSummaryTest(unittest.TestCase):
     def test_counts_by_outcome(self):
         report = printed(run_events(every_outcome()))
         self.assertIn(
-            "\n1 passed, 1 failed, 2 error, 1 timeout, 1 crashed, 1 leaked, 1 flaky, 2 skipped, 1 expected failure, "
-            "1 unexpected success in 12.5 s\n",
+            "\n4 passed, 6 failed, 2 skipped in 12.5 s\n"
+            "  passed: 1 passed, 1 leaked, 1 flaky, 1 expected failure\n"
+            "  failed: 1 by assertions, 2 error, 1 timeout, 1 crashed, 1 unexpected success\n",
             report,
         )
 
@@ -238,13 +277,19 @@ class FinalSummaryTest(unittest.TestCase):
             return printed(run_events(finished)).splitlines()[-3]
 
         name = "test/distributed/test_example.py::ExampleTest::test_0 $x"
-        self.assertEqual(command(1), f"  python run_test.py '{name}'")
-        self.assertEqual(command(30), "  python run_test.py --last-failed")
+        self.assertEqual(command(1), f"  python -m torch_testing_ext '{name}'")
+        self.assertEqual(command(30), "  python -m torch_testing_ext --last-failed")
 
     def test_a_stopped_run_counts_unfinished_tests(self):
         left = (a_test("test_b"), a_test("test_c"))
         report = printed([ended([finished_test("test_a", TestOutcome.PASSED)], interrupted=True, unfinished=left)])
         self.assertIn("2 tests did not finish: the run was interrupted\n", report)
+        names = "test/distributed/test_example.py::ExampleTest::test_{}"
+        command = f"python -m torch_testing_ext {names.format('b')} {names.format('c')}"
+        self.assertIn(f"\nto run them:\n  {command}\n", report)
+        many = tuple(a_test(f"test_{n}") for n in range(30))
+        report = printed([ended([finished_test("test_a", TestOutcome.FAILED)], interrupted=True, unfinished=many)])
+        self.assertIn("\nto rerun them:\n  python -m torch_testing_ext test/distributed/test_example.py\n", report)
 
     def test_nothing_at_all(self):
         report = printed([ended(())])
@@ -296,7 +341,7 @@ class StreamTest(unittest.TestCase):
         with open("/dev/full", "w") as full:
             code, said = self.run_into(full, 1)
         self.assertEqual(code, 1)
-        self.assertEqual(said, "run_test.py: console output stops here: [Errno 28] No space left on device\n")
+        self.assertEqual(said, "torchtest: console output stops here: [Errno 28] No space left on device\n")
 
     def test_a_closed_pipe_changes_no_exit_code(self):
         read, write = os.pipe()
@@ -331,7 +376,30 @@ class StreamTest(unittest.TestCase):
         self.assertEqual(lines({"GITHUB_ACTIONS": "true"}), [f"::error {where},{title}::100%25 wrong%0Areally"])
         self.assertEqual(lines({}), [])
         bad = finished_test("test_bad", TestOutcome.FAILED, message="x" * 1_000_000)
-        self.assertLess(len(console.annotation(bad)), 5000)
+        self.assertLess(len(github.annotation([bad], Policy())), 5000)
+
+    def test_github_tells_each_cause_once_at_the_line_of_the_culprit(self):
+        message = "{}FileNotFoundError: no data\n  test_example.py:7 in load\n\n  >  7 | open(...)"
+        bad = [
+            finished_test(name, TestOutcome.ERROR, message=joined(message.format(begin), "all"))
+            for name, begin in (("test_a", "setUpClass (m.T): "), ("test_b", "setUpClass (m.T): "), ("test_c", ""))
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            summary, stream = Path(folder, "summary.md"), io.StringIO()
+            summary.write_text("earlier step\n")
+            environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+            other = finished_test("test_d", TestOutcome.FAILED, message="1 != 2 < 3")
+            send(make_reporters(Options(), stream, environ), list(run_events([*bad, other])))
+            annotations = [line for line in stream.getvalue().splitlines() if line.startswith("::")]
+            self.assertEqual(len(annotations), 2, annotations)
+            self.assertIn("line=7,title=3 tests failed for one reason::", annotations[0])
+            text = summary.read_text()
+        self.assertTrue(text.startswith("earlier step\n### 0 passed, 4 failed, 0 skipped in "), text)
+        self.assertEqual(text.count("<details>"), 2)
+        self.assertEqual(text.count("no data"), 2)  # in the title and in the details
+        self.assertIn("1 != 2 &lt; 3</summary>", text)
+        for name in ("test_a", "test_b", "test_c"):
+            self.assertIn(f"- `test/distributed/test_example.py::ExampleTest::{name}`\n", text)
 
     def test_a_report_that_cannot_be_written_is_a_warning_above_the_last_line(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -411,8 +479,6 @@ class OnATerminalTest(unittest.TestCase):
 class WordsTest(unittest.TestCase):
     def test_a_line_does_not_name_its_test_twice(self):
         for message, reason in (
-            ("rank 1 of 2 failed 0.0 s into ExampleTest.test_a: AssertionError", "rank 1 of 2 failed: AssertionError"),
-            ("ExampleTest.test_a timed out after 5.0 s; rank 0", "timed out after 5.0 s; rank 0"),
             ("the test's process was killed by SIGSEGV 0.1 s into ExampleTest.test_a\n\nmore",) * 2,
             ("rank 0 failed 0.0 s into ExampleTest.test_ab: x",) * 2,
             ("AssertionError: ExampleTest.test_a is not it",) * 2,

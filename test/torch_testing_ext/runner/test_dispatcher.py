@@ -22,9 +22,9 @@ class TestDispatcher(TestCase):
 
     def dispatcher(self, *units, devices=2, slots=1):
         self.leases = Leases(tuple(map(str, range(devices))), slots)
-        queue = Queue(units, self.leases)
+        self.queue = Queue(units, self.leases)
         self.memory = MemoryReturn(self.loop)
-        made = Dispatcher(queue, self.leases, self.memory, self.loop)
+        made = Dispatcher(self.queue, self.leases, self.memory, self.loop)
         made.begin(units)
         return made
 
@@ -42,7 +42,7 @@ class TestDispatcher(TestCase):
         self.assertEqual(self.dispatch(dispatcher), [1])
         dispatcher.give_back(leases[1])
         self.assertEqual(self.dispatch(dispatcher), [3])
-        self.assertFalse(dispatcher.has_units)
+        self.assertFalse(self.queue)
 
     def test_the_last_unit_of_a_file(self):
         first, other = unit(0), unit(1, file="test_y.py")
@@ -53,7 +53,7 @@ class TestDispatcher(TestCase):
     def test_a_unit_that_is_added_has_a_new_number(self):
         dispatcher = self.dispatcher(unit(0), unit(7))
         dispatcher.add(unit(0))
-        self.assertEqual(sorted(one.number for one in dispatcher.clear()), [0, 7, 8])
+        self.assertEqual(sorted(one.number for one in self.queue.clear()), [0, 7, 8])
 
     def test_a_device_that_is_held_is_not_leased_again(self):
         dispatcher = self.dispatcher(unit(0, 1), unit(1, 2), unit(2, 1))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kit.browser import Browser, needs_chromium
-from kit.invented_runs import attempt, every_outcome, ranks, run_events, send
+from kit.invented_runs import SCREEN, attempt, every_outcome, hang_of_ranks, ranks, run_events, send
 
 from torch_testing_ext.runner.events import RunEnded
 from torch_testing_ext.runner.model import (
@@ -163,6 +163,32 @@ class InABrowserTest(unittest.TestCase):
         self.assertAlmostEqual(width, 0.4, places=2)
         self.assertTrue(html_page.LANE < top < 2 * html_page.LANE, "it ran on the second device")
 
+    def test_a_failure_of_ranks(self):
+        self.open((hang_of_ranks(4), *every_outcome()))
+        text = "[...document.querySelectorAll('#test-1 {}')].map((one) => one.textContent.trim())"
+        self.assertEqual(self.ask(text.format(".headline")), [SCREEN.partition("\n")[0]])
+        rows = ["rank 2after all_reduce #1 [4]test_x.py:25 in test_hang"]
+        rows += ["ranks 0, 1, 3in all_reduce #2 [4]test_x.py:26 in test_hang"]
+        self.assertEqual(self.ask(text.format(".ranks tr")), rows)
+        self.assertEqual(self.ask(text.format(".culprit")), ['25      time.sleep(1000)  # "for ever"'])
+        self.assertEqual(self.ask(text.format(".other")), ["26  dist.all_reduce(torch.ones(4))"])
+        self.assertEqual(self.ask(text.format(".code .comment")), ['# "for ever"'])
+        self.assertEqual(self.ask(text.format(".got")), ["Got:      [4.0]"])
+        self.assertEqual(self.ask(text.format(".lanes div")), [f"rank {rank}" for rank in range(4)])
+        self.assertEqual(self.ask(f"{text.format('.call.waits text')}.length"), 3)
+        # The first arrow leads from rank 0, which came first, to rank 3; the second waits for rank 2.
+        arrows = "[...document.querySelectorAll('.arrow')].map((one) => one.className.baseVal)"
+        self.assertEqual(self.ask(arrows), ["arrow", "arrow waits"])
+        box = "document.querySelector('#test-2').getBoundingClientRect().top + scrollY < 1200"
+        self.assertTrue(self.ask(box), "the first failure hides the list")
+        self.assertEqual(self.browser.complaints(), [])
+
+    def test_lanes_of_many_ranks(self):
+        self.open((hang_of_ranks(512),))
+        names = self.ask("[...document.querySelectorAll('#test-1 .lanes div')].map((one) => one.textContent)")
+        self.assertEqual(names, ["rank 0", "rank 1", "rank 2", "rank 3"])
+        self.assertIn("4 of 512 ranks", self.ask("document.querySelector('#test-1').textContent"))
+
     def test_sorting(self):
         times = {"test_slow": (9.0, 3.0), "test_fast": (0.5, 1.0), "test_middle": (1.5, 2.0), "test_10": (1.0, 5.0)}
         times["test_9"] = (1.0, 4.0)
@@ -189,6 +215,7 @@ class InABrowserTest(unittest.TestCase):
         device = "MIG-12345678-1234-1234-1234-123456789012"
         logs = {"message": f"{long}\nmore", "output": long, "ranks": ranks([long], long), "leftovers": (long,)}
         finished = (
+            hang_of_ranks(4),
             *every_outcome(),
             FinishedTest((attempt(f"test_{long}", TestOutcome.UNEXPECTED_SUCCESS, seconds=7300.0, **logs),)),
             FinishedTest((attempt("test_s", TestOutcome.SKIPPED, message=long),)),
@@ -210,7 +237,7 @@ class InABrowserTest(unittest.TestCase):
 
     def test_every_text_has_contrast(self):
         header = RunHeader("python run_test.py", "f" * 40, False, "node", "2.13.0", "3.11.4", "none")
-        self.open(every_outcome(), header=header, warnings=("careful",))
+        self.open((hang_of_ranks(4), *every_outcome()), header=header, warnings=("careful",))
         for scheme in "light", "dark":
             self.browser.scheme(scheme)
             for opened in "true", "false":

@@ -63,7 +63,7 @@ class TestOutcomes(TestCase):
         )
         self.assertIn("AssertionError: 1 != 2", ran["test_fails"].message)
         self.assertIn("ValueError: no such thing", ran["test_raises"].message)
-        self.assertIn("::T::test_raises", ran["test_raises"].message.partition("To run it alone:\n")[2])
+        self.assertIn("::T::test_raises", ran["test_raises"].message.partition("run again:  ")[2])
         self.assertEqual(ran["test_skips"].message, "not today")
         self.assertEqual(ran["test_is_skipped"].message, "never")
         self.assertIn("(i=1)", ran["test_subtests"].message)

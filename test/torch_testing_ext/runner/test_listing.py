@@ -58,7 +58,7 @@ class ForecastTest(unittest.TestCase):
         leases = Leases(("a", "b"), 1)
         starts = list(forecast(Queue(units, leases), leases, lambda unit: unit.seconds or 0.5))
         self.assertEqual(
-            {start.unit.number: (start.at, start.until, start.lease.devices) for start in starts},
+            {start.unit.number: (start.began, start.ended, start.lease.devices) for start in starts},
             {0: (0.0, 3.0, ("a", "b")), 2: (3.0, 7.0, ("a",)), 1: (3.0, 5.0, ("b",)), 3: (0.0, 0.5, ())},
         )
         self.assertEqual(list(listing.schedule_as_text(starts))[-1], "4 units, 7.0 s expected")

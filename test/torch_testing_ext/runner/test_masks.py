@@ -14,6 +14,7 @@ from torch_testing_ext._machine.visible_devices import problem_of_mask
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options.options import CannotRun, Options, UsageError
+from torch_testing_ext.runner.processes.worker_messages import DevicesCounted
 from torch_testing_ext.runner.scheduling.inventory import (
     Inventory,
     all_mig_instances,
@@ -185,8 +186,7 @@ class TestFindingDevices(unittest.TestCase):
 
     def discover(self, kind, count, gpus=(), error=None, **environ):
         files = mock.Mock()
-        files.count_devices.return_value = kind, count
-        files.devices_seen = mock.Mock(uuids=(), facts=(), nccl=())
+        files.count_devices.return_value = DevicesCounted(kind, count)
         with (
             mock.patch.object(run_site, "may_have_nvidia_gpus", lambda: True),
             mock.patch.object(run_site, "open_nvml", side_effect=error, return_value=mock.Mock(gpus=lambda: gpus)),

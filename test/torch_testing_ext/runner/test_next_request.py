@@ -1,48 +1,75 @@
 """A nanny that is free waits for all of its next request."""
 
 import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import NoReturn
 
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes import nanny
-from torch_testing_ext.runner.processes.worker_messages import LoadAs, StartUnit, UnitSpec
+from torch_testing_ext.runner.processes.nanny import Nanny
+from torch_testing_ext.runner.processes.worker_messages import (
+    FromNanny,
+    LoadAs,
+    NannyWatches,
+    Nothing,
+    StartUnit,
+    ToNanny,
+    UnitSpec,
+    WorkerEnded,
+)
+
+TESTS = tuple(f"T.test_{number:0100}" for number in range(2_000))
+
+
+def start(unit: UnitSpec, channel: Channel[Nothing], log: int) -> NoReturn:
+    os._exit(0 if unit.tests == TESTS else 1)
 
 
 class RequestInPiecesTest(TestCase):
-    def test_a_nanny_waits_for_all_of_it(self) -> None:
-        """The request of a class with many tests is longer than what one read returns."""
-        tests = tuple(f"T.test_{number:0100}" for number in range(2_000))
-        spec = UnitSpec(0, "/f.py", LoadAs(), "/", tests, (1.0,) * len(tests), tests, "/unit", "/ranks", {})
-        ours, theirs = socket_pair()
-        sender: Channel[StartUnit] = Channel(ours, StartUnit)
-        receiver: Channel[StartUnit] = Channel(theirs, StartUnit)
-        pid = os.fork()
-        if pid == 0:
-            code = 2
-            try:
-                sender.close()
-                request = nanny._wait_for_request(ParentLoop(), receiver)
-                code = int(request is None or request.unit.tests != tests or len(request.fds) != 2)
-            finally:
-                os._exit(code)
-        receiver.close()
-        with open(os.devnull) as null:
-            sender.send(StartUnit(0, spec), null.fileno(), null.fileno())
-        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
-        sender.close()
-
-    def test_a_nanny_ends_with_its_client(self) -> None:
+    def fork_nanny(self) -> tuple[socket.socket, int]:
         ours, theirs = socket_pair()
         pid = os.fork()
         if pid == 0:
             code = 2
             try:
                 ours.close()
-                code = int(nanny._wait_for_request(ParentLoop(), Channel(theirs, StartUnit)) is not None)
+                Nanny(Channel(theirs, ToNanny), start).serve()
+                code = 0
             finally:
                 os._exit(code)
         theirs.close()
+        return ours, pid
+
+    def test_a_nanny_waits_for_all_of_it(self) -> None:
+        """The request of a class with many tests is longer than what one read returns."""
+        ours, pid = self.fork_nanny()
+        folder = self.make_folder()
+        seconds = (1.0,) * len(TESTS)
+        spec = UnitSpec(0, "/f.py", LoadAs(), "/", TESTS, seconds, TESTS, TESTS, folder, folder / "ranks", {})
+        channel: Channel[FromNanny] = Channel(ours, FromNanny)
+        for _ in range(2):  # one unit after the other
+            worker, theirs = socket_pair()
+            channel.send(StartUnit(0, spec), theirs.fileno())
+            theirs.close()
+            said: list[FromNanny] = []
+            while len(said) < 2:
+                said += channel.receive()
+            worker.close()
+            watches, ended = said
+            assert isinstance(watches, NannyWatches) and isinstance(ended, WorkerEnded)
+            self.assertEqual((watches.pid, ended.status, ended.leftovers), (pid, 0, ()))
+        channel.close()
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+
+    def make_folder(self) -> Path:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return Path(folder.name)
+
+    def test_a_nanny_ends_with_its_client(self) -> None:
+        ours, pid = self.fork_nanny()
         ours.sendall(b'{"StartUnit": ')  # and no more
         ours.close()
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)

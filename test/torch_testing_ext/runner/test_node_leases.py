@@ -130,7 +130,9 @@ class NodeLeasesTest(unittest.TestCase):
         self.assertEqual(sorted(start.unit.number for start in starts), list(range(len(units))))
         for one in starts:
             beside = [
-                other for other in starts if other.at <= one.at < other.until and other.lease.node == one.lease.node
+                other
+                for other in starts
+                if other.began <= one.began < other.ended and other.lease.node == one.lease.node
             ]
             used = [device for other in beside for device in other.lease.devices]
             slots = [slot for other in beside for slot in other.lease.slots]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import unittest
 
@@ -57,6 +58,8 @@ class T(unittest.TestCase):
     def test_it(self): self.fail("on purpose")
 """
 
+AGAIN = re.compile(r"^run again:  python3? run_test\.py (.*)$", re.MULTILINE)
+
 
 class OddNamesCase(FolderCase):
     def setUp(self):
@@ -99,8 +102,8 @@ class OddNamesCase(FolderCase):
         self.assertEqual(set(ran), set(tests))
         titles = {test["attempts"][0]["message"].partition("\n")[0] for test in ran.values()}
         self.assertEqual(titles, {"AssertionError: on purpose"})
-        lines = {name: test["attempts"][0]["message"].splitlines()[-1].strip() for name, test in ran.items()}
-        words = {name: line.removeprefix("python run_test.py ") for name, line in lines.items()}
+        found = {name: AGAIN.findall(test["attempts"][0]["message"]) for name, test in ran.items()}
+        words = {name: commands[0] for name, commands in found.items()}
         arguments = self.bash(f"printf '%s\\0' {' '.join(words.values())}", code=0).split("\0")[:-1]
         known = [make_test(*parts_of(name)) for name in words]
         files = sorted({test.id.file for test in known})

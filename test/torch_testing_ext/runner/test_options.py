@@ -94,7 +94,18 @@ class CommandLineTest(OptionsCase):
         groups = re.findall(r"(?m)^(\w[\w ]*):$", text)
         self.assertEqual(
             groups,
-            ["selection", "resources", "cluster", "execution", "sanitizer", "output", "reports", "other", "exit codes"],
+            [
+                "selection",
+                "resources",
+                "cluster",
+                "execution",
+                "sanitizer",
+                "debugging",
+                "output",
+                "reports",
+                "other",
+                "exit codes",
+            ],
         )
         words = " ".join(text.split())
         self.assertIn("time limit per test, unless @timeout overrides it (default: 300)", words)
@@ -160,7 +171,7 @@ class LayersTest(OptionsCase):
         options = self.options("--report", "report.html", environ=environ, cwd=cwd)
         self.assertEqual(options.junit, self.root / "out/junit.xml")
         self.assertEqual((options.report, options.trace), (cwd / "report.html", cwd / "trace.json"))
-        self.assertEqual(options.tests, (self.root / "test/distributed",))
+        self.assertEqual(options.tests, ())
 
     def file(self, name):
         path = self.root / name
@@ -187,9 +198,11 @@ class LayersTest(OptionsCase):
         other, alone = self.file("checkout/test/test_y.py"), self.file("test_z.py")
         options = self.options("--drop-in", str(inside), "checkout/test/test_y.py")
         self.assertEqual((options.drop_in_root, options.tests, options.names), (inside.parents[2], (inside, other), ()))
-        self.assertEqual(options.command, f"python run_test.py --drop-in {inside.parents[2]}")
+        self.assertEqual(options.command, f"python -m torch_testing_ext --drop-in {inside.parents[2]}")
         self.assertEqual(self.options("--drop-in", "test_z.py").drop_in_root, alone.parent)
-        self.assertEqual(self.options("--drop-in", "test_z.py").command, f"python run_test.py --drop-in {alone}")
+        self.assertEqual(
+            self.options("--drop-in", "test_z.py").command, f"python -m torch_testing_ext --drop-in {alone}"
+        )
 
     def test_names_of_a_drop_in(self):
         one, folder = self.file("folder/test_x.py"), self.root.resolve() / "folder"
@@ -211,7 +224,7 @@ class LayersTest(OptionsCase):
         options = self.options("--drop-in", "a", "--drop-in", "b", "test_y")
         self.assertEqual((options.drop_in, options.names), ((root / "a", root / "b"), ("test_y",)))
         self.assertEqual((options.tests, options.drop_in_root), ((one.parent, two.parent), root))
-        self.assertEqual(options.command, f"python run_test.py --drop-in {root}/a --drop-in {root}/b")
+        self.assertEqual(options.command, f"python -m torch_testing_ext --drop-in {root}/a --drop-in {root}/b")
         self.assertEqual(self.options("--drop-in", "a/test_x.py", "--drop-in", "b").tests, (one, two.parent))
 
     def test_wrong_drop_ins(self):

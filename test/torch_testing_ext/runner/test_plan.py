@@ -262,13 +262,13 @@ class LastFailedTest(RememberedCase):
         return [test.id.method for test in (self.A, self.B) if known.failed(test.id)]
 
     def test_until_it_passes(self):
-        self.assertFalse(self.last_failed())
+        self.assertEqual(self.failed(), [])
         self.record((self.A, TestOutcome.FAILED), (self.B, TestOutcome.CRASHED))
         self.assertEqual(self.failed(), ["test_a", "test_b"])
         self.record((self.A, TestOutcome.PASSED))
         self.assertEqual(self.failed(), ["test_b"])
         self.record((self.B, TestOutcome.PASSED))
-        self.assertFalse(self.last_failed())
+        self.assertEqual(self.failed(), [])
 
     def test_by_the_policy(self):
         self.record((self.A, TestOutcome.LEAKED), policy=Policy(fail_leaked=True))

@@ -7,10 +7,10 @@ import unittest
 from pathlib import Path
 from unittest.mock import patch
 
+from torch_testing_ext._cases import pytest_style
+from torch_testing_ext._cases.pytest_style import pytest_style_tests
 from torch_testing_ext._process.packages import import_file
-from torch_testing_ext.runner.processes import pytest_style
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile
-from torch_testing_ext.runner.processes.pytest_style import pytest_style_tests
 
 HELPERS = """
 import functools

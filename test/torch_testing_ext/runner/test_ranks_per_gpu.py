@@ -189,7 +189,7 @@ class CommandLineTest(RunsCase):
         for argv, environ, expected in (
             (["--ranks-per-gpu", "0"], {}, "--ranks-per-gpu: '0' is not a whole number of at least 1"),
             (["--ranks-per-gpu", "x"], {}, "'x' is not a whole number"),
-            ([], {RANKS_PER_GPU: "0"}, f"{RANKS_PER_GPU}='0' is not understood; known values: a number of ranks: 1, 2"),
+            ([], {RANKS_PER_GPU: "0"}, f"{RANKS_PER_GPU}: '0' is not a whole number of at least 1"),
             (["--ranks-per-gpu=2", "--cluster=auto"], {}, "--cluster and --ranks-per-gpu cannot be combined"),
         ):
             with self.subTest(argv=argv, environ=environ):

@@ -3,7 +3,6 @@
 import errno
 import gc
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,10 +11,10 @@ from unittest import mock
 
 from torch_testing_ext._process.channel import socket_pair
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.engine.running_unit import Limits, RunningUnit, UnitListener
+from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
-from torch_testing_ext.runner.options.options import CannotRun
+from torch_testing_ext.runner.options.options import CannotRun, Options
 from torch_testing_ext.runner.processes import file_handle, file_processes
 from torch_testing_ext.runner.processes.worker_messages import LoadAs, UnitSpec
 
@@ -23,7 +22,8 @@ NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
 
 
 def spec_of(number: int) -> UnitSpec:
-    return UnitSpec(number, "/f.py", LoadAs(), "/", ("T.test_it",), (1.0,), ("command",), "/unit", "/ranks", {})
+    unit, ranks = Path("/unit"), Path("/ranks")
+    return UnitSpec(number, "/f.py", LoadAs(), "/", ("T.test_it",), (1.0,), ("command",), ("show",), unit, ranks, {})
 
 
 class RefusedTest(TestCase):
@@ -39,15 +39,16 @@ class RefusedTest(TestCase):
     def step(self) -> None:
         self.zygote.loop.step(time.monotonic())
 
-    def ends(self) -> tuple[socket.socket, socket.socket]:
-        pair = socket_pair()
-        for end in pair:
-            self.addCleanup(end.close)
-        return pair
+    def start(self, file: file_handle.FileHandle) -> None:
+        ours, theirs = socket_pair()
+        self.addCleanup(ours.close)
+        self.addCleanup(theirs.close)
+        self.addCleanup(file.start(spec_of(0), theirs, self.told.append).channel.close)
 
     def start_unit(self, timeout: float = 1.0) -> RunningUnit:
         test = Test(TestId("test_x.py", "T", "test_it"))
-        return RunningUnit(Unit(0, (test,)), Lease(), self.zygote, Limits(timeout, 60.0), {}, UnitListener(), "command")
+        options = Options(timeout=timeout, slow=60.0)
+        return RunningUnit(Unit(0, (test,)), Lease(), self.zygote, options, {}, UnitListener(), "command")
 
     def test_the_first_zygote(self) -> None:
         refuse = BlockingIOError(errno.EAGAIN, "no more processes")
@@ -79,29 +80,27 @@ class RefusedTest(TestCase):
     def test_a_request_to_a_file(self) -> None:
         file = self.zygote.file("test_x.py")
         file.state = file_handle.FileState.READY
-        file._process = mock.Mock(units={}, **{"channel.send.side_effect": NO_MORE_FILES})
-        file.start(spec_of(0), *self.ends(), self.told.append)
+        file._process = mock.Mock(units={}, free=[], fresh=set(), **{"channel.send.side_effect": NO_MORE_FILES})
+        self.start(file)
         self.assertEqual(self.told, [])
         self.step()
         self.assertEqual(self.told, ["could not be started: [Errno 24] Too many open files"])
 
-    def test_a_unit_waits_until_its_file_is_imported_again(self) -> None:
-        """The zygote died during the import; before this file, another one is imported again, alone."""
+    def test_a_unit_waits_until_its_file_is_imported(self) -> None:
         file = self.zygote.file("test_x.py")
-        file.state = file_handle.FileState.SUSPECT
-        ends = self.ends()
-        file.start(spec_of(0), *ends, self.told.append)
+        file.state = file_handle.FileState.OPENING
+        self.start(file)
         self.step()
         self.assertEqual(self.told, [])
-        self.assertEqual([one.unit.number for one in file._waiting], [0])
+        self.assertEqual([start.args[0].number for start in file._waiting], [0])
 
     def test_the_start_of_a_unit_is_no_time_of_its_test(self) -> None:
         """The test has not begun while its file is imported, so it has not timed out."""
-        self.zygote.file("test_x.py").state = file_handle.FileState.SUSPECT  # its units wait
+        self.zygote.file("test_x.py").state = file_handle.FileState.OPENING  # its units wait
         unit = self.start_unit(timeout=0.001)
         self.assertFalse(self.zygote.loop.step(time.monotonic() + 0.05), "a timer was due")
-        self.assertEqual((unit.cause, unit._processes._stacks_wanted), (EndCause.ITSELF, []))
-        unit._processes.close()
+        self.assertEqual((unit.cause, unit._stacks_wanted), (EndCause.ITSELF, []))
+        unit._close()
 
 
 if __name__ == "__main__":

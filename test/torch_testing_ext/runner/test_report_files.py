@@ -15,13 +15,23 @@ from pathlib import Path
 
 import junitparser
 from junitparser import xunit2
-from kit.invented_runs import a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
+from kit.invented_runs import (
+    a_test,
+    attempt,
+    ended,
+    every_outcome,
+    finished_test,
+    hang_of_ranks,
+    ranks,
+    run_events,
+    send,
+)
 from kit.junit import Invalid, read_junit, validate
 from test_html_report import history_of
 
 import torch_testing_ext
 from torch_testing_ext._process.whole_files import write_atomically
-from torch_testing_ext.runner.events import RunBegan, UnitBegan, UnitEnded
+from torch_testing_ext.runner.events import Importing, RunBegan, UnitBegan, UnitEnded
 from torch_testing_ext.runner.model import (
     Attempt,
     Category,
@@ -53,7 +63,7 @@ def kinds(case):
 class JUnitTest(unittest.TestCase):
     def test_counts(self):
         root = read_junit(junit.render(history_of(every_outcome())))
-        expected = {"tests": "12", "failures": "2", "errors": "4"}
+        expected = {"tests": "12", "failures": "6", "errors": "0"}
         self.assertEqual({name: root.get(name) for name in expected}, expected)
         self.assertEqual([suite.get("skipped") for suite in root], ["2", "0"])
         self.assertEqual(
@@ -74,16 +84,16 @@ class JUnitTest(unittest.TestCase):
                 {
                     "test_passed": [],
                     "test_failed": ["failure"],
-                    "test_error": ["error"],
-                    "test_timeout": ["error"],
-                    "test_crashed": ["error"],
+                    "test_error": ["failure"],
+                    "test_timeout": ["failure"],
+                    "test_crashed": ["failure"],
                     "test_expected_failure": [],
                     "test_unexpected_success": ["failure"],
-                    "test_flaky": ["failure"] * strict + ["flakyFailure", "flakyError"],
+                    "test_flaky": ["failure"] * strict + ["flakyFailure", "flakyFailure"],
                     "test_leaked": ["failure"] * strict,
                     "test_skipped": ["skipped"],
                     "test_large": ["skipped"],
-                    "test/distributed/test_broken.py": ["error"],
+                    "test/distributed/test_broken.py": ["failure"],
                 },
             )
 
@@ -98,8 +108,8 @@ class JUnitTest(unittest.TestCase):
         case = cases([finished_test("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT, TestOutcome.FAILED)])[
             "test_bad"
         ]
-        self.assertEqual(kinds(case), ["failure", "rerunFailure", "rerunError"])  # the schema groups them by kind
-        self.assertEqual(case.find("rerunError").get("type"), "timeout")
+        self.assertEqual(kinds(case), ["failure", "rerunFailure", "rerunFailure"])
+        self.assertEqual([one.get("type") for one in case.findall("rerunFailure")], ["timeout", "failed"])
         self.assertIn("1 != 2", case.find("rerunFailure/stackTrace").text)
 
     def test_the_order_of_elements_is_surefires(self):
@@ -212,12 +222,12 @@ class JUnitTest(unittest.TestCase):
             for flavour in junitparser, xunit2:
                 read = flavour.JUnitXml.fromstring(report)
                 self.assertEqual(read.tests, len(finished))
-                self.assertEqual(read.failures + read.errors, failed)
+                self.assertEqual((read.failures, read.errors), (failed, 0))
                 self.assertEqual(sum(suite.skipped for suite in read), history.summary.count(Category.SKIPPED))
                 bad = [case for suite in read for case in suite if any(one._tag != "skipped" for one in case.result)]
                 self.assertEqual(len(bad), failed)
             again = next(case for suite in read for case in suite if case.name == "test_bad")
-            self.assertIn("1 != 2", again.rerun_errors()[0].stack_trace)
+            self.assertIn("1 != 2", again.rerun_failures()[0].stack_trace)
 
 
 class SchemaTest(unittest.TestCase):
@@ -298,6 +308,34 @@ class TraceTest(unittest.TestCase):
                 self.assertLessEqual(unit["ts"], one["ts"])
                 self.assertLessEqual(one["ts"] + one["dur"], unit["ts"] + unit["dur"])
             self.assertEqual(tests[1]["args"], {"outcome": "failed", "attempt": 1, "ranks": 1, "why": "why"})
+
+
+class TraceOfRanksTest(unittest.TestCase):
+    def setUp(self):
+        recorder = Recorder()
+        send(recorder, [Importing((), 1, 1, 1_789_999_990.0), Importing(("x.py",), 1, 1, 1_789_999_998.0)])
+        *events, end = run_events([hang_of_ranks(4)])
+        send(recorder, events)
+        self.events = json.loads(perfetto.render(recorder.history(end)))["traceEvents"]
+
+    def slices(self, category):
+        found = [one for one in self.events if one.get("cat") == category and one["ph"] == "X"]
+        return [(one["tid"], one["name"], one["ts"] / 1e6, one["dur"] / 1e6) for one in found]
+
+    def test_imports_come_before_the_run(self):
+        self.assertEqual(self.slices("import"), [(0, "torch", 0.0, 8.0), (0, "x.py", 8.0, 2.0)])
+
+    def test_a_lane_for_each_rank(self):
+        self.assertEqual(self.slices("launch"), [(rank, "launch", 10.0, 0.5) for rank in range(4)])
+        self.assertEqual(self.slices("stopped"), [(rank, "ExampleTest.test_hang", 10.5, 3.5) for rank in range(4)])
+        calls = self.slices("collective")
+        self.assertEqual(calls[0], (0, "all_reduce #1 [4]", 11.0, 0.03))  # until rank 3 came
+        self.assertEqual(calls[1], (0, "all_reduce #2 [4]", 12.0, 2.0))  # it waits to the end
+        self.assertEqual([rank for rank, name, *_ in calls if "#2" in name], [0, 1, 3])
+
+    def test_arrows_lead_to_the_rank_that_came_last(self):
+        arrows = [(one["ph"], one["id"], one["tid"]) for one in self.events if one["ph"] in "sf"]
+        self.assertEqual(arrows[:2], [("s", "0.0", 0), ("f", "0.0", 3)])
 
 
 class ResultsTest(unittest.TestCase):

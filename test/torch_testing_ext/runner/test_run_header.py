@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +18,8 @@ from kit.junit import read_junit
 from test_project import run_test
 
 import torch_testing_ext
-from torch_testing_ext.runner.header import CommitQuery, describe_devices, nvidia_models
+from torch_testing_ext._machine.device_facts import DeviceFacts
+from torch_testing_ext.runner.header import CommitQuery, describe_devices
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
@@ -112,17 +113,8 @@ class DevicesTest(unittest.TestCase):
             (two, {"H100": 1, "T4": 2}, "2 cuda devices: 0, GPU-7 (of 1 x H100, 2 x T4)"),
         ):
             with self.subTest(inventory=inventory):
-                self.assertEqual(describe_devices(inventory, Counter(models)), expected)
-
-    def test_the_files_of_the_driver(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual(nvidia_models(Path(folder, "none")), {})
-            for number, model in enumerate(("NVIDIA H100", "NVIDIA H100", "T4")):
-                file = Path(folder, str(number), "information")
-                file.parent.mkdir()
-                file.write_text(f"Model: \t\t {model}\nIRQ:   {number}\nModel:\n")
-            Path(folder, "9", "information").mkdir(parents=True)
-            self.assertEqual(nvidia_models(Path(folder)), {"NVIDIA H100": 2, "T4": 1})
+                facts = tuple(DeviceFacts(name) for name, number in models.items() for _ in range(number))
+                self.assertEqual(describe_devices(replace(inventory, facts=facts)), expected)
 
 
 class RunTest(unittest.TestCase):
@@ -173,7 +165,7 @@ class RunTest(unittest.TestCase):
                 self.assertIn(whole, ran.report("report"))
                 self.assertNotIn(letter * 2_000, ran.console)
                 self.assertEqual(messages[cls].count("Traceback"), 1)
-            self.assertIn(f"characters cut here; {folder / 'report'} has all of it ...", ran.console)
+                self.assertIn(f"all of it:  python run_test.py show test_a.py::{cls}::{method}", ran.console)
 
 
 if __name__ == "__main__":

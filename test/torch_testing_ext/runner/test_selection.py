@@ -187,6 +187,26 @@ class TestsTest(unittest.TestCase):
     def test_names_in_a_broken_file_are_accepted(self):
         self.assertEqual(selected("test_tp_properties::AnyTest"), [])
 
+    def test_tests_that_a_broken_file_may_have(self):
+        source = "class OneTest(T):\n    @pytest.mark.gpu\n    async def test_mlp(self): ...\n\ndef test_max(): ...\n"
+        for keywords, marks, expected in (
+            ((), (), True),
+            (("mlp",), (), True),
+            (("OneTest and mlp",), (), True),
+            (("test_broken",), (), True),
+            (("not mlp",), (), True),
+            (("attention", "max"), (), True),
+            (("attention",), (), False),
+            (("mlp and max",), (), False),
+            ((), ("gpu",), True),
+            ((), ("not gpu",), True),
+            ((), ("slow",), False),
+            (("attention",), ("gpu",), False),
+        ):
+            with self.subTest(keywords=keywords, marks=marks):
+                selection = Selection.of(Options(keyword=keywords, marks=marks), Path(), Path())
+                self.assertIs(selection.may_select_from("test/test_broken.py", source), expected)
+
     def test_an_excluded_test_may_be_in_a_file_that_is_not_selected(self):
         self.assertEqual(len(selected("test_tp_examples", exclude=("test_tp::TpTest",))), 3)
 

@@ -82,7 +82,8 @@ class SlurmDaemonsTest(RunsCase):
             one.send_signal(number)
             one.wait()
         self.wait_until(lambda: not any(map(is_alive, pids)))
-        self.wait_until(lambda: not self.jobs() and not self.slurm.allocators())
+        self.wait_until(lambda: not self.jobs())
+        self.wait_until(lambda: not self.slurm.allocators())
 
 
 if __name__ == "__main__":

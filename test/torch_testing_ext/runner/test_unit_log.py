@@ -12,7 +12,6 @@ from torch_testing_ext.runner.processes.worker_messages import (
     FixtureBegan,
     FixtureEnded,
     FixtureFailed,
-    Missing,
     NotRun,
     WorkerBroke,
 )
@@ -55,7 +54,7 @@ def log_of(*messages, tests=1):
 
 def outcomes(log, end):
     results, rest = log.finish(end)
-    return {result.test: result.outcome.value for result in results}, rest
+    return {result.test: result.attempt.outcome.value for result in results}, rest
 
 
 class TestOneTest(TestCase):
@@ -80,7 +79,7 @@ class TestOneTest(TestCase):
             ((), FINE, "crashed"),
             ((AllOver(),), FINE, "error"),
             ((*running, WorkerBroke("KeyboardInterrupt")), WorkerExit(EndCause.ITSELF, 9.0, 1), "error"),
-            ((Missing(0), AllOver()), FINE, "error"),
+            ((not_run(0), AllOver()), FINE, "error"),
             # After its end: the process of a test that passed must exit properly, too.
             (over, killed, "crashed"),
             (over, late, "timeout"),
@@ -106,13 +105,13 @@ class TestOneTest(TestCase):
         log = log_of(began(0), ended(0), began(1), tests=3)
         (handed_out,) = log.certain()
         (hit,), rest = log.finish(EVICTED)
-        self.assertEqual((hit.test, hit.evicted, rest), (1, True, [2]))
-        self.assertIn("it was ended 7.0 s into T.test_1: the node was at 91 %", hit.message)
-        self.assertFalse(handed_out.evicted)
+        self.assertEqual((hit.test, hit.attempt.evicted, rest), (1, True, [2]))
+        self.assertIn("it was ended 7.0 s into T.test_1: the node was at 91 %", hit.attempt.message)
+        self.assertFalse(handed_out.attempt.evicted)
         (alone,), _ = log_of(began(0)).finish(replace(EVICTED, evicted=False))
-        self.assertFalse(alone.evicted)
+        self.assertFalse(alone.attempt.evicted)
         (passed,), _ = log_of(began(0), ended(0), AllOver()).finish(replace(EVICTED, code=0))
-        self.assertFalse(passed.evicted)
+        self.assertFalse(passed.attempt.evicted)
 
     def test_an_interrupted_test_has_no_outcome(self):
         self.assertEqual(outcomes(log_of(began(0)), WorkerExit(EndCause.INTERRUPTED, 9.0, -15)), ({}, []))
@@ -135,7 +134,7 @@ class TestOneTest(TestCase):
 
     def test_the_message_of_a_death_has_cause_time_place_and_command(self):
         (result,), _ = log_of(began(0)).finish(WorkerExit(EndCause.ITSELF, 3.5, -11, stacks="File x in y"))
-        title, stacks, command = result.message.split("\n\n")
+        title, stacks, command = result.attempt.message.split("\n\n")
         self.assertEqual(title, "the test's process was killed by SIGSEGV 2.5 s into T.test_0")
         self.assertIn("File x in y", stacks)
         self.assertEqual(command, "To run it alone:\n  run test_x.py::T::test_0")
@@ -180,7 +179,7 @@ class TestSeveralTests(TestCase):
     def test_a_tear_down_that_fails_between_two_classes_changes_a_result_before_it_is_given(self):
         log = log_of(began(0), ended(0), tears_down(), FixtureFailed("no"), FixtureEnded(), began(1), tests=2)
         (first,) = log.certain()
-        self.assertEqual((first.outcome, first.message), (TestOutcome.ERROR, "after the test: no"))
+        self.assertEqual((first.attempt.outcome, first.attempt.message), (TestOutcome.ERROR, "after the test: no"))
 
     def test_a_failure_after_a_result_that_was_given_goes_to_the_last_test(self):
         log = log_of(began(0), ended(0), began(1), tests=2)
@@ -200,7 +199,9 @@ class TestSeveralTests(TestCase):
     def test_a_failing_test_keeps_its_message_when_its_tear_down_fails_too(self):
         log = log_of(began(0), ended(0, "failed", "1 != 2"), tears_down(), FixtureFailed("no"), AllOver())
         result = result_of(0, log, FINE)
-        self.assertEqual((result.outcome.value, result.message), ("failed", "1 != 2\n\nafter the test: no"))
+        self.assertEqual(
+            (result.attempt.outcome.value, result.attempt.message), ("failed", "1 != 2\n\nafter the test: no")
+        )
 
     def test_the_worker_ends_within_a_tear_down(self):
         for end, outcome, title in (
@@ -211,27 +212,31 @@ class TestSeveralTests(TestCase):
             with self.subTest(end=end):
                 log = log_of(began(0), ended(0), tears_down(), tests=2)
                 (result,), rest = log.finish(end)
-                self.assertEqual((result.test, result.outcome.value, rest), (0, outcome, [1]))
-                self.assertTrue(result.message.startswith(f"after the test: {title}"), result.message)
+                self.assertEqual((result.test, result.attempt.outcome.value, rest), (0, outcome, [1]))
+                self.assertTrue(result.attempt.message.startswith(f"after the test: {title}"), result.attempt.message)
 
     def test_the_worker_hangs_in_a_set_up(self):
         """One failure, with the time that it took; the other tests of the class would only hang again."""
         late = WorkerExit(EndCause.DEADLINE, 9.0, -15, stacks="File x in setUpClass")
         results, rest = log_of(sets_up(0, 1, 2), tests=4).finish(late)
         self.assertEqual(
-            [(one.test, one.outcome.value) for one in results], [(0, "timeout"), (1, "error"), (2, "error")]
+            [(one.test, one.attempt.outcome.value) for one in results], [(0, "timeout"), (1, "error"), (2, "error")]
         )
         self.assertEqual(rest, [3])
-        self.assertTrue(results[0].message.startswith("setUpClass (T) timed out after 8.0 s; it was terminated\n"))
-        self.assertIn("in setUpClass", results[0].message)
-        self.assertEqual(results[0].ended - results[0].began, 8.0)
+        self.assertTrue(
+            results[0].attempt.message.startswith("setUpClass (T) timed out after 8.0 s; it was terminated\n")
+        )
+        self.assertIn("in setUpClass", results[0].attempt.message)
+        self.assertEqual(results[0].attempt.seconds, 8.0)
         for one in results[1:]:
-            self.assertTrue(one.message.startswith("not run: setUpClass (T) timed out after 8.0 s"), one.message)
+            self.assertTrue(
+                one.attempt.message.startswith("not run: setUpClass (T) timed out after 8.0 s"), one.attempt.message
+            )
 
     def test_the_worker_hangs_before_its_first_test(self):
         results, rest = log_of(tests=2).finish(WorkerExit(EndCause.DEADLINE, 9.0, -15))
-        self.assertEqual([one.outcome.value for one in results], ["timeout", "error"])
-        self.assertIn("timed out after 9.0 s, before its first test", results[0].message)
+        self.assertEqual([one.attempt.outcome.value for one in results], ["timeout", "error"])
+        self.assertIn("timed out after 9.0 s, before its first test", results[0].attempt.message)
         self.assertEqual(rest, [])
 
     def test_the_worker_dies_in_a_set_up(self):
@@ -249,7 +254,7 @@ class TestSeveralTests(TestCase):
             for length in range(len(reports)):
                 results, rest = log_of(*reports[:length], tests=2).finish(WorkerExit(cause, 9.0, 0))
                 with self.subTest(cause=cause, length=length):
-                    self.assertNotEqual({one.outcome for one in results}, {TestOutcome.PASSED})
+                    self.assertNotEqual({one.attempt.outcome for one in results}, {TestOutcome.PASSED})
                     self.assertEqual(sorted([*rest, *(one.test for one in results)]), [0, 1])
 
     def test_a_test_that_was_not_run_is_reported(self):

@@ -10,6 +10,7 @@ from pathlib import Path
 from kit.processes import heed_ctrl_c
 from kit.project import Project
 
+from torch_testing_ext._process import user_commands
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
 
@@ -86,7 +87,7 @@ class TestStatus(TestCase):
         self.assertEqual(ran.outcomes, {"test_ranks": "timeout", "test_alone": "timeout"})
         attempt = ran["test_ranks"]
         self.assertIn("where the running ranks are:", attempt.message)
-        self.assertIn("python run_test.py", attempt.message)
+        self.assertIn(f"run again:  {user_commands.runner()} ", attempt.message)
         self.assertEqual([log.output for log in attempt.ranks], ["rank 0 waits\n", ""])
         self.assertIn("in wait_for_the_other", attempt.ranks[0].stacks)
 

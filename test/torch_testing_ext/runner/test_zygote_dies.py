@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from unittest import mock
 
 from kit.project import Project
@@ -211,7 +212,7 @@ class RefusedTest(ZygoteCase):
     def test_a_temporary_folder(self):
         full = OSError(errno.ENOSPC, "No space left on device")
         with (
-            mock.patch.object(zygote_client.tempfile, "mkdtemp", side_effect=full),
+            mock.patch.object(tempfile, "mkdtemp", side_effect=full),
             self.assertRaisesRegex(CannotRun, "no temporary folder can be created: .*No space left"),
         ):
             file_processes.FileProcesses(self.project.root).__enter__()

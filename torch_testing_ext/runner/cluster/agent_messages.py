@@ -1,14 +1,13 @@
 """The messages between run_test.py and the agent of a node: lines of JSON over any byte stream."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..engine.unit_log import EndCause
-from ..model import Attempt, Lease, Test, Unit
-from ..options.options import OrderHazard
+from ..model import Attempt, Lease, Unit
+from ..options.options import Options
+from ..processes.file_processes import Discovery
 
 # Seconds between two signs of life of an agent, and how many may be missing before its node counts as lost.
 HEARTBEAT = 1.0
@@ -23,26 +22,22 @@ class PrepareNode:
     """Start the processes of a node. The first message to an agent."""
 
     root: str  # of the tested project, on the node
-    drop_in: bool
+    options: Options  # of the run
     jobs: int | None  # the most CPU slots to use; None for one per usable core
-    devices: int | None  # the most accelerators to use; None for all that the node's mask shows
     fake_devices: tuple[str, ...]  # the names of accelerators that do not exist, to try out a cluster without any
-    timeout: float
-    slow: float
-    stream: bool
     command: str  # that reruns a test whose name is appended
     environ: Mapping[str, str]  # variables of run_test.py that tests may read
-    all_marks: bool = False  # collect also tests that a `-m` in the project's options for pytest leaves out
-    sanitize: str | None = None
-    sanitize_order: OrderHazard = OrderHazard.WARN
-    shake_seed: int | None = None  # of the first repetition
     reserved: int = 0  # accelerators that Ray or Slurm has reserved there
+    show_command: str = ""  # that shows the failure of a test whose name is appended
     undo_worker: bool = False  # the agent was started by a worker of Ray
+    # Patterns of the files that come back; None if `root` is not a copy of the project.
+    fetch: tuple[str, ...] | None = None
+    accepts: bool = False  # tests rewrite expected texts, which come back as well
 
 
 @dataclass(frozen=True)
 class FindTests:
-    """Import files and list their tests."""
+    """Import files and list their tests; the answer is a Discovery."""
 
     files: tuple[str, ...]
     devices: int  # of the largest node
@@ -60,17 +55,11 @@ class RunUnit:
 
 @dataclass(frozen=True)
 class EndUnit:
-    """End a unit by escalation."""
+    """End a unit by escalation, or kill it `at_once`."""
 
     number: int
     cause: EndCause
-
-
-@dataclass(frozen=True)
-class KillUnit:
-    """Kill a unit at once."""
-
-    number: int
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,12 @@ class CloseFile:
     name: str
 
 
-ToAgent: TypeAlias = PrepareNode | FindTests | RunUnit | EndUnit | KillUnit | AskUnit | CloseFile
+@dataclass(frozen=True)
+class FetchFiles:
+    """Send the files of the project that tests have changed. No unit runs any more."""
+
+
+ToAgent: TypeAlias = PrepareNode | FindTests | RunUnit | EndUnit | AskUnit | CloseFile | FetchFiles
 
 
 # -- from the agent
@@ -140,22 +134,8 @@ class NodeCannotRun:
 
 
 @dataclass(frozen=True)
-class TestsFound:
-    """The tests of all files that were asked for."""
-
-    __test__ = False  # not a test for pytest to collect
-
-    tests: tuple[Test, ...]
-    broken: tuple[Attempt, ...]
-    not_run: tuple[Attempt, ...]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TestOfUnitBegan:
+class BeganInUnit:
     """A test of a unit begins. Here as below, a test is its index in the unit."""
-
-    __test__ = False  # not a test for pytest to collect
 
     number: int
     test: int
@@ -163,10 +143,8 @@ class TestOfUnitBegan:
 
 
 @dataclass(frozen=True)
-class TestOfUnitIsSlow:
+class IsSlowInUnit:
     """A test of a unit has been running for longer than --slow."""
-
-    __test__ = False  # not a test for pytest to collect
 
     number: int
     test: int
@@ -192,14 +170,6 @@ class EndOfUnit:
 
 
 @dataclass(frozen=True)
-class UnitNotStarted:
-    """The system of the node refused what a unit needs."""
-
-    number: int
-    why: str
-
-
-@dataclass(frozen=True)
 class StacksOfUnit:
     """The stacks of a unit's processes."""
 
@@ -216,13 +186,28 @@ class OutputOfUnit:
 
 
 @dataclass(frozen=True)
+class FileChanged:
+    """A file that is not as it was sent. `digest`: empty if it is gone. `content`: None if it does not come back."""
+
+    name: str
+    digest: str
+    content: bytes | None
+
+
+@dataclass(frozen=True)
+class AllFilesSent:
+    """The answer to FetchFiles is complete."""
+
+
+@dataclass(frozen=True)
 class AgentWarned:
     """A warning for the user."""
 
     text: str
 
 
-FromUnit: TypeAlias = (
-    TestOfUnitBegan | TestOfUnitIsSlow | ResultsOfUnit | EndOfUnit | UnitNotStarted | StacksOfUnit | OutputOfUnit
+FromUnit: TypeAlias = BeganInUnit | IsSlowInUnit | ResultsOfUnit | EndOfUnit | StacksOfUnit | OutputOfUnit
+FromProject: TypeAlias = FileChanged | AllFilesSent
+FromAgent: TypeAlias = (
+    AgentHello | AgentAlive | NodeReady | NodeCannotRun | Discovery | FromUnit | FromProject | AgentWarned
 )
-FromAgent: TypeAlias = AgentHello | AgentAlive | NodeReady | NodeCannotRun | TestsFound | FromUnit | AgentWarned

@@ -1,28 +1,28 @@
 """The messages between run_test.py and the bridge, the one process that imports ray."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch_testing_ext._process.channel import WithDescriptors
+
+from .reservations import Wish
 
 
 @dataclass(frozen=True)
 class Connect:
     """Connect to a cluster and start agents on its nodes."""
 
-    address: str
-    nodes: int | None  # how many to use; None for all that have something free
-    gpus_per_node: int | None
+    wish: Wish  # the nodes that the run wants, and the address of the cluster
     folder: str  # of temporary files, to be removed when run_test.py is killed
-    archive: str  # a tar of the project; empty if `root` is on every node
     root: str  # the path of the project on every node; empty if it is sent
     digest: str  # of the project's files at `root`, to be compared; empty if it is sent
     setup: str  # a shell command for each node
     environ: Mapping[str, str]  # for the agents, beside that of their node
-    on_path: bool  # whether the project's folder is where modules are imported from
+    path: tuple[str, ...]  # the folders of the project where modules are imported from
+    archive: str = ""  # a tar of the project; empty if `root` is on every node
+    times: Mapping[str, int] = field(default_factory=dict)  # when files of the archive were modified, in nanoseconds
+    cleans: bool = False  # only remove what the nodes have kept
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,17 @@ class ReleaseNode:
     """An agent is lost or not needed any more."""
 
     serial: int
+    refused: str = ""  # why its node is of no use for this run, and is left alone
 
 
-ToBridge: TypeAlias = Connect | ReleaseNode
+@dataclass(frozen=True)
+class TakeMore:
+    """Whether the run has use for further nodes."""
+
+    wanted: bool
+
+
+ToBridge: TypeAlias = Connect | ReleaseNode | TakeMore
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class NodeJoined(WithDescriptors):
     root: str  # of the project, there
     cpus: int
     gpus: tuple[str, ...]  # as Ray names them
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,14 @@ class NodeGone:
 
     name: str
     why: str
-    is_node: bool = False  # something has happened to the node; nothing is wrong with what was to run there
+
+
+@dataclass(frozen=True)
+class NodeCleaned:
+    """Nothing is kept on a node any more. `removed`: the paths of projects and folders there, or what failed."""
+
+    name: str
+    removed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,4 +97,4 @@ class NodeDrains:
     name: str
 
 
-FromBridge: TypeAlias = RayImported | CannotConnect | BridgeWaits | NodeJoined | NodeGone | NodeDrains
+FromBridge: TypeAlias = RayImported | CannotConnect | BridgeWaits | NodeJoined | NodeGone | NodeCleaned | NodeDrains

@@ -2,77 +2,63 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop
 
 from ..options.options import CannotRun, UsageError
 from ..scheduling.node_leases import NodeLeases
-from .agent_messages import HEARTBEAT, AgentHello, NodeReady, PrepareNode, ToAgent
-from .facts import differences, facts
-from .remote import RemoteNode
+from .agent_messages import HEARTBEAT, AgentHello, FetchFiles, FileChanged, NodeReady, ToAgent
+from .node_environment import differences, facts
+from .project_changes import ComingBack, named
+from .remote import JoiningNode, NodeState, RemoteNode
+
+IDLE_BEATS = 4  # a node without a unit for so long is given back, if no unit waits
+HURRY_TIMEOUT = 2.0  # seconds that a node has to say that its units were killed
 
 
 class ClusterError(UsageError):
     """The cluster cannot run the tests; nothing was run."""
 
 
-@dataclass(frozen=True)
-class JoiningNode:
-    """A node on which a launcher has started an agent."""
-
-    name: str
-    stream: socket.socket
-    prepare: PrepareNode
-    how_it_ended: Callable[[], str]
-
-
-class LauncherListener(Protocol):
-    """Receives what a launcher says about nodes."""
-
-    def join(self, joining: JoiningNode) -> None:
-        """An agent has been started."""
-
-    def drain(self, name: str) -> None:
-        """A node is to be left."""
-
-    def refuse(self, why: str, is_node: bool) -> None:
-        """No agent can start on a node. `is_node`: the node was lost just then, and the run begins without it."""
-
-
-class NodeLauncher(Protocol):
+class NodeLauncher:
     """Starts agents on nodes, as they become free, and carries their bytes."""
 
     @property
     def waits_for(self) -> str:
         """The thing that it waits for, in words; empty if no further node is on its way."""
+        return ""
 
     @property
     def failure(self) -> str:
         """Why no node will come; empty as long as some may."""
+        return ""
 
     @property
     def expected(self) -> int:
         """The number of nodes that the run should begin with; 0 for those that are free at the start."""
+        return 0
 
-    def open(self, loop: EventLoop, listener: LauncherListener) -> None:
-        """Begin to start agents."""
+    @property
+    def is_connecting(self) -> bool:
+        """Whether it does not know the cluster yet: the time to wait for nodes begins later."""
+        return False
 
-    def release(self, name: str) -> None:
-        """A node is lost or not needed any more."""
+    def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
+        """Begin to start agents, which join these nodes."""
 
-    def close(self) -> None:
-        """End all agents, and leave nothing behind."""
+    def release(self, name: str, refused: str = "") -> None:
+        """A node is lost or not needed any more. `refused`: why it is of no use for this run: leave it alone."""
+
+    def take_more(self, wanted: bool) -> bool:
+        """Whether the run has use for further nodes. Returns whether others can use those that it gives back."""
+        return False
+
+    def close(self, at_once: bool) -> None:
+        """End all agents, and leave nothing behind. `at_once`: the user waits for nothing any more."""
 
 
-@dataclass
-class _Node:
-    remote: RemoteNode
-    ready: NodeReady | None = None
-    draining: bool = False
+_USABLE = (NodeState.READY, NodeState.DRAINS)
 
 
 class ClusterNodes:
@@ -80,12 +66,14 @@ class ClusterNodes:
 
     def __init__(self, launcher: NodeLauncher, leases: NodeLeases, loop: EventLoop, say: Callable[[str], object]):
         self.warn: Callable[[str], object] = lambda text: None  # until the run has a reporter
+        self.coming_back: ComingBack | None = None  # if the nodes have copies of the project
         self.warnings: list[str] = []
         self.lost: list[str] = []  # how nodes were lost
-        self.refused = ""  # why the run cannot begin
-        self.has_begun = False  # from here on, a node that differs is left out
+        self.waiting: Callable[[], int] | None = None  # the units that wait; None as long as all nodes are needed
+        self._different: list[str] = []  # the software of nodes that are left alone
         self.joined = 0  # how many have become ready, also if they are lost now
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, RemoteNode] = {}
+        self._hurried = False
         self._launcher, self._leases, self._loop, self._say = launcher, leases, loop, say
 
     def open(self) -> None:
@@ -94,21 +82,63 @@ class ClusterNodes:
 
     def close(self) -> None:
         for node in self._nodes.values():
-            node.remote.close()
-        self._launcher.close()
+            node.close()
+        self._launcher.close(self._hurried)
+
+    def hurry(self) -> None:
+        """Lose the nodes whose units have not ended in a moment although they were killed."""
+        self._hurried = True
+        self._loop.after(HURRY_TIMEOUT, self._lose_busy)
+
+    def _lose_busy(self) -> None:
+        for node in [node for node in self._nodes.values() if not node.is_idle]:
+            node.lose("its units have not ended although they were killed")
 
     def _tick(self) -> None:
         for node in list(self._nodes.values()):
-            node.remote.tick()
-        for name in [name for name, node in self._nodes.items() if node.draining and node.remote.is_idle]:
-            self._nodes[name].remote.close()
-            self._forget(name)
+            node.tick()
+        for node in [node for node in self._nodes.values() if node.state is NodeState.DRAINS and node.is_idle]:
+            node.leaves = True  # no unit runs there, and none will
+            self._fetch_from(node)
+        self._share()
         self._loop.after(HEARTBEAT, self._tick)
 
-    def _forget(self, name: str) -> None:
+    def _share(self) -> None:
+        """Leave nodes to others for which no unit waits."""
+        if self.waiting is None:
+            return
+        waits = self.waiting() > 0
+        for node in self._nodes.values() if self._launcher.take_more(waits) else ():
+            is_idle = node.state is NodeState.READY and node.is_idle and not waits
+            node.idle = node.idle + 1 if is_idle else 0
+            if node.idle >= IDLE_BEATS:
+                self._leases.drain(node.name)
+                node.state = NodeState.DRAINS
+
+    def _fetch_from(self, node: RemoteNode) -> None:
+        node.state = NodeState.SENDS
+        if self.coming_back is None:
+            self.node_sent_files(node)
+        else:
+            node.send(FetchFiles())
+
+    def are_sending(self) -> bool:
+        """The last unit has ended: whether files are still to come from a node."""
+        for node in [node for node in self._nodes.values() if node.state in _USABLE]:
+            self._fetch_from(node)
+        sending = any(node.state is NodeState.SENDS for node in self._nodes.values())
+        if not sending and self.coming_back is not None:
+            written, warnings = self.coming_back.write()
+            if written:
+                self._say(f"files that have come back from the nodes: {named(written)}")
+            for warning in warnings:
+                self._warn(warning)
+        return sending
+
+    def _forget(self, name: str, refused: str = "") -> None:
         del self._nodes[name]
         self._leases.drop(name)
-        self._launcher.release(name)
+        self._launcher.release(name, refused)
 
     def _warn(self, warning: str) -> None:
         self.warnings.append(warning)
@@ -119,11 +149,10 @@ class ClusterNodes:
 
     @property
     def ready(self) -> Mapping[str, NodeReady]:
-        """The nodes that are ready, by name."""
-        return {name: node.ready for name, node in self._nodes.items() if node.ready is not None}
+        return {name: one.ready for name, one in self._nodes.items() if one.ready is not None and not one.leaves}
 
     def remote(self, name: str) -> RemoteNode:
-        return self._nodes[name].remote
+        return self._nodes[name]
 
     @property
     def largest(self) -> RemoteNode:
@@ -136,7 +165,7 @@ class ClusterNodes:
     def send(self, message: ToAgent) -> None:
         """Send a message to all agents."""
         for node in self._nodes.values():
-            node.remote.send(message)
+            node.send(message)
 
     @property
     def awaited(self) -> str:
@@ -150,48 +179,69 @@ class ClusterNodes:
     # -- what launchers say
 
     def join(self, joining: JoiningNode) -> None:
+        """An agent has been started."""
         if joining.name in self._nodes:
             self.remote(joining.name).lose("its agent was started again")
-        node = RemoteNode(joining.name, joining.stream, self._loop, self, joining.how_it_ended)
-        self._nodes[joining.name] = _Node(node)
+        self._nodes[joining.name] = node = RemoteNode(joining, self._loop, self)
+        for warning in joining.warnings:
+            self.node_warned(node, warning)
         node.send(joining.prepare)
 
-    def refuse(self, why: str, is_node: bool) -> None:
-        """An error before the run, unless the node was lost, and a warning later, since it goes on without."""
-        if self.has_begun or is_node:
-            self.lost.append(why)
-            self._warn(why)
-        else:
-            self.refused = self.refused or why
+    def refuse(self, why: str) -> None:
+        """No agent can start on a node: the run goes on with others."""
+        self.lost.append(why)
+        self._warn(why)
+
+    def why_none(self, failure: str) -> str:
+        """Why the run cannot begin, of which the launcher says that much."""
+        if self._different:
+            found = "\n".join(self._different)
+            advice = "Install the same versions everywhere, or start the run on a node."
+            return f"the nodes have other software than this machine:\n{found}\n{advice}"
+        last = [lost for lost in self.lost[-1:] if lost not in failure and not lost.endswith(failure)]
+        return ": ".join([failure, *last])
 
     def drain(self, name: str) -> None:
+        """A node is to be left."""
         if name in self._nodes:
             self._leases.drain(name)
-            self._nodes[name].draining = True
+            self._nodes[name].state = NodeState.DRAINS
             self.node_warned(self.remote(name), "it is about to be taken away: it gets no further tests")
 
     # -- what agents say
 
     def node_said_hello(self, node: RemoteNode, hello: AgentHello) -> None:
         """The first message of an agent: compare what must be the same."""
-        if found := "\n".join(differences(facts(), {node.name: hello.facts})):
-            if self.has_begun:
-                node.lose(f"it has other software than this machine:\n{found}")
-            else:
-                advice = "Install the same versions everywhere, or start the run on a node."
-                self.refuse(f"the nodes have other software than this machine:\n{found}\n{advice}", is_node=False)
+        if found := differences(facts(), {node.name: hello.facts}):
+            self._different += found
+            why = "\n".join([f"node {node.name} has other software than this machine, and is left alone:", *found])
+            node.close()
+            self._forget(node.name, why)
+            self.refuse(why)
 
     def node_is_ready(self, node: RemoteNode, ready: NodeReady) -> None:
-        self._nodes[node.name].ready = ready
+        if node.state is not NodeState.STARTS:
+            return  # it drains already
+        node.ready, node.state = ready, NodeState.READY
         self._leases.add(node.name, ready.devices, ready.slots)
         self.joined += 1
-        if self.has_begun:
+        if self.waiting is not None:
             self._say(f"node {node.name} has joined")
 
     def node_warned(self, node: RemoteNode, text: str) -> None:
         warning = f"node {node.name}: {text}"
         if warning not in self.warnings:
             self._warn(warning)
+
+    def node_changed_file(self, node: RemoteNode, changed: FileChanged) -> None:
+        if self.coming_back is not None:
+            self.coming_back.add(node.name, changed)
+
+    def node_sent_files(self, node: RemoteNode) -> None:
+        node.state = NodeState.DONE
+        if node.leaves:
+            node.close()
+            self._forget(node.name)
 
     def node_lost(self, node: RemoteNode, why: str) -> None:
         self._forget(node.name)

@@ -7,17 +7,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.private_folders import locked_folder
 
 from ..engine.engine import Engine
-from ..engine.place import LostUnitListener
+from ..engine.place import Place
+from ..engine.running_unit import UnitListener
 from ..events import Reporter, Warned
 from ..model import Lease, NodeOfRun, RunHeader, Unit
-from ..options.options import ALL_CPUS, Options
-from ..processes.file_processes import Discovery
+from ..options.options import ALL_CPUS, Options, UsageError
+from ..processes.file_processes import Discovery, Reads
 from ..run_site import Found, Work
 from ..scheduling.inventory import Inventory
 from ..scheduling.node_leases import NodeLeases
@@ -25,42 +30,61 @@ from ..scheduling.policy import Priority, Queue
 from .agent_messages import CloseFile, FindTests, PrepareNode, RunUnit
 from .bridge_protocol import Connect
 from .cluster_nodes import ClusterError, ClusterNodes, NodeLauncher
-from .node_environment import environment_for_nodes
+from .node_environment import LOGS, environment_for_nodes, notes_on_environment
+from .project_changes import ComingBack, named
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
 from .remote import RemoteNode, RemoteUnit
-from .shipping import pack
+from .reservations import Wish
+from .shipping import Shipment, choose, sent_file, split_path, write
 from .slurm import SLURM, slurm_launcher
 
+LOGS_OF_NODES = "torch_testing_ext_logs"  # the folder of the project's copies for TORCH_TESTING_EXT_LOGS
 TELL_INTERVAL = 10.0  # seconds between two lines about what the run waits for
 
 
 @contextmanager
-def on_cluster(options: Options, root: Path) -> Iterator[ClusterSite]:
-    """The nodes of the cluster that the options name, where agents are started."""
-    warnings: list[str] = []  # about what is packed for the nodes
+def on_cluster(options: Options, root: Path, files: Sequence[str]) -> Iterator[ClusterSite]:
+    """The nodes of the cluster that the options name, where agents are started for these test files."""
+    warnings = notes_on_environment(os.environ, options.cluster_env)
     leases = NodeLeases()
-    with TemporaryDirectory(prefix="torch_testing_ext_run_", ignore_cleanup_errors=True) as name:
-        launcher = _launcher(options, root, Path(name), warnings)
+    with locked_folder("torch_testing_ext_run_") as folder:
+        if options.cluster == SLURM:
+            launcher = slurm_launcher(options, root, _prepare(options, root), folder, os.environ)
+            coming_back = None
+        elif options.cluster_root is not None:
+            launcher, coming_back = _on_ray(options, root, folder, warnings), None
+        else:
+            launcher, coming_back = _with_copies(options, root, files, folder, warnings)
         with ClusterPlace(launcher, leases, options.cluster_timeout, _say) as place:
+            place.nodes.coming_back = coming_back
             yield ClusterSite(place, leases, warnings)
 
 
+def shipment(options: Options, root: Path, files: Sequence[str]) -> Shipment:
+    """Choose what is sent: also test files that git ignores, and folders of the project on PYTHONPATH."""
+    below, _ = split_path(os.environ.get("PYTHONPATH", ""), root, Path.cwd())
+    return choose(root, [*files, *(name for name in below if name != ".")])
+
+
+@dataclass
 class ClusterSite:
     """The nodes of a cluster, where tests are found and run by agents."""
 
-    def __init__(self, place: ClusterPlace, leases: NodeLeases, warnings: Sequence[str]):
-        self._place = place
-        self._leases = leases
-        self._warnings = warnings
-        self.torch_version = ""  # known when the nodes are ready
+    place: ClusterPlace
+    leases: NodeLeases
+    notes: Sequence[str]  # warnings from before the nodes have come
+    torch_version: str = ""  # known when the nodes are ready
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (*self._warnings, *self._place.nodes.warnings)
+        return (*self.notes, *self.place.nodes.warnings)
 
-    def discover(self, files: Sequence[str]) -> Found:
-        place = self._place
+    def reads(self) -> Reads:
+        return {}  # the nodes do not say
+
+    def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
+        place = self.place
         place.wait_for_nodes()
         nodes = tuple(
             NodeOfRun(name, node.devices, node.slots, node.most_at_once) for name, node in place.nodes.ready.items()
@@ -77,64 +101,102 @@ class ClusterSite:
         return Found(inventory, sum(node.slots for node in nodes), discovery)
 
     def schedule(self, work: Work, first: Priority) -> tuple[Queue, NodeLeases]:
-        return Queue(work.plan.units, self._leases, first), self._leases
+        return Queue(work.plan.units, self.leases, first), self.leases
 
     def engine(
         self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
     ) -> tuple[Engine, tuple[str, ...]]:
         queue, leases = self.schedule(work, first)
-        self._place.nodes.warn = lambda text: reporter.on_event(Warned(text))
-        return Engine(self._place, work.options, work.inventory, leases, queue, reporter, header), ()
+        self.place.nodes.waiting = (lambda: 1) if work.options.endless else (lambda: len(queue))
+        self.place.nodes.warn = lambda text: reporter.on_event(Warned(text))
+        return Engine(self.place, work.options, work.inventory, leases, queue, reporter, header), ()
 
 
-def _launcher(options: Options, root: Path, folder: Path, warnings: list[str]) -> NodeLauncher:
-    address, shared, environ = options.cluster, options.cluster_root, environment_for_nodes(os.environ)
-    assert address is not None
-    prepare = PrepareNode(
-        root=str(shared or root),
-        drop_in=bool(options.drop_in),
-        all_marks=bool(options.marks),
+def clean(options: Options) -> int:
+    """Remove what the nodes of a Ray cluster have kept for runs, and say so. Returns the exit code."""
+    options = replace(options, cluster=options.cluster or "auto")
+    if options.cluster == SLURM:
+        raise UsageError("cluster clean is for Ray: with Slurm, nodes keep nothing")
+    with locked_folder("torch_testing_ext_run_") as folder:
+        launcher = _on_ray(options, Path.cwd(), folder, [], cleans=True)
+        with ClusterPlace(launcher, NodeLeases(), options.cluster_timeout, _say) as place:
+            while not launcher.failure:  # also when all is done
+                place.loop.step()
+    for node in launcher.cleaned:
+        print(f"node {node.name}: removed {', '.join(node.removed) or 'nothing'}")
+    if not launcher.cleaned:
+        raise ClusterError(launcher.failure)
+    return 0
+
+
+def _prepare(options: Options, root: Path) -> PrepareNode:
+    return PrepareNode(
+        root=str(options.cluster_root or root),
+        options=options,
         jobs=None if options.jobs == ALL_CPUS else options.jobs,
-        devices=options.cluster_gpus_per_node,
         fake_devices=(),
-        timeout=options.timeout,
-        slow=options.slow,
-        stream=options.stream,
         command=options.command,
-        environ=environ,
-        sanitize=options.sanitize,
-        sanitize_order=options.sanitize_order,
-        shake_seed=options.shake_seed,
-        undo_worker=address != SLURM,
+        show_command=options.show_command,
+        environ=environment_for_nodes(os.environ, options.cluster_env),
+        undo_worker=options.cluster != SLURM,
     )
-    if address == SLURM:
-        return slurm_launcher(options, root, prepare, folder, os.environ)
-    archive = folder / "project.tar"
-    if shared is None:
-        warnings += pack(root, archive)
+
+
+def _with_copies(
+    options: Options, root: Path, files: Sequence[str], folder: Path, warnings: list[str]
+) -> tuple[RayLauncher, ComingBack]:
+    """The launcher for nodes that get a copy of the project, and what brings files back from there."""
+    archive, sent = folder / "project.tar", shipment(options, root, files)
+    write(sent, archive)
+    warnings += sent.warnings
+    environ = environment_for_nodes(os.environ, options.cluster_env)
+    logs = environ.get(LOGS)
+    elsewhere = {LOGS_OF_NODES: Path(logs).expanduser().absolute()} if logs else {}
+    launcher = _on_ray(options, root, folder, warnings, archive=str(archive), times=sent.times)
+    launcher.copies_of = str(root)
+    launcher.prepare = replace(
+        launcher.prepare,
+        environ={**environ, **dict.fromkeys([LOGS] if logs else [], LOGS_OF_NODES)},
+        fetch=(*options.cluster_fetch, *elsewhere),
+        accepts=bool(environ.get("EXPECTTEST_ACCEPT")),
+    )
+    return launcher, ComingBack(root, partial(sent_file, archive), elsewhere)
+
+
+def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **more: Any) -> RayLauncher:
+    assert options.cluster is not None
+    prepare, shared = _prepare(options, root), options.cluster_root
+    below, elsewhere = split_path(os.environ.get("PYTHONPATH", ""), root, Path.cwd())
+    if elsewhere:
+        warnings.append(f"entries of PYTHONPATH outside of the project are not sent to the nodes: {named(elsewhere)}")
     connect = Connect(
-        address=address,
-        nodes=options.cluster_nodes,
-        gpus_per_node=options.cluster_gpus_per_node,
+        Wish(
+            options.cluster,
+            options.cluster_nodes,
+            options.cluster_gpus_per_node,
+            prepare.jobs,
+            options.cluster_only,
+            options.cluster_not,
+        ),
         folder=str(folder),
-        archive="" if shared is not None else str(archive),
         root=str(shared or ""),
-        digest=digest_of(str(root)) if shared is not None else "",
+        digest=digest_of(str(root)) if shared else "",
         setup=options.cluster_setup or "",
-        environ=environ,
-        on_path=not options.drop_in,
+        environ=prepare.environ,
+        path=tuple(below if options.drop_in else dict.fromkeys([".", *below])),
+        **more,
     )
     return RayLauncher(connect, prepare, folder / "ray.log", options.cluster_fake_gpus)
 
 
 def _say(text: str) -> None:
-    print(f"run_test.py: {text}", file=sys.stderr, flush=True)
+    print(f"{user_commands.runner_name()}: {text}", file=sys.stderr, flush=True)
 
 
 # -- the place
 
 
-class ClusterPlace:
+class ClusterPlace(Place):
     """The nodes of a run, on which tests are found and units run: `with ClusterPlace(...) as place:`."""
 
     def __init__(self, launcher: NodeLauncher, leases: NodeLeases, timeout: float, say: Callable[[str], object]):
@@ -160,22 +222,21 @@ class ClusterPlace:
         """Wait until the nodes are ready that the run begins with. Raises ClusterError."""
         until, tell_at = time.monotonic() + self._timeout, time.monotonic() + TELL_INTERVAL
         while not self._can_begin():
-            if self.nodes.refused:
-                raise ClusterError(self.nodes.refused)
             if failure := self._launcher.failure:
-                raise ClusterError(": ".join([failure, *self.nodes.lost[-1:]]))
+                raise ClusterError(self.nodes.why_none(failure))
             now = time.monotonic()
+            if self._launcher.is_connecting:
+                until = now + self._timeout
             if now >= until:
                 raise ClusterError(f"no run after {self._timeout:g} s of waiting: {self.nodes.awaited}")
             if now >= tell_at:
                 self._say(f"waiting for {self.nodes.awaited}")
                 tell_at = now + TELL_INTERVAL
             self.loop.step(min(until, tell_at))
-        self.nodes.has_begun = True
 
     def _can_begin(self) -> bool:
         ready, expected = len(self.nodes.ready), self._launcher.expected
-        if self.nodes.refused or ready < max(1, expected):
+        if ready < max(1, expected):
             return False
         return bool(expected) or (ready == len(self.nodes) and not self._launcher.waits_for)
 
@@ -193,12 +254,11 @@ class ClusterPlace:
                 finder.found = None
                 finder.send(FindTests(files, self.most_at_once, jobs))
             self.loop.step()
-        found = finder.found
-        return Discovery(found.tests, found.broken, found.not_run, found.warnings)
+        return finder.found
 
     # -- the place of the engine
 
-    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> RemoteUnit:
+    def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> RemoteUnit:
         return self.nodes.remote(lease.node).run(RunUnit(unit, lease, self.most_at_once), listener)
 
     def close_file(self, name: str) -> None:
@@ -213,6 +273,12 @@ class ClusterPlace:
             self.loop.at(until, lambda: None)
             self._say(f"waiting for a node: {self.nodes.awaited}")
         return now < self._wait[1] and not self._launcher.failure
+
+    def is_finishing(self) -> bool:
+        return self.nodes.are_sending()
+
+    def hurry(self) -> None:
+        self.nodes.hurry()
 
     @property
     def shortage(self) -> str:

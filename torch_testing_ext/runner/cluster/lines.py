@@ -1,7 +1,6 @@
 """Typed messages as lines of JSON over any byte stream: a pipe, a socket, the stdin and stdout of a remote command."""
 
-from __future__ import annotations
-
+import json
 import os
 import queue
 import threading
@@ -26,11 +25,15 @@ class NotAMessage(Exception):
 class MessageReader(Generic[Received]):
     """Reads messages from a descriptor. `receives` is the union of their types."""
 
-    def __init__(self, fd: int, receives: Any, first: type | None = None):
-        """`first`: lines before the first message of this type are not for us, such as what a login shell prints."""
+    def __init__(self, fd: int, receives: Any, first: type | None = None, renamed: tuple[str, str] = ("", "")):
+        """`first`: lines before the first message of this type are not for us, such as what a login shell prints.
+
+        `renamed`: a path in all texts, and the path that it gets.
+        """
         self._fd = fd
         self._kinds = messages.by_name(receives)
         self._first = first
+        self._there, self._here = (json.dumps(path)[1:-1].encode() for path in renamed)
         self._lines = messages.LineBuffer()
         self.ignored: list[str] = []  # the lines before the first message
 
@@ -52,6 +55,8 @@ class MessageReader(Generic[Received]):
 
     def _messages(self, lines: list[bytes]) -> Iterator[Received]:
         for line in lines:
+            if self._there and self._there in line:
+                line = line.replace(self._there, self._here)
             try:
                 message = messages.from_json(line, self._kinds)
             except Exception:  # whatever it is, it is none of our messages

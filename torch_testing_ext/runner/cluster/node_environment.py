@@ -1,36 +1,99 @@
-"""The environment of tests on other machines: variables of run_test.py, and nothing of a worker of Ray."""
+"""The environment of tests on other machines: variables and versions of run_test.py, nothing of a worker of Ray."""
 
-from __future__ import annotations
-
+import functools
+import importlib.metadata
+import importlib.util
 import os
+import platform
+import re
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from torch_testing_ext.launch.settings import RUNNER_PREFIX
+import torch_testing_ext
+from torch_testing_ext._machine.device_locks import LEASED
+from torch_testing_ext._machine.visible_devices import MASKS
+from torch_testing_ext.launch.settings import PREFIX, RUNNER_PREFIX
+
+from .agent_messages import NodeFacts
+from .ray_actor import digest_of
 
 # What describes a machine, a login or a job: each node has its own.
 _OF_MACHINE = {
     *("PATH", "HOME", "USER", "LOGNAME", "MAIL", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "HOSTTYPE"),
     *("TMPDIR", "TMP", "TEMP", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"),
     *("DISPLAY", "WAYLAND_DISPLAY", "TERM", "COLORTERM", "COLUMNS", "LINES", "TTY", "CUDA_HOME", "CUDA_PATH"),
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
     *("NVIDIA_VISIBLE_DEVICES", "INVOCATION_ID", "JOURNAL_STREAM", "KUBECONFIG", "EDITOR", "PAGER"),
 }
 _PREFIXES_OF_MACHINE = (
     *("RAY_", "SLURM_", "SSH_", "XDG_", "DBUS_", "CONDA_", "KUBERNETES_", "LC_", "LESS", "PYENV_", "SUDO_"),
-    *("TORCH_TESTING_EXT_LEASED", RUNNER_PREFIX),
 )
 
 
-def environment_for_nodes(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a test may read to decide what it does: all but those that describe this machine."""
+LOGS = PREFIX + "LOGS"
+_OF_RUN = (LEASED, RUNNER_PREFIX)  # run_test.py decides for the nodes
+_MASKS = {name for names in MASKS.values() for name in names}
+_SECRET = re.compile(
+    r"(?i)(^|_)(TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|KEYS?|CREDENTIALS?|AUTH|COOKIE|PAT)(_|$)"
+)
+
+
+def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[str, str]:
+    """Return the variables that a test may read to decide what it does: all but secrets and what is of this machine.
+
+    `choice`: the value of --cluster-env.
+    """
+    named = names_in(choice)
     return {
         name: value
         for name, value in environ.items()
-        if name not in _OF_MACHINE and not name.startswith(_PREFIXES_OF_MACHINE) and _is_text(name + value)
+        if (name in named or not (_is_of_machine(name) or _SECRET.search(name)))
+        and _is_chosen(name, choice)
+        and name not in _MASKS
+        and not name.startswith(_OF_RUN)
+        and _is_text(name + value)
     }
+
+
+def names_in(choice: str) -> list[str]:
+    """The names or patterns of --cluster-env, with their dashes."""
+    return [name for name in choice.split(",") if name]
+
+
+def _is_chosen(name: str, choice: str) -> bool:
+    names = names_in(choice)
+    if not names or names[0].startswith("-"):
+        return not any(fnmatchcase(name, one[1:]) for one in names)
+    return any(fnmatchcase(name, one) for one in names)
+
+
+def notes_on_environment(environ: Mapping[str, str], choice: str = "") -> list[str]:
+    """The variables that are not sent because they look like secrets, and names that are none, in words."""
+    sent, names = environment_for_nodes(environ, choice), names_in(choice)
+    secrets = [
+        name
+        for name in sorted(environ)
+        if name not in sent and _SECRET.search(name) and _is_chosen(name, choice) and not _is_of_machine(name)
+    ]
+    unknown = [name for name in names if not name.startswith("-") and "*" not in name and name not in environ]
+    said = {
+        "variables that look like secrets are not sent to the nodes, unless --cluster-env names them": secrets,
+        "--cluster-env names variables that are not set here": unknown,
+    }
+    return [f"{text}: {', '.join(some)}" for text, some in said.items() if some]
+
+
+def withheld(environ: Mapping[str, str], choice: str) -> set[str]:
+    """The variables that a program on a node must not get although it has all those of this machine."""
+    sent = environment_for_nodes(environ, choice)
+    return {name for name in environ if name not in sent and not _is_of_machine(name)}
+
+
+def _is_of_machine(name: str) -> bool:
+    return name in _OF_MACHINE or name.startswith(_PREFIXES_OF_MACHINE)
 
 
 def _is_text(text: str) -> bool:
@@ -56,3 +119,55 @@ def undo_worker() -> list[str]:
         more = "which makes them slower beside other work: start Ray with RAY_worker_niceness=0"
         return [f"tests run at niceness {nice}, {more}"]
     return []
+
+
+MISSING = "not installed"
+_NAMES = {
+    "package": "torch_testing_ext",
+    "torch": "torch",
+    "cuda": "CUDA or ROCm of torch",
+    "python": "Python",
+    "platform": "platform",
+}
+
+
+@functools.cache
+def facts() -> NodeFacts:
+    torch = _torch_version()
+    return NodeFacts(
+        _package(),
+        torch.get("__version__", MISSING),
+        torch.get("cuda", "") or torch.get("hip", ""),
+        platform.python_version(),
+        f"{platform.system()} {platform.machine()}",
+    )
+
+
+def _package() -> str:
+    try:
+        version = importlib.metadata.version("torch-testing-ext")
+    except importlib.metadata.PackageNotFoundError:
+        version = "not installed as a package"
+    # A version under development has one number for many states.
+    return f"{version}, sources {digest_of(str(Path(torch_testing_ext.__file__).parent))[:12]}"
+
+
+def _torch_version() -> dict[str, str]:
+    """The texts that torch/version.py assigns: importing torch takes seconds."""
+    with suppress(ImportError, ValueError, OSError):
+        spec = importlib.util.find_spec("torch")
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            text = Path(place, "version.py").read_text(encoding="utf-8")
+            found = re.findall(r"^(\w+)\s*(?::[^=\n]*)?=\s*(['\"])(.*?)\2\s*$", text, re.MULTILINE)
+            return {name: value for name, _, value in found}
+    return {}
+
+
+def differences(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> list[str]:
+    return [
+        f"  {node}: {_NAMES[field.name]} is {getattr(there, field.name) or 'none'}, "
+        f"here {getattr(here, field.name) or 'none'}"
+        for node, there in nodes.items()
+        for field in fields(NodeFacts)
+        if getattr(there, field.name) != getattr(here, field.name)
+    ]

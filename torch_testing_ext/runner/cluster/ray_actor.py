@@ -1,58 +1,70 @@
-"""The actor that holds a node of Ray for us, and carries the bytes of its agent. Imports nothing of this package.
+"""The actor that holds a node of Ray for us, and carries the bytes of its agent.
 
-It is sent to the node by value. It ends when it is not polled any more: the bridge, or the network, is gone.
+It is sent to the node by value, with the module of private folders: before the set-up, the node may not have this
+package. It ends when it is not polled any more: the bridge, or the network, is gone. Below it is the keeper
+(node_keeper.py), which ends the agent and all else that runs on the node.
 """
 
-from __future__ import annotations
-
 import contextlib
-import fcntl
 import getpass
 import glob
 import hashlib
 import io
+import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch_testing_ext._process.private_folders import UnsafeFolder, make_locked, make_private, remove_left
 
 # Set by Ray for its workers alone. OMP_NUM_THREADS is one for each CPU of the actor; tests decide for themselves.
 OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 LEASE = 15.0  # seconds without a poll
 START_TIMEOUT = 1800.0
+END_TIMEOUT = 2.0
 CHUNK = 1 << 20
-SETUP_LINES = 20
 MOST_KEPT = 4  # projects on a node
+EXPIRY = 7 * 86400.0  # seconds after which a project that no run has used is removed
 STALE = 3600.0  # seconds after which a project that is still being written will never be complete
+BASE = "torch_testing_ext-nodes-"
+RUN = "run"
+RUN_ELSEWHERE = "torch_testing_ext_run_"  # if the shared place has no folder that can be used
 
 
 class AgentActor:
     """Starts an agent on its node, and passes bytes to it and from it."""
 
-    def __init__(self, words: list[str], hide: list[str]):
-        """`words`: the arguments of the agent's interpreter. `hide`: variables that mask accelerators."""
+    def __init__(self, keeper: str, words: list[str], hide: list[str]):
+        """`keeper`: its source. `words`: the arguments of the agent's interpreter. `hide`: variables that mask
+        accelerators.
+        """
         threshold = os.environ.get("RAY_memory_usage_threshold")  # noqa: SIM112
+        self._keeper = keeper
         self._words = [*words, f"--ray-memory-threshold={threshold}"] if threshold else words
         self._hide = hide
-        self._process: subprocess.Popen[bytes] | None = None
+        self._base, self._warnings = _base()
+        self._process: subprocess.Popen[bytes] | None = None  # the keeper
         self._polled = time.monotonic() + START_TIMEOUT  # the project may be large, and take a while to come
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
-        self._folder = ""
         self._kept: bytes | None = None  # the project, from an earlier run
-        self._lock: int | None = None
-        self._log = ""
+        self._log: io.BufferedRandom | None = None  # of the agent; it can be read when its folder has gone
         threading.Thread(target=self._watch, daemon=True).start()
 
     # -- the start
 
     def has(self, key: str) -> bool:
         """Whether the node has kept the project with this key, from an earlier run."""
-        self._kept = kept_archive(_base(), key)
+        if not self._base:
+            return False
+        self._kept = kept_archive(self._base, key)
+        forget_archives(self._base, MOST_KEPT, EXPIRY)
         return self._kept is not None
 
     def start(
@@ -63,96 +75,89 @@ class AgentActor:
         digest: str,
         setup: str,
         environ: dict[str, str],
-        on_path: bool,
+        path: list[str],
+        times: dict[str, int],
     ) -> dict[str, object]:
         """Unpack the project, run the set-up command and start the agent. Returns facts, or why it cannot start.
 
         `archive`: None if the node has the project with this key, or shares its folder.
         """
         self._polled = time.monotonic() + START_TIMEOUT  # a set-up may take a while
+        folder = ""
         try:
-            self._make_folder()
-            if archive is not None:
-                keep_archive(_base(), key, archive)
+            folder = self._start_keeper()
+            if archive is not None and self._base:
+                keep_archive(self._base, key, archive)
             archive = self._kept if archive is None else archive
             self._kept = None
             if archive is not None:
-                root = os.path.join(self._folder, "project")
-                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                    tar.extraction_filter = _as_it_is
-                    tar.extractall(root)
+                root = os.path.join(folder, "project")
+                _unpack(archive, root, times)
             elif not os.path.isdir(root):
-                return {"error": f"--cluster-root: there is no folder {root} there"}
+                return self._failed(f"--cluster-root: there is no folder {root} there")
             elif digest and digest_of(root) != digest:
-                return {"error": f"--cluster-root: {root} has other files there than this machine's project"}
-            here = self._environment(root if on_path else "", environ)
-            if setup and (error := self._set_up(setup, root, here)):
+                return self._failed(f"--cluster-root: {root} has other files there than this machine's project")
+            here = self._environment([os.path.normpath(os.path.join(root, one)) for one in path], environ)
+            if error := self._start(folder, {"root": root, "setup": setup, "environ": here}):
                 return {"error": error}
-            self._start(here)
         except OSError as error:
-            return {"error": str(error)}
+            return self._failed(f"{error.strerror}: {error.filename or folder or self._base}")
         finally:
             self._polled = time.monotonic()
         import ray
 
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return {"root": root, "gpus": [str(gpu) for gpu in gpus]}
+        return {"root": root, "gpus": [str(gpu) for gpu in gpus], "warnings": self._warnings}
 
-    def _make_folder(self) -> None:
-        """A folder of this run, which is locked. Those of runs that were killed are removed."""
-        base = _base()
-        for old in glob.glob(os.path.join(base, "run*")):
-            fd = _lock(old)
-            if fd is not None:
-                shutil.rmtree(old, ignore_errors=True)
-                os.close(fd)
-        self._folder = tempfile.mkdtemp(prefix="run", dir=base)
-        self._lock = _lock(self._folder)
-        self._log = os.path.join(self._folder, "agent.log")
+    def _failed(self, error: str) -> dict[str, object]:
+        """Without a job, the keeper removes its folder and ends."""
+        self.send(b"")
+        return {"error": error}
 
-    def _environment(self, root: str, environ: dict[str, str]) -> dict[str, str]:
+    def _environment(self, path: list[str], environ: dict[str, str]) -> dict[str, str]:
         kept = {
             name: value for name, value in os.environ.items() if name not in OF_WORKER and not name.startswith("RAY_")
         }
         if not any(os.environ.get(name) for name in self._hide):
             # An actor without GPUs gets no mask from Ray: it would see all GPUs, also those of others.
             kept.update(dict.fromkeys(self._hide, "-1"))
-        path = [root, *kept.get("PYTHONPATH", "").split(os.pathsep)]
-        return {**kept, **environ, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
+        whole = [*path, *kept.get("PYTHONPATH", "").split(os.pathsep)]
+        return {**kept, **environ, "PYTHONPATH": os.pathsep.join(part for part in whole if part)}
 
-    def _set_up(self, setup: str, root: str, environ: dict[str, str]) -> str:
-        done = subprocess.run(
-            ["bash", "-c", setup],
-            cwd=root,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        if done.returncode == 0:
-            return ""
-        said = "\n".join(done.stdout.decode(errors="replace").splitlines()[-SETUP_LINES:])
-        return f"--cluster-setup exited with code {done.returncode}: {said}"
+    def _start(self, folder: str, job: Mapping[str, object]) -> str:
+        """Have the keeper run the set-up and start the agent. Returns why that failed."""
+        process, log = self._process, os.path.join(folder, "agent.log")
+        self._log = open(log, "w+b")  # noqa: SIM115
+        words = [sys.executable, *self._words, f"--folder={folder}"]
+        assert process is not None and process.stdout is not None
+        self.send(json.dumps({**job, "log": log, "words": words}).encode() + b"\n")
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = os.read(process.stdout.fileno(), 1)
+            if not byte:
+                return "it was ended while it started"
+            line += byte
+        return str(json.loads(line)["error"])
 
-    def _start(self, environ: dict[str, str]) -> None:
-        """In a thread that lives as long as this process: the kernel ends the agent when the thread ends."""
+    def _start_keeper(self) -> str:
+        """Create the folder of this run, and start its keeper. Returns the folder.
+
+        In a thread that lives as long as this process: the kernel ends the keeper when the thread ends.
+        """
+        folder, lock = make_locked(RUN if self._base else RUN_ELSEWHERE, self._base or None)
         started = threading.Event()
         errors: list[OSError] = []
 
         def run() -> None:
             try:
-                with open(self._log, "wb") as log:
-                    self._process = subprocess.Popen(
-                        [sys.executable, *self._words],
-                        cwd=self._folder,
-                        env=environ,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        bufsize=0,
-                        start_new_session=True,
-                    )
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", self._keeper, str(os.getpid()), str(folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    bufsize=0,
+                    pass_fds=[lock],
+                    start_new_session=True,
+                )
             except OSError as error:
                 errors.append(error)
             started.set()
@@ -160,14 +165,17 @@ class AgentActor:
 
         threading.Thread(target=run, daemon=True).start()
         started.wait()
+        os.close(lock)  # the keeper has it
         if errors:
             raise errors[0]
+        return str(folder)
 
     # -- the bytes
 
     def send(self, data: bytes) -> None:
         """Pass bytes to the agent; no bytes close its stdin."""
-        assert self._process is not None and self._process.stdin is not None
+        if self._process is None or self._process.stdin is None:
+            return
         try:
             if not data:
                 self._process.stdin.close()
@@ -192,27 +200,31 @@ class AgentActor:
         self._polled = time.monotonic()
 
     def how_it_ended(self) -> str:
-        """The end of the agent, in words."""
         assert self._process is not None
         try:
-            code = self._process.wait(2.0)
+            code = self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
             return "its agent closed the connection"
-        with open(self._log, errors="replace") as log:
-            said = log.read()[-2000:].strip()
+        said = self._log.read()[-2000:].decode(errors="replace").strip() if self._log is not None else ""
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         return f"its agent {how}" + (f": {said}" if said else "")
 
     def stop(self) -> None:
-        """End the agent, and with it everything below it; then remove the folder."""
+        """End the agent, and with it everything below it, and remove the folder."""
         self.send(b"")
-        if self._process is not None:
+        self._end_keeper(END_TIMEOUT)
+
+    def _end_keeper(self, by_itself: float) -> None:
+        """SIGKILL would end the keeper alone: it is for one that does not answer."""
+        process = self._process
+        if process is None:
+            return
+        for seconds, end in ((by_itself, process.terminate), (END_TIMEOUT, process.kill)):
             try:
-                self._process.wait(2.0)
+                process.wait(seconds)
+                return
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+                end()
 
     def pid(self) -> int:
         return os.getpid()
@@ -220,22 +232,44 @@ class AgentActor:
     # -- the watch
 
     def _watch(self) -> None:
-        """End this process when it serves nobody: the kernel then ends the agent."""
+        """End this process when it serves nobody, and with it the keeper."""
         while True:
             time.sleep(0.5)
             orphaned = self._raylet and os.getppid() != self._raylet
             if orphaned or _is_zombie(self._raylet) or time.monotonic() - self._polled > LEASE:
-                if self._process is not None:
-                    self._process.kill()
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._end_keeper(0.0)
                 os._exit(1)
 
 
-def _base() -> str:
-    """The folder of this user's runs on a node, and of the projects that it has kept."""
-    base = os.path.join(tempfile.gettempdir(), f"torch_testing_ext-nodes-{getpass.getuser()}")
-    os.makedirs(base, mode=0o700, exist_ok=True)
-    return base
+def _base() -> tuple[str, list[str]]:
+    """The folder of this user's runs on a node, and of the projects that it has kept; else none, and a warning."""
+    try:
+        user = getpass.getuser().replace(os.sep, "_")
+    except (KeyError, OSError):  # a container may not know its user
+        user = str(os.getuid())
+    wanted = Path(tempfile.gettempdir(), BASE + user)
+    try:
+        return str(make_private(wanted)), []
+    except (OSError, UnsafeFolder) as error:
+        return "", [f"{error}: the project is unpacked in another folder, and not kept there"]
+
+
+def _unpack(archive: bytes, root: str, times: Mapping[str, int]) -> None:
+    os.makedirs(root)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extraction_filter = lambda member, path: member  # the files are the user's own: links may lead anywhere
+        tar.extractall(root)
+    for name, moment in times.items():
+        with contextlib.suppress(OSError):  # it was gone when the project was packed
+            os.utime(os.path.join(root, name), ns=(moment, moment), follow_symlinks=False)
+
+
+def clean() -> list[str]:
+    """Remove what this node has kept, and folders of runs that were killed. Returns the paths."""
+    base, _ = _base()
+    kept = forget_archives(base, 0) if base else []
+    left = [*(remove_left(Path(base), RUN) if base else ()), *remove_left(Path(tempfile.gettempdir()), RUN_ELSEWHERE)]
+    return [*kept, *map(str, left)]
 
 
 def key_of(archive: bytes) -> str:
@@ -249,10 +283,17 @@ def keep_archive(base: str, key: str, archive: bytes) -> None:
         with open(fd, "wb") as file:
             file.write(archive)
         os.replace(unfinished, os.path.join(base, f"{key}.tar"))
+    forget_archives(base, MOST_KEPT)
+
+
+def forget_archives(base: str, most: int, seconds: float = float("inf")) -> list[str]:
+    """Remove kept projects beyond a number, and those that no run has used for so long. Returns their paths."""
     kept = sorted(glob.glob(os.path.join(base, "*.tar")), key=_last_use, reverse=True)
+    old = [name for name in kept[:most] if time.time() - _last_use(name) > seconds]
     stale = [name for name in glob.glob(os.path.join(base, "unfinished*")) if time.time() - _last_use(name) > STALE]
-    for name in [*kept[MOST_KEPT:], *stale]:
+    for name in (*kept[most:], *old, *stale):
         _remove(name)
+    return [*kept[most:], *old, *stale]
 
 
 def kept_archive(base: str, key: str) -> bytes | None:
@@ -282,11 +323,6 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _as_it_is(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    """The files are the user's own: links may lead anywhere."""
-    return member
-
-
 def _is_zombie(pid: int) -> bool:
     """A raylet that was killed and that no process has reaped does not end its workers."""
     try:
@@ -294,19 +330,6 @@ def _is_zombie(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return False
-
-
-def _lock(folder: str) -> int | None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
 
 
 def digest_of(root: str) -> str:

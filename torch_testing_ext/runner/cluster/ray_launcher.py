@@ -1,7 +1,6 @@
 """Starts agents on the nodes of a Ray cluster, by the bridge. Imports no ray."""
 
-from __future__ import annotations
-
+import enum
 import importlib.util
 import os
 import re
@@ -14,69 +13,78 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
-from torch_testing_ext._process import reaping
+from torch_testing_ext._process import reaping, user_commands
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop, Timer, wait_readable
 from torch_testing_ext._process.messages import unexpected
 
+from . import bridge_protocol
 from .agent_messages import PrepareNode
-from .bridge_protocol import (
-    BridgeWaits,
-    CannotConnect,
-    Connect,
-    FromBridge,
-    NodeDrains,
-    NodeGone,
-    NodeJoined,
-    RayImported,
-    ReleaseNode,
-)
-from .cluster_nodes import ClusterError, JoiningNode, LauncherListener
+from .cluster_nodes import ClusterError, ClusterNodes, NodeLauncher
+from .remote import JoiningNode
 
+BRIDGE = ("-m", "torch_testing_ext.runner.cluster.bridge")
 IMPORT_TIMEOUT = 60.0
 # From the start of the bridge, but at least so much of it after it has imported ray.
 CONNECT_TIMEOUT = 9.0
 LEAST_CONNECT_TIMEOUT = 7.0
 END_TIMEOUT = 10.0
+EXIT_TIMEOUT = 2.0  # for the end of the bridge, when a connection to it has ended
 SIGTERM_TIMEOUT = 2.0  # the bridge, which may be in a call of Ray, ends in 1.5 s
+_ERROR = re.compile(r"\w+Error: ")  # the last line of a traceback
 _ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")  # of a line in a log of Ray: time, process and place in its source
-INSTALL = "pip install 'torch-testing-ext[ray]'"
+
+
+class BridgeState(enum.Enum):
+    """The state of the bridge, as far as run_test.py knows."""
+
+    IMPORTS = "imports ray"
+    CONNECTS = "connects to the cluster"
+    CONNECTED = "holds nodes, or waits for them"
+    GONE = "has ended: nothing will come from it any more"
 
 
 @dataclass
-class RayLauncher:
+class RayLauncher(NodeLauncher):
     """The bridge, seen from run_test.py."""
 
-    request: Connect
+    request: bridge_protocol.Connect
     prepare: PrepareNode  # its root and its limits are completed for each node
     log: Path
     pretend: bool = False  # take the accelerators that Ray names for fake ones
+    copies_of: str = ""  # the project, if the nodes have copies of it
     waits_for: str = "the Ray cluster"
     failure: str = ""
     _process: subprocess.Popen[bytes] | None = None
-    _is_connected: bool = False
+    cleaned: list[bridge_protocol.NodeCleaned] = field(default_factory=list)
+    _state: BridgeState = BridgeState.IMPORTS
+    _takes_more: bool = True
     _gone: dict[str, str] = field(default_factory=dict)  # how agents ended
     _serials: dict[str, int] = field(default_factory=dict)  # of the agents, by name of node
     _joined: set[str] = field(default_factory=set)  # nodes that have joined once
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise ClusterError(f"--cluster {self.request.address} needs Ray, which is not installed: {INSTALL}")
+            missing = f"Ray, which is not installed: {user_commands.install('ray')}"
+            raise ClusterError(f"--cluster {self.request.wish.address} needs {missing}")
 
     @property
     def expected(self) -> int:
-        return self.request.nodes or 0
+        return self.request.wish.nodes or 0
 
-    def open(self, loop: EventLoop, listener: LauncherListener) -> None:
-        self._loop, self._listener = loop, listener
+    @property
+    def is_connecting(self) -> bool:
+        return self._state in (BridgeState.IMPORTS, BridgeState.CONNECTS)
+
+    def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
+        self._loop, self._nodes = loop, nodes
         self._started = time.monotonic()
         ours, theirs = socket_pair()
-        self._channel: Channel[FromBridge] = Channel(ours, FromBridge)
-        command = [sys.executable, "-m", "torch_testing_ext.runner.cluster.bridge", str(theirs.fileno())]
+        self._channel: Channel[bridge_protocol.FromBridge] = Channel(ours, bridge_protocol.FromBridge)
         with theirs, self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*command, str(os.getpid())],
+                [sys.executable, *BRIDGE, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -84,82 +92,96 @@ class RayLauncher:
                 env=_environment(os.environ),
                 start_new_session=True,
             )
-        self._deadline: Timer = loop.after(IMPORT_TIMEOUT, partial(self._give_up, "importing ray", IMPORT_TIMEOUT))
+        self._expect(BridgeState.IMPORTS, "importing ray", IMPORT_TIMEOUT)
         loop.listen(self._channel, self._receive)
         self._channel.send(self.request)
 
     def _give_up(self, what: str, timeout: float) -> None:
+        said = f"; Ray says: {words}" if (words := self._last_words()) else ""
+        self.failure = f"--cluster {self.request.wish.address}: {what} took more than {timeout:.0f} s{said}"
+
+    def _last_words(self) -> str:
         lines = tail(self.log, 2).splitlines()
-        said = f"; Ray says: {_ORIGIN.sub('', lines[-1])}" if lines else ""
-        self.failure = f"--cluster {self.request.address}: {what} took more than {timeout:.0f} s{said}"
+        return _ORIGIN.sub("", lines[-1]) if lines else ""
+
+    def _expect(self, state: BridgeState, what: str, timeout: float) -> None:
+        self._state = state
+        self._deadline: Timer = self._loop.after(timeout, partial(self._give_up, what, timeout))
 
     def _receive(self) -> None:
         try:
-            received = self._channel.receive()
+            for message in self._channel.receive():
+                self._on_message(message)
         except EOFError:
+            self._state = BridgeState.GONE
             self._loop.forget(self._channel)
             self._deadline.cancel()
-            how = reaping.describe_exit(self._process.wait() if self._process is not None else None)
-            self.failure = self.failure or f"the process that speaks with Ray {how}: {tail(self.log, 5)}"
-            return
-        for message in received:
-            self._on_message(message)
+            self.failure = self.failure or f"the process that speaks with Ray {self._exit()}"
 
-    def _on_message(self, message: FromBridge) -> None:
+    def _exit(self) -> str:
+        """The end of the bridge, which has closed its channel, in words."""
+        assert self._process is not None
+        ended = reaping.how_it_ended(self._process, EXIT_TIMEOUT)
+        if ended is None:
+            return "has closed its connection"
+        return f"{ended}: {words}" if _ERROR.match(words := self._last_words()) else ended
+
+    def _on_message(self, message: bridge_protocol.FromBridge) -> None:
         match message:
-            case RayImported():
+            case bridge_protocol.RayImported():
                 self._deadline.cancel()
                 timeout = max(LEAST_CONNECT_TIMEOUT, CONNECT_TIMEOUT - (time.monotonic() - self._started))
-                self._deadline = self._loop.after(timeout, partial(self._give_up, "connecting to Ray", timeout))
-            case CannotConnect(why):
+                self._expect(BridgeState.CONNECTS, "connecting to Ray", timeout)
+            case bridge_protocol.CannotConnect(why):
                 self._deadline.cancel()
                 self.failure = why
-            case BridgeWaits(text):
+            case bridge_protocol.BridgeWaits(text):
                 self._deadline.cancel()
-                self._is_connected = True
+                self._state = BridgeState.CONNECTED
                 self.waits_for = text
-            case NodeJoined(name, fds=(fd,)):
+            case bridge_protocol.NodeJoined(name):
                 self._gone.pop(name, None)
                 how_it_ended = partial(self._how_it_ended, name)
-                self._listener.join(JoiningNode(name, socket(fileno=fd), self._prepare_for(message), how_it_ended))
+                prepare = self._prepare_for(message)
+                renamed = (message.root, self.copies_of) if self.copies_of else ("", "")
+                stream = socket(fileno=message.fds[0])
+                self._nodes.join(JoiningNode(name, stream, prepare, how_it_ended, message.warnings, renamed))
                 self._serials[name] = message.serial  # not before: the agent that was there may be released now
-            case NodeJoined():
-                raise AssertionError(f"{message} has no descriptor for its stream")
-            case NodeGone(name, why, is_node):
+            case bridge_protocol.NodeGone(name, why):
                 self._gone[name] = why
                 if name not in self._joined:
-                    self._listener.refuse(f"node {name} cannot run tests: {why}", is_node)
-            case NodeDrains(name):
-                self._listener.drain(name)
+                    self._nodes.refuse(f"node {name} cannot run tests: {why}")
+            case bridge_protocol.NodeCleaned():
+                self.cleaned.append(message)
+            case bridge_protocol.NodeDrains(name):
+                self._nodes.drain(name)
             case _:
                 unexpected(message)
 
-    def _prepare_for(self, node: NodeJoined) -> PrepareNode:
+    def _prepare_for(self, node: bridge_protocol.NodeJoined) -> PrepareNode:
         self._joined.add(node.name)
         jobs = node.cpus if self.prepare.jobs is None else min(node.cpus, self.prepare.jobs)
         fake = node.gpus if self.pretend else ()
-        return replace(
-            self.prepare,
-            root=node.root,
-            jobs=jobs,
-            fake_devices=fake,
-            reserved=len(node.gpus),
-        )
+        return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake, reserved=len(node.gpus))
 
     def _how_it_ended(self, name: str) -> str:
-        """The bridge's words about an agent whose stream has ended; they come before it closes the stream."""
-        while name not in self._gone and wait_readable(self._channel, 0.0):
-            before = self.failure
+        """The bridge's words about an agent whose stream has ended: they come before that, unless the bridge ends."""
+        until = time.monotonic() + EXIT_TIMEOUT
+        while self._state is not BridgeState.GONE and name not in self._gone and wait_readable(self._channel, until):
             self._receive()
-            if self.failure != before:
-                return self.failure
-        return self._gone.get(name, "the connection to its agent ended")
+        return self._gone.get(name) or self.failure or "the connection to its agent ended"
 
-    def release(self, name: str) -> None:
-        if name in self._serials:
-            self._channel.send(ReleaseNode(self._serials.pop(name)))
+    def release(self, name: str, refused: str = "") -> None:
+        if name in self._serials and self._state is not BridgeState.GONE:
+            self._channel.send(bridge_protocol.ReleaseNode(self._serials.pop(name), refused))
 
-    def close(self) -> None:
+    def take_more(self, wanted: bool) -> bool:
+        if wanted != self._takes_more and self._state is not BridgeState.GONE:
+            self._takes_more = wanted
+            self._channel.send(bridge_protocol.TakeMore(wanted))
+        return True
+
+    def close(self, at_once: bool) -> None:
         """The bridge ends the agents in order; if it takes too long, Ray ends them when it is killed."""
         self._deadline.cancel()
         self._loop.forget(self._channel)
@@ -167,7 +189,8 @@ class RayLauncher:
         process, self._process = self._process, None
         if process is None:
             return
-        by_itself = END_TIMEOUT if self._is_connected else 0.1  # until then it holds nothing
+        # Until it is connected it holds nothing.
+        by_itself = END_TIMEOUT if self._state is BridgeState.CONNECTED and not at_once else 0.1
         reaping.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
 
 

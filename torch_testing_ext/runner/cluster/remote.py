@@ -2,93 +2,97 @@
 
 from __future__ import annotations
 
-import dataclasses
+import enum
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext._process.messages import to_line, unexpected
+from torch_testing_ext._process.messages import unexpected
 
-from ..engine.place import LostUnitListener
+from ..engine.running_unit import UnitListener
 from ..engine.unit_log import EndCause
-from ..model import Attempt, Lease, Test, TestOutcome, Unit
-from .agent_messages import (
-    MOST_MISSING,
-    AgentAlive,
-    AgentHello,
-    AgentWarned,
-    AskUnit,
-    EndOfUnit,
-    EndUnit,
-    FromAgent,
-    FromUnit,
-    KillUnit,
-    NodeCannotRun,
-    NodeReady,
-    OutputOfUnit,
-    ResultsOfUnit,
-    RunUnit,
-    StacksOfUnit,
-    TestOfUnitBegan,
-    TestOfUnitIsSlow,
-    TestsFound,
-    ToAgent,
-    UnitNotStarted,
-)
-from .lines import MessageReader, NotAMessage
+from ..model import Attempt, Lease, Test, Unit
+from ..processes.file_processes import Discovery
+from . import agent_messages
+from .lines import MessageReader, MessageWriter, NotAMessage
+
+WRITER_TIMEOUT = 1.0
+
+
+@dataclass(frozen=True)
+class JoiningNode:
+    """A node on which a launcher has started an agent."""
+
+    name: str
+    stream: socket.socket
+    prepare: agent_messages.PrepareNode
+    how_it_ended: Callable[[], str]  # asked when the stream has ended
+    warnings: tuple[str, ...] = ()
+    renamed: tuple[str, str] = ("", "")  # the path of its copy of the project, and that of the project here
+
+
+class NodeState(enum.Enum):
+    """The state of a node with an agent of ours."""
+
+    STARTS = "its agent starts"
+    READY = "it runs units"
+    DRAINS = "it gets no further units"
+    SENDS = "its units have ended, and it sends the files that they have changed"
+    DONE = "it has sent them"
 
 
 class NodeListener(Protocol):
     """Receives what happens to nodes."""
 
-    def node_said_hello(self, node: RemoteNode, hello: AgentHello) -> None: ...
-    def node_is_ready(self, node: RemoteNode, ready: NodeReady) -> None: ...
+    def node_said_hello(self, node: RemoteNode, hello: agent_messages.AgentHello) -> None: ...
+    def node_is_ready(self, node: RemoteNode, ready: agent_messages.NodeReady) -> None: ...
     def node_warned(self, node: RemoteNode, text: str) -> None: ...
+    def node_changed_file(self, node: RemoteNode, changed: agent_messages.FileChanged) -> None: ...
+    def node_sent_files(self, node: RemoteNode) -> None: ...
     def node_lost(self, node: RemoteNode, why: str) -> None: ...
 
 
 class RemoteNode:
     """A node with its agent, at the other end of a byte stream."""
 
-    def __init__(
-        self,
-        name: str,
-        stream: socket.socket,
-        loop: EventLoop,
-        listener: NodeListener,
-        how_it_ended: Callable[[], str] = lambda: "the connection to its agent ended",
-    ):
-        """`how_it_ended` is asked when the stream has ended."""
-        self.name = name
+    def __init__(self, joining: JoiningNode, loop: EventLoop, listener: NodeListener):
+        self.name = joining.name
+        self.state = NodeState.STARTS
+        self.ready: agent_messages.NodeReady | None = None
+        self.leaves = False  # it is given back when it is done
+        self.idle = 0  # for so many heartbeats
         self.is_lost = False
-        self.found: TestsFound | None = None
-        self._stream = stream
+        self.found: Discovery | None = None
+        self._stream = joining.stream
         self._loop = loop
         self._listener = listener
-        self._how_it_ended = how_it_ended
-        self._reader: MessageReader[FromAgent] = MessageReader(stream.fileno(), FromAgent, first=AgentHello)
+        self._how_it_ended = joining.how_it_ended
+        self._reader: MessageReader[agent_messages.FromAgent] = MessageReader(
+            self._stream.fileno(), agent_messages.FromAgent, first=agent_messages.AgentHello, renamed=joining.renamed
+        )
         self._units: dict[int, RemoteUnit] = {}
+        self._writer = MessageWriter(self._stream.fileno())  # an agent that does not read must not hold up the run
         self._missing = 0  # signs of life
-        self._offset = float("inf")  # from the node's time.monotonic() to ours
+        self.offset = float("inf")  # from the node's time.monotonic() to ours
         loop.listen(self._reader, self._receive)
 
     # -- requests
 
-    def run(self, request: RunUnit, listener: LostUnitListener) -> RemoteUnit:
+    def run(self, request: agent_messages.RunUnit, listener: UnitListener) -> RemoteUnit:
         unit = request.unit
         self._units[unit.number] = RemoteUnit(self, unit, request.lease, listener)
         self.send(request)
         return self._units[unit.number]
 
-    def send(self, message: ToAgent) -> None:
+    def send(self, message: agent_messages.ToAgent) -> None:
         """Send a message. If the agent is gone, only receiving shows it."""
         if not self.is_lost:
-            with suppress(OSError):
-                self._stream.sendall(to_line(message))
+            self._writer.send(message)
 
     @property
     def is_idle(self) -> bool:
@@ -97,8 +101,8 @@ class RemoteNode:
     def tick(self) -> None:
         """Call this once for each sign of life that should have come. Counted, not timed: we may have been stopped."""
         self._missing += 1
-        if self._missing > MOST_MISSING:
-            self.lose(f"it has given no sign of life for {MOST_MISSING} s")
+        if self._missing > agent_messages.MOST_MISSING:
+            self.lose(f"it has given no sign of life for {agent_messages.MOST_MISSING} s")
 
     def lose(self, why: str) -> None:
         """Give up the node: its agent ends, and its units are lost."""
@@ -115,6 +119,9 @@ class RemoteNode:
         if not self.is_lost:
             self.is_lost = True
             self._loop.forget(self._reader)
+            with suppress(OSError):
+                self._stream.shutdown(socket.SHUT_RDWR)  # or the writer would wait for ever
+            self._writer.finish(WRITER_TIMEOUT)
             self._stream.close()
 
     # -- messages
@@ -131,58 +138,53 @@ class RemoteNode:
         except NotAMessage as error:
             self.lose(f"its agent sent something else than messages: {error}")
 
-    def _on_message(self, message: FromAgent) -> None:
+    def _on_message(self, message: agent_messages.FromAgent) -> None:
         match message:
-            case AgentHello():
+            case agent_messages.AgentHello():
                 self._see_clock(message.at)
                 self._listener.node_said_hello(self, message)
-            case AgentAlive(at):
+            case agent_messages.AgentAlive(at):
                 self._see_clock(at)
-            case NodeReady():
+            case agent_messages.NodeReady():
                 self._listener.node_is_ready(self, message)
-            case NodeCannotRun(why):
+            case agent_messages.NodeCannotRun(why):
                 self.lose(why)
-            case TestsFound():
+            case Discovery():
                 self.found = message
-            case AgentWarned(text):
+            case agent_messages.AgentWarned(text):
                 self._listener.node_warned(self, text)
+            case agent_messages.FileChanged():
+                self._listener.node_changed_file(self, message)
+            case agent_messages.AllFilesSent():
+                self._listener.node_sent_files(self)
             case _:
-                unit = self._units.get(message.number)
-                if unit is None:
-                    raise NotAMessage(f"{message!r} is about a unit that is not there")
-                if isinstance(message, (EndOfUnit, UnitNotStarted)):
+                unit = self._units[message.number]
+                if isinstance(message, agent_messages.EndOfUnit):
                     del self._units[message.number]
                 unit.on_message(message)
 
     def _see_clock(self, at: float) -> None:
         """The message that took the least time tells the offset best."""
-        self._offset = min(self._offset, time.monotonic() - at)
-
-    def to_our_time(self, moment: float) -> float:
-        return moment + self._offset
+        self.offset = min(self.offset, time.monotonic() - at)
 
 
+@dataclass(eq=False)
 class RemoteUnit:
     """A unit that runs on a node."""
 
-    def __init__(
-        self,
-        node: RemoteNode,
-        unit: Unit,
-        lease: Lease,
-        listener: LostUnitListener,
-    ):
-        self.unit = unit
-        self.lease = lease
-        self.cause = EndCause.ITSELF
-        self._node = node
-        self._listener = listener
-        self._index = {test.id: number for number, test in enumerate(unit.tests)}
-        self._reported: set[int] = set()  # tests with a result
-        self._running = 0
-        self._began = time.monotonic()  # the running test
-        self._stacks_wanted: deque[Callable[[str], object]] = deque()
-        self._output: list[str] = []
+    node: RemoteNode
+    unit: Unit
+    lease: Lease
+    listener: UnitListener
+    cause: EndCause = EndCause.ITSELF
+    _reported: set[int] = field(default_factory=set)  # tests with a result
+    _running: int = 0
+    _began: float = field(default_factory=time.monotonic)  # the running test
+    _stacks_wanted: deque[Callable[[str], object]] = field(default_factory=deque)
+    _output: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._index = {test.id: number for number, test in enumerate(self.unit.tests)}
 
     # -- requests
 
@@ -190,15 +192,15 @@ class RemoteUnit:
         """Escalate: SIGTERM, then SIGKILL."""
         if self.cause is EndCause.ITSELF:
             self.cause = cause
-            self._node.send(EndUnit(self.unit.number, cause))
+            self.node.send(agent_messages.EndUnit(self.unit.number, cause))
 
     def kill(self) -> None:
         self.cause = EndCause.INTERRUPTED
-        self._node.send(KillUnit(self.unit.number))
+        self.node.send(agent_messages.EndUnit(self.unit.number, self.cause, at_once=True))
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
         self._stacks_wanted.append(answer)
-        self._node.send(AskUnit(self.unit.number))
+        self.node.send(agent_messages.AskUnit(self.unit.number))
 
     @property
     def test(self) -> Test:
@@ -215,36 +217,25 @@ class RemoteUnit:
         new, self._output = self._output, []
         return "".join(new)
 
-    def abandon(self) -> list[Attempt]:
-        """The results so far that were not handed out: each is handed out when it comes."""
-        return []
-
     # -- what the agent says
 
-    def on_message(self, message: FromUnit) -> None:
+    def on_message(self, message: agent_messages.FromUnit) -> None:
         match message:
-            case TestOfUnitBegan(_, test, at):
-                self._running, self._began = self._checked(test), self._node.to_our_time(at)
-                self._listener.test_began(self, self.test)
-            case TestOfUnitIsSlow(_, test, seconds):
-                self._listener.test_is_slow(self, self.unit.tests[self._checked(test)], seconds)
-            case ResultsOfUnit(_, attempts):
-                self._listener.results(self, self._ours(attempts))
-            case EndOfUnit():
+            case agent_messages.BeganInUnit(_, test, at):
+                self._running, self._began = test, at + self.node.offset
+                self.listener.test_began(self, self.test)
+            case agent_messages.IsSlowInUnit(_, test, seconds):
+                self.listener.test_is_slow(self, self.unit.tests[test], seconds)
+            case agent_messages.ResultsOfUnit(_, attempts):
+                self.listener.results(self, self._ours(attempts))
+            case agent_messages.EndOfUnit():
                 self._answer_all()
                 self.cause = message.cause
-                rest = [self._checked(number) for number in message.rest]
-                ended = self._ours(message.attempts)
-                if self.cause is not EndCause.INTERRUPTED and len({*self._reported, *rest}) != len(self.unit.tests):
-                    raise NotAMessage(f"the end of unit {self.unit.number} leaves out tests")
-                self._listener.unit_ended(self, ended, rest)
-            case UnitNotStarted(_, why):
-                self._answer_all()
-                self._listener.unit_ended(self, [self._not_run(test, why) for test in self.unit.tests], [])
-            case StacksOfUnit(_, stacks):
+                self.listener.unit_ended(self, self._ours(message.attempts), list(message.rest))
+            case agent_messages.StacksOfUnit(_, stacks):
                 if self._stacks_wanted:
                     self._stacks_wanted.popleft()(stacks)
-            case OutputOfUnit(_, text):
+            case agent_messages.OutputOfUnit(_, text):
                 self._output.append(text)
             case _:
                 unexpected(message)
@@ -253,36 +244,18 @@ class RemoteUnit:
         """The node is lost."""
         self._answer_all()
         without_result = [number for number in range(len(self.unit.tests)) if number not in self._reported]
-        self._listener.unit_lost(self, without_result, why)
+        self.listener.unit_lost(self, without_result, why)
 
     def _answer_all(self) -> None:
         while self._stacks_wanted:
             self._stacks_wanted.popleft()("")
 
-    def _checked(self, number: int) -> int:
-        if not 0 <= number < len(self.unit.tests):
-            raise NotAMessage(f"unit {self.unit.number} has no test {number}")
-        return number
-
     def _ours(self, attempts: tuple[Attempt, ...]) -> list[Attempt]:
         """The attempts with our clock, our tests and our lease."""
         found = []
         for attempt in attempts:
-            number = self._index.get(attempt.test.id, -1)
-            if number < 0:
-                raise NotAMessage(f"a result of {attempt.test.id} that was not asked for")
+            number = self._index[attempt.test.id]
             self._reported.add(number)
-            began = self._node.to_our_time(attempt.began)
-            found.append(dataclasses.replace(attempt, test=self.unit.tests[number], began=began, lease=self.lease))
+            began = attempt.began + self.node.offset
+            found.append(replace(attempt, test=self.unit.tests[number], began=began, lease=self.lease))
         return found
-
-    def _not_run(self, test: Test, why: str) -> Attempt:
-        return Attempt(
-            test,
-            TestOutcome.ERROR,
-            f"it was not run on node {self.lease.node}: {why}",
-            began=time.monotonic(),
-            repetition=self.unit.repetition,
-            number=self.unit.attempt,
-            lease=self.lease,
-        )

@@ -1,32 +1,78 @@
 """The project as one file, to be sent to nodes that do not share its file system."""
 
-from __future__ import annotations
-
 import os
 import subprocess
+import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from .cluster_nodes import ClusterError
+from .project_changes import LEFT_OUT, named
 
 LARGEST = 2 << 30  # bytes; a project beyond this size is not meant to be sent
-MOST_NAMED = 3
 MOMENT = 946_684_800  # the time of all files, in 2000: archives such as wheels hold none before 1980
+IGNORED = "git ignores it"
 _COMPILED = (".so", ".pyd", ".dylib")
-_LEFT_OUT = {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".torch_testing_ext"}
+_OF_TOOLS = ("*.pyc", "*_cache", "*.egg-info")  # what tools can make again
 
 
-def pack(root: Path, target: Path) -> list[str]:
-    """Write a tar of the project: what git lists and untracked files, or without git, all but caches.
+@dataclass(frozen=True)
+class Shipment:
+    """The files of the project that are sent, and what is not, with the reason."""
 
-    The same files give the same bytes, by which a node recognises a project that it has kept. Returns warnings. Raises
-    ClusterError if the project cannot be sent.
+    root: Path
+    files: tuple[str, ...]  # also links, and empty folders
+    left_out: Mapping[str, str]
+
+    @property
+    def times(self) -> dict[str, int]:
+        """The modification times, which are not in the archive, since nodes know that by its bytes."""
+        return {name: found.st_mtime_ns for name in self.files if (found := _lstat(self.root / name)) is not None}
+
+    @property
+    def warnings(self) -> list[str]:
+        names = [name for name in self.left_out if not any(PurePosixPath(name).match(one) for one in _OF_TOOLS)]
+        compiled = [name for name in names if name.endswith(_COMPILED)]
+        ignored = [name for name in names if self.left_out[name] == IGNORED and name not in compiled]
+        others = [f"{name} ({self.left_out[name]})" for name in names if self.left_out[name] != IGNORED]
+        said = {
+            "compiled files that git ignores are not sent to the nodes: {}; build them there with --cluster-setup, or "
+            "use --cluster-root": compiled,
+            "what git ignores is not sent to the nodes: {}; --cluster-dry-run lists all": ignored,
+            "not sent to the nodes: {}": others,
+        }
+        return [text.format(named(some)) for text, some in said.items() if some]
+
+    def describe(self) -> str:
+        """All names, for --cluster-dry-run."""
+        left_out = [f"not sent: {name} ({why})" for name, why in sorted(self.left_out.items())]
+        return "\n".join([*self.files, *left_out])
+
+
+def choose(root: Path, wanted: Iterable[str] = ()) -> Shipment:
+    """Choose what git lists and untracked files, or without git, all but caches.
+
+    `wanted`: files and folders that are sent even if git ignores them.
     """
-    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    files = sorted(_walk(root)) if listed is None else sorted({name for name in listed if _is_there(root / name)})
-    size = sum(_size(root / name) for name in files)
+    files, left_out = _listed(root)
+    for name in wanted:
+        files |= set(_walk(root, name)) if (root / name).is_dir() else {name} if _is_there(root / name) else set()
+    for name in files:
+        if (root / name).is_symlink() and not (root / name).resolve().is_relative_to(root.resolve()):
+            left_out[name] = "only as a link, which leads out of the project"
+    return Shipment(root, tuple(sorted(files)), {name: why for name, why in left_out.items() if name not in wanted})
+
+
+def write(shipment: Shipment, target: Path) -> None:
+    """Write a tar of what is sent. The same files give the same bytes, by which a node recognises a project.
+
+    Raises ClusterError if the project cannot be sent.
+    """
+    root = shipment.root
+    size = sum(found.st_size for name in shipment.files if (found := _lstat(root / name)) is not None)
     if size > LARGEST:
         raise ClusterError(
             f"{root} cannot be sent to the nodes: it has {size >> 20} MiB, more than {LARGEST >> 20}. "
@@ -34,19 +80,41 @@ def pack(root: Path, target: Path) -> list[str]:
         )
     try:
         with tarfile.open(target, "w") as tar:  # symbolic links stay links
-            for name in files:
+            for name in shipment.files:
                 with suppress(FileNotFoundError):  # gone since it was listed, such as a file of another run
                     tar.add(root / name, name, recursive=False, filter=_without_origin)
     except OSError as error:
         raise ClusterError(f"{root} cannot be sent to the nodes: {error}") from error
-    return [] if listed is None else _ignored_extensions(root)
 
 
-def _size(file: Path) -> int:
+def sent_file(archive: Path, name: str) -> bytes | None:
+    """A file as the nodes got it; None if they did not."""
+    with tarfile.open(archive) as tar, suppress(KeyError):
+        file = tar.extractfile(name)
+        return None if file is None else file.read()
+    return None
+
+
+def split_path(text: str, root: Path, cwd: Path) -> tuple[list[str], list[str]]:
+    """The entries of PYTHONPATH that are below the project, relative to it, and those that are not.
+
+    Those of the interpreter are no matter: the nodes have the same.
+    """
+    below, elsewhere = [], []
+    for entry in filter(None, text.split(os.pathsep)):
+        path = Path(os.path.normpath(cwd / entry))
+        if path.is_relative_to(root):
+            below.append(str(path.relative_to(root)))
+        elif not any(path.is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix)):
+            elsewhere.append(entry)
+    return below, elsewhere
+
+
+def _lstat(path: Path) -> os.stat_result | None:
     try:
-        return file.lstat().st_size
+        return path.lstat()
     except FileNotFoundError:
-        return 0
+        return None
 
 
 def _without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -57,16 +125,24 @@ def _without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _ignored_extensions(root: Path) -> list[str]:
-    ignored = _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard") or []
-    compiled = [name for name in ignored if name.endswith(_COMPILED) and not _LEFT_OUT.intersection(Path(name).parts)]
-    if not compiled:
-        return []
-    more = f" and {len(compiled) - MOST_NAMED} more" if len(compiled) > MOST_NAMED else ""
-    return [
-        f"compiled files that git ignores are not sent to the nodes: {', '.join(compiled[:MOST_NAMED])}{more}; "
-        "build them there with --cluster-setup, or use --cluster-root"
-    ]
+def _listed(root: Path) -> tuple[set[str], dict[str, str]]:
+    """The files of a folder, its submodules and repositories in it; and what is left out."""
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed is None or _git(root, "check-ignore", "-q", ".") is not None:
+        return set(_walk(root)), {}
+    ignored = _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory") or []
+    left_out = {name: IGNORED for name in ignored if not LEFT_OUT.intersection(Path(name).parts)}
+    untracked = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--directory") or []
+    files = {name for folder in untracked if folder.endswith("/") for name in _walk(root, folder, empty_only=True)}
+    for name in (name.rstrip("/") for name in listed):
+        path = root / name
+        if _is_there(path):
+            files.add(name)
+        elif path.is_dir():  # a repository of its own
+            more, more_left_out = _listed(path) if (path / ".git").exists() else ({"."}, {})
+            files |= {os.path.normpath(f"{name}/{one}") for one in more}
+            left_out.update({f"{name}/{one}": why for one, why in more_left_out.items()})
+    return files, left_out
 
 
 def _git(root: Path, *words: str) -> list[str] | None:
@@ -83,11 +159,17 @@ def _is_there(file: Path) -> bool:
     return os.path.lexists(file) and (file.is_symlink() or file.is_file())
 
 
-def _walk(root: Path) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+def _walk(root: Path, below: str = "", empty_only: bool = False) -> Iterator[str]:
+    """The files and the empty folders in a folder of the project, relative to it."""
+    for folder, folders, files in os.walk(root / below):
+        kept: Sequence[str] = [name for name in folders if name not in LEFT_OUT]
+        if ".git" in (*folders, *files) and empty_only:  # a repository of its own
+            kept, files = [], ["."]
+        folders[:] = kept
         links = [name for name in folders if Path(folder, name).is_symlink()]
-        for name in (*files, *links):
+        if not (files or folders) and Path(folder) != root:
+            yield str(Path(folder).relative_to(root))
+        for name in () if empty_only else (*files, *links):
             path = Path(folder, name)
             if _is_there(path):
                 yield str(path.relative_to(root))

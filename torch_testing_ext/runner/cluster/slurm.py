@@ -15,7 +15,8 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from torch_testing_ext._process import interpreter, reaping
@@ -25,8 +26,9 @@ from torch_testing_ext._process.loop import EventLoop
 
 from ..options.options import Options
 from .agent_messages import PrepareNode
-from .cluster_nodes import ClusterError, LauncherListener, NodeLauncher
-from .commands import CommandLauncher
+from .cluster_nodes import ClusterError, ClusterNodes, NodeLauncher
+from .node_environment import withheld
+from .remote import JoiningNode
 
 SLURM = "slurm"
 PROGRAMS = ("scontrol", "srun")
@@ -42,6 +44,7 @@ _OF_OTHER_STEPS = {
 _COUNTS_OF_GPUS = {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GRES"}
 SALLOC_TIMEOUT = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
 KILL_TIMEOUT = 2.0
+ASK_TIMEOUT = 30.0  # for a question to the controller, during which the run does nothing else
 _CHUNK = 1 << 16
 # The environment of the allocation, between empty entries. What is printed before it is not for us.
 _HOLD = "printf '\\0\\0'; env -0; printf '\\0'; exec cat >/dev/null"
@@ -52,10 +55,7 @@ def slurm_launcher(
     options: Options, root: Path, prepare: PrepareNode, folder: Path, environ: Mapping[str, str]
 ) -> NodeLauncher:
     """The launcher for the allocation that this process runs in; without one, it makes one. Raises ClusterError."""
-
-    def steps(allocated: Mapping[str, str]) -> CommandLauncher:
-        return _steps(options, root, prepare, folder, allocated)
-
+    steps = partial(_steps, options, root, prepare, folder)
     if _nodes_listed(environ):
         _check_programs("")
         return steps(environ)
@@ -91,21 +91,29 @@ def _steps(
         raise ClusterError(f"--cluster-nodes {wanted}: the allocation has {len(nodes)} ({', '.join(nodes)})")
     cpus = dict(zip(nodes, cpus_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
     gpus = _gpus_by_node(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "")
-    agent = _with_set_up(_agent(root, prepare.drop_in), options.cluster_setup or "", prepare.root)
+    # An interpreter like this one: the nodes have the same file system.
+    agent = interpreter.command("runner.agent", sys.path if options.drop_in else [str(root), *sys.path])
+    agent = _with_set_up(agent, options.cluster_setup or "", prepare.root)
     commands = {node: [*_step(node, cpus.get(node), gpus.get(node)), *agent] for node in nodes[:wanted]}
     left_out = _OF_OTHER_STEPS | _COUNTS_OF_GPUS if gpus else _OF_OTHER_STEPS
+    left_out = left_out | withheld(environ, options.cluster_env)
     ours = {name: value for name, value in environ.items() if name not in left_out}
     return CommandLauncher(commands, prepare, folder, ours, cpus=cpus, reserved=gpus)
 
 
 def _nodes(listed: str) -> list[str]:
     """The names in Slurm's short form, such as node[01-04]."""
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", listed], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    done = _ask("scontrol", "show", "hostnames", listed)
     if done.returncode or not done.stdout.split():
         raise ClusterError(f"scontrol show hostnames {listed} failed: {done.stderr.strip()}")
     return done.stdout.split()
+
+
+def _ask(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{shlex.join(words)} has not answered for {ASK_TIMEOUT:.0f} s") from None
 
 
 def cpus_of_nodes(text: str) -> list[int]:
@@ -118,9 +126,7 @@ def _gpus_by_node(job: str) -> dict[str, int]:
     """The number of GPUs of the allocation on each node; empty if it has none, or Slurm does not say."""
     if not job:
         return {}
-    done = subprocess.run(
-        ["scontrol", "show", "job", "--details", job], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    done = _ask("scontrol", "show", "job", "--details", job)
     found = gpus_of_nodes(done.stdout) if not done.returncode else {}
     return {node: count for listed, count in found.items() for node in _nodes(listed)}
 
@@ -144,11 +150,6 @@ def _step(node: str, cpus: int | None, gpus: int | None) -> list[str]:
     return words if gpus is None else [*words, f"--gpus={gpus}"]
 
 
-def _agent(root: Path, drop_in: bool) -> list[str]:
-    """An interpreter like this one: the nodes have the same file system."""
-    return interpreter.command("runner.agent", sys.path if drop_in else [str(root), *sys.path])
-
-
 def _with_set_up(agent: list[str], setup: str, root: str) -> list[str]:
     """The agent after a shell command, whose output must not get into the agent's stream."""
     if not setup:
@@ -160,7 +161,7 @@ def _with_set_up(agent: list[str], setup: str, root: str) -> list[str]:
 
 
 @dataclass
-class AllocatingLauncher:
+class AllocatingLauncher(NodeLauncher):
     """Waits for nodes by salloc; then `steps` makes the launcher for them, from the environment of the allocation."""
 
     words: Sequence[str]  # the command, less what it runs
@@ -172,8 +173,6 @@ class AllocatingLauncher:
     _process: subprocess.Popen[bytes] | None = None
     _launcher: NodeLauncher | None = None
     _unread: bytes = b""
-
-    expected = 0
 
     @property
     def waits_for(self) -> str:
@@ -191,19 +190,11 @@ class AllocatingLauncher:
     def _log(self) -> Path:
         return self.folder / "salloc.log"
 
-    def open(self, loop: EventLoop, listener: LauncherListener) -> None:
-        self._loop, self._listener = loop, listener
-        self._stream, theirs = socket_pair()
-        command = [*self.words, f"--job-name={self._name}", "sh", "-c", _HOLD]
-        with theirs, self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                interpreter.tethered(command),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=log,
-                env={name: value for name, value in self.environ.items() if name != _HOLDS_NOTHING},
-                start_new_session=True,  # Ctrl-C is for run_test.py
-            )
+    def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
+        self._loop, self._nodes = loop, nodes
+        command = interpreter.tethered([*self.words, f"--job-name={self._name}", "sh", "-c", _HOLD])
+        environ = {name: value for name, value in self.environ.items() if name != _HOLDS_NOTHING}
+        self._process, self._stream = _started(command, self._log, environ)
         loop.listen(self._stream, self._receive)
 
     def _receive(self) -> None:
@@ -220,31 +211,39 @@ class AllocatingLauncher:
         if begun and ended:
             pairs = (os.fsdecode(entry).partition("=") for entry in entries.split(b"\0"))
             self._launcher = self.steps({name: value for name, _, value in pairs})
-            self._launcher.open(self._loop, self._listener)
+            self._launcher.open(self._loop, self._nodes)
 
     def _see_end(self) -> None:
         """Nothing holds the allocation any more, if there was one: its agents end by themselves."""
         if self._launcher is None and self._process is not None:
-            said = tail(self._log, lines=3) or reaping.describe_exit(_wait(self._process, KILL_TIMEOUT))
+            said = (
+                tail(self._log, lines=3)
+                or reaping.how_it_ended(self._process, KILL_TIMEOUT)
+                or reaping.describe_exit(None)
+            )
             self._failure = f"{shlex.join(self.words)} has allocated nothing: {said}"
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, refused: str = "") -> None:
         if self._launcher is not None:
             self._launcher.release(name)
 
-    def close(self) -> None:
+    def close(self, at_once: bool) -> None:
         """End the agents, and give back the nodes, or the place in the queue for them."""
         if self._launcher is not None:
-            self._launcher.close()
+            self._launcher.close(at_once)
         process, self._process = self._process, None
         if process is None:
             return
         self._loop.forget(self._stream)
         self._stream.close()
         # Before it has begun its command, it would wait for the end of that.
-        by_itself = 0.0 if self._launcher is None else SALLOC_TIMEOUT
-        if reaping.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT) < 0:
-            self._cancel()
+        by_itself = 0.0 if self._launcher is None or at_once else SALLOC_TIMEOUT
+        code = -1
+        try:
+            code = reaping.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
+        finally:  # also if the user interrupts it
+            if code < 0:
+                self._cancel()
 
     def _cancel(self) -> None:
         """salloc was killed, and has not given back what it held."""
@@ -265,8 +264,72 @@ def _received(stream: socket.socket) -> bytes:
         return b""
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
+def _started(
+    command: Sequence[str], log: Path, environ: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a command, with a stream for its stdin and stdout. Ctrl-C is for run_test.py."""
+    ours, theirs = socket_pair()
+    with theirs, log.open("wb") as errors:
+        end = theirs.fileno()
+        process = subprocess.Popen(
+            command, stdin=end, stdout=end, stderr=errors, env=dict(environ), start_new_session=True
+        )
+    return process, ours
+
+
+END_TIMEOUT = 2.0  # seconds that a command may take to end after its stdin
+
+
+@dataclass
+class CommandLauncher(NodeLauncher):
+    """Starts one command for each node. What they print on stderr is kept in `folder`."""
+
+    commands: Mapping[str, Sequence[str]]  # by name of node
+    prepare: PrepareNode
+    folder: Path
+    environ: Mapping[str, str]
+    cpus: Mapping[str, int] = field(default_factory=dict)  # that a node gives us, where it may have more
+    reserved: Mapping[str, int] = field(default_factory=dict)  # accelerators that a node gives us
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> str:
+        """All nodes are there from the start: when the last has gone, none will come."""
+        return "" if self._processes else "no node is left"
+
+    def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
+        for name, command in self.commands.items():
+            limits = [limit for limit in (self.cpus.get(name), self.prepare.jobs) if limit is not None]
+            jobs = min(limits, default=None)
+            prepare = replace(self.prepare, jobs=jobs, reserved=self.reserved.get(name, 0))
+            nodes.join(JoiningNode(name, self._start(name, command), prepare, partial(self._how_it_ended, name)))
+
+    def _start(self, name: str, command: Sequence[str]) -> socket.socket:
+        self._processes[name], stream = _started(command, self._log(name), self.environ)
+        return stream
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"agent-{name}.log"
+
+    def _how_it_ended(self, name: str) -> str:
+        process = self._processes.get(name)
+        if process is None:
+            return "it was given back"
+        how = f"its agent {reaping.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
+        said = tail(self._log(name), lines=5)
+        return f"{how}: {said}" if said else how
+
+    def release(self, name: str, refused: str = "") -> None:
+        process = self._processes.pop(name, None)
+        if process is not None:
+            _end(process)
+
+    def close(self, at_once: bool) -> None:
+        """End all commands: their agents have ended everything below them when their stdin ends."""
+        processes, self._processes = self._processes, {}
+        for process in processes.values():
+            _end(process, 0.0 if at_once else END_TIMEOUT)
+
+
+def _end(process: subprocess.Popen[bytes], timeout: float = END_TIMEOUT) -> None:
+    reaping.end(process, by_itself=timeout, after_sigterm=timeout)

@@ -1,35 +1,32 @@
 """Starts the units that wait as leases become free: the queue decides which is next, the leases what it gets."""
 
-from __future__ import annotations
-
-import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
 from torch_testing_ext._process.loop import EventLoop
 
 from ..events import WaitingForDevices
 from ..model import Lease, Unit
-from ..scheduling.policy import Queue, RunLeases
-from .memory_return import HeldDevice, MemoryReturn
+from ..scheduling.node_leases import RunLeases
+from ..scheduling.policy import Queue
+from .memory_return import MemoryReturn
 from .other_runs import OtherRuns
 
 
+@dataclass
 class Dispatcher:
     """The units of a run that have not ended, and their leases."""
 
-    def __init__(
-        self, queue: Queue, leases: RunLeases, memory: MemoryReturn, loop: EventLoop, others: OtherRuns | None = None
-    ):
-        self._queue = queue
-        self._leases = leases
-        self._memory = memory
-        self._loop = loop
-        self._others = others
-        self._left: Counter[str] = Counter()  # units of each file that have not ended
-        self._numbers = itertools.count()
+    queue: Queue
+    leases: RunLeases
+    memory: MemoryReturn
+    loop: EventLoop
+    others: OtherRuns | None = None
+    _left: Counter[str] = field(default_factory=Counter)  # units of each file that have not ended
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     # -- units
 
@@ -40,9 +37,8 @@ class Dispatcher:
         self._left.update(unit.file for unit in units)
 
     def add(self, unit: Unit) -> None:
-        """Queue a unit, which gets a number of its own."""
         self._left[unit.file] += 1
-        self._queue.add(dataclasses.replace(unit, number=next(self._numbers)))
+        self.queue.add(replace(unit, number=next(self._numbers)))
 
     def end(self, unit: Unit) -> bool:
         """Note that a unit has ended. Returns whether it was the last of its file."""
@@ -53,28 +49,15 @@ class Dispatcher:
     def files(self) -> tuple[str, ...]:
         return tuple(self._left)
 
-    def clear(self) -> tuple[Unit, ...]:
-        """Remove and return all units that wait."""
-        return self._queue.clear()
-
     def drop_hopeless(self) -> tuple[tuple[Unit, ...], str]:
         """Remove and return the units for which too few devices are left, and why."""
-        units = self._queue.drop(lambda unit: not self._leases.may_fit(unit)) if self._memory.held else ()
-        return units, f"too few devices are left: {'; '.join(map(str, self._memory.held))}"
-
-    @property
-    def has_units(self) -> bool:
-        """Whether units wait."""
-        return bool(len(self._queue))
+        units = self.queue.drop(lambda unit: not self.leases.may_fit(unit)) if self.memory.held else ()
+        return units, f"too few devices are left: {'; '.join(map(str, self.memory.held))}"
 
     @property
     def is_waiting(self) -> bool:
         """Whether something other than a running unit is to come: memory of a lease, or devices of other runs."""
-        return self.awaits_memory or (self._others is not None and self._others.are_awaited)
-
-    @property
-    def awaits_memory(self) -> bool:
-        return self._memory.is_waiting
+        return self.memory.is_waiting or (self.others is not None and self.others.are_awaited)
 
     # -- leases
 
@@ -82,35 +65,23 @@ class Dispatcher:
         """Start each unit that fits now."""
         started = True
         while started:
-            with self._others.choosing(self._queue.wants_devices) if self._others is not None else nullcontext():
+            with self.others.choosing(self.queue.wants_devices) if self.others is not None else nullcontext():
                 started = self._start_next(start)
 
     def _start_next(self, start: Callable[[Unit, Lease], None]) -> bool:
-        unit = self._queue.take(self._leases.free_devices, self._leases.free_slots)
+        unit = self.queue.take(self.leases.free_devices, self.leases.free_slots)
         if unit is None:
             return False
-        lease = self._leases.take(unit)
-        self._memory.leased(lease.devices)
+        lease = self.leases.take(unit)
+        self.memory.leased(lease.devices)
         start(unit, lease)
         return True
 
     def wait_for_others(self) -> WaitingForDevices | None:
         """If other runs have the devices that are missing, try again in a moment. Returns what the user has to know."""
-        return self._others.wait(self._queue.wants_devices, self._loop) if self._others is not None else None
-
-    def when_back(self, lease: Lease, then: Callable[[tuple[HeldDevice, ...]], None]) -> None:
-        """The processes of a lease have ended: call `then` when memory is back, with the devices that keep some."""
-        self._memory.when_back(lease.devices, then)
+        return self.others.wait(self.queue.wants_devices, self.loop) if self.others is not None else None
 
     def give_back(self, lease: Lease) -> None:
-        self._leases.give_back(lease)
-        if self._others is not None:
-            self._others.give_back(lease)
-
-    def close(self) -> None:
-        """No lease is taken any more."""
-        self._memory.close()
-
-    def give_up(self) -> None:
-        """The run ends: wait for no memory any more."""
-        self._memory.give_up()
+        self.leases.give_back(lease)
+        if self.others is not None:
+            self.others.give_back(lease)

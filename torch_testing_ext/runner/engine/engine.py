@@ -1,70 +1,59 @@
 """The engine that runs the units of a plan: starts units, retries tests, ends the run.
 
 It sends events to reporters and prints nothing. The dispatcher decides which unit begins next and with which lease, a
-place (place.py) where and how it runs: here, or on the nodes of a cluster. `Attempts` decides which tests run again.
+place (place.py) where and how it runs: here, or on the nodes of a cluster. `Results` decides which tests run again.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from ..events import (
-    Reporter,
-    RunBegan,
-    Stopping,
-    TestBegan,
-    TestIsSlow,
-    UnitBegan,
-    UnitEnded,
-)
+from .. import events
 from ..model import Attempt, Lease, RunHeader, Summary, Test, TestOutcome, Unit
 from ..options.options import Options
 from ..scheduling.inventory import Inventory
+from ..scheduling.node_leases import RunLeases
 from ..scheduling.plan import Plan
-from ..scheduling.policy import Queue, RunLeases
+from ..scheduling.policy import Queue
 from .attempts import Results
 from .dispatcher import Dispatcher
 from .live_view import LiveView
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .other_runs import OtherRuns
-from .place import LostUnitListener, Place
-from .running_unit import UnitHandle
+from .place import Place
+from .running_unit import UnitHandle, UnitListener
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
 
 
-class Engine(LostUnitListener):
+@dataclass(eq=False)
+class Engine(UnitListener):
     """Runs a plan and sends its events to a reporter."""
 
-    def __init__(
-        self,
-        place: Place,
-        options: Options,
-        inventory: Inventory,
-        leases: RunLeases,
-        queue: Queue,
-        reporter: Reporter,
-        header: RunHeader | None = None,
-        memory: MemoryReturn | None = None,
-        others: OtherRuns | None = None,
-    ):
-        """`memory`: that of the devices of this machine, if it is checked. `others`: with which it shares these."""
-        self._place = place
-        self._options = options
-        self._report = reporter.on_event
-        self._describe_run = functools.partial(_run_began, options, inventory, header or RunHeader())
-        self._dispatcher = Dispatcher(queue, leases, memory or MemoryReturn(place.loop), place.loop, others)
-        self._results = Results(options, self._report, self._stop)
-        self._running: dict[int, UnitHandle] = {}
-        self._view = LiveView(self._running, place.loop, self._report, options.stream)
-        self._began = time.monotonic()
-        self._stopping = False
-        self._interrupts = 0
+    place: Place
+    options: Options
+    inventory: Inventory
+    leases: RunLeases
+    queue: Queue
+    reporter: events.Reporter
+    header: RunHeader = field(default_factory=RunHeader)
+    memory: MemoryReturn | None = None  # of the devices of this machine, if it is checked
+    others: OtherRuns | None = None  # with which it shares these
+    _running: dict[int, UnitHandle] = field(default_factory=dict)
+    _began: float = 0.0
+    _stopping: bool = False
+    _interrupts: int = 0
+    _repetition: int = 0  # the last one of a run without end
+
+    def __post_init__(self) -> None:
+        self._report = self.reporter.on_event
+        self._memory = self.memory or MemoryReturn(self.place.loop)
+        self._dispatcher = Dispatcher(self.queue, self.leases, self._memory, self.place.loop, self.others)
+        self._results = Results(self.options, self._report, self._stop)
+        self._view = LiveView(self._running, self.place.loop, self._report, self.options.stream)
 
     def run(
         self, plan: Plan, broken: Sequence[Attempt] = (), interrupted: Callable[[], str | None] = lambda: None
@@ -78,23 +67,42 @@ class Engine(LostUnitListener):
         self._dispatcher.begin(plan.units)
         error = ""
         try:
-            self._report(self._describe_run(plan, broken))
-            for attempt in (*broken, *map(_skipped, plan.skipped)):
+            self._report(self._run_began(plan, broken))
+            skipped = (Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want) for test in plan.skipped)
+            for attempt in (*broken, *skipped):
                 self._results.take(attempt, may_retry=False)
             with (
-                signals_and_keys(self._place.loop, self._interrupt, self._view.show_status),
+                signals_and_keys(
+                    self.place.loop, self._interrupt, self._view.show_status, with_keys=not self.options.pdb
+                ),
                 self._view.showing_output(),
             ):
                 if reason := interrupted():
                     self._interrupt(reason)
                 self._run_all(plan)
+                while self._interrupts < 2 and self.place.is_finishing():
+                    self.place.loop.step()
             for file in self._dispatcher.files:
-                self._place.close_file(file)
+                self.place.close_file(file)
         except Exception:
             error = traceback.format_exc()
             self._abandon()
-        self._dispatcher.close()
+        self._memory.close()
         return self._results.summary(self._now(), self._interrupts > 0, error)
+
+    def _run_began(self, plan: Plan, broken: Sequence[Attempt]) -> events.RunBegan:
+        return events.RunBegan(
+            tests=(*(attempt.test for attempt in broken), *plan.tests),
+            units=plan.units,
+            devices=self.inventory.names,
+            slots=self.options.jobs,
+            clock=time.time(),
+            seed=self.options.seed if self.options.shuffle else None,
+            fake=self.inventory.fake,
+            repetitions=self.options.repeat or 1,
+            header=self.header,
+            nodes=self.inventory.nodes,
+        )
 
     def _now(self) -> float:
         return time.monotonic() - self._began
@@ -106,28 +114,23 @@ class Engine(LostUnitListener):
         while (
             self._running
             or self._dispatcher.is_waiting
-            or (self._dispatcher.has_units and self._place.wait_for_more())  # for nodes that may come
+            or (self.queue and self.place.wait_for_more())  # for nodes that may come
         ):
-            self._place.loop.step()
+            self.place.loop.step()
             self._dispatch()
-            idle = not (self._running or self._dispatcher.awaits_memory or self._dispatcher.has_units)
-            if idle and self._options.endless and not self._stopping:
+            idle = not (self._running or self._memory.is_waiting or self.queue)
+            if idle and self.options.endless and not self._stopping:
                 self._repeat(plan)
-        self._fail_waiting()
-
-    def _fail_waiting(self) -> None:
-        """Fail the units that wait in vain."""
-        if self._dispatcher.has_units:
+        if self.queue:
             self._stopping = True
-            self._report(Stopping(self._place.shortage))
-            for unit in self._dispatcher.clear():
-                self._fail_unit(unit, Lease(), self._place.shortage)
+            self._report(events.Stopping(self.place.shortage))
+            for unit in self.queue.clear():
+                self._fail_unit(unit, Lease(), self.place.shortage)
 
     def _repeat(self, plan: Plan) -> None:
-        repetition = self._results.attempts.last_repetition + 1
-        for unit in plan.units:
-            if unit.repetition == 0:
-                self._dispatcher.add(dataclasses.replace(unit, repetition=repetition))
+        self._repetition += 1
+        for unit in plan.units:  # each once, since there is no number of repetitions
+            self._dispatcher.add(replace(unit, repetition=self._repetition))
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -140,12 +143,12 @@ class Engine(LostUnitListener):
             self._report(waiting)
 
     def _start(self, unit: Unit, lease: Lease) -> None:
-        self._report(UnitBegan(unit, lease, self._now()))
+        self._report(events.UnitBegan(unit, lease, self._now()))
         try:
-            self._running[unit.number] = self._place.start(unit, lease, self)
+            self._running[unit.number] = self.place.start(unit, lease, self)
         except OSError as error:  # the system refused what the unit needs, such as space in a folder
             self._fail_unit(unit, lease, str(error))
-            self._dispatcher.when_back(lease, lambda held: None)
+            self._memory.when_back(lease.devices, lambda held: None)
             self._give_back(unit, lease)
             self._end(unit)
 
@@ -164,35 +167,34 @@ class Engine(LostUnitListener):
         self._dispatcher.give_back(lease)
         for one in held:
             self._results.warn(f"{one}; it is not used again in this run")
-        self._report(UnitEnded(unit, lease, self._now()))
+        self._report(events.UnitEnded(unit, lease, self._now()))
 
     def _end(self, unit: Unit) -> None:
         """A unit has ended: close the process of its file after the last one, unless the plan may be repeated."""
-        if self._dispatcher.end(unit) and not self._options.until_failure:
-            self._place.close_file(unit.file)
+        if self._dispatcher.end(unit) and not self.options.until_failure:
+            self.place.close_file(unit.file)
 
     def _queue_again(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
-        """Run some tests of a unit in another one."""
-        alone = self._results.attempts.must_be_alone(tests, unit.repetition)
-        self._dispatcher.add(dataclasses.replace(unit, tests=tests, attempt=attempt, alone=alone))
+        alone = self._results.must_be_alone(tests, unit.repetition)
+        self._dispatcher.add(replace(unit, tests=tests, attempt=attempt, alone=alone))
 
     # -- events of running units
 
     def test_began(self, running: UnitHandle, test: Test) -> None:
-        self._report(TestBegan(test, running.unit, running.lease, self._now()))
+        self._report(events.TestBegan(test, running.unit, running.lease, self._now()))
 
     def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:
-        self._report(TestIsSlow(test, seconds, running.lease))
+        self._report(events.TestIsSlow(test, seconds, running.lease))
 
     def results(self, running: UnitHandle, attempts: Iterable[Attempt]) -> None:
         """Take attempts that have ended; from here on, they begin at a time since the start of the run."""
-        since_start = [dataclasses.replace(one, began=one.began - self._began) for one in attempts]
+        since_start = [replace(one, began=one.began - self._began) for one in attempts]
         self._take_all(running.unit, since_start)
 
     def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
         self._view.copy_output_of(running)
         del self._running[running.unit.number]
-        self._dispatcher.when_back(running.lease, functools.partial(self._conclude, running, attempts, rest))
+        self._memory.when_back(running.lease.devices, functools.partial(self._conclude, running, attempts, rest))
 
     def _conclude(
         self, running: UnitHandle, attempts: list[Attempt], rest: list[int], held: tuple[HeldDevice, ...]
@@ -203,9 +205,9 @@ class Engine(LostUnitListener):
         self._give_back(unit, running.lease, held)
         tests = tuple(unit.tests[number] for number in rest)
         if running.cause is EndCause.INTERRUPTED:
-            self._results.attempts.leave(unit, unit.tests)
+            self._results.leave(unit, unit.tests)
         elif self._stopping:
-            self._results.attempts.leave(unit, tests)
+            self._results.leave(unit, tests)
         elif tests:
             self._queue_again(unit, tests, unit.attempt)
         self._end(unit)
@@ -217,7 +219,7 @@ class Engine(LostUnitListener):
         self._give_back(unit, lease)
         tests = tuple(unit.tests[number] for number in rest)
         if self._stopping or running.cause is EndCause.INTERRUPTED:
-            self._results.attempts.leave(unit, tests)
+            self._results.leave(unit, tests)
         else:
             again, lost_twice = self._results.lose(unit, tests, why)
             if again:
@@ -236,17 +238,19 @@ class Engine(LostUnitListener):
         if not self._stopping:
             self._stopping = True
             self._leave_waiting()
-            self._report(Stopping(reason))
+            self._report(events.Stopping(reason))
 
     def _leave_waiting(self) -> None:
-        for unit in self._dispatcher.clear():
-            self._results.attempts.leave(unit, unit.tests)
+        for unit in self.queue.clear():
+            self._results.leave(unit, unit.tests)
 
     def _interrupt(self, reason: str) -> None:
         """The first time, escalate for all running units (SIGTERM, then SIGKILL); the second time, kill them."""
         self._interrupts += 1
         self._stop(reason)
-        self._dispatcher.give_up()
+        self._memory.give_up()
+        if self._interrupts > 1:
+            self.place.hurry()
         for running in tuple(self._running.values()):
             if self._interrupts == 1:
                 running.end(EndCause.INTERRUPTED)
@@ -258,31 +262,8 @@ class Engine(LostUnitListener):
         self._stopping = True
         self._leave_waiting()
         with suppress(Exception):
-            self._dispatcher.give_up()
+            self._memory.give_up()
         running = tuple(self._running.values())
         self._running.clear()
         for one in running:
-            self._results.attempts.leave(one.unit, one.unit.tests)
-            with suppress(Exception):  # the exception may be one about this unit's results
-                self.results(one, one.abandon())
-
-
-def _run_began(
-    options: Options, inventory: Inventory, header: RunHeader, plan: Plan, broken: Sequence[Attempt]
-) -> RunBegan:
-    return RunBegan(
-        tests=(*(attempt.test for attempt in broken), *plan.tests),
-        units=plan.units,
-        devices=inventory.names,
-        slots=options.jobs,
-        clock=time.time(),
-        seed=options.seed if options.shuffle else None,
-        fake=inventory.fake,
-        repetitions=options.repeat or 1,
-        header=header,
-        nodes=inventory.nodes,
-    )
-
-
-def _skipped(test: Test) -> Attempt:
-    return Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want, lease=Lease())
+            self._results.leave(one.unit, one.unit.tests)

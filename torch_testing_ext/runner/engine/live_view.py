@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch_testing_ext._process.loop import EventLoop, Timer
@@ -15,18 +16,16 @@ STREAM_INTERVAL = 0.05
 STACKS_TIMEOUT = 3.0
 
 
+@dataclass
 class LiveView:
     """Reports the output of running units, with -s, and their status, when the user asks for it."""
 
-    def __init__(
-        self, running: Mapping[int, UnitHandle], loop: EventLoop, report: Callable[[Event], object], stream: bool
-    ):
-        self._running = running
-        self._loop = loop
-        self._report = report
-        self._stream = stream
-        self._copying: Timer | None = None
-        self._status: _Status | None = None
+    running: Mapping[int, UnitHandle]
+    loop: EventLoop
+    report: Callable[[Event], object]
+    stream: bool
+    _copying: Timer | None = None
+    _status: _Status | None = None
 
     @contextmanager
     def showing_output(self) -> Iterator[None]:
@@ -36,38 +35,38 @@ class LiveView:
             self._copying.cancel()
 
     def _copy_output(self) -> None:
-        if self._stream:
-            for running in self._running.values():
+        if self.stream:
+            for running in self.running.values():
                 self.copy_output_of(running)
-            self._copying = self._loop.after(STREAM_INTERVAL, self._copy_output)
+            self._copying = self.loop.after(STREAM_INTERVAL, self._copy_output)
 
     def copy_output_of(self, running: UnitHandle) -> None:
-        if self._stream and (text := running.new_output()):
-            self._report(Output(running.test.id, text))
+        if self.stream and (text := running.new_output()):
+            self.report(Output(running.test.id, text))
 
     def show_status(self) -> None:
         """Report which tests run, and where they are, unless that is being found out already."""
         if self._status is None:
-            self._status = _Status(self._running.values(), self._answer)
-            self._loop.after(STACKS_TIMEOUT, self._status.close)
+            self._status = _Status(tuple(self.running.values()), self._answer)
+            self.loop.after(STACKS_TIMEOUT, self._status.close)
             self._status.ask()
 
     def _answer(self, event: StatusRequested) -> None:
         self._status = None
-        self._report(event)
+        self.report(event)
 
 
+@dataclass
 class _Status:
     """Asks running units for their stacks. Closes when all have answered, or after a time-out."""
 
-    def __init__(self, asked: Iterable[UnitHandle], answer: Callable[[StatusRequested], object]):
-        self._asked = tuple(asked)
-        self._answer = answer
-        self._stacks: dict[int, str] = {}
-        self._closed = False
+    asked: tuple[UnitHandle, ...]
+    answer: Callable[[StatusRequested], object]
+    _stacks: dict[int, str] = field(default_factory=dict)
+    _closed: bool = False
 
     def ask(self) -> None:
-        for running in self._asked:
+        for running in self.asked:
             running.ask_for_stacks(partial(self._take_answer, running.unit.number))
         self._close_if_complete()
 
@@ -76,13 +75,13 @@ class _Status:
         self._close_if_complete()
 
     def _close_if_complete(self) -> None:
-        if len(self._stacks) == len(self._asked):
+        if len(self._stacks) == len(self.asked):
             self.close()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._answer(StatusRequested(tuple(map(self._describe, self._asked))))
-
-    def _describe(self, running: UnitHandle) -> Running:
-        return Running(running.test, running.lease, running.seconds, self._stacks.get(running.unit.number, ""))
+            running = [
+                Running(one.test, one.lease, one.seconds, self._stacks.get(one.unit.number, "")) for one in self.asked
+            ]
+            self.answer(StatusRequested(tuple(running)))

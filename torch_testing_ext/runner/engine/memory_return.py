@@ -4,15 +4,13 @@ The driver frees the memory of a killed process a moment after its end. If it do
 would have too little memory: the device is not used again in this run, and the report names what holds its memory.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torch_testing_ext._machine.nvml import Nvml, NvmlError, Usage
+from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, Usage
 from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._machine.visible_devices import bare_uuid
 from torch_testing_ext._process.loop import EventLoop
@@ -43,32 +41,20 @@ class _Waiting:
     until: float
 
 
+@dataclass
 class MemoryReturn:
     """Compares the memory in use before a lease and after it. Without NVML, every lease is over at once."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        nvml: Nvml | None = None,
-        uuids: Mapping[str, str] | None = None,
-        warn: Callable[[str], object] = lambda text: None,
-        timeout: float = TIMEOUT,
-        quarantine: Callable[[str], object] = lambda name: None,
-    ):
-        """`uuids`: of each device, as NVML gives them, by the device's name in this run.
-
-        `quarantine` is called with the name of each device that is held.
-        """
-        self._loop = loop
-        self._nvml = nvml
-        self._uuids = uuids or {}
-        self._warn = warn
-        self._timeout = timeout
-        self._quarantine = quarantine
-        self.held: tuple[HeldDevice, ...] = ()  # devices that are not used again in this run
-        self._baseline: dict[str, Usage] = {}
-        self._users: Counter[str] = Counter()  # leases of each device
-        self._waiting: list[_Waiting] = []
+    loop: EventLoop
+    nvml: NvmlProcess | None = None
+    uuids: Mapping[str, str] = field(default_factory=dict)  # as NVML gives them, by each device's name in this run
+    warn: Callable[[str], object] = lambda text: None
+    timeout: float = TIMEOUT
+    quarantine: Callable[[str], object] = lambda name: None  # called with the name of each device that is held
+    held: tuple[HeldDevice, ...] = ()  # devices that are not used again in this run
+    _baseline: dict[str, Usage] = field(default_factory=dict)
+    _users: Counter[str] = field(default_factory=Counter)  # leases of each device
+    _waiting: list[_Waiting] = field(default_factory=list)
 
     @property
     def is_waiting(self) -> bool:
@@ -89,20 +75,20 @@ class MemoryReturn:
         if not last or not (held := self._held(last)):
             then(())
             return
-        waiting = _Waiting(tuple(one.name for one in held), then, time.monotonic() + self._timeout)
+        waiting = _Waiting(tuple(one.name for one in held), then, time.monotonic() + self.timeout)
         self._waiting.append(waiting)
-        self._loop.after(INTERVAL, lambda: self._look_again(waiting))
+        self.loop.after(INTERVAL, lambda: self._look_again(waiting))
 
     def _look_again(self, waiting: _Waiting) -> None:
         if waiting not in self._waiting:
             return
         held = self._held(waiting.names)
         if held and time.monotonic() < waiting.until:
-            self._loop.after(INTERVAL, lambda: self._look_again(waiting))
+            self.loop.after(INTERVAL, lambda: self._look_again(waiting))
             return
         self._waiting.remove(waiting)
         for one in held:
-            self._quarantine(one.name)
+            self.quarantine(one.name)
         self.held += held
         waiting.then(held)
 
@@ -114,8 +100,8 @@ class MemoryReturn:
 
     def close(self) -> None:
         """No lease is taken any more."""
-        if self._nvml is not None:
-            self._nvml.close()
+        if self.nvml is not None:
+            self.nvml.close()
 
     def _held(self, names: Sequence[str]) -> tuple[HeldDevice, ...]:
         usage = self._usage()
@@ -123,20 +109,20 @@ class MemoryReturn:
             return ()
         found = ((name, why_held(self._baseline[name], usage[name])) for name in names if name in usage)
         return tuple(
-            HeldDevice(name, f"{why} {self._timeout:g} s after its test had ended") for name, why in found if why
+            HeldDevice(name, f"{why} {self.timeout:g} s after its test had ended") for name, why in found if why
         )
 
     def _usage(self) -> Mapping[str, Usage] | None:
         """The use of each device, by its name in this run; None if NVML does not say."""
-        if self._nvml is None:
+        if self.nvml is None:
             return None
         try:
-            found = self._nvml.usage()
+            found = self.nvml.usage()
         except NvmlError as error:
-            self._nvml = None
-            self._warn(f"device memory is not checked any more between tests: {error}")
+            self.nvml = None
+            self.warn(f"device memory is not checked any more between tests: {error}")
             return None
-        return {name: found[uuid] for name, uuid in self._uuids.items() if uuid in found}
+        return {name: found[uuid] for name, uuid in self.uuids.items() if uuid in found}
 
 
 def why_held(before: Usage, after: Usage) -> str | None:

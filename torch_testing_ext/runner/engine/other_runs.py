@@ -1,7 +1,5 @@
 """Other runs on this machine that use the same devices: locks of files keep the leases of all of them apart."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator
@@ -35,16 +33,15 @@ class _Wait:
         return time.monotonic() - self.since
 
 
+@dataclass
 class OtherRuns:
     """Keeps devices that this run leases from other runs, and its leases off devices that these have."""
 
-    def __init__(self, locks: DeviceLocks, leases: Leases, reserve_after: float = RESERVE_AFTER):
-        """`reserve_after`: seconds of waiting after which devices are reserved."""
-        self._locks = locks
-        self._leases = leases
-        self._reserve_after = reserve_after
-        self._elsewhere: tuple[str, ...] = ()  # devices that other runs had when this run tried to get them last
-        self._wait: _Wait | None = None
+    locks: DeviceLocks
+    leases: Leases
+    reserve_after: float = RESERVE_AFTER  # seconds of waiting after which devices are reserved
+    _elsewhere: tuple[str, ...] = ()  # devices that other runs had when this run tried to get them last
+    _wait: _Wait | None = None
 
     @contextmanager
     def choosing(self, wanted: bool) -> Iterator[None]:
@@ -53,37 +50,36 @@ class OtherRuns:
         `wanted`: whether any unit waits for devices. If one has waited for long, the run keeps free devices, and has
         other runs leave theirs, until a unit that uses devices has started.
         """
-        free = self._leases.unheld()
-        reserved = self._locks.reserved_by_others() if wanted else frozenset()
-        self._elsewhere = tuple(n for n in free if wanted and (n in reserved or not self._locks.acquire(n)))
-        self._leases.withhold(self._elsewhere)
+        free = self.leases.unheld()
+        reserved = self.locks.reserved_by_others() if wanted else frozenset()
+        self._elsewhere = tuple(n for n in free if wanted and (n in reserved or not self.locks.acquire(n)))
+        self.leases.withhold(self._elsewhere)
         try:
             yield
         finally:
-            self._end_choice(started=len(self._leases.unheld()) < len(free))
+            self._end_choice(started=len(self.leases.unheld()) < len(free))
 
     def _end_choice(self, started: bool) -> None:
         """`started`: whether a unit has got devices, so that the reservation has served its purpose."""
-        is_urgent = self._wait is not None and self._wait.seconds > self._reserve_after
+        is_urgent = self._wait is not None and self._wait.seconds > self.reserve_after
         if started:
             self._wait = None
-        elif is_urgent and self._elsewhere and self._locks.reserve():
+        elif is_urgent and self._elsewhere and self.locks.reserve():
             return
-        self._locks.end_reservation()
-        for name in self._leases.unheld():
-            self._locks.release(name)
+        self.locks.end_reservation()
+        for name in self.leases.unheld():
+            self.locks.release(name)
 
     def give_back(self, lease: Lease) -> None:
         for name in lease.devices:
-            self._locks.release(name)
+            self.locks.release(name)
 
     def locks_of(self, lease: Lease) -> tuple[int, ...]:
-        """The descriptors that keep the devices of a lease locked."""
-        return self._locks.descriptors(lease.devices)
+        return self.locks.descriptors(lease.devices)
 
     def environment_of(self, lease: Lease) -> dict[str, str]:
         """The environment variables of a leaseholder, for runs that it starts."""
-        return self._locks.leased(lease.devices) if lease.devices else {}
+        return self.locks.leased(lease.devices) if lease.devices else {}
 
     @property
     def are_awaited(self) -> bool:
@@ -102,7 +98,7 @@ class OtherRuns:
         if self._wait.retry is None or self._wait.retry.at <= time.monotonic():
             # It is enough to wake the loop: whatever happens, units are dispatched then.
             self._wait.retry = loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
-        owners = tuple(dict.fromkeys(filter(None, map(self._locks.owner_of, self._elsewhere))))
+        owners = tuple(dict.fromkeys(filter(None, map(self.locks.owner_of, self._elsewhere))))
         if owners == self._wait.reported or self._wait.seconds <= REPORT_AFTER:
             return None
         self._wait.reported = owners

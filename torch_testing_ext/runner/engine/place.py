@@ -3,10 +3,8 @@
 A cluster is another place (runner/cluster/cluster_site.py): on each of its nodes, an agent has a LocalPlace.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process.loop import EventLoop
@@ -16,60 +14,54 @@ from ..options.options import Options
 from ..processes.file_processes import FileProcesses
 from ..scheduling.inventory import Inventory, environment_of
 from .other_runs import OtherRuns
-from .running_unit import Limits, RunningUnit, UnitHandle, UnitListener
+from .running_unit import RunningUnit, UnitHandle, UnitListener
 
 
-class LostUnitListener(UnitListener):
-    """Receives the events of running units, also that one was lost with its node."""
-
-    def unit_lost(self, running: UnitHandle, rest: list[int], why: str) -> None: ...
-
-
-class Place(Protocol):
+class Place:
     """Starts units and owns their processes."""
 
-    @property
-    def loop(self) -> EventLoop: ...
+    loop: EventLoop
 
-    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> UnitHandle:
+    def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> UnitHandle:
         """Start a unit. Raises OSError if the system refuses what it needs."""
+        raise NotImplementedError
 
     def close_file(self, name: str) -> None:
         """End the process of a file, of which no unit runs or waits."""
 
     def wait_for_more(self) -> bool:
         """No unit runs, and none that waits fits: whether this can change, so that waiting makes sense."""
+        return False
 
     @property
     def shortage(self) -> str:
         """Why units that wait fit nowhere, in words."""
+        return "it does not fit on this machine"
+
+    def is_finishing(self) -> bool:
+        """The last unit has ended: whether something else is still to come, such as files from other machines."""
+        return False
+
+    def hurry(self) -> None:
+        """The user has interrupted the run twice: wait for nothing that may not come."""
 
 
-class LocalPlace:
-    """This machine: units run in the processes of a zygote."""
+@dataclass
+class LocalPlace(Place):
+    """This machine: units run in the processes of a zygote, which are killed when the user is in a hurry."""
 
-    shortage = "it does not fit on this machine"
+    files: FileProcesses
+    options: Options
+    inventory: Inventory
+    others: OtherRuns | None = None
+    # About a test whose name is appended; None for those of the options.
+    command: str | None = None
+    show_command: str | None = None
+    _ports: ExitStack = field(default_factory=ExitStack)  # of NCCL's RAS
+    _port_of: dict[tuple[str | int, ...], int] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        files: FileProcesses,
-        options: Options,
-        inventory: Inventory,
-        others: OtherRuns | None = None,
-        command: str | None = None,
-    ):
-        """`command`: reruns a test whose name is appended, if it is not that of the options."""
-        self._files = files
-        self._options = options
-        self._inventory = inventory
-        self._others = others
-        self._command = command
-        self._ports = ExitStack()  # of NCCL's RAS
-        self._port_of: dict[tuple[str | int, ...], int] = {}
-
-    @property
-    def loop(self) -> EventLoop:
-        return self._files.loop
+    def __post_init__(self) -> None:
+        self.loop = self.files.loop
 
     def _address_of_ras(self, lease: Lease) -> dict[str, str]:
         """The address of NCCL's status: by default, all jobs of a machine would use the same port."""
@@ -80,26 +72,24 @@ class LocalPlace:
             self._port_of[place] = self._ports.enter_context(leased_port())
         return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
 
-    def start(self, unit: Unit, lease: Lease, listener: LostUnitListener) -> UnitHandle:
+    def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> UnitHandle:
         return RunningUnit(
             unit,
             lease,
-            self._files,
-            Limits(self._options.timeout, self._options.slow),
+            self.files,
+            self.options,
             {
-                **environment_of(lease, self._inventory),
+                **environment_of(lease, self.inventory),
                 **self._address_of_ras(lease),
-                **(self._others.environment_of(lease) if self._others is not None else {}),
-                **self._options.environment_of_sanitizer(unit.repetition),
+                **(self.others.environment_of(lease) if self.others is not None else {}),
+                **self.options.environment_of_sanitizer(unit.repetition),
+                **self.options.environment_of_debugger(),
             },
             listener,
-            self._options.command_of(unit.repetition, self._command),
-            self._options.stream,
-            self._others.locks_of(lease) if self._others is not None else (),
+            self.options.command_of(unit.repetition, self.command),
+            self.options.show_command if self.show_command is None else self.show_command,
+            self.others.locks_of(lease) if self.others is not None else (),
         )
 
     def close_file(self, name: str) -> None:
-        self._files.file(name).close()
-
-    def wait_for_more(self) -> bool:
-        return False
+        self.files.file(name).close()

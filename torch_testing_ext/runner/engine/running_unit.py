@@ -1,46 +1,37 @@
 """One unit while it runs, as run_test.py sees it: the reports of its processes, its deadlines, its end."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from torch_testing_ext._process import shell
+from torch_testing_ext._machine.memory import memory_of
+from torch_testing_ext._process import shell, system
+from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.loop import Timer
+from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.user_terminal import SETTING, TEST
 from torch_testing_ext.launch.settings import PREFIX
 
 from ..model import Attempt, Lease, Test, Unit
+from ..options.options import Options
+from ..processes import worker_messages
 from ..processes.file_handle import FileHandle
 from ..processes.file_processes import FileProcesses
-from ..processes.worker_messages import Began, FixtureBegan, FromWorker, PreloadHints, UnitSpec, WorkerEnded
+from .unit_files import UnitFiles
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
-from .unit_processes import NANNY_TIMEOUT, UnitProcesses
 
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, escalation and verdict take a while.
 BACKSTOP = 10.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
 START_TIMEOUT = 180.0
+# A nanny that takes longer to end its unit is stuck.
+NANNY_TIMEOUT = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The time limits of tests."""
-
-    timeout: float
-    slow: float
-
-    def of(self, test: Test) -> float:
-        return test.timeout or self.timeout
-
-    def deadline(self, test: Test) -> float:
-        """The time after which the unit is ended, if its launch layer has not ended the test before."""
-        return self.of(test) + (BACKSTOP if test.world_size > 1 else 0.0)
 
 
 class UnitHandle(Protocol):
@@ -60,7 +51,6 @@ class UnitHandle(Protocol):
     def kill(self) -> None: ...
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None: ...
     def new_output(self) -> str: ...
-    def abandon(self) -> list[Attempt]: ...
 
 
 class UnitListener:
@@ -70,57 +60,72 @@ class UnitListener:
     def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None: ...
     def results(self, running: UnitHandle, attempts: list[Attempt]) -> None: ...
     def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None: ...
+    def unit_lost(self, running: UnitHandle, rest: list[int], why: str) -> None:
+        """It was lost with its node."""
 
 
+@dataclass(eq=False)
 class RunningUnit:
     """A unit with its processes, from its start to the end of its last process."""
 
-    def __init__(
-        self,
-        unit: Unit,
-        lease: Lease,
-        files: FileProcesses,
-        limits: Limits,
-        environ: Mapping[str, str],
-        listener: UnitListener,
-        command: str,
-        stream: bool = False,
-        locks: tuple[int, ...] = (),
-    ):
+    unit: Unit
+    lease: Lease
+    files: FileProcesses
+    options: Options
+    environ: Mapping[str, str]
+    listener: UnitListener
+    command: str  # about one test, whose name follows; likewise:
+    show_command: str = ""
+    locks: tuple[int, ...] = ()  # of its devices
+    began: float = field(default_factory=time.monotonic)
+    cause: EndCause = EndCause.ITSELF
+    _timers: list[Timer] = field(default_factory=list)
+    _ended_for: str = ""  # why it was ended for the memory of the node
+    _evicted: bool = False
+    _stacks_wanted: list[Callable[[str], object]] = field(default_factory=list)
+    _nanny_pid: int = 0  # not known yet
+    _nanny_is_gone: bool = False
+    _backstop: Timer | None = None
+    _over: bool = False  # no process of it is left
+
+    def __post_init__(self) -> None:
         """Starts the unit. Raises OSError, and leaves nothing behind, if the system refuses what it needs."""
-        self.unit = unit
-        self.lease = lease
-        self.began = time.monotonic()
-        self.cause = EndCause.ITSELF
-        self._files = files
-        self._limits = limits
-        self._listener = listener
-        self._file: FileHandle = files.file(unit.file)
-        spec = self._make_spec(environ, command, stream)
-        self._processes = UnitProcesses(self._file, spec, files.loop, self, locks)
-        self._log = UnitLog(unit, spec.tests, spec.commands, self.began)
-        self._timers: list[Timer] = []
-        self._ended_for = ""  # why it was ended for the memory of the node
-        self._evicted = False
+        self._file: FileHandle = self.files.file(self.unit.file)
+        self._spec = self._make_spec()
+        self._written = UnitFiles(self._spec)
+        self._log = UnitLog(self.unit, self._spec.tests, self._spec.commands, self.began)
+        self._start_processes()
         self._arm(0, START_TIMEOUT)
 
-    def _make_spec(self, environ: Mapping[str, str], command: str, stream: bool) -> UnitSpec:
-        """`command`: the beginning of a command that runs one test; the test's name follows."""
-        directory = self._files.directory / f"unit{self.unit.number}"
+    def _start_processes(self) -> None:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._written.remove)
+            ours, theirs = map(on_failure.enter_context, socket_pair())
+            self._nanny = self._file.start(self._spec, theirs, self._gone, self.locks)
+            on_failure.pop_all()
+        self._worker: Channel[worker_messages.FromWorker] = Channel(ours, worker_messages.FromWorker)
+        self.files.loop.serve(self._nanny.channel, self._nanny_said, self._nanny_ended)
+        self.files.loop.serve(self._worker, self._worker_said, lambda: None)
+
+    def _make_spec(self) -> worker_messages.UnitSpec:
+        directory = self.files.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
         ranks = Path(kept) / directory.name if kept else directory / "ranks"
         directory.mkdir(exist_ok=True)
-        return UnitSpec(
+        names = [shell.name(str(test.id)) for test in self.unit.tests]
+        terminal = {SETTING: self.environ[SETTING].replace(TEST, names[0])} if SETTING in self.environ else {}
+        return worker_messages.UnitSpec(
             self.unit.number,
             str(self._file.path),
             self._file.load_as,
-            str(self._files.root),
+            str(self.files.root),
             tuple(test.id.dotted for test in self.unit.tests),
-            tuple(self._limits.of(test) for test in self.unit.tests),
-            tuple(f"{command} {shell.name(str(test.id))}" for test in self.unit.tests),
-            str(directory),
-            str(ranks),
-            {**environ, LOGS: str(ranks), **({STREAM: "1"} if stream else {})},
+            tuple(map(self._time_limit, self.unit.tests)),
+            tuple(f"{self.command} {name}" for name in names),
+            tuple(f"{self.show_command} {name}" for name in names),
+            directory,
+            ranks,
+            {**self.environ, **terminal, LOGS: str(ranks), **({STREAM: "1"} if self.options.stream else {})},
         )
 
     # -- requests
@@ -130,28 +135,48 @@ class RunningUnit:
         if self.cause is EndCause.ITSELF:
             self.cause = cause
             self._disarm()
-            self._processes.end()
+            self._ask_to_end(worker_messages.AboutWorker.END)
 
     def kill(self) -> None:
         self.cause = EndCause.INTERRUPTED
-        self._processes.kill()
+        self._ask_to_end(worker_messages.AboutWorker.KILL)
 
     def end_for_memory(self, why: str, for_others: bool) -> None:
         """End it at once, since the node's memory is nearly used up. `for_others`: they have some of it, too."""
         if self.cause is EndCause.ITSELF:
             self.cause, self._ended_for, self._evicted = EndCause.MEMORY, why, for_others
             self._disarm()
-            self._processes.kill()
+            self._ask_to_end(worker_messages.AboutWorker.KILL)
 
-    def measure_memory(self, answer: Callable[[int], object]) -> None:
-        self._processes.measure_memory(answer)
+    def _ask_to_end(self, request: worker_messages.AboutWorker) -> None:
+        if self._over:
+            return  # the nanny may watch another unit
+        self._nanny.channel.send(request)
+        if self._backstop is None:
+            self._backstop = self.files.loop.after(NANNY_TIMEOUT, lambda: self._file.kill(self._nanny))
+
+    def memory(self) -> int:
+        """The bytes that all of its processes have now; none before they have started."""
+        return memory_of(system.descendants(self._nanny_pid)) if self._nanny_pid and not self._over else 0
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
-        self._processes.ask_for_stacks(answer)
+        """Ask for the stacks of all of its processes, as far as they have not been read."""
+        self._stacks_wanted.append(answer)
+        if self._nanny_is_gone or self._over:
+            self._stacks_taken()
+        else:
+            self._nanny.channel.send(worker_messages.AboutWorker.TAKE_STACKS)
+
+    def _stacks_taken(self) -> None:
+        """Answer everything that has asked for stacks: there will be no more of them."""
+        wanted, self._stacks_wanted = self._stacks_wanted, []
+        stacks = self._written.new_stacks() if wanted else ""
+        for answer in wanted:
+            answer(stacks)
 
     def new_output(self) -> str:
         """The output since the last call."""
-        return self._processes.files.new_output()
+        return self._written.new_output()
 
     @property
     def test(self) -> Test:
@@ -168,56 +193,86 @@ class RunningUnit:
 
     # -- reports of its processes
 
-    def worker_said(self, message: FromWorker) -> None:
+    def _worker_said(self, message: worker_messages.FromWorker) -> None:
         self._log.add(message)
         match message:
-            case Began(test):
-                self._listener.results(self, self._attempts(self._log.certain()))
-                self._listener.test_began(self, self.unit.tests[test])
+            case worker_messages.Began(test):
+                self.listener.results(self, self._attempts(self._log.certain()))
+                self.listener.test_began(self, self.unit.tests[test])
                 self._arm(test)
-            case FixtureBegan():
+            case worker_messages.FixtureBegan():
                 # A class or module fixture may take as long as the longest test of the unit.
-                self._set_deadline(max(map(self._limits.deadline, self.unit.tests)))
-            case PreloadHints(modules):
+                self._set_deadline(max(map(self._time_to_end, self.unit.tests)))
+            case worker_messages.PreloadModules(modules):
                 self._file.add_preload_hints(modules)
 
-    def processes_lost(self, how: str) -> None:
+    def _nanny_said(self, message: worker_messages.FromNanny) -> None:
+        match message:
+            case worker_messages.StacksTaken():
+                self._stacks_taken()
+            case worker_messages.NannyWatches(pid):
+                self._nanny_pid = pid
+            case worker_messages.WorkerEnded():
+                self._over = True
+                self._processes_ended(message)
+            case _:
+                unexpected(message)
+
+    def _nanny_ended(self) -> None:
+        self._nanny_is_gone = True
+        self._stacks_taken()
+
+    def _gone(self, how: str) -> None:
         """The nanny has ended, and nothing that the unit started is left."""
+        for message in self._nanny.channel.receive_available() if not self._over else ():
+            self._nanny_said(message)
+        if not self._over:
+            self._over = True
+            self._processes_lost(how)
+
+    def _processes_lost(self, how: str) -> None:
+        """The nanny has ended without a report."""
         cause, lost = EndCause.LOST, f"the process that watched it {how}"
-        if self._files.failure is not None:
-            cause, lost = EndCause.NOT_STARTED, self._files.failure
+        if self.files.failure is not None:
+            cause, lost = EndCause.NOT_STARTED, self.files.failure
         elif (broken := self._file.contents.broken) is not None:
             cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {broken.message}"
         if self.cause is EndCause.INTERRUPTED:
             cause = self.cause
-        self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._processes.files.stacks()))
+        self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._written.stacks()))
 
-    def abandon(self) -> list[Attempt]:
-        """The results so far that were not handed out, when the engine no longer runs."""
-        results, _ = self._log.finish(WorkerExit(EndCause.INTERRUPTED, time.monotonic()))
-        return self._attempts(results)
-
-    def processes_ended(self, end: WorkerEnded) -> None:
+    def _processes_ended(self, end: worker_messages.WorkerEnded) -> None:
         code = os.waitstatus_to_exitcode(end.status)
-        stacks = self._processes.files.stacks()
+        stacks = self._written.stacks()
         self._conclude(WorkerExit(self.cause, end.at, code, end.leftovers, stacks, self._ended_for, self._evicted))
 
     def _conclude(self, end: WorkerExit) -> None:
-        self._disarm()
-        self._processes.stacks_taken()
-        for message in self._processes.last_messages():
-            self._log.add(message)
-            match message:
-                case Began(test):
-                    self._listener.test_began(self, self.unit.tests[test])
-                case PreloadHints(modules):
-                    self._file.add_preload_hints(modules)
-        self._processes.close()
+        self._stacks_taken()
+        for message in [*self._worker.receive_available(), *self._written.message_left()]:
+            self._worker_said(message)
+        self._close()
         results, rest = self._log.finish(end)
-        self._listener.unit_ended(self, self._attempts(results), rest)
-        self._processes.files.remove()
+        self.files.note_reads(self.unit, self._spec.reads)
+        self.listener.unit_ended(self, self._attempts(results), rest)
+        self._written.remove()
+
+    def _close(self) -> None:
+        self._disarm()
+        if self._backstop is not None:
+            self._backstop.cancel()
+        self.files.loop.forget(self._nanny.channel)
+        self._file.release(self._nanny)
+        self.files.loop.forget(self._worker)
+        self._worker.close()
 
     # -- deadlines
+
+    def _time_limit(self, test: Test) -> float:
+        return test.timeout or self.options.timeout
+
+    def _time_to_end(self, test: Test) -> float:
+        """The time after which the unit is ended, if its launch layer has not ended the test before."""
+        return self._time_limit(test) + (BACKSTOP if test.world_size > 1 else 0.0)
 
     def _arm(self, number: int, least: float = 0.0) -> None:
         """Set the deadlines of a test, replacing those before. Those of the last test hold until the unit ends.
@@ -225,49 +280,31 @@ class RunningUnit:
         `least`: the shortest time that counts as too long.
         """
         test = self.unit.tests[number]
-        self._set_deadline(max(least, self._limits.deadline(test)))
-        if self.cause is EndCause.ITSELF:
-            slow = lambda: self._listener.test_is_slow(self, test, self.seconds)  # noqa: E731
-            self._timers.append(self._files.loop.after(self._limits.slow, slow))
+        self._set_deadline(max(least, self._time_to_end(test)))
+        if self.cause is EndCause.ITSELF and not self.options.pdb:
+            slow = lambda: self.listener.test_is_slow(self, test, self.seconds)  # noqa: E731
+            self._timers.append(self.files.loop.after(self.options.slow, slow))
 
     def _set_deadline(self, seconds: float) -> None:
-        if self.cause is EndCause.ITSELF:
+        if self.cause is EndCause.ITSELF and not self.options.pdb:
             self._disarm()
-            self._timers = [self._files.loop.after(seconds, self._on_timeout)]
+            self._timers = [self.files.loop.after(seconds, self._on_timeout)]
 
     def _disarm(self) -> None:
-        """Cancel the deadlines."""
         for timer in self._timers:
             timer.cancel()
         self._timers = []
 
     def _on_timeout(self) -> None:
         self.ask_for_stacks(lambda stacks: self.end(EndCause.DEADLINE))
-        self._timers.append(self._files.loop.after(NANNY_TIMEOUT, lambda: self.end(EndCause.DEADLINE)))
+        self._timers.append(self.files.loop.after(NANNY_TIMEOUT, lambda: self.end(EndCause.DEADLINE)))
 
     # -- results
 
     def _attempts(self, results: list[AttemptResult]) -> list[Attempt]:
-        return [self._attempt(result) for result in results]
-
-    def _attempt(self, result: AttemptResult) -> Attempt:
-        """A result with everything that reports need."""
-        files = self._processes.files
-        return Attempt(
-            test=self.unit.tests[result.test],
-            outcome=result.outcome,
-            message=result.message,
-            seconds=max(0.0, result.ended - result.began),
-            began=result.began,
-            repetition=self.unit.repetition,
-            number=self.unit.attempt,
-            want=result.want,
-            output=files.output(*result.log),
-            ranks=files.rank_logs(result.ranks),
-            leftovers=result.leftovers,
-            lease=self.lease,
-            memory=result.memory,
-            warnings=result.warnings,
-            evicted=result.evicted,
-            port_in_use=result.port_in_use,
-        )
+        """The attempts with everything that reports need."""
+        files = self._written
+        return [
+            replace(one.attempt, output=files.output(*one.log), ranks=files.rank_logs(one.ranks), lease=self.lease)
+            for one in results
+        ]

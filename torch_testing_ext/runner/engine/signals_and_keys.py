@@ -49,7 +49,9 @@ class Deferred:
 
 
 @contextmanager
-def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: Callable[[], object]) -> Iterator[None]:
+def signals_and_keys(
+    loop: EventLoop, interrupt: Callable[[str], object], ask: Callable[[], object], with_keys: bool = True
+) -> Iterator[None]:
     """Deliver signals and keys through the loop, so that they do not interrupt other code."""
     with ExitStack() as owner:
         reader = owner.enter_context(closing(SignalReader((*interrupting(), signal.SIGUSR1))))
@@ -63,7 +65,7 @@ def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: C
 
         loop.listen(reader, on_signals)
         owner.callback(loop.forget, reader)
-        terminal = owner.enter_context(_keys())
+        terminal = owner.enter_context(keys()) if with_keys else None
         if terminal is not None:
             loop.listen(terminal, lambda: KEY in _read(loop, terminal) and ask())
             owner.callback(loop.forget, terminal)
@@ -71,7 +73,7 @@ def signals_and_keys(loop: EventLoop, interrupt: Callable[[str], object], ask: C
 
 
 @contextmanager
-def _keys() -> Iterator[int | None]:
+def keys() -> Iterator[int | None]:
     """The terminal in character mode, if this process is in its foreground; else None."""
     fd = _foreground_terminal()
     if fd is None:

@@ -9,25 +9,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from torch_testing_ext._process.kept_accounts import added
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.reaping import describe_exit
-from torch_testing_ext._process.user_warnings import KitWarning
 
-from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome, Unit
-from ..processes.worker_messages import (
-    AllOver,
-    Began,
-    Ended,
-    FixtureBegan,
-    FixtureEnded,
-    FixtureFailed,
-    FromWorker,
-    Missing,
-    NotRun,
-    PreloadHints,
-    WorkerBroke,
-)
+from ..model import COUNTS_AS, Attempt, Category, TestOutcome, Unit
+from ..processes import worker_messages
 
 
 class EndCause(enum.Enum):
@@ -56,21 +45,15 @@ class WorkerExit:
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """The end of one test of a unit. Times are those of time.monotonic()."""
+    """The end of one test of a unit, without its output. Times are those of time.monotonic()."""
 
     test: int
-    outcome: TestOutcome
-    message: str = ""
-    began: float = 0.0
-    ended: float = 0.0
-    want: str | None = None
+    attempt: Attempt
     log: tuple[int, int | None] = (0, None)  # its part of the worker's log
     ranks: tuple[str, ...] = ()  # directories of its ranks' files
-    leftovers: tuple[str, ...] = ()
-    memory: DeviceMemory | None = None
-    warnings: tuple[KitWarning, ...] = ()
-    evicted: bool = False
-    port_in_use: bool = False
+
+    def but(self, **changes: Any) -> AttemptResult:
+        return replace(self, attempt=replace(self.attempt, **changes))
 
 
 Failure = tuple[TestOutcome, str]
@@ -87,19 +70,18 @@ class UnitLog:
     names: tuple[str, ...]
     commands: tuple[str, ...]
     started: float = 0.0
-    began: dict[int, Began] = field(default_factory=dict)
-    ended: dict[int, Ended] = field(default_factory=dict)
-    missing: list[int] = field(default_factory=list)
-    not_run: dict[int, NotRun] = field(default_factory=dict)
-    fixture: FixtureBegan | None = None  # the class or module fixture that is running
+    began: dict[int, worker_messages.Began] = field(default_factory=dict)
+    ended: dict[int, worker_messages.Ended] = field(default_factory=dict)
+    not_run: dict[int, worker_messages.NotRun] = field(default_factory=dict)
+    fixture: worker_messages.FixtureBegan | None = None  # the class or module fixture that is running
     aftermath: Aftermath = field(default_factory=dict)
+    leftovers: dict[int | None, tuple[str, ...]] = field(default_factory=dict)  # of ranks, after each test
     all_over: bool = False
     broke: str = ""
     _given: int = 0  # how many results of `ended` have been handed out
 
     @property
     def running(self) -> int | None:
-        """The test that is running."""
         return next((test for test in self.began if test not in self.ended), None)
 
     @property
@@ -107,31 +89,35 @@ class UnitLog:
         """The test that ended last, if its result can still change."""
         return next(reversed(self.ended), None) if len(self.ended) > self._given else None
 
-    def add(self, message: FromWorker) -> None:
-        """Add a report of the worker."""
+    def add(self, message: worker_messages.FromWorker) -> None:
         match message:
-            case Began(test):
+            case worker_messages.Began(test):
                 self.began[test] = message
-            case Ended(test):
+            case worker_messages.Ended(test):
                 self.ended[test] = message
-            case Missing(test):
-                self.missing.append(test)
-            case NotRun(test):
+            case worker_messages.NotRun(test):
                 self.not_run[test] = message
-            case FixtureBegan():
+            case worker_messages.FixtureBegan():
                 self.fixture = message
-            case FixtureEnded():
+            case worker_messages.FixtureEnded(left):
                 self.fixture = None
-            case FixtureFailed(text):
+                self._note_leftovers(left)
+            case worker_messages.FixtureFailed(text):
                 self.aftermath = _with_failure(self.aftermath, self._latest, (TestOutcome.ERROR, text))
-            case AllOver():
+            case worker_messages.AllOver(left):
                 self.all_over = True
-            case WorkerBroke(text):
+                self._note_leftovers(left)
+            case worker_messages.WorkerBroke(text):
                 self.broke = text
-            case PreloadHints():
+            case worker_messages.PreloadModules():
                 pass  # for the process of the file
             case _:
                 unexpected(message)
+
+    def _note_leftovers(self, left: tuple[str, ...]) -> None:
+        """Ranks that outlived their test, as those of a class do, have left these running."""
+        if left:
+            self.leftovers[self._latest] = (*self.leftovers.get(self._latest, ()), *left)
 
     def certain(self) -> list[AttemptResult]:
         """New results that are final.
@@ -147,21 +133,21 @@ class UnitLog:
     def finish(self, end: WorkerExit) -> tuple[list[AttemptResult], list[int]]:
         """The results that have not been handed out yet, and the tests that have not been run yet."""
         if end.cause is EndCause.INTERRUPTED:
-            results = self._so_far(end, self.aftermath)
+            results = self._so_far(self.aftermath)
             return results, self._rest(results)
         if end.cause is EndCause.NOT_STARTED and self.running is not None:
             # The zygote's end was reported first: the unit had started, and died with it.
             end = replace(end, cause=EndCause.LOST, lost=f"the process that watched it was lost: {end.lost}")
         if end.cause is EndCause.NOT_STARTED:
-            results = self._so_far(end, self.aftermath)
-            results += [_not_run(test, f"it was not run: {end.lost}", end) for test in self._rest(results)]
+            results = self._so_far(self.aftermath)
+            results += [self._not_run(test, f"it was not run: {end.lost}", end) for test in self._rest(results)]
             return self._with_end(results, self.aftermath, end), []
         in_order = self._ended_in_order(end)
         cut_short = [] if in_order else self._cut_short(end)
         aftermath = self.aftermath if in_order or cut_short else self._aftermath_of(end)
-        results = self._so_far(end, aftermath) + cut_short
+        results = self._so_far(aftermath) + cut_short
         if self.all_over:
-            results += [_not_run(test, "unittest did not run it", end) for test in self._rest(results)]
+            results += [self._not_run(test, "unittest did not run it", end) for test in self._rest(results)]
         elif not results and (rest := self._rest(results)):
             # Another process may get further; but each new unit must have fewer tests.
             results = self._prevented(rest, "", self.started, end)
@@ -172,36 +158,49 @@ class UnitLog:
         in_order = end.cause in (EndCause.ITSELF, EndCause.MEMORY) and end.code == 0
         return self.all_over and (end.cause is EndCause.LOST or in_order)
 
-    def _so_far(self, end: WorkerExit, aftermath: Aftermath) -> list[AttemptResult]:
+    def _so_far(self, aftermath: Aftermath) -> list[AttemptResult]:
         """Results of tests that are over, as far as they have not been handed out."""
-        gone = "was listed, but does not exist when the file is imported again"
         return [
-            *(_not_run(test, f"{self.names[test]} {gone}", end) for test in self.missing),
-            *(_left_out(one) for one in self.not_run.values()),
+            *(
+                self._result(one.test, one.outcome, one.message, one.at, want=one.want, port_in_use=one.port_in_use)
+                for one in self.not_run.values()
+            ),
             *(self._reported(test, aftermath) for test in list(self.ended)[self._given :]),
         ]
 
     def _rest(self, results: list[AttemptResult]) -> list[int]:
         """The tests without a result."""
-        known = {*self.ended, *self.began, *self.missing, *self.not_run, *(result.test for result in results)}
+        known = {*self.ended, *self.began, *self.not_run, *(result.test for result in results)}
         return [test for test in range(len(self.names)) if test not in known]
 
     def _reported(self, test: int, aftermath: Aftermath) -> AttemptResult:
         began, ended = self.began[test], self.ended[test]
-        result = AttemptResult(
+        result = self._result(
             test,
             ended.outcome,
             ended.message,
             began.at,
             ended.at,
-            ended.want,
-            (began.printed, ended.printed),
-            ended.ranks,
+            want=ended.want,
             memory=ended.memory,
             warnings=ended.warnings,
             port_in_use=ended.port_in_use,
         )
+        result = replace(result, log=(began.printed, ended.printed), ranks=ended.ranks)
+        result = _with_leftovers(result, (*ended.leftovers, *self.leftovers.get(test, ())))
         return _with_aftermath(result, aftermath.get(test, ()))
+
+    def _result(
+        self, test: int, outcome: TestOutcome, message: str, began: float, ended: float | None = None, **more: Any
+    ) -> AttemptResult:
+        """`ended`: if it has begun at all."""
+        seconds = 0.0 if ended is None else max(0.0, ended - began)
+        unit = self.unit
+        attempt = Attempt(unit.tests[test], outcome, message, seconds, began, unit.repetition, unit.attempt, **more)
+        return AttemptResult(test, attempt)
+
+    def _not_run(self, test: int, why: str, end: WorkerExit) -> AttemptResult:
+        return self._result(test, TestOutcome.ERROR, why, end.at)
 
     # -- a worker that did not end properly
 
@@ -221,9 +220,10 @@ class UnitLog:
 
     def _ended_within(self, test: int, end: WorkerExit) -> AttemptResult:
         began = self.began[test]
-        outcome, title = self._explain(self.names[test], end, end.at - began.at)
+        outcome, title = self._explain(end, end.at - began.at, self.names[test])
         message = self._with_details(title, end, test)
-        return AttemptResult(test, outcome, message, began.at, end.at, log=(began.printed, None))
+        result = self._result(test, outcome, message, began.at, end.at)
+        return replace(result, log=(began.printed, None))
 
     def _prevented(self, tests: list[int], what: str, began: float, end: WorkerExit) -> list[AttemptResult]:
         """The worker ended before these tests could begin: the first has the failure.
@@ -231,48 +231,41 @@ class UnitLog:
         After a time-out the others count as failed, too: each of them would wait for the same again.
         """
         first, *others = tests
-        outcome, title = self._explain(what, end, end.at - began)
-        failed = AttemptResult(first, outcome, self._with_details(title, end, first), began, end.at)
+        outcome, title = self._explain(end, end.at - began, what)
+        failed = self._result(first, outcome, self._with_details(title, end, first), began, end.at)
         why = f"not run: {title} (see {self.names[first]})"
         hung = end.cause is EndCause.DEADLINE
-        return [failed, *(_not_run(test, why, end) for test in others if hung)]
+        return [failed, *(self._not_run(test, why, end) for test in others if hung)]
 
-    def _explain(self, what: str, end: WorkerExit, seconds: float) -> tuple[TestOutcome, str]:
-        """The outcome and the title for a worker that ended within a test or fixture; "": before its first test."""
-        into = f"{seconds:.1f} s into {what}" if what else "before its first test"
+    def _explain(self, end: WorkerExit, seconds: float = 0.0, what: str | None = None) -> tuple[TestOutcome, str]:
+        """The outcome and the title for a worker that has ended so many seconds into a test or fixture.
+
+        `what`: "" before its first test; None in no test or fixture.
+        """
+        into = f" {seconds:.1f} s into {what}" if what else "" if what is None else " before its first test"
+        it, process = ("it", "the test's process") if into else ("its process", "its process")
         match end.cause:
+            case EndCause.DEADLINE if what is None:
+                return TestOutcome.TIMEOUT, "its process did not end; it was terminated"
             case EndCause.DEADLINE:
-                when = f"{what} timed out after {seconds:.1f} s" if what else f"timed out after {seconds:.1f} s, {into}"
+                when = f"{what} timed out after {seconds:.1f} s" if what else f"timed out after {seconds:.1f} s,{into}"
                 return TestOutcome.TIMEOUT, f"{when}; it was terminated"
             case EndCause.LOST:
-                return TestOutcome.CRASHED, f"it was terminated {into}, because {end.lost}"
+                return TestOutcome.CRASHED, f"{it} was terminated{into}, because {end.lost}"
             case EndCause.MEMORY:
-                return TestOutcome.CRASHED, f"it was ended {into}: {end.lost}"
+                return TestOutcome.CRASHED, f"{it} was ended{into}: {end.lost}"
             case _ if self.broke:
-                return TestOutcome.ERROR, self.broke if what in self.names else f"{what or into}: {self.broke}"
+                is_said = what is None or what in self.names
+                return TestOutcome.ERROR, self.broke if is_said else f"{what or into.strip()}: {self.broke}"
             case _:
-                return TestOutcome.CRASHED, f"the test's process {describe_exit(end.code)} {into}"
+                return TestOutcome.CRASHED, f"{process} {describe_exit(end.code)}{into}"
 
     def _explain_after(self, end: WorkerExit) -> tuple[TestOutcome, str]:
         """Explains, as `_explain` does, a worker that ended within a tear-down, or while nothing was running."""
-        if self.fixture is not None:
-            outcome, title = self._explain(self.fixture.name, end, end.at - self.fixture.at)
-        else:
-            outcome, title = self._explain_end(end)
+        fixture = self.fixture
+        within = (end.at - fixture.at, fixture.name) if fixture is not None else ()
+        outcome, title = self._explain(end, *within)
         return outcome, self._with_details(title, end, self._latest)
-
-    def _explain_end(self, end: WorkerExit) -> tuple[TestOutcome, str]:
-        match end.cause:
-            case EndCause.DEADLINE:
-                return TestOutcome.TIMEOUT, "its process did not end; it was terminated"
-            case EndCause.LOST:
-                return TestOutcome.CRASHED, f"its process was terminated, because {end.lost}"
-            case EndCause.MEMORY:
-                return TestOutcome.CRASHED, f"its process was ended: {end.lost}"
-            case _ if self.broke:
-                return TestOutcome.ERROR, self.broke
-            case _:
-                return TestOutcome.CRASHED, f"its process {describe_exit(end.code)}"
 
     def _with_details(self, title: str, end: WorkerExit, test: int | None) -> str:
         stacks = f"stacks, most recent call first:\n{end.stacks.rstrip()}" if end.stacks.strip() else ""
@@ -287,23 +280,25 @@ class UnitLog:
             return results
         *others, last = results
         last = _with_aftermath(last, aftermath.get(None, ()))
-        if end.leftovers and last.outcome is TestOutcome.PASSED and end.cause is EndCause.ITSELF:
-            left = "\n".join(f"  {name}" for name in end.leftovers)
-            last = replace(last, outcome=TestOutcome.LEAKED, message=f"left running (now terminated):\n{left}")
-        evicted = end.evicted and COUNTS_AS[last.outcome] is Category.FAILED
-        return [*others, replace(last, leftovers=end.leftovers, evicted=evicted)]
-
-
-def _not_run(test: int, why: str, end: WorkerExit) -> AttemptResult:
-    return AttemptResult(test, TestOutcome.ERROR, why, end.at, end.at)
-
-
-def _left_out(one: NotRun) -> AttemptResult:
-    return AttemptResult(one.test, one.outcome, one.message, one.at, one.at, one.want, port_in_use=one.port_in_use)
+        last = _with_leftovers(last, self.leftovers.get(None, ()))
+        if end.cause is EndCause.ITSELF:
+            last = _with_leftovers(last, end.leftovers)
+        outcome = last.attempt.outcome
+        left = last.attempt.leftovers if outcome is TestOutcome.LEAKED else end.leftovers
+        return [*others, last.but(leftovers=left, evicted=end.evicted and COUNTS_AS[outcome] is Category.FAILED)]
 
 
 def _with_failure(aftermath: Aftermath, test: int | None, failure: Failure) -> Aftermath:
     return {**aftermath, test: (*aftermath.get(test, ()), failure)}
+
+
+def _with_leftovers(result: AttemptResult, left: tuple[str, ...]) -> AttemptResult:
+    """A result with processes that its test left running: if it has passed otherwise, it has leaked."""
+    if not left or result.attempt.outcome not in (TestOutcome.PASSED, TestOutcome.LEAKED):
+        return result  # the message of ranks that failed names what they left
+    left = (*result.attempt.leftovers, *left)
+    message = f"left running (now terminated): {'; '.join(left)}"
+    return result.but(outcome=TestOutcome.LEAKED, message=message, leftovers=left)
 
 
 def _with_aftermath(result: AttemptResult, failures: Sequence[Failure]) -> AttemptResult:
@@ -311,7 +306,7 @@ def _with_aftermath(result: AttemptResult, failures: Sequence[Failure]) -> Attem
     if not failures:
         return result
     text = "\n\n".join(f"after the test: {message}" for _, message in failures)
-    log = (result.log[0], None)
-    if COUNTS_AS[result.outcome] is Category.FAILED:
-        return replace(result, message=f"{result.message}\n\n{text}", log=log)
-    return replace(result, outcome=failures[0][0], message=text, log=log)
+    result = replace(result, log=(result.log[0], None))
+    if COUNTS_AS[result.attempt.outcome] is Category.FAILED:
+        return result.but(message=added(result.attempt.message, text))
+    return result.but(outcome=failures[0][0], message=text)

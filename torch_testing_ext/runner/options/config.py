@@ -3,24 +3,23 @@
 A misspelt name is an error, in every source; the message names the source and the nearest known names.
 """
 
-from __future__ import annotations
-
 import argparse
 import configparser
 import dataclasses
-import importlib
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
+from torch_testing_ext._machine.sharing import RANKS_PER_GPU
+from torch_testing_ext._process import user_commands
 
-from .options import ALL_CPUS, Options, UsageError, is_checkout, nearest, program
+from .options import ALL_CPUS, Options, UsageError, is_checkout, nearest, tests_of_checkout
 from .table import OPTION_GROUPS, OPTION_TABLE, OptionSpec, boolean
+from .test_folders import default_folders, toml_module
 
 SECTION = "torch_testing_ext"
 # The same as launch/settings.py's RUNNER_PREFIX, which is not imported here: --help would import all of launch/.
@@ -29,14 +28,22 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 Layer = dict[str, tuple[Any, str]]  # the options that one source sets: by field, the value and its exact source
 EXIT_CODES = """\
+set a project up, and run its first test:
+  %(prog)s init
+
+convert the tests of another project (see docs/moving):
+  %(prog)s moving [--diff] PROJECT PATH ...
+
 reports of an earlier run, also of one that was killed:
-  run_test.py report [JOURNAL] [--junit FILE] [--html FILE] [--trace FILE] [--results FILE]
+  %(prog)s report [JOURNAL] [--junit FILE] [--html FILE] [--trace FILE] [--results FILE]
+
+%(prog)s cluster clean [--cluster ADDRESS] removes what the nodes of a Ray cluster have kept
 
 exit codes:
   0  no test failed
   1  at least one test failed
   2  the run was interrupted
-  3  internal error of run_test.py
+  3  internal error of this program
   4  usage error: nothing was run
   5  nothing was selected
   6  everything selected was skipped: not enough devices"""
@@ -50,16 +57,21 @@ class ConfiguredOptions:
     sources: Mapping[str, str]  # by field
 
 
-def read_options(argv: Sequence[str], environ: Mapping[str, str], root: Path, cwd: Path) -> ConfiguredOptions:
+def read_options(
+    argv: Sequence[str], environ: Mapping[str, str], root: Path, cwd: Path, of_report: Collection[str] = ()
+) -> ConfiguredOptions:
     """Reads all sources. `root` is the project's folder, which has its configuration files.
 
-    Raises UsageError; raises SystemExit only for --help.
+    `of_report`: the options that the command `report` has, for its --help. Raises UsageError; raises SystemExit only
+    for --help.
     """
+    if of_report and not {"-h", "--help"}.isdisjoint(argv):
+        _parser(of_report).parse_args(["--help"])
     layers = (
         _defaults(root),
         _setup_cfg(root),
         _pyproject(root),
-        _shared_with_python(environ),
+        _shared_with_python(environ, cwd),
         _environment(environ, cwd),
         _command_line(argv, cwd),
     )
@@ -77,12 +89,26 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None:
         seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
         options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
+    options = _debugged(options, sources)
+    if options.since is not None and not (options.affected or options.why):
+        raise UsageError("--since needs --affected or --why")
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
         options = dataclasses.replace(options, jobs=ALL_CPUS)  # the cores of this machine say nothing about the nodes
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
+
+
+def _debugged(options: Options, sources: Mapping[str, str]) -> Options:
+    """The options of a run with a debugger: one test at a time."""
+    if sources["rank"] == COMMAND_LINE and not options.debug:
+        raise UsageError("--rank needs --debug")
+    if not (options.pdb or options.debug):
+        return options
+    if options.cluster is not None:
+        raise UsageError("--cluster and --pdb cannot be combined: the tests run where no terminal is")
+    return dataclasses.replace(options, pdb=True, jobs=1)
 
 
 def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
@@ -98,6 +124,10 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
         )
     if options.fake_gpus is not None:
         raise UsageError("--cluster and --fake-gpus cannot be combined: the nodes have the accelerators")
+    if options.cluster == "slurm" and options.cluster_fake_gpus:
+        raise UsageError("--cluster slurm and --cluster-fake-gpus cannot be combined: Slurm names no accelerators")
+    if options.cluster_fetch and (options.cluster == "slurm" or options.cluster_root is not None):
+        raise UsageError("--cluster-fetch is for a project that is sent to the nodes: these share its folder")
     if options.gpus is not None:
         raise UsageError("--cluster and --gpus cannot be combined: use --cluster-gpus-per-node")
 
@@ -110,7 +140,7 @@ def _dropped_in(options: Options, sources: Mapping[str, str], cwd: Path) -> Opti
     places = _existing(options.drop_in)
     files = _further_files(places, options.names, cwd)
     places = (*places, *files)
-    below = [_resolved(Options().tests, place) if is_checkout(place) else (place,) for place in places]
+    below = [(tests_of_checkout(place),) if is_checkout(place) else (place,) for place in places]
     given = sources["tests"] == COMMAND_LINE or sources["tests"].startswith(PREFIX)  # a file has the project's folders
     return dataclasses.replace(
         options,
@@ -166,7 +196,7 @@ def _shown(value: Any) -> str:
 
 
 def _defaults(root: Path) -> Layer:
-    options = Options()
+    options = Options(tests=default_folders(root))
     return {field: (_resolved(getattr(options, field), root), DEFAULT) for field in OPTION_TABLE}
 
 
@@ -194,25 +224,19 @@ def _pyproject(root: Path) -> Layer:
         section = toml.loads(text).get("tool", {}).get(SECTION, {})
     except toml.TOMLDecodeError as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    return _from_file({key: _as_text(value) for key, value in section.items()}, file, root)
+    # As an INI file would have them (a list is lines), so that both formats are read in the same way.
+    texts = {key: "\n".join(map(str, found if isinstance(found, list) else [found])) for key, found in section.items()}
+    return _from_file(texts, file, root)
 
 
 def _toml_reader(file: Path) -> ModuleType:
-    for name in ("tomllib", "tomli"):  # tomllib is in Python since 3.11; tomli is a package
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
+    if (found := toml_module()) is not None:
+        return found
     version = ".".join(map(str, sys.version_info[:2]))
     raise UsageError(
         f"{file} configures {SECTION}, but Python {version} cannot read TOML. Install tomli, or move the settings "
         f"to the section [{SECTION}] of setup.cfg, which every Python can read."
     )
-
-
-def _as_text(value: Any) -> str:
-    """The value as an INI file would have it (a list becomes lines), so that both formats are read in the same way."""
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
@@ -233,19 +257,24 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
         if not name.startswith(PREFIX) or not text:
             continue
         if name not in known:
-            raise UsageError(f"{name} is not an environment variable of run_test.py.{nearest(name, known)}")
+            raise UsageError(f"{name} is not an environment variable of the runner.{nearest(name, known)}")
         layer[known[name]] = _read(known[name], text, name, cwd), name
     return layer
 
 
-def _shared_with_python(environ: Mapping[str, str]) -> Layer:
-    """The variable that lets ranks share devices also without run_test.py."""
-    if not environ.get(RANKS_PER_GPU):
-        return {}
-    try:
-        return {"ranks_per_gpu": (ranks_per_device(environ), RANKS_PER_GPU)}
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+# Variables that have the same effect with the runner and without, by the field of Options.
+_SHARED = {
+    "ranks_per_gpu": RANKS_PER_GPU,
+    "timeout": "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT",
+    "stream": "TORCH_TESTING_EXT_STREAM",
+}
+_DEBUG_RANK = "TORCH_TESTING_EXT_DEBUG_RANK"  # with --pdb, any rank can have the terminal
+
+
+def _shared_with_python(environ: Mapping[str, str], cwd: Path) -> Layer:
+    found = {field: name for field, name in _SHARED.items() if environ.get(name)}
+    layer = {field: (_read(field, environ[name], name, cwd), name) for field, name in found.items()}
+    return {**layer, "pdb": (True, _DEBUG_RANK)} if environ.get(_DEBUG_RANK) else layer
 
 
 def _read(field: str, text: str, source: str, base: Path) -> Any:
@@ -276,30 +305,33 @@ class _Parser(argparse.ArgumentParser):
 def _command_line(argv: Sequence[str], cwd: Path) -> Layer:
     given, unknown = _parser().parse_known_intermixed_args(_with_values(argv))
     if unknown:
-        raise UsageError(f"{unknown[0]} is not an option.{nearest(unknown[0], _flags())} (--help lists all options)")
-    return {field: (_resolved(_frozen(value), cwd), COMMAND_LINE) for field, value in vars(given).items()}
+        flags = [name for field, spec in OPTION_TABLE.items() for names, _ in _arguments(field, spec) for name in names]
+        raise UsageError(f"{unknown[0]} is not an option.{nearest(unknown[0], flags)} (--help lists all options)")
+    values = {field: tuple(value) if isinstance(value, list) else value for field, value in vars(given).items()}
+    return {field: (_resolved(value, cwd), COMMAND_LINE) for field, value in values.items()}
 
 
 def _with_values(argv: Sequence[str]) -> list[str]:
-    """The words, where flags that may be alone have their values: argparse would take the next word for that."""
+    """The words, where argparse would not see whether the next one is the value of a flag.
+
+    A flag that may be alone gets its value, and so does one whose value may begin with a dash.
+    """
     alone = {flag: f"{flag}={spec.alone}" for spec in OPTION_TABLE.values() if spec.alone for flag in spec.flags}
-    return [alone.get(word, word) for word in argv]
+    dashed = {flag for spec in OPTION_TABLE.values() if spec.dashed for flag in spec.flags}
+    words = [alone.get(word, word) for word in argv]
+    for at in range(len(words) - 2, -1, -1):
+        if words[at] in dashed:
+            words[at : at + 2] = ["=".join(words[at : at + 2])]
+    return words
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _flags() -> list[str]:
-    return [name for field, spec in OPTION_TABLE.items() for names, _ in _arguments(field, spec) for name in names]
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser(of_report: Collection[str] = ()) -> argparse.ArgumentParser:
+    report = "Make reports of an earlier run, also of one that was killed: of the newest, or of that of a journal."
     parser = _Parser(
-        prog=program(),
-        description="Run distributed tests in parallel on the available devices and cores.",
-        usage="%(prog)s [options] [NAME ...]",
-        epilog=EXIT_CODES,
+        prog=user_commands.runner(),
+        description=report if of_report else "Run distributed tests in parallel on the available devices and cores.",
+        usage="%(prog)s report [options] [JOURNAL]" if of_report else "%(prog)s [options] [NAME ...]",
+        epilog=None if of_report else EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -308,6 +340,8 @@ def _parser() -> argparse.ArgumentParser:
     for title, specs in OPTION_GROUPS.items():
         group = parser.add_argument_group(title)
         for field, spec in specs.items():
+            if of_report and (field not in of_report or field == "names"):
+                continue
             for names, more in _arguments(field, spec):
                 group.add_argument(*names, **more)
     group.add_argument("-h", "--help", action="help", help="show this help and exit")

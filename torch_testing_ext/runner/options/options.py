@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import enum
 import os
-import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torch_testing_ext._process import shell
+from torch_testing_ext._process import shell, user_commands, user_terminal
+from torch_testing_ext._process.kept_accounts import CACHE
+from torch_testing_ext._process.user_terminal import UserTerminal
 
 from ..model import Policy
 
@@ -34,6 +35,14 @@ class CannotRun(RuntimeError):
     """No test can run; the message says why."""
 
 
+class Warm(enum.Enum):
+    """Whether a warm server forks the zygote."""
+
+    AUTO = "if one runs"
+    START = "always"
+    NEVER = "never"
+
+
 class Rerun(enum.Enum):
     """The use of the failures of earlier runs."""
 
@@ -49,6 +58,7 @@ class Action(enum.Enum):
     LIST = "list"
     DRY_RUN = "dry-run"
     SHOW_CONFIG = "show-config"
+    CLUSTER_DRY_RUN = "cluster-dry-run"
 
 
 class Verbosity(enum.Enum):
@@ -57,6 +67,23 @@ class Verbosity(enum.Enum):
     QUIET = "quiet"
     NORMAL = "normal"
     VERBOSE = "verbose"
+
+
+class StatusLevel(enum.Enum):
+    """The tests that get a line when they end: each level has those before it, too."""
+
+    NONE = "none"
+    FAIL = "fail"
+    RETRY = "retry"
+    SLOW = "slow"
+    LEAK = "leak"
+    PASS = "pass"
+    SKIP = "skip"
+    ALL = "all"
+
+    def shows(self, level: StatusLevel) -> bool:
+        levels = list(StatusLevel)
+        return levels.index(self) >= levels.index(level)
 
 
 class CountAs(enum.Enum):
@@ -102,9 +129,13 @@ class Options:
     exclude: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    tests: tuple[Path, ...] = (Path("test/distributed"),)
+    tests: tuple[Path, ...] = ()  # config.py finds the project's
     shard: ShardSpec | None = None
     rerun: Rerun = Rerun.NOTHING
+    affected: bool = False
+    since: str | None = None
+    why: tuple[str, ...] = ()
+    watch: bool = False
 
     jobs: int = field(default_factory=usable_cores)
     gpus: Gpus = None
@@ -112,6 +143,7 @@ class Options:
     ranks_per_gpu: int = 1
     shared_leases: bool = True
     lease_folder: Path | None = None
+    warm: Warm = Warm.AUTO
 
     cluster: str | None = None
     cluster_nodes: int | None = None
@@ -120,6 +152,10 @@ class Options:
     cluster_timeout: float = 300.0
     cluster_root: Path | None = None
     cluster_setup: str | None = None
+    cluster_fetch: tuple[str, ...] = ()
+    cluster_env: str = ""
+    cluster_only: tuple[str, ...] = ()
+    cluster_not: tuple[str, ...] = ()
 
     timeout: float = 300.0
     slow: float = 30.0
@@ -137,7 +173,12 @@ class Options:
     shake: int | None = None
     shake_seed: int | None = None
 
+    pdb: bool = False
+    debug: bool = False
+    rank: int = 0
+
     verbosity: Verbosity = Verbosity.NORMAL
+    status_level: StatusLevel = StatusLevel.ALL
     stream: bool = False
     durations: int = 5
     junit: Path | None = None
@@ -163,11 +204,23 @@ class Options:
         """The command that reruns a test whose name is appended to it."""
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
-        words = [program()]
+        words = [user_commands.runner()]
         words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
+        words += [f"--fake-gpus {self.fake_gpus}"] if self.fake_gpus is not None else []
+        words += [f"--ranks-per-gpu {self.ranks_per_gpu}"] if self.ranks_per_gpu > 1 else []
         words += [f"--drop-in {shell.quote(str(place))}" for place in places]
         words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
         words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []
+        return " ".join(words)
+
+    @property
+    def show_command(self) -> str:
+        """The command that shows all about the failure of a test of this run, whose name is appended to it."""
+        words = [user_commands.runner(), user_commands.SHOW]
+        if self.journal is not None:
+            words.append(f"--journal {shell.quote(os.path.relpath(self.journal))}")
+        elif (cache := os.path.relpath(self.cache)) != CACHE:
+            words.append(f"--cache {shell.quote(cache)}")
         return " ".join(words)
 
     def command_of(self, repetition: int, command: str | None = None) -> str:
@@ -182,7 +235,21 @@ class Options:
             found["TORCH_TESTING_EXT_SANITIZE_ORDER"] = "fail"
         if self.shake_seed is not None:
             found["TORCH_TESTING_EXT_SHAKE"] = str(self.shake_seed + repetition)
+        if self.trace is not None:
+            found["TORCH_TESTING_EXT_LANES"] = "1"
         return found
+
+    def environment_of_debugger(self) -> dict[str, str]:
+        """The settings by which processes of tests find the user's terminal, or know why they have none."""
+        terminal = UserTerminal(why_not=f"run it with a debugger: {self.command} --pdb {user_terminal.TEST}")
+        if self.pdb:
+            terminal = replace(UserTerminal.here(), stop_in=self.rank if self.debug else None)
+        return {user_terminal.SETTING: terminal.written(), "TORCH_TESTING_EXT_DEBUG_RANK": ""}
+
+    def require_terminal(self) -> None:
+        """Raises UsageError if a debugger is wanted and has no terminal."""
+        if self.pdb and (why_not := UserTerminal.here().why_not):
+            raise UsageError(f"{'--debug' if self.debug else '--pdb'} cannot stop: {why_not}")
 
     @property
     def endless(self) -> bool:
@@ -194,15 +261,14 @@ class Options:
         return Policy(fail_flaky=self.flaky is CountAs.FAIL, fail_leaked=self.leaked is CountAs.FAIL)
 
 
-def program() -> str:
-    """The command that the user gave: a script of the project, or this package as a module."""
-    as_module = sys.argv[0] == str(Path(__file__).parents[1] / "__main__.py")
-    return "python -m torch_testing_ext.runner" if as_module else "python run_test.py"
-
-
 def is_checkout(folder: Path) -> bool:
     """Is this a checkout of PyTorch, or a project that keeps its tests in the same folder?"""
     return (folder / "test").is_dir()
+
+
+def tests_of_checkout(folder: Path) -> Path:
+    """The tests of a checkout that are for us."""
+    return next(path for path in (folder / "test" / "distributed", folder / "test") if path.is_dir())
 
 
 def _root_of(path: Path) -> Path:

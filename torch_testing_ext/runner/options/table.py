@@ -1,35 +1,32 @@
 """The option table: the command line, its help and the configuration files all follow from it."""
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from configparser import ConfigParser
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._sanitizer.kinds import KNOWN, read_kinds
 
-from .options import Action, CountAs, Gpus, OrderHazard, Rerun, ShardSpec, Verbosity
+from .options import Action, CountAs, Gpus, OrderHazard, Rerun, ShardSpec, StatusLevel, Verbosity, Warm
 
 # -- readers: convert the text of an option to its value; the message of a ValueError says what is valid
 
 
-def _number(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{text!r} is not a whole number of at least {least}")
-    return int(text)
+def number(least: int) -> Callable[[str], int]:
+    """A reader for whole numbers."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return read
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    return _number(text, 1)
-
-
-def count_or_zero(text: str) -> int:
-    """A whole number of at least 0."""
-    return _number(text, 0)
+count, count_or_zero = number(1), number(0)
 
 
 def seconds(text: str) -> float:
@@ -71,8 +68,16 @@ def cluster(text: str) -> str:
     raise ValueError(f"{text!r} is not auto, slurm, HOST:PORT or ray://HOST:PORT")
 
 
+def environment(text: str) -> str:
+    """Names of variables, or patterns, separated by commas: all with a dash before them, or none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or len({name.startswith("-") for name in names}) > 1 or "-" in names:
+        raise ValueError(f"{text!r} is no list of names such as A,B_* (only these) or -A,-B_* (all but these)")
+    return ",".join(names)
+
+
 def boolean(text: str) -> bool:
-    known = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    known = ConfigParser.BOOLEAN_STATES
     if text.lower() not in known:
         raise ValueError(f"{text!r} is not true or false")
     return known[text.lower()]
@@ -118,7 +123,6 @@ class ValueFlag:
 class OptionSpec:
     """One option, as it is written on the command line and in the configuration."""
 
-    flags: tuple[str, ...]
     read: Callable[[str], Any]
     help: str = ""
     metavar: str = ""
@@ -127,45 +131,49 @@ class OptionSpec:
     values: tuple[ValueFlag, ...] = ()
     configurable: bool = True  # also in configuration files and the environment
     alone: str = ""  # the value that the flag alone means
+    dashed: bool = False  # the value may begin with a dash
+    also: tuple[str, ...] = ()  # flags beside the one that is named after the field
+    flags: tuple[str, ...] = ()  # all of them, unless it is an argument without a flag or has flags for its values
 
 
 # By the title of a group in --help, then by the field of Options.
 OPTION_GROUPS = {
     "selection": {
         "names": OptionSpec(
-            (),
             str,
             "file, directory, module, or a prefix of one; path::Class::test selects a single test (default: all tests)",
             "NAME",
             many=True,
             configurable=False,
         ),
-        "include": OptionSpec(("-i", "--include"), str, "same as NAME, as an option", "NAME", many=True, several=True),
+        "include": OptionSpec(str, "same as NAME, as an option", "NAME", many=True, several=True, also=("-i",)),
         "exclude": OptionSpec(
-            ("-x", "--exclude"), str, "do not run these; same syntax as NAME", "NAME", many=True, several=True
+            str, "do not run these; same syntax as NAME", "NAME", many=True, several=True, also=("-x",)
         ),
         "keyword": OptionSpec(
-            ("-k", "--keyword"),
             str,
             "run only tests whose name contains a word or matches a pattern with *; combine words with and, or, not "
             "and parentheses; if given several times, one match is enough",
             "EXPRESSION",
             many=True,
+            also=("-k",),
         ),
         "marks": OptionSpec(
-            ("-m", "--marks"),
             str,
             "run only tests whose marks of pytest match; combine names of marks with and, or, not and parentheses; if "
             "given several times, one match is enough",
             "EXPRESSION",
             many=True,
+            also=("-m",),
         ),
-        "tests": OptionSpec(("--tests",), path, "directory to search for tests; may be repeated", "DIR", many=True),
-        "shard": OptionSpec(
-            ("--shard",), shard, "run part I of N, split by recorded durations, or by hash if there are none", "I/N"
+        "tests": OptionSpec(
+            path,
+            "directory to search for tests; may be repeated (default: pytest's testpaths, else test and tests)",
+            "DIR",
+            many=True,
         ),
+        "shard": OptionSpec(shard, "run part I of N, split by recorded durations, or by hash if there are none", "I/N"),
         "rerun": OptionSpec(
-            (),
             one_of(Rerun),
             values=(
                 ValueFlag(("--last-failed", "--lf"), Rerun.LAST_FAILED, "run only tests that failed in their last run"),
@@ -174,99 +182,116 @@ OPTION_GROUPS = {
                 ),
             ),
         ),
+        "affected": OptionSpec(
+            boolean,
+            "run only tests that have read a file that has changed since they ran, or since the last commit; also "
+            "tests that failed in their last run, and tests without a record",
+            configurable=False,
+        ),
+        "since": OptionSpec(str, "with --affected: or since the branch left REV", "REV", configurable=False),
+        "why": OptionSpec(
+            str,
+            "say why --affected selects a test, or does not; run nothing",
+            "TEST",
+            many=True,
+            configurable=False,
+        ),
+        "watch": OptionSpec(
+            boolean,
+            "run affected tests after each save, on a page of the terminal; starts a warm server, unless --cold",
+            configurable=False,
+        ),
     },
     "resources": {
         "jobs": OptionSpec(
-            ("-j", "--jobs"), count, "number of CPU slots; each rank takes one (default: one per usable core)", "N"
+            count, "number of CPU slots; each rank takes one (default: one per usable core)", "N", also=("-j",)
         ),
         "gpus": OptionSpec(
-            ("--gpus",),
             gpus,
             "number of accelerators to use, or a list of visible ones such as 0,2 (default: auto, all of them)",
             "N|LIST|auto",
         ),
-        "fake_gpus": OptionSpec(("--fake-gpus",), count, "schedule tests on N accelerators that do not exist", "N"),
+        "fake_gpus": OptionSpec(count, "schedule tests on N accelerators that do not exist", "N"),
         "ranks_per_gpu": OptionSpec(
-            ("--ranks-per-gpu",),
-            count,
-            "let up to N ranks share each GPU, for tests that need more of them than there are",
-            "N",
+            count, "let up to N ranks share each GPU, for tests that need more of them than there are", "N"
         ),
-        "shared_leases": OptionSpec(
-            ("--shared-leases",), boolean, "use no accelerator that another run of this user on this machine uses"
-        ),
+        "shared_leases": OptionSpec(boolean, "use no accelerator that another run of this user on this machine uses"),
         "lease_folder": OptionSpec(
-            ("--lease-folder",),
-            path,
-            "directory of the files by which runs share accelerators (default: one per user, below /tmp)",
-            "DIR",
+            path, "directory of the files by which runs share accelerators (default: one per user, below /tmp)", "DIR"
+        ),
+        "warm": OptionSpec(
+            one_of(Warm),
+            values=(
+                ValueFlag(("--warm",), Warm.START, "start a server that has imported torch, for this and later runs"),
+                ValueFlag(("--cold",), Warm.NEVER, "do not use such a server, even if one runs"),
+            ),
         ),
     },
     "cluster": {
         "cluster": OptionSpec(
-            ("--cluster",),
             cluster,
             "run on the nodes of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; or of Slurm, in the allocation "
             "that is there or in one of its own: slurm",
             "ADDRESS",
         ),
         "cluster_nodes": OptionSpec(
-            ("--cluster-nodes",),
             count,
             "number of nodes to use (default: all that are free; with Slurm, all of the allocation, or one of its own)",
             "N",
         ),
         "cluster_gpus_per_node": OptionSpec(
-            ("--cluster-gpus-per-node",),
-            count,
-            "number of accelerators to use of each node (default: all that are free)",
-            "N",
+            count, "number of accelerators to use of each node (default: all that are free)", "N"
         ),
         "cluster_fake_gpus": OptionSpec(
-            ("--cluster-fake-gpus",),
-            boolean,
-            "take the accelerators that Ray names for fake ones, to try a cluster that has none",
+            boolean, "take the accelerators that Ray names for fake ones, to try a cluster that has none"
         ),
-        "cluster_timeout": OptionSpec(
-            ("--cluster-timeout",), seconds, "how long to wait for nodes that are in use", "SECONDS"
-        ),
+        "cluster_timeout": OptionSpec(seconds, "how long to wait for nodes that are in use", "SECONDS"),
         "cluster_root": OptionSpec(
-            ("--cluster-root",),
             path,
             "the project's path on every node, on a shared file system (default: the project is sent to the nodes)",
             "PATH",
         ),
-        "cluster_setup": OptionSpec(
-            ("--cluster-setup",), str, "shell command to run in the project once on each node", "COMMAND"
+        "cluster_setup": OptionSpec(str, "shell command to run in the project once on each node", "COMMAND"),
+        "cluster_fetch": OptionSpec(
+            str,
+            "bring back files of the project that tests create or change on the nodes; may be repeated",
+            "PATTERN",
+            many=True,
+        ),
+        "cluster_env": OptionSpec(
+            environment,
+            "send only these environment variables to the nodes, or with dashes, all but these; names or patterns "
+            "(default: all but those that describe this machine or look like secrets)",
+            "NAME,...|-NAME,...",
+            dashed=True,
+        ),
+        "cluster_only": OptionSpec(
+            str, "use only nodes with this name, address or label of Ray", "NAME|LABEL=VALUE", many=True
+        ),
+        "cluster_not": OptionSpec(
+            str, "use no node with this name, address or label of Ray", "NAME|LABEL=VALUE", many=True
         ),
     },
     "execution": {
-        "timeout": OptionSpec(("--timeout",), seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
-        "slow": OptionSpec(("--slow",), seconds, "report a test that is still running after this time", "SECONDS"),
-        "retries": OptionSpec(("--retries",), count_or_zero, "retry a failed test up to N times", "N"),
+        "timeout": OptionSpec(seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
+        "slow": OptionSpec(seconds, "report a test that is still running after this time", "SECONDS"),
+        "retries": OptionSpec(count_or_zero, "retry a failed test up to N times", "N"),
         "flaky": OptionSpec(
-            ("--flaky",),
-            one_of(CountAs),
-            "whether a test that passes on a retry counts as passed or failed",
-            "pass|fail",
+            one_of(CountAs), "whether a test that passes on a retry counts as passed or failed", "pass|fail"
         ),
         "leaked": OptionSpec(
-            ("--leaked",),
             one_of(CountAs),
             "whether a test that passes but leaves processes running counts as passed or failed",
             "pass|fail",
         ),
-        "max_fail": OptionSpec(("--max-fail",), count, "start no new tests after N failures", "N"),
-        "repeat": OptionSpec(("--repeat",), count, "run every test N times", "N"),
-        "until_failure": OptionSpec(
-            ("--until-failure",), boolean, "repeat until a test fails (at most --repeat times, if given)"
-        ),
-        "shuffle": OptionSpec(("--shuffle",), boolean, "randomise the order"),
-        "seed": OptionSpec(("--seed",), count_or_zero, "seed for the random order; implies --shuffle", "N"),
+        "max_fail": OptionSpec(count, "start no new tests after N failures", "N"),
+        "repeat": OptionSpec(count, "run every test N times", "N"),
+        "until_failure": OptionSpec(boolean, "repeat until a test fails (at most --repeat times, if given)"),
+        "shuffle": OptionSpec(boolean, "randomise the order"),
+        "seed": OptionSpec(count_or_zero, "seed for the random order; implies --shuffle", "N"),
     },
     "sanitizer": {
         "sanitize": OptionSpec(
-            ("--sanitize",),
             kinds,
             "check the collectives of ranks more closely; KINDS is a list such as calls,nan; --sanitize alone means "
             f"default; known are: {', '.join(KNOWN)}",
@@ -274,40 +299,53 @@ OPTION_GROUPS = {
             alone="default",
         ),
         "sanitize_order": OptionSpec(
-            ("--sanitize-order",),
             one_of(OrderHazard),
             "whether a test passes whose ranks issue collectives of overlapping groups in opposite orders",
             "warn|fail",
         ),
         "shake": OptionSpec(
-            ("--shake",), count, "run every test N times, with random delays before collectives on chosen ranks", "N"
+            count, "run every test N times, with random delays before collectives on chosen ranks", "N"
         ),
         "shake_seed": OptionSpec(
-            ("--shake-seed",),
             count_or_zero,
             "seed of the delays of the first of --shake's runs, or of a single run; each further run has the next",
             "N",
         ),
     },
+    "debugging": {
+        "pdb": OptionSpec(
+            boolean,
+            "run one test at a time, without time limits, and let a debugger have the terminal where a test fails or "
+            "calls breakpoint(), in any rank",
+            configurable=False,
+        ),
+        "debug": OptionSpec(
+            boolean, "likewise, and stop at the first line of each test, in the rank of --rank", configurable=False
+        ),
+        "rank": OptionSpec(count_or_zero, "the rank in which --debug stops", "N", configurable=False),
+    },
     "output": {
         "verbosity": OptionSpec(
-            (),
             one_of(Verbosity),
             values=(
                 ValueFlag(("-v", "--verbose"), Verbosity.VERBOSE, "also print where each test ran"),
                 ValueFlag(("-q", "--quiet"), Verbosity.QUIET, "print only failures and the summary"),
             ),
         ),
-        "stream": OptionSpec(("-s", "--stream"), boolean, "show the output of tests while they run"),
-        "durations": OptionSpec(("--durations",), count_or_zero, "list the N slowest tests", "N"),
+        "status_level": OptionSpec(
+            one_of(StatusLevel),
+            "print a line only for tests that end so, or worse: none, fail, retry, slow, leak, pass, skip, all",
+            "LEVEL",
+        ),
+        "stream": OptionSpec(boolean, "show the output of tests while they run", also=("-s",)),
+        "durations": OptionSpec(count_or_zero, "list the N slowest tests", "N"),
     },
     "reports": {
-        "junit": OptionSpec(("--junit",), path, "write a JUnit XML report", "FILE"),
-        "report": OptionSpec(("--report", "--html"), path, "write an HTML report", "FILE"),
-        "trace": OptionSpec(("--trace",), path, "write a trace for Perfetto", "FILE"),
-        "results": OptionSpec(("--results",), path, "write all results as JSON", "FILE"),
+        "junit": OptionSpec(path, "write a JUnit XML report", "FILE"),
+        "report": OptionSpec(path, "write an HTML report", "FILE", also=("--html",)),
+        "trace": OptionSpec(path, "write a trace for Perfetto", "FILE"),
+        "results": OptionSpec(path, "write all results as JSON", "FILE"),
         "journal": OptionSpec(
-            ("--journal",),
             path,
             "keep results here as they come (default: a folder for each run, in runs/ below the directory of --cache)",
             "FILE",
@@ -315,12 +353,16 @@ OPTION_GROUPS = {
     },
     "other": {
         "action": OptionSpec(
-            (),
             one_of(Action),
             values=(
                 ValueFlag(("--list",), Action.LIST, "list the selected tests and what each needs; run nothing"),
                 ValueFlag(
                     ("--dry-run",), Action.DRY_RUN, "print the planned schedule with devices and CPU slots; run nothing"
+                ),
+                ValueFlag(
+                    ("--cluster-dry-run",),
+                    Action.CLUSTER_DRY_RUN,
+                    "print the files that --cluster would send to the nodes, and what it would leave out; run nothing",
                 ),
                 ValueFlag(
                     ("--show-config",),
@@ -331,14 +373,11 @@ OPTION_GROUPS = {
             configurable=False,
         ),
         "allow_all_skipped": OptionSpec(
-            ("--allow-all-skipped",),
-            boolean,
-            "exit with 0 instead of 6 if everything was skipped: not enough devices",
+            boolean, "exit with 0 instead of 6 if everything was skipped: not enough devices"
         ),
-        "json": OptionSpec(("--json",), boolean, "with --list: print JSON", configurable=False),
-        "cache": OptionSpec(("--cache",), path, "directory for recorded durations and failures", "DIR"),
+        "json": OptionSpec(boolean, "with --list: print JSON", configurable=False),
+        "cache": OptionSpec(path, "directory for recorded durations and failures", "DIR"),
         "drop_in": OptionSpec(
-            ("--drop-in",),
             path,
             "run a PyTorch checkout, or a folder or file of tests written for PyTorch's own classes, on the classes of "
             "this package; may be repeated; NAME selects among their tests",
@@ -347,4 +386,9 @@ OPTION_GROUPS = {
         ),
     },
 }
+for _group in OPTION_GROUPS.values():
+    for _field, _spec in _group.items():
+        if not _spec.values and _field != "names":
+            _flags = (f"--{_field.replace('_', '-')}", *_spec.also)
+            _group[_field] = replace(_spec, flags=tuple(sorted(_flags, key=lambda flag: flag.startswith("--"))))
 OPTION_TABLE = {field: spec for group in OPTION_GROUPS.values() for field, spec in group.items()}

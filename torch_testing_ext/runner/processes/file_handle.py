@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import tail
@@ -19,23 +20,8 @@ from torch_testing_ext._process.loop import Timer
 from torch_testing_ext._process.messages import unexpected
 
 from ..model import Attempt, Test, TestId, TestOutcome
-from .worker_messages import (
-    ChildGone,
-    FileBroken,
-    FileNeedsPytest,
-    FileReady,
-    FileSkipped,
-    FileTests,
-    FileUnsafe,
-    FromFile,
-    Kill,
-    LoadAs,
-    OpenFile,
-    PreloadModules,
-    StartUnit,
-    UnitSpec,
-)
-from .zygote_client import Gone, ZygoteClient
+from . import worker_messages
+from .zygote_client import Gone, ZygoteClient, ignore
 
 IMPORT_TIMEOUT = 120.0
 MOST_LOST_IMPORTS = 3  # how often a file may be imported when the zygote dies
@@ -46,50 +32,18 @@ class FileState(enum.Enum):
 
     CLOSED = "closed"
     OPENING = "opening"
-    RELOADING = "ends, so that pytest imports the file in another one"
-    SUSPECT = "to be imported again, alone"  # the zygote died during its import
     READY = "ready"
     UNSAFE = "not safe to fork"  # its units are new interpreters
     SKIPPED = "skips all of its tests"
     BROKEN = "broken"
 
 
-class FileEvent(enum.Enum):
-    """A change of the process of a test file."""
-
-    OPENED = "its process was started"
-    NEEDS_PYTEST = "it has tests for pytest"
-    IMPORTED = "its process is ready to fork"
-    UNSAFE = "its process cannot be forked"
-    SKIPPED = "it skips itself"
-    FAILED = "it cannot be imported"
-    LOST = "the zygote died during its import"
-    ENDED = "its process has ended, or was closed"
+# A file stays so, whatever its process says later, and when that ends.
+_FINAL = (FileState.UNSAFE, FileState.SKIPPED, FileState.BROKEN)
 
 
-# Any other event changes nothing: a file that is broken, say, stays so when its process ends.
-_AFTER = {
-    (FileState.CLOSED, FileEvent.OPENED): FileState.OPENING,
-    (FileState.CLOSED, FileEvent.FAILED): FileState.BROKEN,  # its process could not be started
-    (FileState.SUSPECT, FileEvent.OPENED): FileState.OPENING,
-    (FileState.OPENING, FileEvent.NEEDS_PYTEST): FileState.RELOADING,
-    (FileState.OPENING, FileEvent.IMPORTED): FileState.READY,
-    (FileState.OPENING, FileEvent.UNSAFE): FileState.UNSAFE,
-    (FileState.OPENING, FileEvent.SKIPPED): FileState.SKIPPED,
-    (FileState.OPENING, FileEvent.FAILED): FileState.BROKEN,
-    (FileState.OPENING, FileEvent.LOST): FileState.SUSPECT,
-    (FileState.OPENING, FileEvent.ENDED): FileState.CLOSED,
-    (FileState.RELOADING, FileEvent.FAILED): FileState.BROKEN,
-    (FileState.RELOADING, FileEvent.ENDED): FileState.CLOSED,
-    (FileState.READY, FileEvent.UNSAFE): FileState.UNSAFE,
-    (FileState.READY, FileEvent.ENDED): FileState.CLOSED,
-}
-# A unit waits until one of these is over.
-_IMPORTING = (FileState.OPENING, FileState.RELOADING, FileState.SUSPECT)
-
-
-def after(state: FileState, event: FileEvent) -> FileState:
-    return _AFTER.get((state, event), state)
+def after(state: FileState, wanted: FileState) -> FileState:
+    return state if state in _FINAL else wanted
 
 
 @dataclass(frozen=True)
@@ -107,142 +61,121 @@ class FileContents:
         return tuple(filter(None, (self.unsafe, self.remark)))
 
 
+@dataclass(eq=False)
+class NannyHandle:
+    """A nanny, as run_test.py sees it."""
+
+    number: int  # of its first unit: by that, its parent knows it
+    channel: Channel[worker_messages.FromNanny]
+
+
+@dataclass(eq=False)
 class FileHandle:
     """The process of one test file, as run_test.py sees it."""
 
-    def __init__(
-        self,
-        zygote: ZygoteClient,
-        name: str,
-        devices: int,
-        log: Path,
-        load_as: LoadAs,
-        import_again: Callable[[FileHandle], object],
-    ):
-        """`log`: for the output of the process while it imports the file. `import_again`: takes a suspect."""
-        self.name = name
-        self.state = FileState.CLOSED
-        self.contents = FileContents()
-        self.load_as = load_as
-        self._log = log
-        self._zygote = zygote
-        self._devices = devices
-        self._import_again = import_again
-        self._process: _Process | None = None
-        self._waiting: list[_Start] = []  # units to be started when the process is ready
-        self._lost_imports = 0
-        self._imported: Callable[[], object] | None = None
-        self._interpreters: dict[int, int] = {}  # the zygote's numbers of units that are interpreters
+    zygote: ZygoteClient
+    name: str
+    devices: int
+    log: Path  # for the output of the process while it imports the file
+    load_as: worker_messages.LoadAs
+    state: FileState = FileState.CLOSED
+    contents: FileContents = FileContents()
+    _process: _Process | None = None
+    _waiting: list[Callable[[], None]] = field(default_factory=list)  # start units, when the process is ready
+    lost_imports: int = 0  # with which the zygote has died
+    _interpreters: dict[int, int] = field(default_factory=dict)  # the zygote's numbers of units that are interpreters
 
     @property
     def path(self) -> Path:
-        return self._zygote.root / self.name
+        return self.zygote.root / self.name
 
     @property
-    def is_importing(self) -> bool:
-        return self.state in _IMPORTING
+    def reads(self) -> Path:
+        """The record of the files that its import reads."""
+        return self.log.with_suffix(".reads")
 
-    def _become(self, event: FileEvent) -> None:
-        self.state = after(self.state, event)
-        if self._process is not None and self.state not in (FileState.OPENING, FileState.RELOADING):
+    def _become(self, wanted: FileState) -> None:
+        self.state = after(self.state, wanted)
+        if self._process is not None and self.state is not FileState.OPENING:
             self._process.deadline.cancel()
 
-    def open(self, imported: Callable[[], object] | None = None) -> None:
-        """Start the process, which imports the file and lists its tests. `imported` is called after the import."""
-        assert self.state in (FileState.CLOSED, FileState.SUSPECT)
+    def open(self) -> None:
+        """Start the process, which imports the file and lists its tests."""
+        assert self.state is FileState.CLOSED
         ours, theirs = socket_pair()  # or OSError: the next unit tries again
-        self._imported = imported
-        channel: Channel[FromFile] = Channel(ours, FromFile)
+        channel: Channel[worker_messages.FromFile] = Channel(ours, worker_messages.FromFile)
         request = partial(
-            OpenFile,
-            root=str(self._zygote.root),
+            worker_messages.OpenFile,
+            root=str(self.zygote.root),
             path=str(self.path),
             file=self.name,
-            devices=self._devices,
-            log=str(self._log),
+            devices=self.devices,
+            log=str(self.log),
+            reads=str(self.reads),
             load_as=self.load_as,
         )
-        self._process = process = _Process(channel, self._zygote.starts)
+        self._process = process = _Process(channel, self.zygote.starts)
         with theirs:
-            process.number = self._zygote.start_child(request, partial(self._end, process), theirs.fileno())
-        self._zygote.loop.listen(channel, partial(self._receive, process))
-        process.deadline = self._zygote.loop.after(IMPORT_TIMEOUT, self._give_up)
-        self._become(FileEvent.OPENED)
+            process.number = self.zygote.start_child(request, partial(self._end, process), theirs.fileno())
+        # At its end, the zygote reports how the process has ended.
+        self.zygote.loop.serve(channel, partial(self._on_message, process), lambda: None)
+        process.deadline = self.zygote.loop.after(IMPORT_TIMEOUT, self._give_up)
+        self._become(FileState.OPENING)
+
+    def _open_again(self) -> None:
+        try:
+            self.open()
+        except OSError as error:
+            self._break(f"its process could not be started: {error}")
 
     # -- messages
 
-    def _receive(self, process: _Process) -> None:
-        try:
-            messages = process.channel.receive()
-        except EOFError:
-            self._zygote.loop.forget(process.channel)  # the zygote will report how the process ended
-            return
-        for message in messages:
-            self._on_message(message, process)
-
-    def _on_message(self, message: FromFile, process: _Process) -> None:
+    def _on_message(self, process: _Process, message: worker_messages.FromFile) -> None:
         match message:
-            case FileTests(tests, not_run, remark):
-                self._take_tests(tests, not_run, remark)
-            case FileNeedsPytest():
+            case worker_messages.FileTests(tests, not_run, remark):
+                nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
+                self.contents = FileContents(tests, not_run, unsafe=self.contents.unsafe, remark=remark or nothing)
+            case worker_messages.FileNeedsPytest():
                 self.load_as = dataclasses.replace(self.load_as, by_pytest=True)
-                self._become(FileEvent.NEEDS_PYTEST)
-            case FileSkipped(reason, want):
+                self.close()  # it ends: pytest imports the file in another one
+                self._open_again()
+            case worker_messages.FileSkipped(reason, want):
                 self._become_skipped(reason, want)
-            case FileReady(unsafe):
-                if unsafe is not None:
-                    self._become_unsafe(unsafe)
-                self._become(FileEvent.IMPORTED)
-                self._end_import()
+            case worker_messages.FileReady():
+                self._become(FileState.READY)
                 self._start_waiting()
-            case FileUnsafe(why):
-                self._become_unsafe(why)
-            case FileBroken(text):
+            case worker_messages.FileUnsafe(why):
+                self._become(FileState.UNSAFE)
+                slow = f"each test of {self.name} runs in a new interpreter, which takes seconds, because {why}"
+                self.contents = dataclasses.replace(self.contents, unsafe=slow)
+            case worker_messages.FileBroken(text):
                 self._break(text)
-            case ChildGone(number):
-                self._zygote.note_progress()
-                process.units.pop(number, _ignore)(message.how)
+            case worker_messages.ChildGone(number):
+                self.zygote.note_progress()
+                for nanny in [one for one in process.free if one.number == number]:
+                    process.free.remove(nanny)
+                    nanny.channel.close()
+                process.units.pop(number, ignore)(message.how)
             case _:
                 unexpected(message)
-
-    def _take_tests(self, tests: tuple[Test, ...], not_run: tuple[Attempt, ...], remark: str) -> None:
-        nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
-        self.contents = dataclasses.replace(
-            self.contents,
-            tests=tests,
-            not_run=not_run,
-            remark=remark or nothing,
-        )
 
     def _become_skipped(self, reason: str, want: str | None) -> None:
         if self.contents.tests:
             self._break(f"its tests were listed, but it skips itself when it is imported again: {reason}")
             return
-        self._become(FileEvent.SKIPPED)
+        self._become(FileState.SKIPPED)
         self.contents = FileContents(tests=(Test(TestId(self.name), skip=reason, want=want),))
-        self._end_import()
-
-    def _become_unsafe(self, why: str) -> None:
-        self._become(FileEvent.UNSAFE)
-        slow = f"each test of {self.name} runs in a new interpreter, which takes seconds, because {why}"
-        self.contents = dataclasses.replace(self.contents, unsafe=slow)
 
     def _give_up(self) -> None:
         assert self._process is not None
         self._break(f"importing the file took more than {IMPORT_TIMEOUT:.0f} s; the process was killed")
-        self._zygote.kill(self._process.number)
+        self.zygote.kill(self._process.number)
 
     def _break(self, message: str) -> None:
-        self._become(FileEvent.FAILED)
-        broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, message, output=tail(self._log))
+        self._become(FileState.BROKEN)
+        broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, message, output=tail(self.log))
         self.contents = dataclasses.replace(self.contents, broken=broken)
-        self._end_import()
         self._start_waiting()
-
-    def _end_import(self) -> None:
-        imported, self._imported = self._imported, None
-        if imported is not None:
-            imported()
 
     # -- the end of the process
 
@@ -251,43 +184,29 @@ class FileHandle:
         if self._process is not process:
             return  # it was closed; there may be another process by now
         for message in process.channel.receive_available():
-            self._on_message(message, process)
-        if self.state is FileState.RELOADING:
-            self.close()
-            self._reopen()
-            return
+            self._on_message(process, message)
+        if self._process is not process:
+            return  # pytest imports the file in another one
         if self.state is FileState.OPENING:
-            if self._is_victim(process):
-                self._end_import()
-                self._become(FileEvent.LOST)
-            else:
-                self._break(self._zygote.failure or f"the process that imports the file {how} during the import")
+            with_zygote = process.zygote_start != self.zygote.starts and self.zygote.failure is None
+            self.lost_imports += with_zygote
+            if not with_zygote or self.lost_imports > MOST_LOST_IMPORTS:
+                self._break(self.zygote.failure or f"the process that imports the file {how} during the import")
         lost = process.units
         self.close()
         for gone in lost.values():
             gone(how)
-        if self.state is FileState.SUSPECT:
-            self._import_again(self)
-
-    def _reopen(self) -> None:
-        try:
-            self.open(self._imported)
-        except OSError as error:
-            self._break(f"its process could not be started: {error}")
-
-    def _is_victim(self, process: _Process) -> bool:
-        """Whether the import ended only because the zygote died, so that another attempt may succeed."""
-        self._lost_imports += 1
-        died = process.zygote_start != self._zygote.starts
-        return died and self._zygote.failure is None and self._lost_imports <= MOST_LOST_IMPORTS
+        if self._waiting and self.state is FileState.CLOSED:  # the import was lost with the zygote
+            self._open_again()
 
     def close(self) -> None:
         """End the process; no unit may be running. It is restarted for the next unit."""
-        self._become(FileEvent.ENDED)
+        self._become(FileState.CLOSED)
         process, self._process = self._process, None
         if process is not None:
             process.units = {}
-            self._zygote.loop.forget(process.channel)
+            self._dismiss(process)
+            self.zygote.loop.forget(process.channel)
             process.channel.close()
 
     # -- units
@@ -295,71 +214,95 @@ class FileHandle:
     def add_preload_hints(self, modules: tuple[str, ...]) -> None:
         """Have modules that a unit had to import itself preloaded for the next units."""
         if self._process is not None and self.state is FileState.READY:
-            self._process.channel.send(PreloadModules(modules))
+            self._process.channel.send(worker_messages.PreloadModules(modules))
+            self._dismiss(self._process)
 
-    def start(self, unit: UnitSpec, nanny: socket, worker: socket, gone: Gone, locks: tuple[int, ...] = ()) -> None:
-        """Start a unit. The sockets go to its nanny and worker; the nanny also gets the locks of its devices.
+    def _dismiss(self, process: _Process) -> None:
+        """Give the nannies that there are no other unit."""
+        for nanny in process.free:
+            nanny.channel.close()
+        process.free = []
+        process.fresh.clear()
 
+    def start(
+        self, unit: worker_messages.UnitSpec, worker: socket, gone: Gone, locks: tuple[int, ...] = ()
+    ) -> NannyHandle:
+        """Start a unit, as soon as the file is imported. Returns its nanny. The socket goes to its worker.
+
+        The nanny also gets the locks of its devices: descriptors, which the unit's lease keeps open until it is gone.
         `gone` is called when no process of it is left; never before this method has returned.
         """
         if self.state is FileState.CLOSED:
             self.open()
-        self._waiting.append(_Start(unit, nanny, worker, gone, locks))
-        if not self.is_importing:  # else when it has been imported
+        if self._process is not None and self._process.free:
+            nanny = self._process.free.pop()
+            with worker:
+                request = worker_messages.StartUnit(nanny.number, unit)
+                self._send(self._process, nanny.channel, request, gone, worker.fileno(), *locks)
+            return nanny
+        ours, theirs = socket_pair()
+        self._waiting.append(partial(self._start, unit, theirs, worker, gone, locks))
+        if self.state is not FileState.OPENING:  # else when it has been imported
             self._start_waiting()
+        return NannyHandle(unit.number, Channel(ours, worker_messages.FromNanny))
 
     def _start_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            with one.nanny, one.worker:
-                self._start(one, one.nanny.fileno(), one.worker.fileno(), *one.locks)
+        for start in waiting:
+            start()
 
-    def _start(self, one: _Start, *fds: int) -> None:
-        number = one.unit.number
-        match self.state:
-            case FileState.UNSAFE:
-                request = partial(StartUnit, unit=one.unit)
-                self._interpreters[number] = self._zygote.start_child(request, one.gone, *fds)
-            case FileState.READY if self._process is not None:
-                units = self._process.units
-                units[number] = one.gone
-                try:
-                    self._process.channel.send(StartUnit(number, one.unit), *fds)
-                except OSError as error:
-                    self._zygote.loop.after(0.0, partial(units.pop(number), f"could not be started: {error}"))
-            case _:
-                self._zygote.loop.after(0.0, partial(one.gone, "could not be started"))
+    def _start(
+        self, unit: worker_messages.UnitSpec, nanny: socket, worker: socket, gone: Gone, locks: tuple[int, ...]
+    ) -> None:
+        """Start a unit with another nanny."""
+        with nanny, worker:
+            fds = (nanny.fileno(), worker.fileno(), *locks)
+            match self.state:
+                case FileState.UNSAFE:
+                    request = partial(worker_messages.StartUnit, unit=unit)
+                    self._interpreters[unit.number] = self.zygote.start_child(request, gone, *fds)
+                case FileState.READY if self._process is not None:
+                    self._process.fresh.add(unit.number)
+                    start = worker_messages.StartUnit(unit.number, unit)
+                    self._send(self._process, self._process.channel, start, gone, *fds)
+                case _:
+                    self.zygote.loop.after(0.0, partial(gone, "could not be started"))
 
-    def kill(self, unit: int) -> None:
-        """Kill the nanny of a unit that does not answer."""
-        if unit in self._interpreters:
-            self._zygote.kill(self._interpreters[unit])
+    def _send(
+        self, process: _Process, channel: Channel[Any], request: worker_messages.StartUnit, gone: Gone, *fds: int
+    ) -> None:
+        process.units[request.number] = gone
+        try:
+            channel.send(request, *fds)
+        except OSError as error:
+            gone = process.units.pop(request.number)
+            self.zygote.loop.after(0.0, partial(gone, f"could not be started: {error}"))
+
+    def release(self, nanny: NannyHandle) -> None:
+        """The unit of a nanny is over: it is free for another one, if it lives, and lacks no module."""
+        process = self._process
+        if process is None or process.units.pop(nanny.number, None) is None or nanny.number not in process.fresh:
+            nanny.channel.close()
+            return
+        self.zygote.note_progress()
+        process.free.append(nanny)
+
+    def kill(self, nanny: NannyHandle) -> None:
+        """Kill a nanny that does not answer."""
+        if nanny.number in self._interpreters:
+            self.zygote.kill(self._interpreters[nanny.number])
         elif self._process is not None:
-            self._process.channel.send(Kill(unit))
+            self._process.channel.send(worker_messages.Kill(nanny.number))
 
 
-def _ignore(how: str) -> None:
-    """Do nothing when a child ends that no caller waits for."""
-
-
+@dataclass(eq=False)
 class _Process:
     """One process of the file, and the units that it runs."""
 
-    def __init__(self, channel: Channel[FromFile], zygote_start: int):
-        """`zygote_start`: which of the zygotes has started the process."""
-        self.channel = channel
-        self.zygote_start = zygote_start
-        self.number = -1  # by which the zygote knows it
-        self.deadline = Timer(0.0, lambda: None)  # of the import
-        self.units: dict[int, Gone] = {}
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A unit to be started, with the channel ends that go to its processes."""
-
-    unit: UnitSpec
-    nanny: socket
-    worker: socket
-    gone: Gone
-    locks: tuple[int, ...]  # descriptors, which the unit's lease keeps open until it is gone
+    channel: Channel[worker_messages.FromFile]
+    zygote_start: int  # which of the zygotes has started the process
+    number: int = -1  # by which the zygote knows it
+    deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))  # of the import
+    units: dict[int, Gone] = field(default_factory=dict)  # by the numbers of their nannies
+    free: list[NannyHandle] = field(default_factory=list)  # that can watch another unit
+    fresh: set[int] = field(default_factory=set)  # numbers of nannies that have all modules that the process has

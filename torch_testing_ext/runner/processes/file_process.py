@@ -4,69 +4,50 @@ If the process is not safe to fork, because it runs threads or has queried an ac
 units become new interpreters.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
 import traceback
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._process import child, fork_safety, interpreter, reaping, system
-from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process import child, file_reads, fork_safety, interpreter, reaping, system
+from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.messages import unexpected
 
-from . import nanny, worker
-from .fork_parent import ForkParent, close_all
+from . import worker, worker_messages
+from .fork_parent import ForkParent
 from .loaded_file import FileSkips, LoadedFile, NeedsPytest, how_to_import
-from .worker_messages import (
-    ChildGone,
-    FileBroken,
-    FileNeedsPytest,
-    FileReady,
-    FileSkipped,
-    FileTests,
-    FileUnsafe,
-    Kill,
-    Nothing,
-    OpenFile,
-    PreloadModules,
-    StartUnit,
-    ToFile,
-    UnitOver,
-    UnitSpec,
-)
 
 # The exit code of a child that has queried accelerators while it listed the tests.
 _QUERIED_ACCELERATORS = 3
 
 
-def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
-    """Run the process and exit."""
+def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]) -> NoReturn:
     os.chdir(request.root)
     try:
         log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        channel.send(FileBroken(f"the log of its import cannot be created: {error}"))
+        channel.send(worker_messages.FileBroken(f"the log of its import cannot be created: {error}"))
         os._exit(0)
     child.detach(log)
     system.adopt_orphans()
     fork_safety.mark_fork_safe()
+    file_reads.begin(request.reads, inherited=True)
     try:
         file = LoadedFile.load(request.path, request.load_as)
+        file_reads.add_modules()
     except NeedsPytest:
-        channel.send(FileNeedsPytest())
+        channel.send(worker_messages.FileNeedsPytest())
         os._exit(0)
     except FileSkips as skip:
-        channel.send(FileSkipped(skip.reason, skip.want))
+        channel.send(worker_messages.FileSkipped(skip.reason, skip.want))
         os._exit(0)
     except BaseException as error:
-        channel.send(FileBroken(_explain(error, request.path)))
+        channel.send(worker_messages.FileBroken(_explain(error, request.path)))
         os._exit(0)
     # Every process forked from this one has read the file as it is now.
     expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
@@ -74,7 +55,9 @@ def run_and_exit(request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
 
     _torch.process_state.exempt_imported(garbage=2)
     unsafe = _list_tests(file, request, channel)
-    channel.send(FileReady(unsafe))
+    if unsafe is not None:
+        channel.send(worker_messages.FileUnsafe(unsafe))
+    channel.send(worker_messages.FileReady())
     if unsafe is None:
         FileProcess(channel, file, frozenset(system.children(os.getpid()))).serve()
     os._exit(0)
@@ -95,7 +78,9 @@ def _is_of_tests(filename: str, path: str) -> bool:
     return filename == path or (filename.endswith("__init__.py") and Path(path).is_relative_to(Path(filename).parent))
 
 
-def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> str | None:
+def _list_tests(
+    file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
+) -> str | None:
     """Send all tests, from a child: reading a test's world size may query accelerators.
 
     Returns the reason if this process is not safe to fork, as the child and its fork show; or None.
@@ -111,14 +96,16 @@ def _list_tests(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -
     code = reaping.wait_for_exit(pid)
     if code not in (0, _QUERIED_ACCELERATORS):
         message = f"the process that listed the tests and their needs ended early (code {code})"
-        channel.send(FileBroken(message))
+        channel.send(worker_messages.FileBroken(message))
         os._exit(0)
     if in_use:
         return f"its import uses an accelerator: {in_use}"
     return unsafe or ("its import uses an accelerator" if code == _QUERIED_ACCELERATORS else None)
 
 
-def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[ToFile]) -> NoReturn:
+def _send_tests_and_exit(
+    file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
+) -> NoReturn:
     code = 1
     try:
         from torch_testing_ext import _torch
@@ -126,7 +113,8 @@ def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[T
 
         queried = _torch.built_with.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
         tests = file.listing(request.file, request.devices)
-        channel.send(FileTests(tests, file.list_not_run(request.file), file.remark(request.file)))
+        not_run, remark = file.list_not_run(request.file), file.remark(request.file)
+        channel.send(worker_messages.FileTests(tests, not_run, remark))
         code = _QUERIED_ACCELERATORS if queried else 0
     except BaseException:
         traceback.print_exc()
@@ -135,30 +123,26 @@ def _send_tests_and_exit(file: LoadedFile, request: OpenFile, channel: Channel[T
         os._exit(code)
 
 
-class FileProcess(ForkParent[ToFile]):
+class FileProcess(ForkParent[worker_messages.ToFile]):
     """Serves the units of one test file."""
 
-    def __init__(self, channel: Channel[ToFile], file: LoadedFile, kept: frozenset[int]):
+    def __init__(self, channel: Channel[worker_messages.ToFile], file: LoadedFile, kept: frozenset[int]):
         super().__init__(channel, kept)
         self._file = file
-        self._nannies: dict[int, Channel[UnitOver]] = {}  # by pid; those that may watch another unit
-        self._free: list[int] = []
 
-    def on_message(self, message: ToFile) -> None:
+    def on_message(self, message: worker_messages.ToFile) -> None:
         match message:
-            case StartUnit():
-                self._start(message)
-            case PreloadModules(modules):
+            case worker_messages.StartUnit():
+                self.start_unit(message, self._run_worker)
+            case worker_messages.PreloadModules(modules):
                 self._preload(modules)
-            case Kill():
+            case worker_messages.Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
                 unexpected(message)
 
     def _preload(self, modules: tuple[str, ...]) -> None:
         """Follow preload hints at once: a worker forked before that would have to import the modules itself."""
-        for pid in tuple(self._nannies):  # they lack these modules
-            self._dismiss(pid)
         from torch_testing_ext._machine import accelerators
 
         for name in modules:
@@ -166,74 +150,17 @@ class FileProcess(ForkParent[ToFile]):
                 importlib.import_module(name)
 
         if why := accelerators.check_to_fork():
-            self.channel.send(FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}"))
+            self.channel.send(
+                worker_messages.FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}")
+            )
 
-    def _start(self, message: StartUnit) -> None:
-        """Give the unit to a nanny that is free, or to a new one."""
-        for pid in tuple(self._nannies):
-            self._receive_from(pid)
-        try:
-            if self._free:
-                self._give(message, self._free.pop())
-            else:
-                self._fork_nanny(message)
-        finally:
-            for fd in message.fds:
-                os.close(fd)
-
-    def _give(self, message: StartUnit, pid: int) -> None:
-        try:
-            self._nannies[pid].send(message, *message.fds)
-        except OSError:
-            self._dismiss(pid)  # it may have received part of the message
-            raise
-        self._children[pid] = message.number
-
-    def _fork_nanny(self, message: StartUnit) -> None:
-        ours, theirs = socket_pair()
-        requests: Channel[StartUnit] = Channel(theirs, StartUnit)
-        channel: Channel[UnitOver] = Channel(ours, UnitOver)
-
-        def run() -> NoReturn:
-            close_all(channel, *self._nannies.values())
-            nanny.run_and_exit(message, self._run_worker, requests)
-
-        try:
-            pid = self.fork(message.number, run)
-        except OSError:
-            channel.close()
-            raise
-        finally:
-            requests.close()
-        self._nannies[pid] = channel
-        self._loop.listen(channel, partial(self._receive_from, pid))
-
-    def _run_worker(self, unit: UnitSpec, channel: Channel[Nothing], log: int) -> NoReturn:
+    def _run_worker(
+        self, unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int
+    ) -> NoReturn:
         worker.run_and_exit(unit, lambda: self._file.tests, channel, log)
 
-    def _receive_from(self, pid: int) -> None:
-        """Take a nanny's report that it is free."""
-        if pid not in self._nannies:
-            return
-        for over in self._nannies[pid].receive_available():
-            self.channel.send(ChildGone(over.number, 0))
-            self._children[pid] = None
-            self._free.append(pid)
 
-    def _dismiss(self, pid: int) -> None:
-        """Give a nanny no other unit: it exits when its own is over."""
-        self._receive_from(pid)
-        if (channel := self._nannies.pop(pid, None)) is not None:
-            self._loop.forget(channel)
-            channel.close()
-        if pid in self._free:
-            self._free.remove(pid)
-
-    def on_child_gone(self, pid: int) -> None:
-        self._dismiss(pid)
-
-
-def start_interpreter(unit: UnitSpec, channel: Channel[Nothing], log: int) -> NoReturn:
+def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int) -> NoReturn:
     """Turn a process into a new interpreter, whose worker imports its file itself."""
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,24 +1,23 @@
 """The processes of all test files, and what is found in these, as run_test.py sees them. Never imports torch."""
 
-from __future__ import annotations
-
+import os
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_testing_ext._process import system
+from torch_testing_ext._process import file_reads, system
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import tail
 
-from ..model import Attempt, Test
+from ..model import Attempt, Test, TestId, Unit
 from ..options.options import CannotRun
 from .file_handle import FileHandle, FileState
 from .worker_messages import CountDevices, DevicesCounted, LoadAs
-from .zygote_client import WarmUp, ZygoteClient
+from .zygote_client import ZygoteClient
 
+Reads = dict[TestId, dict[str, str] | None]
 COUNT_TIMEOUT = 200.0  # longer than each of the ways to ask the driver takes
 MOST_OPEN = 32  # processes of files that wait for their first unit
 
@@ -33,76 +32,72 @@ class Discovery:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(eq=False)
 class FileProcesses(ZygoteClient):
     """The processes of test files, and the zygote above them: `with FileProcesses(root) as files:`."""
 
-    def __init__(
-        self,
-        root: Path,
-        warm_up: WarmUp | None = None,
-        drop_in: bool = False,
-        all_marks: bool = False,
-        environ: Mapping[str, str] | None = None,
-    ):
-        """`all_marks`: find tests, too, that pytest's own options deselect by their marks."""
-        super().__init__(root, warm_up, drop_in, environ)
-        self._load_as = LoadAs(all_marks=all_marks)
-        self.torch_version = ""  # known when devices have been counted
-        self.devices_seen = DevicesCounted(None, 0)  # known when devices have been counted
-        self._files: dict[str, FileHandle] = {}
-        self._suspects: deque[FileHandle] = deque()
+    all_marks: bool = False  # find tests, too, that pytest's own options deselect by their marks
+    torch_version: str = ""  # known when devices have been counted
+    _files: dict[str, FileHandle] = field(default_factory=dict)
+    _reads: Reads = field(default_factory=dict)
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
         super().close()
 
-    def count_devices(self) -> tuple[str | None, int]:
-        """The kind of the visible accelerators ("cuda", "hip", "xpu", ...), and their number."""
+    def count_devices(self) -> DevicesCounted:
+        """Ask torch about the accelerators. Raises CannotRun if that cannot be found out."""
         ours, theirs = socket_pair()
         channel: Channel[DevicesCounted] = Channel(ours, DevicesCounted)
         answers: list[DevicesCounted] = []
         ended: list[str] = []
 
-        def listen() -> None:
-            with suppress(EOFError):
-                answers.extend(channel.receive())
-            self.loop.forget(channel)
-
-        self.loop.listen(channel, listen)
+        self.loop.serve(channel, answers.append, lambda: None)
         with theirs:
             child = self.start_child(CountDevices, ended.append, theirs.fileno())
         until = time.monotonic() + COUNT_TIMEOUT
-        while not ended:
-            # An answer is enough: a process that the driver blocks may not end.
-            if (not self.loop.step(until) and time.monotonic() >= until) or any(one.failure for one in answers):
-                self.kill(child)
-                break
+        while not (ended or answers) and time.monotonic() < until:
+            self.loop.step(until)
+        if not ended:  # an answer is enough: a process that the driver blocks may not end
+            self.kill(child)
+        self.loop.forget(channel)
         channel.close()
         if self.failure is not None:
             raise CannotRun(self.failure)
-        if not ended:
-            why = answers[0].failure if answers else ""
-            raise CannotRun(why or f"the driver of the accelerators has not answered within {COUNT_TIMEOUT:.0f} s")
-        if answers and answers[0].failure:
-            raise CannotRun(answers[0].failure)
+        if not answers and not ended:
+            raise CannotRun(f"the driver of the accelerators has not answered within {COUNT_TIMEOUT:.0f} s")
         if not answers:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
+        if answers[0].failure:
+            raise CannotRun(answers[0].failure)
         self.torch_version = answers[0].torch
-        self.devices_seen = answers[0]
-        return answers[0].kind, answers[0].count
+        return answers[0]
 
-    def discover(self, files: Iterable[str], devices: int = 0, jobs: int | None = None) -> Discovery:
-        """Import files (relative to the root) and list their tests. `devices`: the number of devices of the run."""
+    def discover(
+        self,
+        files: Iterable[str],
+        devices: int = 0,
+        jobs: int | None = None,
+        tell: Callable[[list[str], int], object] = lambda importing, left: None,
+    ) -> Discovery:
+        """Import files (relative to the root) and list their tests. `devices`: the number of devices of the run.
+
+        `tell` gets the names of the files that are being imported, and the number of those that are not yet.
+        """
         opened = [self.file(name, devices) for name in files]
         waiting = deque(file for file in opened if file.state is FileState.CLOSED)
         opening: list[FileHandle] = []
         while waiting or opening:
-            while waiting and len(opening) < (jobs or system.cores()):
+            # Those that were lost with the zygote are imported one at a time, so that only the culprit dies again.
+            has_died = any(file.lost_imports for file in (*opening, *waiting))
+            while waiting and len(opening) < (1 if has_died else jobs or system.cores()):
                 opening.append(waiting.popleft())
                 opening[-1].open()
+            tell([file.name for file in opening], len(waiting) + len(opening))
             self.loop.step()
-            opening = [file for file in opening if file.is_importing]
+            waiting.extendleft(file for file in opening if file.state is FileState.CLOSED)
+            opening = [file for file in opening if file.state is FileState.OPENING]
             self._keep_few_open(opened)
         tests = tuple(test for file in opened for test in file.contents.tests)
         broken = tuple(file.contents.broken for file in opened if file.contents.broken is not None)
@@ -114,18 +109,19 @@ class FileProcesses(ZygoteClient):
         for file in [file for file in files if file.state is FileState.READY][MOST_OPEN:]:
             file.close()
 
-    def _import_again(self, file: FileHandle) -> None:
-        """Import a file during whose import the zygote died. One at a time, so that only the culprit dies again."""
-        self._suspects.append(file)
-        self._import_next_suspect()
+    def note_reads(self, unit: Unit, record: Path) -> None:
+        """Keep what a unit has read, before its folder goes."""
+        files = self._reads_in(record)
+        for test in unit.tests:
+            self._reads[test.id] = file_reads.merged(self._reads.get(test.id, {}), files)
 
-    def _import_next_suspect(self) -> None:
-        if self._suspects and self._suspects[0].state is FileState.SUSPECT:
-            self._suspects[0].open(self._end_suspicion)
+    def _reads_in(self, record: Path) -> dict[str, str] | None:
+        files, own = file_reads.read_record(record), f"{self.directory}{os.sep}"
+        return files and {path: known for path, known in files.items() if not path.startswith(own)}
 
-    def _end_suspicion(self) -> None:
-        self._suspects.popleft()
-        self._import_next_suspect()
+    def reads(self) -> Reads:
+        """The files that tests and imports have read so far, by test, or by file of tests; None if that is unknown."""
+        return {**{TestId(name): self._reads_in(file.reads) for name, file in self._files.items()}, **self._reads}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -134,5 +130,5 @@ class FileProcesses(ZygoteClient):
     def file(self, name: str, devices: int = 0) -> FileHandle:
         if name not in self._files:
             log = self.directory / f"import{len(self._files)}.log"  # a path may be too long for the name of a file
-            self._files[name] = FileHandle(self, name, devices, log, self._load_as, self._import_again)
+            self._files[name] = FileHandle(self, name, devices, log, LoadAs(all_marks=self.all_marks))
         return self._files[name]

@@ -4,20 +4,20 @@ One thread, one loop, no timers. It adopts the processes that its children leave
 them; it ends all of its children when its client is gone.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, NoReturn, TypeVar
+from functools import partial
+from typing import Generic, NoReturn, TypeVar
 
 from torch_testing_ext._process import child, reaping, signals, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext._process.signals import signal_group
 
-from .worker_messages import ChildGone, Kill
+from . import nanny
+from .worker_messages import ChildGone, Kill, StartUnit
 
 Received = TypeVar("Received")
 
@@ -28,14 +28,13 @@ class ForkParent(Generic[Received]):
     def __init__(self, channel: Channel[Received], kept: frozenset[int] = frozenset()):
         self.channel = channel
         self._kept = kept  # children that live until this process ends
-        # By pid, the number that the client gave; None while the child waits for work.
-        self._children: dict[int, int | None] = {}
+        self._children: dict[int, int] = {}  # by pid, the numbers that the client gave
         self._loop = ParentLoop(self._reap_children)
 
     def serve(self) -> None:
         """Serve until SIGTERM arrives or the client is gone."""
         try:
-            self._loop.listen(self.channel, self._receive)
+            self._loop.serve(self.channel, self._receive, self._loop.stop)
             self._loop.run()
         finally:
             self._end_all()
@@ -44,10 +43,15 @@ class ForkParent(Generic[Received]):
         """Handle a request of the client, except Kill."""
         raise NotImplementedError
 
-    def on_child_gone(self, pid: int) -> None:
-        """Called when a child has ended, before that is reported."""
+    def start_unit(self, message: StartUnit, start: nanny.Start) -> None:
+        """Fork the nanny of a unit."""
+        try:
+            self.fork(message.number, partial(nanny.run_and_exit, message, start))
+        finally:
+            for fd in message.fds:
+                os.close(fd)
 
-    def fork(self, number: int, run: Callable[[], NoReturn]) -> int:
+    def fork(self, number: int, run: Callable[[], NoReturn]) -> None:
         """Fork a child without this process's channel and signal handlers. Its end is reported as ChildGone."""
 
         def begin() -> None:
@@ -59,24 +63,14 @@ class ForkParent(Generic[Received]):
             run()
 
         # SIGTERM rather than SIGKILL: the child may have processes to end first.
-        pid = child.fork_child(begin, killed_by=signal.SIGTERM)
-        self._children[pid] = number
-        return pid
+        self._children[child.fork_child(begin, killed_by=signal.SIGTERM)] = number
 
-    def _receive(self) -> None:
-        try:
-            messages = self.channel.receive()
-        except EOFError:
-            self._loop.stop()
-            return
-        for message in messages:
-            if isinstance(message, Kill):
-                self._kill(message.number)
-            else:
-                self._serve(message)
-
-    def _serve(self, message: Received) -> None:
+    def _receive(self, message: Received) -> None:
         """Handle a request. If the system refuses it (a full disk, too many processes), this process lives on."""
+        if isinstance(message, Kill):
+            for pid in [pid for pid, number in self._children.items() if number == message.number]:
+                signal_group(pid, signal.SIGKILL)
+            return
         try:
             self.on_message(message)
         except OSError as error:
@@ -84,19 +78,12 @@ class ForkParent(Generic[Received]):
             if number is not None:
                 self.channel.send(ChildGone(number, 0, f"could not be started: {error}"))
 
-    def _kill(self, number: int) -> None:
-        for pid, given in self._children.items():
-            if given == number:
-                signal_group(pid, signal.SIGKILL)
-
     def _reap_children(self) -> None:
         ended = list(reaping.reap())
         reaping.end_children(self._children.keys() | self._kept)
         for pid, status in ended:
             if pid in self._children:
-                self.on_child_gone(pid)
-                if (number := self._children.pop(pid)) is not None:
-                    self.channel.send(ChildGone(number, status))
+                self.channel.send(ChildGone(self._children.pop(pid), status))
 
     def _end_all(self) -> None:
         """End all children. They end their own processes; this process kills the rest."""
@@ -106,9 +93,3 @@ class ForkParent(Generic[Received]):
         for pid in self._children:
             reaping.wait_for_exit(pid)
         reaping.end_children()
-
-
-def close_all(*ends: Channel[Any]) -> None:
-    """Close the channel ends that belong to a child."""
-    for end in ends:
-        end.close()

@@ -9,16 +9,16 @@ import unittest
 import unittest.util
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from torch_testing_ext._cases import pytest_style
+from torch_testing_ext._cases.pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
 from torch_testing_ext._machine.device_facts import DeviceNeeds
-from torch_testing_ext._process import packages
+from torch_testing_ext._process import packages, user_commands
 from torch_testing_ext._process.packages import ModulePlace
 
 from ..model import Attempt, Test, TestId, TestOutcome
-from . import pytest_style
-from .pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
 from .worker_messages import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
@@ -61,8 +61,6 @@ class LoadedFile:
     not_run: tuple[tuple[NamedTest, str], ...]  # what cannot be run, and why
     left_out: tuple[str, ...] | None = None  # the tests that pytest does not collect; None if it was not asked
 
-    __test__ = False
-
     @classmethod
     def load(cls, path: str, load_as: LoadAs | None = None) -> LoadedFile:
         """Import the file with sys.path and sys.argv as if it was run as a program. Raises FileSkips or NeedsPytest."""
@@ -79,22 +77,22 @@ class LoadedFile:
         parts = list(flatten(suite))
         tests = [part for part in parts if not isinstance(part, unittest.BaseTestSuite)]
         suites = [part for part in parts if isinstance(part, unittest.BaseTestSuite)]
-        styled = pytest_style_tests(module, tests)
+        styled = pytest_style_tests(module, tests, _is_fixture)
         names = _Names(module)
-        not_run = [(names.of_unittest(suite), _why_not_taken_apart(suite)) for suite in suites]
+        not_run = [(names.of(suite), _why_not_taken_apart(suite)) for suite in suites]
         if collection is None:
             if (styled or any(map(pytest_style.has_marks, tests))) and pytest_style.is_installed():
                 raise NeedsPytest
-            named = tuple(map(names.of_unittest, tests))
-            not_run += [(names.of_pytest(test), _why_without_pytest(test)) for test in styled]
+            named = tuple(map(names.of, tests))
+            not_run += [(names.of(test), _why_without_pytest(test)) for test in styled]
             return cls(named, {one.name: one.test for one in named}, tuple(not_run))
         from . import pytest_run  # noqa: F401  # here, once: each worker would import it by itself
         from .pytest_items import share_out
 
-        shared = share_out(collection, tests, styled)
-        named = (*map(names.of_unittest, shared.by_unittest), *map(names.of_pytest, shared.by_pytest))
-        not_run += [(names.of_any(one), why) for one, why in shared.not_run]
-        return cls(named, {one.name: one.test for one in named}, tuple(not_run), shared.left_out)
+        to_run, cannot_run, left_out = share_out(collection, tests, styled)
+        named = tuple(map(names.of, to_run))
+        not_run += [(names.of(one), why) for one, why in cannot_run]
+        return cls(named, {one.name: one.test for one in named}, tuple(not_run), left_out)
 
     def listing(self, file: str, devices: int) -> tuple[Test, ...]:
         """All tests and their needs. `devices`: the number of devices of the run, on one node."""
@@ -117,6 +115,14 @@ class LoadedFile:
         return f"{file} has no tests: neither unittest nor pytest finds one in it" if nothing else ""
 
 
+def _is_fixture(function: FunctionType) -> bool:
+    if sys.modules.get("pytest") is None:  # not imported, or not installed
+        return False
+    from torch_testing_ext._pytest_ranks import pytest_internals
+
+    return pytest_internals.is_fixture(function)
+
+
 # -- the import
 
 
@@ -127,22 +133,13 @@ def _import(path: str) -> ModuleType:
     if not place.packages or place.obstacle():
         name = place.name.rpartition(".")[2]
         return packages.import_file(f"{name}_as_program" if name in sys.modules else name, path)
-    _add_to_path(place)
+    if str(place.root) not in sys.path:  # behind the file's folder, and last if the root has another torch
+        sys.path.insert(len(sys.path) if (place.root / "torch").is_dir() else 1, str(place.root))
     packages.import_packages(place)
     # The package may have imported the file already.
-    return sys.modules[place.name] if _is_imported(place, path) else packages.import_file(place.name, path)
-
-
-def _add_to_path(place: ModulePlace) -> None:
-    """Make the package importable: behind the file's folder, and last if the root has another torch."""
-    root = str(place.root)
-    if root not in sys.path:
-        sys.path.insert(len(sys.path) if (place.root / "torch").is_dir() else 1, root)
-
-
-def _is_imported(place: ModulePlace, path: str) -> bool:
     file = getattr(sys.modules.get(place.name), "__file__", None)
-    return file is not None and os.path.realpath(file) == os.path.realpath(path)
+    is_imported = file is not None and os.path.realpath(file) == os.path.realpath(path)
+    return sys.modules[place.name] if is_imported else packages.import_file(place.name, path)
 
 
 def how_to_import(error: BaseException, path: str) -> str:
@@ -233,17 +230,16 @@ def _runs_as_usual(suite: unittest.BaseTestSuite) -> bool:
 def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
     return (
         f"not run: {type(suite).__qualname__} has a run() of its own, and tests: {suite.countTestCases()}\n"
-        "run_test.py takes suites apart, since it runs each test in a process of its own. Use class or module\n"
+        "the runner takes suites apart, since it runs each test in a process of its own. Use class or module\n"
         "fixtures instead (setUpClass, setUpModule), or run the file with unittest."
     )
 
 
 def _why_without_pytest(test: PytestStyleTest) -> str:
-    kind = f"a method of {test.cls}, which is no unittest.TestCase" if test.cls else "a function"
     return (
-        f"not run: {test.method} is {kind}: unittest does not run it, and pytest is not installed\n"
-        f"Install pytest (pip install pytest), or make it a method of a unittest.TestCase.\n"
-        f"If it is no test, give it another name or set {test.cls or test.method}.__test__ = False."
+        f"{pytest_style.why_not_run(test)}, and pytest is not installed\n"
+        f"Install pytest ({user_commands.command('-m', 'pip', 'install', 'pytest')}), or make it a method of a "
+        f"unittest.TestCase.\n{pytest_style.if_no_test(test)}"
     )
 
 
@@ -257,18 +253,12 @@ class _Names:
         self._classes = _names_of_classes(module)
         self._taken: set[str] = set()
 
-    def of_unittest(self, test: Any) -> NamedTest:
-        """Name a test as unittest selects it: by the class's name in the module, and the method."""
-        return self._give(self._classes.get(type(test), type(test).__qualname__), _method_name(test), test)
-
-    def of_pytest(self, test: PytestStyleTest | PytestTest) -> NamedTest:
-        return self._give(test.cls.replace(".", "::"), test.method, test)
-
-    def of_any(self, test: Any) -> NamedTest:
-        is_pytest = isinstance(test, (PytestStyleTest, PytestTest))
-        return self.of_pytest(test) if is_pytest else self.of_unittest(test)
-
-    def _give(self, cls: str, method: str, test: Any) -> NamedTest:
+    def of(self, test: Any) -> NamedTest:
+        """Name a test as unittest or pytest selects it: by the class, for unittest as in the module, and the method."""
+        if isinstance(test, (PytestStyleTest, PytestTest)):
+            cls, method = test.cls.replace(".", "::"), test.method
+        else:
+            cls, method = self._classes.get(type(test), type(test).__qualname__), _method_name(test)
         named, number = NamedTest(cls, method, test), 1
         while named.name in self._taken:
             number += 1
@@ -309,8 +299,10 @@ def describe(one: NamedTest, file: str, devices: int) -> Test:
     test = one.test
     if isinstance(test, PytestTest):
         return _describe_pytest(one, file, devices)
+    from torch_testing_ext._marks.needs import needs_of
+
     method = _method(test)
-    needs = _needs_of(method, type(test))
+    needs = (*(() if method is None else needs_of(method)), *needs_of(type(test)))
     ranks = _world_size(test, needs)
     return Test(
         id=TestId(file, one.cls, one.method),
@@ -346,12 +338,6 @@ def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
 
 def _method(test: Any) -> Any:
     return getattr(test, getattr(test, "_testMethodName", ""), None)
-
-
-def _needs_of(method: Any, cls: type) -> tuple[Any, ...]:
-    from torch_testing_ext._marks.needs import needs_of
-
-    return (*(() if method is None else needs_of(method)), *needs_of(cls))
 
 
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:

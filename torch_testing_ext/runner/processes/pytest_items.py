@@ -1,19 +1,19 @@
 """The tests that pytest has collected in a file: which of them it runs, what they need, and which share fixtures."""
 
-from __future__ import annotations
-
 import importlib
 import unittest
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torch_testing_ext._cases import pytest_style
+from torch_testing_ext._cases.pytest_style import PytestStyleTest, PytestTest
 from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
+from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext._pytest_ranks.marks import SPEC
 from torch_testing_ext._pytest_ranks.pytest_internals import (
     UNITTEST_FIXTURE,
@@ -23,23 +23,17 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
 )
 
 from ..model import Test, TestId
-from . import pytest_style
-from .pytest_session import Collection
-from .pytest_style import PytestStyleTest, PytestTest
+from .pytest_session import Collection, names_of_classes
 
 
-@dataclass(frozen=True)
-class Shared:
-    """The tests of a file, shared out between unittest and pytest."""
+def share_out(
+    collection: Collection, tests: list[Any], styled: list[PytestStyleTest]
+) -> tuple[list[Any], list[tuple[Any, str]], tuple[str, ...]]:
+    """Each test is run by unittest or pytest, or cannot be collected, or is left out by pytest's options and hooks.
 
-    by_unittest: list[Any]
-    by_pytest: list[PytestTest]
-    not_run: list[tuple[Any, str]]
-    left_out: tuple[str, ...]
-
-
-def share_out(collection: Collection, tests: list[Any], styled: list[PytestStyleTest]) -> Shared:
-    """Each test is run by one of them, or cannot be collected, or is left out by pytest's options and hooks."""
+    Returns the tests that unittest runs, before those that pytest runs; those that are not run, and why; and the names
+    of those left out.
+    """
     by_pytest = list(_tests_for_pytest(collection, tests))
     moved = {_identity(one.case) for one in by_pytest if one.case is not None}
     deselected = {(item.cls, _function_name(item)) for item in collection.deselected if is_of_unittest(item)}
@@ -62,7 +56,7 @@ def share_out(collection: Collection, tests: list[Any], styled: list[PytestStyle
         missed += lost
     else:
         left_out += [names[test] for test in lost]
-    return Shared(by_unittest, by_pytest, _not_collected(collection, missed), tuple(left_out))
+    return [*by_unittest, *by_pytest], _not_collected(collection, missed), tuple(left_out)
 
 
 def _identity(test: Any) -> tuple[type, str]:
@@ -87,8 +81,10 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
 
     `by_unittest`: the tests that unittest has found.
     """
-    cases = {(type(test), getattr(test, "_testMethodName", "")): test for test in by_unittest}
+    cases = {_identity(test): test for test in by_unittest}
     items = collection.items
+    for item in items:
+        marks.read(item)  # what is wrong with them is said when they run
     if any(SPEC in item.stash for item in items):
         importlib.import_module("torch_testing_ext._pytest_ranks.in_parent")  # once, and not in each worker
     plugins = _packages_of_plugins(items[0].config) if items else frozenset()
@@ -99,8 +95,9 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
             case = cases.get((item.cls, _function_name(item)))
             if case is None or not _is_for_pytest(item, plugins):
                 continue
-        cls = "::".join(each.name for each in item.listchain() if isinstance(each, pytest.Class))
-        yield PytestTest(collection, item, cls, item.name, _line(item), together.get(number, ""), case)
+        cls = "::".join(names_of_classes(item))
+        line = (item.location[1] or 0) + 1
+        yield PytestTest(collection, item, cls, item.name, line, together.get(number, ""), case)
 
 
 def _is_for_pytest(item: Any, plugins: frozenset[str]) -> bool:
@@ -111,18 +108,9 @@ def _is_for_pytest(item: Any, plugins: frozenset[str]) -> bool:
     return any(not _is_xunit(each) and not _is_of(each, plugins) for each in used)
 
 
-def _line(item: Any) -> int:
-    return (item.location[1] or 0) + 1
-
-
 def _names_of(items: Iterable[Any]) -> list[str]:
     """Names of tests without their parameters, each once."""
-    return list(dict.fromkeys(_name(item) for item in items))
-
-
-def _name(item: Any) -> str:
-    names = [each.name for each in item.listchain() if isinstance(each, pytest.Class)]
-    return ".".join([*names, _function_name(item)])
+    return list(dict.fromkeys(".".join([*names_of_classes(item), _function_name(item)]) for item in items))
 
 
 def _function_name(item: Any) -> str:
@@ -234,7 +222,6 @@ def _is_of(definition: Any, packages: frozenset[str]) -> bool:
 
 
 def _does_nothing(definition: Any, cls: Any) -> bool:
-    """Whether a fixture stands for setUpClass and tearDownClass of a class that has none of its own."""
     if not str(definition.argname).startswith(UNITTEST_FIXTURE):
         return False
     return all(

@@ -11,22 +11,22 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torch_testing_ext import launch
+from torch_testing_ext._cases.pytest_style import PytestTest
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._pytest_ranks.marks import COMMAND, SPEC
+from torch_testing_ext._process.kept_accounts import combined
+from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
+from torch_testing_ext.launch import stopping
 
 from ..model import COUNTS_AS, Category, TestOutcome
 from .pytest_session import Collection, explain
-from .pytest_style import PytestTest
 from .unit_reports import Send, UnitReports
 from .worker_messages import FromWorker, UnitSpec, WorkerBroke
-
-__rank_frame__ = True
 
 _END = "the end of pytest's session"
 # Sections of a report that are not in the log of the process, or in those of its ranks.
@@ -42,7 +42,9 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
         found = _find_again(collection, tests, UnitReports(unit, send))
     if not found:
         return True
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _temporary_folder(unit))
+    temporary = unit.directory / "tmp"  # pytest makes its folders below this one, which goes with the unit
+    temporary.mkdir(exist_ok=True)
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(temporary))
     loop = _Loop(unit, found, send)
     try:
         collection.run([item for _, item in found], loop)
@@ -121,9 +123,11 @@ class _Loop:
         self._of_test = TestReports()
         self._begun.add(number)
         self.reports.test_began(number)
+        stopping.at_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         judged = self._of_test.judge()
-        outcome, message = _outcome(judged[0]), "\n\n".join(map(_message, judged))
+        verdict, message = judged[0].verdict, combined([_message(one) for one in judged])
+        outcome = TestOutcome(verdict.value) if verdict is not None else _OUTCOMES[judged[0].ending]
         if COUNTS_AS[outcome] is Category.FAILED:
             self.has_failed = True
             self._print_logs()
@@ -134,7 +138,9 @@ class _Loop:
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
         item.stash[COMMAND] = command = self.reports.unit.commands[number]
+        item.stash[SHOW_COMMAND] = show = self.reports.unit.show_commands[number]
         item.command_of = lambda test: command  # for test cases, whose result object it is
+        item.show_command_of = lambda test: show
         seconds = self.reports.unit.timeouts[number]
         if (spec := item.stash.get(SPEC, None)) is not None:
             item.stash[SPEC] = replace(spec, timeout=seconds)
@@ -162,6 +168,8 @@ class _Loop:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
+        if call.excinfo is not None and not isinstance(getattr(call.excinfo.value, "outcome", None), launch.Outcome):
+            stopping.at_failure(call.excinfo.value)
         report = yield
         self._of_test.made(report, call.excinfo.value if call.excinfo is not None else None)
         return report
@@ -184,10 +192,6 @@ _OUTCOMES = {
 }
 
 
-def _outcome(judged: Judgement) -> TestOutcome:
-    return TestOutcome(judged.verdict.value) if judged.verdict is not None else _OUTCOMES[judged.ending]
-
-
 def _message(judged: Judgement) -> str:
     match judged.ending:
         case Ending.STRICT_XPASS | Ending.UNEXPECTED_SUCCESS:
@@ -197,11 +201,4 @@ def _message(judged: Judgement) -> str:
         case Ending.FAILED | Ending.ERROR if judged.verdict is None:
             within = f"in the {judged.phase}: " if judged.phase else ""
             return f"{within}{judged.title}\n\n{judged.text}"
-    return judged.text or judged.title or judged.reason
-
-
-def _temporary_folder(unit: UnitSpec) -> str:
-    """The folder below which pytest makes its temporary folders; it goes with the unit."""
-    folder = Path(unit.directory, "tmp")
-    folder.mkdir(exist_ok=True)
-    return str(folder)
+    return judged.message or judged.text or judged.title or judged.reason

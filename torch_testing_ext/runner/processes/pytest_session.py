@@ -28,8 +28,6 @@ from torch_testing_ext._pytest_ranks import pytest_internals
 
 from .worker_messages import LoadAs
 
-__rank_frame__ = True
-
 PLUGIN = "torch_testing_ext.pytest_plugin"
 _ARGUMENTS = (
     *("-p", PLUGIN),  # also where the package is not installed
@@ -72,7 +70,7 @@ class Collection:
         self._load_as = load_as
         self._session: Any = None
         self._failed_before = 0
-        self._hooks: dict[Any, Any] = {}
+        self._hooks: tuple[Any, Any] = sys.unraisablehook, threading.excepthook
 
     @classmethod
     def of(cls, path: str, load_as: LoadAs) -> Collection:
@@ -125,7 +123,7 @@ class Collection:
 
     def run(self, items: list[Any], loop: Any) -> None:
         """Have pytest run `loop`, in place of its own loop over all tests."""
-        self._use_hooks()
+        sys.unraisablehook, threading.excepthook = self._hooks
         self._failed_before = self._session.testsfailed
         self._session.items = items
         self._session.testscollected = len(items)
@@ -157,11 +155,8 @@ class Collection:
         try:
             yield
         finally:
-            self._hooks = {"unraisable": sys.unraisablehook, "thread": threading.excepthook}
+            self._hooks = sys.unraisablehook, threading.excepthook
             sys.unraisablehook, threading.excepthook = before
-
-    def _use_hooks(self) -> None:
-        sys.unraisablehook, threading.excepthook = self._hooks["unraisable"], self._hooks["thread"]
 
 
 def _silence(config: Any) -> None:
@@ -216,7 +211,7 @@ class _Observer:
             self._collection.import_error = _unwrapped(error)
             return report
         if report.outcome != "passed":
-            self._collection.failures.append((_names_of(collector), report.longreprtext.strip()))
+            self._collection.failures.append((names_of_classes(collector), report.longreprtext.strip()))
         return report
 
     def pytest_deselected(self, items: Iterable[Any]) -> None:
@@ -234,7 +229,7 @@ def _unwrapped(error: BaseException) -> BaseException:
     return error.with_traceback(None)
 
 
-def _names_of(node: Any) -> tuple[str, ...]:
+def names_of_classes(node: Any) -> tuple[str, ...]:
     return tuple(each.name for each in node.listchain() if isinstance(each, pytest.Class))
 
 

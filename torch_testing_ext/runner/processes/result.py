@@ -3,8 +3,6 @@
 Runs in the worker. Combines the calls that unittest makes for one test into one outcome.
 """
 
-from __future__ import annotations
-
 import sys
 import unittest
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +10,9 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases.fixtures import FixtureSuite, prevented
+from torch_testing_ext._process.kept_accounts import combined, joined
+from torch_testing_ext.launch import stopping
+from torch_testing_ext.launch.screen import show_error
 
 from ..model import TestOutcome
 from .unit_reports import Send, UnitReports
@@ -43,55 +44,15 @@ class ReportingSuite(FixtureSuite):
             yield test
 
     def fixture_began(self, name: str, owner: Any, result: Any) -> None:
-        result.fixtures.began(name, owner)
+        result.fixture_began(name, owner)
 
     def fixture_ended(self, name: str, result: Any) -> None:
-        result.fixtures.ended()
+        result.fixture_ended()
 
     def _handleClassSetUp(self, test: Any, result: Any) -> None:
         super()._handleClassSetUp(test, result)
         if prevented(test, result):
             result.not_run(test)
-
-
-class _Fixtures:
-    """Reports class and module fixtures, and knows why the latest set-up prevents tests."""
-
-    def __init__(self, tests: Sequence[tuple[int, Any]], reports: UnitReports):
-        self._tests = tests
-        self._reports = reports
-        self._sets_up = False  # the fixture that is running is a set-up
-        self._problems: list[tuple[TestOutcome, str, str | None]] = []  # of the latest set-up: outcome, message, want
-
-    def began(self, name: str, owner: Any) -> None:
-        self._sets_up = name.startswith("setUp")
-        needed_by: tuple[int, ...] = ()
-        if self._sets_up:
-            self._problems = []
-            needed_by = tuple(number for number, test in self._tests if owner in (type(test), type(test).__module__))
-        self._reports.fixture_began(name, needed_by)
-
-    def ended(self) -> None:
-        self._sets_up = False
-        self._reports.fixture_ended()
-
-    def skipped(self, reason: str, want: str | None) -> None:
-        if self._sets_up:
-            self._problems.append((TestOutcome.SKIPPED, reason, want))
-        # A tear-down that skips skips nothing: its tests are over.
-
-    def failed(self, message: str) -> None:
-        if self._sets_up:
-            self._problems.append((TestOutcome.ERROR, message, None))
-        else:
-            self._reports.fixture_failed(message)
-
-    @property
-    def problem(self) -> tuple[TestOutcome, str, str | None]:
-        """The outcome of a test that the latest set-up prevents, with a message, and the need that is not met."""
-        failed = [problem for problem in self._problems if problem[0] is not TestOutcome.SKIPPED]
-        none = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
-        return next(iter(failed or self._problems), none)
 
 
 class ReportingResult(unittest.TestResult):
@@ -104,7 +65,9 @@ class ReportingResult(unittest.TestResult):
         """`tests`: with their numbers in the unit."""
         super().__init__()
         self._reports = UnitReports(unit, send)
-        self.fixtures = _Fixtures(tests, self._reports)
+        self._tests = tests
+        self._sets_up = False  # the fixture that is running is a set-up
+        self._problems: list[tuple[TestOutcome, str, str | None]] = []  # of the latest set-up: outcome, message, want
         self._number = -1  # of the test that is announced
         self._test: Any = None
         self._has_begun = False
@@ -115,8 +78,11 @@ class ReportingResult(unittest.TestResult):
         self._want: str | None = None
 
     def command_of(self, test: unittest.TestCase) -> str:
-        """The command that runs a test alone."""
         return self._reports.unit.commands[self._number]
+
+    def show_command_of(self, test: unittest.TestCase) -> str:
+        """The command that shows the account of a test's failure."""
+        return self._reports.unit.show_commands[self._number]
 
     def expect(self, number: int, test: Any) -> None:
         """Announce the test that runs next."""
@@ -125,7 +91,23 @@ class ReportingResult(unittest.TestResult):
 
     def not_run(self, test: unittest.TestCase) -> None:
         """unittest leaves out a test; the latest set-up is the reason."""
-        self._reports.not_run(self._number, *self.fixtures.problem)
+        failed = [problem for problem in self._problems if problem[0] is not TestOutcome.SKIPPED]
+        none = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
+        self._reports.not_run(self._number, *next(iter(failed or self._problems), none))
+
+    # -- class and module fixtures
+
+    def fixture_began(self, name: str, owner: Any) -> None:
+        self._sets_up = name.startswith("setUp")
+        needed_by: tuple[int, ...] = ()
+        if self._sets_up:
+            self._problems = []
+            needed_by = tuple(number for number, test in self._tests if owner in (type(test), type(test).__module__))
+        self._reports.fixture_began(name, needed_by)
+
+    def fixture_ended(self) -> None:
+        self._sets_up = False
+        self._reports.fixture_ended()
 
     # -- one test, from its beginning to its end
 
@@ -137,6 +119,7 @@ class ReportingResult(unittest.TestResult):
         if not self._has_begun:
             self._has_begun = True
             self._reports.test_began(self._number)
+            stopping.at_test()
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
@@ -145,7 +128,7 @@ class ReportingResult(unittest.TestResult):
             return
         if len(self._outcomes) == self._reported and sys.exc_info()[1] is not None:
             self._failed(test, sys.exc_info(), TestOutcome.ERROR)  # KeyboardInterrupt: unittest does not catch it
-        self._reports.test_ended(self._number, self._outcome(), "\n\n".join(self._messages), self._want)
+        self._reports.test_ended(self._number, self._outcome(), combined(self._messages), self._want)
 
     def _outcome(self) -> TestOutcome:
         if len(self._outcomes) == self._reported:
@@ -165,7 +148,11 @@ class ReportingResult(unittest.TestResult):
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if self._is_fixture(test):
             self._reports.note_cause(launch.cause_of(err[1]))
-            self.fixtures.failed(f"{test.id()}: {self._describe(test, err)}")
+            message = self._describe(test, err, f"{test.id()}: ")
+            if self._sets_up:
+                self._problems.append((TestOutcome.ERROR, message, None))
+            else:
+                self._reports.fixture_failed(message)
             return
         self._failed(test, err, TestOutcome.ERROR)
 
@@ -173,7 +160,8 @@ class ReportingResult(unittest.TestResult):
         # unittest passes only the text of the exception, but calls this while it handles it.
         want = getattr(sys.exc_info()[1], "want", None)
         if self._is_fixture(test):
-            self.fixtures.skipped(reason, want)
+            if self._sets_up:  # a tear-down that skips skips nothing: its tests are over
+                self._problems.append((TestOutcome.SKIPPED, reason, want))
             return
         self._outcomes.append(TestOutcome.SKIPPED)
         self._messages.append(reason)
@@ -190,8 +178,8 @@ class ReportingResult(unittest.TestResult):
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
         if err is None:
             return
-        failed = issubclass(err[0], test.failureException)
-        self._failed(test, err, TestOutcome.FAILED if failed else TestOutcome.ERROR, _params_of(subtest))
+        failed, params = issubclass(err[0], test.failureException), subtest._subDescription()  # type: ignore[attr-defined]
+        self._failed(test, err, TestOutcome.FAILED if failed else TestOutcome.ERROR, f"in subtest {params}: ")
 
     def _is_fixture(self, test: Any) -> bool:
         """Whether a class or module fixture, in place of a test, reports its end."""
@@ -199,16 +187,17 @@ class ReportingResult(unittest.TestResult):
 
     def _failed(self, test: unittest.TestCase, err: Any, outcome: TestOutcome, within: str = "") -> None:
         of_ranks = getattr(err[1], "outcome", None)
+        if not isinstance(of_ranks, launch.Outcome):
+            stopping.at_failure(err[1])
         self._outcomes.append(TestOutcome(of_ranks.value) if isinstance(of_ranks, launch.Outcome) else outcome)
-        self._messages.append(within + self._describe(test, err))
+        self._messages.append(self._describe(test, err, within))
         self._reports.note_cause(launch.cause_of(err[1]))
 
-    def _describe(self, test: unittest.TestCase, err: Any) -> str:
+    def _describe(self, test: unittest.TestCase, err: Any, within: str = "") -> str:
         if isinstance(getattr(err[1], "outcome", None), launch.Outcome):
-            return str(err[1])  # the message of a verdict is complete
+            # The message of a verdict is complete.
+            return joined(f"{within}{err[1]}", getattr(err[1], "account", ""))
         traceback = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]
-        return f"{launch.summarize(err[1])}\n\n{traceback.rstrip()}"
-
-
-def _params_of(subtest: Any) -> str:
-    return f"in subtest {subtest._subDescription()}: "
+        case = launch.Case("", self.command_of(test), "", "", self.show_command_of(test))
+        account = f"{within}{launch.summarize(err[1])}\n\n{traceback.rstrip()}"
+        return joined(show_error(err[1], case, within), account)

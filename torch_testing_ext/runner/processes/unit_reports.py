@@ -1,16 +1,15 @@
 """A worker's reports about the tests and fixtures of its unit, whether unittest or pytest runs them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.user_warnings import take_warnings
-from torch_testing_ext.launch import Cause, device_memory
+from torch_testing_ext.launch import Cause, device_memory, left_running
 
 from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
@@ -21,19 +20,19 @@ LONGEST_MESSAGE = 4_000_000
 Send = Callable[[FromWorker], None]
 
 
+@dataclass
 class UnitReports:
     """Reports what begins and ends in the unit that this process runs, with its output so far."""
 
-    def __init__(self, unit: UnitSpec, send: Send):
-        self.unit = unit
-        self._send = send
-        self._ranks_seen: set[str] = set()
-        self._port_in_use = False
+    unit: UnitSpec
+    send: Send
+    _ranks_seen: set[str] = field(default_factory=set)
+    _port_in_use: bool = False
 
     def test_began(self, number: int) -> None:
         device_memory.forget()
         self._port_in_use = False
-        self._send(Began(number, time.monotonic(), self._length_of_log()))
+        self.send(Began(number, time.monotonic(), self._length_of_log()))
 
     def note_cause(self, cause: Cause) -> None:
         """Note the cause of a failure of the test or fixture that is running."""
@@ -44,7 +43,7 @@ class UnitReports:
         command, memory = self.unit.commands[number], device_memory.take()
         if COUNTS_AS[outcome] is Category.FAILED and message and command not in message:
             message += f"\n\nTo run it alone:\n  {command}"
-        self._send(
+        self.send(
             Ended(
                 number,
                 time.monotonic(),
@@ -56,23 +55,24 @@ class UnitReports:
                 memory and DeviceMemory(*memory),
                 take_warnings(),
                 self._port_in_use,
+                left_running.take(),
             )
         )
 
     def not_run(self, number: int, outcome: TestOutcome, message: str, want: str | None = None) -> None:
-        self._send(NotRun(number, time.monotonic(), outcome, message, want, self._port_in_use))
+        self.send(NotRun(number, time.monotonic(), outcome, message, want, self._port_in_use))
 
     def fixture_began(self, name: str, needed_by: tuple[int, ...] = ()) -> None:
         """`needed_by`: the tests that cannot run without it."""
         self._port_in_use = False
-        self._send(FixtureBegan(name, time.monotonic(), needed_by))
+        self.send(FixtureBegan(name, time.monotonic(), needed_by))
 
     def fixture_ended(self) -> None:
-        self._send(FixtureEnded())
+        self.send(FixtureEnded(left_running.take()))
 
     def fixture_failed(self, message: str) -> None:
         """A tear-down has failed, or anything else after a test."""
-        self._send(FixtureFailed(cut_middle(message, LONGEST_MESSAGE)))
+        self.send(FixtureFailed(cut_middle(message, LONGEST_MESSAGE)))
 
     def _length_of_log(self) -> int:
         for stream in (sys.stdout, sys.stderr):

@@ -1,11 +1,10 @@
 """The process in which a unit's tests run, from its first instruction to its exit."""
 
-from __future__ import annotations
-
 import faulthandler
 import itertools
 import os
 import sys
+import time
 import traceback
 import unittest
 from collections.abc import Callable, Mapping
@@ -14,16 +13,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext import launch
+from torch_testing_ext._cases.pytest_style import PytestTest
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process import child, fork_safety, messages, signals, system
+from torch_testing_ext._process import child, file_reads, fork_safety, messages, signals, system
 from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.user_terminal import UserTerminal
 from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED, file_behind, write_atomically
-from torch_testing_ext.launch import client
+from torch_testing_ext.launch import client, left_running, stopping
+from torch_testing_ext.launch.turns import StopContext
 
 from ..model import TestOutcome
-from .pytest_style import PytestTest
 from .result import ReportingResult, ReportingSuite
-from .worker_messages import AllOver, Ended, FromWorker, Missing, Nothing, PreloadHints, UnitSpec, WorkerBroke
+from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, PreloadModules, UnitSpec, WorkerBroke
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 
@@ -88,24 +89,23 @@ def main() -> NoReturn:
 def _prepare(unit: UnitSpec, log: int) -> None:
     os.chdir(unit.root)
     child.detach(log)
+    file_reads.begin(str(unit.reads))
     os.environ.update(unit.environ)
-    _write_stacks_to(unit.stacks)
-    client.work_in(unit.session)
-    fork_safety.mark_fork_safe()  # its parents were checked before they forked it
-    signals.unblock()
-
-
-def _write_stacks_to(path: Path) -> None:
-    stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    stacks = os.open(unit.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.enable(file=stacks)
     faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True)
+    client.work_in(unit.session)
+    stopping.prepare(StopContext(UserTerminal.here(), unit.directory))
+    fork_safety.mark_fork_safe()  # its parents were checked before they forked it
+    signals.unblock()
 
 
 def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int:
     """Run the unit's tests and report each, including missing ones. Returns the exit code."""
     for number, name in enumerate(unit.tests):
         if name not in found:
-            send(Missing(number))
+            why = f"{name} was listed, but does not exist when the file is imported again"
+            send(NotRun(number, time.monotonic(), TestOutcome.ERROR, why, want=None))
     tests = [(number, found[name]) for number, name in enumerate(unit.tests) if name in found]
     before = len(sys.modules)
     if any(isinstance(test, PytestTest) for _, test in tests):  # all of them, or none
@@ -121,8 +121,8 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
     new = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before))
     imported = [name for name in reversed([*new]) if name.startswith("torch.")]
     if hints := tuple(dict.fromkeys([*imported, *client.launcher().preload_hints])):
-        send(PreloadHints(hints))
-    send(AllOver())
+        send(PreloadModules(hints))
+    send(AllOver(left_running.take()))
     return 0
 
 
@@ -155,11 +155,6 @@ def _leave(code: int) -> NoReturn:
     with suppress(Exception):
         client.close()
     with suppress(Exception):
-        _end_compile_workers()
+        if (module := sys.modules.get("torch_testing_ext._torch.launch")) is not None:
+            module.end_compile_workers()
     child.exit_now(code)
-
-
-def _end_compile_workers() -> None:
-    module: Any = sys.modules.get("torch_testing_ext._torch.launch")
-    if module is not None:
-        module.end_compile_workers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,36 +39,38 @@ class UnitSpec:
     tests: tuple[str, ...]  # `Class.test_x`
     timeouts: tuple[float, ...]  # of each test
     commands: tuple[str, ...]  # that run each of them alone
-    directory: str
-    ranks_in: str  # holds a directory for each test that starts ranks
+    show_commands: tuple[str, ...]  # that show the account of its failure
+    directory: Path
+    ranks: Path  # holds a directory for each test that starts ranks
     environ: Mapping[str, str]  # variables that differ from those of the run
 
     @property
     def log(self) -> Path:
         """The output of the unit's own process."""
-        return Path(self.directory, "log")
+        return self.directory / "log"
 
     @property
     def stacks(self) -> Path:
-        return Path(self.directory, "stacks")
+        return self.directory / "stacks"
 
     @property
     def broke(self) -> Path:
         """The last message of a worker that cannot send it any more."""
-        return Path(self.directory, "broke")
+        return self.directory / "broke"
+
+    @property
+    def reads(self) -> Path:
+        """The record of the files that its processes read."""
+        return self.directory / "reads"
 
     @property
     def session(self) -> Path:
         """The directory of the launch layer."""
-        return Path(self.directory, "session")
-
-    @property
-    def ranks(self) -> Path:
-        return Path(self.ranks_in)
+        return self.directory / "session"
 
     def save(self) -> Path:
         """Write the specification to a file, for a worker that is a new interpreter."""
-        file = Path(self.directory, "unit")
+        file = self.directory / "unit"
         file.write_text(messages.to_json(self))
         return file
 
@@ -90,6 +93,7 @@ class OpenFile(WithDescriptors):
     file: str  # relative to the root
     devices: int  # the number of devices of the run
     log: str
+    reads: str  # the record of the files that it reads
     load_as: LoadAs
 
 
@@ -102,7 +106,7 @@ class CountDevices(WithDescriptors):
 
 @dataclass(frozen=True)
 class StartUnit(WithDescriptors):
-    """Start a unit. The descriptors are the channels of its nanny and of its worker, and the locks of its devices."""
+    """Start a unit. The descriptors: the channel of its nanny, unless that gets this, its worker's, and its locks."""
 
     number: int
     unit: UnitSpec
@@ -117,7 +121,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class PreloadModules:
-    """Import modules that the next tests need."""
+    """Import modules that the next tests need: a worker, which sends this as a hint, had to import them itself."""
 
     modules: tuple[str, ...]
 
@@ -169,14 +173,12 @@ class FileSkipped:
 
 @dataclass(frozen=True)
 class FileReady:
-    """The process of a file is ready to fork, or not safe to fork for the reason `unsafe`."""
-
-    unsafe: str | None
+    """The import is over: the process of the file is ready to fork, unless it has said that it is not safe."""
 
 
 @dataclass(frozen=True)
 class FileUnsafe:
-    """The process of a file is no longer safe to fork."""
+    """The process of a file is not safe to fork, or no longer."""
 
     why: str
 
@@ -213,27 +215,12 @@ FromFile: TypeAlias = FileTests | FileSkipped | FileReady | FileUnsafe | FileBro
 # -- to and from a nanny
 
 
-@dataclass(frozen=True)
-class TakeStacks:
-    """Have all processes of the unit write their stacks."""
+class AboutWorker(enum.Enum):
+    """A request to a nanny about the unit that it watches."""
 
-
-@dataclass(frozen=True)
-class EndWorker:
-    """End the worker: SIGTERM, then SIGKILL."""
-
-
-@dataclass(frozen=True)
-class KillWorker:
-    """Kill the worker at once."""
-
-
-@dataclass(frozen=True)
-class MeasureMemory:
-    """Say how much memory the processes of the unit have."""
-
-
-ToNanny: TypeAlias = TakeStacks | EndWorker | KillWorker | MeasureMemory
+    TAKE_STACKS = "have all processes of the unit write their stacks"
+    END = "end the worker: SIGTERM, then SIGKILL"
+    KILL = "kill the worker at once"
 
 
 @dataclass(frozen=True)
@@ -251,20 +238,14 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True)
-class UnitOver:
-    """Sent to the process of a file: the unit with this number is over, and the nanny can watch another."""
+class NannyWatches:
+    """A nanny begins to watch the unit: all processes of the unit descend from it."""
 
-    number: int
-
-
-@dataclass(frozen=True)
-class MemoryMeasured:
-    """The memory of all processes of the unit, in bytes."""
-
-    used: int
+    pid: int
 
 
-FromNanny: TypeAlias = StacksTaken | WorkerEnded | MemoryMeasured
+ToNanny: TypeAlias = StartUnit | AboutWorker
+FromNanny: TypeAlias = StacksTaken | WorkerEnded | NannyWatches
 
 
 # -- from a worker. A test is identified by its index in the unit.
@@ -293,18 +274,12 @@ class Ended:
     memory: DeviceMemory | None = None
     warnings: tuple[KitWarning, ...] = ()
     port_in_use: bool = False  # which has led to the failure
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A test of the unit is not in the file."""
-
-    test: int
+    leftovers: tuple[str, ...] = ()  # processes that its ranks left running
 
 
 @dataclass(frozen=True)
 class NotRun:
-    """A test was left out, because a class or module fixture that it needs failed or skips."""
+    """A test was left out: a class or module fixture that it needs failed or skips, or it is not in the file."""
 
     test: int
     at: float
@@ -325,7 +300,9 @@ class FixtureBegan:
 
 @dataclass(frozen=True)
 class FixtureEnded:
-    """The fixture that was running has returned or raised."""
+    """The fixture that was running has returned or raised. `leftovers`: what ranks that ended in it left running."""
+
+    leftovers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -337,7 +314,12 @@ class FixtureFailed:
 
 @dataclass(frozen=True)
 class AllOver:
-    """Every test and fixture is over. A worker that has not sent this did not end properly, whatever its exit code."""
+    """Every test and fixture is over. A worker that has not sent this did not end properly, whatever its exit code.
+
+    `leftovers`: what ranks that ended after the last test left running.
+    """
+
+    leftovers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -347,24 +329,8 @@ class WorkerBroke:
     message: str
 
 
-@dataclass(frozen=True)
-class PreloadHints:
-    """Modules that the worker or its ranks had to import themselves."""
-
-    modules: tuple[str, ...]
-
-
 FromWorker: TypeAlias = (
-    Began
-    | Ended
-    | Missing
-    | NotRun
-    | FixtureBegan
-    | FixtureEnded
-    | FixtureFailed
-    | AllOver
-    | WorkerBroke
-    | PreloadHints
+    Began | Ended | NotRun | FixtureBegan | FixtureEnded | FixtureFailed | AllOver | WorkerBroke | PreloadModules
 )
 
 

@@ -4,20 +4,16 @@ A zygote that dies is restarted at once; the processes that it started die with 
 everything that asks for a child is told the reason. Never imports torch.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from torch_testing_ext._cases.source_facts import facts_of
 from torch_testing_ext._process import interpreter, reaping, system
@@ -25,6 +21,9 @@ from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.private_folders import locked_folder
+from torch_testing_ext.warm.served_process import ServedProcess
+from torch_testing_ext.warm.warm_client import ServerAddress
 
 from ..options.options import CannotRun
 from .worker_messages import ChildGone, FromZygote, Kill, ZygoteReady
@@ -52,6 +51,7 @@ class WarmUp:
     modules: tuple[str, ...] = (*ALWAYS, _FSDP, _DTENSOR)
     # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
     collapse: bool = True
+    server: ServerAddress | None = None  # that forks the zygote
 
 
 def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
@@ -73,60 +73,49 @@ def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
     return WarmUp(tuple(modules), are_many)
 
 
+@dataclass(eq=False)
 class ZygoteClient:
     """The client of the zygote, from which all processes of the run descend."""
 
-    quit_timeout = QUIT_TIMEOUT
-
-    def __init__(
-        self,
-        root: Path,
-        warm_up: WarmUp | None = None,
-        drop_in: bool = False,
-        environ: Mapping[str, str] | None = None,
-    ):
-        """`drop_in`: the root is a PyTorch checkout, whose tests get our classes under PyTorch's names.
-
-        `environ`: variables that all processes of the run get besides those of this process.
-        """
-        self._environ = environ or {}
-        self.root = root
-        self._drop_in = drop_in
-        self.loop = EventLoop()
-        self.directory = Path()
-        self._warm_up = warm_up or WarmUp()
-        self._numbers = itertools.count()
-        self._gone: dict[int, Gone] = {}  # by number of child
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel[FromZygote]
-        self._deadline = Timer(0.0, lambda: None)  # of the start; none has begun
-        self._ready = False
-        self.starts = 0
-        self.failure: str | None = None  # why no child can be started any more
-        self._deaths = 0  # in a row
-        self._failed_starts = 0  # in a row
+    root: Path
+    warm_up: WarmUp = WarmUp()
+    drop_in: bool = False  # the root is a PyTorch checkout, whose tests get our classes under PyTorch's names
+    environ: Mapping[str, str] = field(default_factory=dict)  # that all processes get, besides that of this process
+    quit_timeout: float = QUIT_TIMEOUT
+    base: str | None = None  # the folder for temporary files, if it is not the usual one
+    loop: EventLoop = field(default_factory=EventLoop)
+    directory: Path = Path()
+    starts: int = 0
+    is_warm: bool = False  # whether the zygote has been forked by a server
+    failure: str | None = None  # why no child can be started any more
+    _folder: ExitStack = field(default_factory=ExitStack)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _gone: dict[int, Gone] = field(default_factory=dict)  # by number of child
+    _process: subprocess.Popen[bytes] | ServedProcess | None = None
+    _channel: Channel[FromZygote] = field(init=False)
+    _deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))  # of the start; none has begun
+    _ready: bool = False
+    _deaths: int = 0  # in a row
+    _failed_starts: int = 0  # in a row
 
     def __enter__(self: Self) -> Self:
         system.adopt_orphans()  # if the zygote is killed, this process adopts those that it leaves
         self._known = frozenset(system.children(os.getpid()))
         try:
-            self.directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_run_"))
+            self.directory = self._folder.enter_context(locked_folder("torch_testing_ext_run_", self.base))
         except OSError as error:
             raise CannotRun(f"no temporary folder can be created: {error}") from error
         self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End all processes of the run."""
-        self._end_process(self.quit_timeout)
-        reaping.end_children(self._known)
+        self._end_process()
         self.loop.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._folder.close()
 
     # -- the process
 
@@ -134,41 +123,46 @@ class ZygoteClient:
         self.starts += 1
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromZygote)
-        words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self._drop_in))]
-        words += [str(int(self._warm_up.collapse)), *self._warm_up.modules]
+        words = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(int(self.drop_in))]
+        words += [str(int(self.warm_up.collapse)), *self.warm_up.modules]
         # A checkout has a folder torch/ that is not the installed torch.
-        path = sys.path if self._drop_in else [str(self.root), *sys.path]
+        path = sys.path if self.drop_in else [str(self.root), *sys.path]
         command = interpreter.command("runner.processes.zygote_process", path, *words)
         self._ready = False
         with theirs:
             try:
                 with self._log.open("ab") as log:
-                    self._process = subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        pass_fds=[theirs.fileno()],
-                        env={**os.environ, **self._environ},
-                    )
+                    self._process = self._spawn(command, log, theirs.fileno())
             except OSError as error:
                 self._fail(f"the process that imports torch for all tests cannot be started: {error}")
                 return
         self._deadline = self.loop.after(START_TIMEOUT, self._give_up)
-        self.loop.listen(self._channel, self._receive)
+        self.loop.serve(self._channel, self._on_message, self._lose)
 
-    def _end_process(self, timeout: float) -> int | None:
-        """Ends the process: each process below ends everything that it started when its channel closes."""
+    def _spawn(self, command: list[str], log: IO[bytes], kept: int) -> subprocess.Popen[bytes] | ServedProcess:
+        environ = {**os.environ, **self.environ}
+        server = self.warm_up.server
+        served = server and ServedProcess.start(server, command, log.fileno(), kept, environ)
+        self.is_warm = served is not None
+        return served or subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[kept], env=environ
+        )
+
+    def _end_process(self) -> int | None:
+        """End the process, and those that its children leave. Each ends what it started when its channel closes."""
+        self._deadline.cancel()
         self.loop.forget(self._channel)
         self._channel.close()
         process, self._process = self._process, None
-        if process is None:
-            return None
-        try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        code = None
+        if process is not None:
+            try:
+                code = process.wait(self.quit_timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+        reaping.end_children(self._known)
+        return code
 
     @property
     def _log(self) -> Path:
@@ -180,26 +174,19 @@ class ZygoteClient:
             f"Its output:\n{tail(self._log)}"
         )
 
-    def _receive(self) -> None:
-        try:
-            messages = self._channel.receive()
-        except EOFError:
-            self._lose()
-            return
-        for message in messages:
-            match message:
-                case ChildGone(number):
-                    self.note_progress()
-                    self._gone.pop(number, _ignore)(message.how)
-                case ZygoteReady(None):
-                    self._ready = True
-                    self._failed_starts = 0
-                    self._deadline.cancel()
-                case ZygoteReady(unsafe):
-                    self._fail(f"the process that has imported torch cannot be forked: {unsafe}")
-                    return
-                case _:
-                    unexpected(message)
+    def _on_message(self, message: FromZygote) -> None:
+        match message:
+            case ChildGone(number):
+                self.note_progress()
+                self._gone.pop(number, ignore)(message.how)
+            case ZygoteReady(None):
+                self._ready = True
+                self._failed_starts = 0
+                self._deadline.cancel()
+            case ZygoteReady(unsafe):
+                self._fail(f"the process that has imported torch cannot be forked: {unsafe}")
+            case _:
+                unexpected(message)
 
     def note_progress(self) -> None:
         """A child has ended by itself."""
@@ -207,10 +194,7 @@ class ZygoteClient:
 
     def _lose(self) -> None:
         """Handle the death of the zygote: end the processes that its children left, and restart it."""
-        self._deadline.cancel()
-        code = self._end_process(self.quit_timeout)
-        reaping.end_children(self._known)
-        how = reaping.describe_exit(code)
+        how = reaping.describe_exit(self._end_process())
         self._deaths += 1
         self._failed_starts += not self._ready
         never_ready = not self._ready and self.starts == self._failed_starts
@@ -226,9 +210,7 @@ class ZygoteClient:
     def _fail(self, why: str) -> None:
         """Start no child any more: everything that waits for one, or asks for one, is told that it is gone."""
         self.failure = why
-        self._deadline.cancel()
-        self._end_process(self.quit_timeout)
-        reaping.end_children(self._known)
+        self._end_process()
         lost, self._gone = self._gone, {}
         for gone in lost.values():
             gone(why)
@@ -255,5 +237,5 @@ class ZygoteClient:
             self._channel.send(Kill(number))
 
 
-def _ignore(how: str) -> None:
+def ignore(how: str) -> None:
     """Do nothing when a child ends that no caller waits for."""

@@ -1,51 +1,47 @@
 """The zygote: the process that imports torch once for a whole run and forks a process for each test file."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from torch_testing_ext._process import child, fork_safety, system
+from torch_testing_ext._process import child, file_reads, fork_safety, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.messages import unexpected
 
-from . import file_process, nanny
+from . import file_process, worker_messages
 from .fork_parent import ForkParent
-from .worker_messages import (
-    CountDevices,
-    DevicesCounted,
-    Kill,
-    Nothing,
-    OpenFile,
-    StartUnit,
-    ToFile,
-    ToZygote,
-    ZygoteReady,
-)
 
 
 def main() -> NoReturn:
     """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN COLLAPSE MODULES...`; DROP_IN, COLLAPSE: 0 or 1."""
     parent, directory = int(sys.argv[2]), sys.argv[3]
-    channel: Channel[ToZygote] = Channel.on(int(sys.argv[1]), ToZygote)
-    child.start_session(parent, signal.SIGTERM)
+    file_reads.start()
+    channel: Channel[worker_messages.ToZygote] = Channel.on(int(sys.argv[1]), worker_messages.ToZygote)
+    child.start_session(os.getppid() if _is_served() else parent, signal.SIGTERM)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.argv[4] == "1":
         from torch_testing_ext.upstream import drop_in
 
         drop_in.install()
-    ZygoteProcess(channel, _warm_up(sys.argv[6:], sys.argv[5] == "1")).serve()
+    unsafe = _warm_up(sys.argv[6:], sys.argv[5] == "1")
+    zygote = ZygoteProcess(channel)
+    channel.send(worker_messages.ZygoteReady(unsafe))
+    zygote.serve()
     # A client that was killed has not removed it. Without a check: getppid() shows that death only after a moment.
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
+
+
+def _is_served() -> bool:
+    """Whether a warm server has forked this process, which then ends when its channel closes."""
+    return any(type(finder).__name__ == "Stash" for finder in sys.meta_path)
 
 
 def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
@@ -57,6 +53,7 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     from torch_testing_ext._machine import seeds
 
     seeds.prepare_to_seed()
+    file_reads.add_modules()
     _torch.process_state.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
     if collapse and not unsafe:
@@ -64,44 +61,28 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     return unsafe
 
 
-class ZygoteProcess(ForkParent[ToZygote]):
+class ZygoteProcess(ForkParent[worker_messages.ToZygote]):
     """Serves the requests of run_test.py."""
 
-    def __init__(self, channel: Channel[ToZygote], unsafe: str | None):
-        super().__init__(channel)
-        channel.send(ZygoteReady(unsafe))
-
-    def on_message(self, message: ToZygote) -> None:
+    def on_message(self, message: worker_messages.ToZygote) -> None:
         match message:
-            case OpenFile(fds=(fd,)):
-                to_file: Channel[ToFile] = Channel.on(fd, ToFile)
-                self._fork_with(message.number, to_file, partial(file_process.run_and_exit, message, to_file))
-            case CountDevices(fds=(fd,)):
-                to_counter: Channel[Nothing] = Channel.on(fd, Nothing)
-                self._fork_with(message.number, to_counter, partial(_count_devices, to_counter))
-            case StartUnit():
-                self._start_unit(message)
-            case OpenFile() | CountDevices():
-                raise AssertionError(f"{message} has no descriptor for its channel")
-            case Kill():
+            case worker_messages.OpenFile():
+                to_file: Channel[worker_messages.ToFile] = Channel.on(message.fds[0], worker_messages.ToFile)
+                self.fork(message.number, partial(file_process.run_and_exit, message, to_file))
+                to_file.close()
+            case worker_messages.CountDevices():
+                to_counter: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
+                self.fork(message.number, partial(_count_devices, to_counter))
+                to_counter.close()
+            case worker_messages.StartUnit():  # of a file that is not safe to fork
+                self.start_unit(message, file_process.start_interpreter)
+            case worker_messages.Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
                 unexpected(message)
 
-    def _fork_with(self, number: int, theirs: Channel[ToFile] | Channel[Nothing], run: Callable[[], NoReturn]) -> None:
-        self.fork(number, run)
-        theirs.close()
 
-    def _start_unit(self, message: StartUnit) -> None:
-        """Start a unit whose file is not safe to fork."""
-        try:
-            self.fork(message.number, partial(nanny.run_and_exit, message, file_process.start_interpreter))
-        finally:
-            for fd in message.fds:
-                os.close(fd)
-
-
-def _count_devices(channel: Channel[Nothing]) -> NoReturn:
+def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     """Count accelerators, in a separate process: one that has queried them is not safe to fork."""
     import torch
 
@@ -113,11 +94,13 @@ def _count_devices(channel: Channel[Nothing]) -> NoReturn:
     try:
         kind, count = accelerators.runtime(), accelerators.device_count()
     except accelerators.DriverDoesNotAnswer as error:
-        channel.send(DevicesCounted(None, 0, failure=str(error)))
+        channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
     channel.send(
-        DevicesCounted(kind, count, torch.__version__, uuids, facts, _torch.cuda_state.nccl_version() if count else ())
+        worker_messages.DevicesCounted(
+            kind, count, torch.__version__, uuids, facts, _torch.cuda_state.nccl_version() if count else ()
+        )
     )
     os._exit(0)

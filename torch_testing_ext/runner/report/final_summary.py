@@ -4,169 +4,168 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from torch_testing_ext._process import shell
 from torch_testing_ext.launch.folding import without_accidents
 
-from ..model import Attempt, Category, FinishedTest, Policy, Summary, TestOutcome
-from . import text
-from .terminal import STYLE_OF, ConsoleLayout, Style, Styler
+from ..model import Category, FinishedTest, Summary, TestOutcome
+from . import brief, text
+from .terminal import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, Style, Styler
 
-LAST_LINES = 20
 # With more names, the command would be too long to read.
 MOST_NAMES = 8
 MOST_UNFINISHED = 10
 
 
-def failure_details(attempt: Attempt, layout: ConsoleLayout) -> str:
-    """Why a test failed: its message, the end of its output, and the processes that it left running."""
-    parts = [layout.message(text.printable(attempt.message).strip("\n"))]
-    if node := text.node_of(attempt.lease):
-        parts.append(f"it ran on {node}")
-    lines = text.printable(attempt.output[-20_000:]).rstrip().splitlines()[-LAST_LINES:]
-    if lines:
-        parts.append("last lines of the output of the test's process:\n" + "\n".join(lines))
-    if attempt.leftovers:
-        parts.append(f"left running (now terminated): {'; '.join(map(text.printable, attempt.leftovers))}")
-    return "\n\n".join(part for part in parts if part)
-
-
-def final_summary(
-    summary: Summary,
-    styler: Styler,
-    slowest: int,
-    command: str,
-    late_warnings: Sequence[str] = (),
-    layout: ConsoleLayout | None = None,
-    in_full: bool = False,
-) -> str:
-    """`command` runs the tests whose names are appended to it. `late_warnings` came after `summary` was made.
-
-    `in_full`: with the details of each failure, which have not been printed before.
-    """
-    repetitions = 1 + max((one.last.repetition for one in summary.finished), default=0)
-    sections = _Sections(summary, styler, repetitions, command, layout or ConsoleLayout())
-    parts = [
-        sections.failures_in_full() if in_full else sections.failures(),
-        sections.outcomes(),
-        sections.slowest(slowest),
-        sections.skipped(),
-        sections.flaky(),
-        sections.leaked(),
-        sections.unfinished(),
-        sections.warnings(late_warnings),
-        sections.error(),
-        sections.rerun_command(),
-        [sections.last_line()],
-    ]
-    return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
-
-
-class _Sections:
+@dataclass
+class FinalSummary:
     """The sections of the summary, each as lines; empty if there is nothing to say."""
 
-    def __init__(self, summary: Summary, styler: Styler, repetitions: int, command: str, layout: ConsoleLayout):
-        self._summary = summary
-        self._styler = styler
-        self._repetitions = repetitions
-        self._command = command
-        self._layout = layout
+    summary: Summary
+    styler: Styler
+    slowest: int
+    command: str  # runs the tests whose names are appended to it
+    late_warnings: Sequence[str]  # came after `summary` was made
+    layout: ConsoleLayout
+    in_full: bool  # with the details of each failure, which have not been printed before
 
-    def failures(self) -> list[str]:
-        """One line for each."""
-        lines = [self._failure_line(one) for one in self._summary.failures]
-        return [self._layout.rule("="), *lines] if lines else []
+    def __post_init__(self) -> None:
+        self._repetitions = 1 + max((one.last.repetition for one in self.summary.finished), default=0)
 
-    def _failure_line(self, one: FinishedTest) -> str:
-        name = f"{text.outcome_in_words(one)}: {self._name(one)}"
-        line = self._layout.with_title(name, text.reason(failing_attempts(one, self._summary.policy)[-1]))
-        return self._styler(Style.RED, line[: len(name)]) + line[len(name) :]
+    def __str__(self) -> str:
+        details = "\n\n".join("\n".join(self._failure(one)) for one in self.summary.failures if self.in_full)
+        parts = [
+            [details] if self.in_full else self._failures(),
+            self._outcomes(),
+            self._slowest(),
+            self._skipped(),
+            self._flaky(),
+            self._leaked(),
+            self._unfinished(),
+            self._warnings(),
+            self._error(),
+            self._rerun_command(),
+            [self.summary.last_line],  # without colour, since programs read it, too
+        ]
+        return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
 
-    def failures_in_full(self) -> list[str]:
-        return ["\n\n".join("\n".join(self._failure(one)) for one in self._summary.failures)]
+    def _failures(self) -> list[str]:
+        """The name of each on a line, and its cause below; those with one cause together."""
+        groups = brief.by_cause(self.summary.failures, self.summary.policy)
+        lines = [line for group in groups for line in self._group(group)]
+        return [self.layout.rule("="), *lines] if lines else []
+
+    def _group(self, group: Sequence[FinishedTest]) -> Iterator[str]:
+        cause = text.reason(brief.failing_attempts(group[0], self.summary.policy)[-1])
+        if len(group) == 1:
+            yield self.styler(Style.RED, f"{text.outcome_in_words(group[0])}: {self._name(group[0])}")
+            yield from self.layout.wrapped(cause, "    ")
+            return
+        yield from self.layout.wrapped(f"{brief.heading(group)}: {cause}", "", self.styler)
+        shown = group if len(group) <= MOST_NAMES else group[: MOST_NAMES - 1]
+        yield from (f"    {self._name(one)}" for one in shown)
+        if len(shown) < len(group):
+            yield f"    and {len(group) - len(shown)} more"
 
     def _failure(self, one: FinishedTest) -> Iterator[str]:
-        yield self._layout.rule("=")
-        yield self._styler(Style.RED, f"{text.outcome_in_words(one)}: {self._name(one)}")
+        yield self.layout.rule("=")
+        yield self.styler(Style.RED, f"{text.outcome_in_words(one)}: {self._name(one)}")
         details = {
-            each.number: failure_details(each, self._layout) for each in failing_attempts(one, self._summary.policy)
+            each.number: brief.details(each, self.layout) for each in brief.failing_attempts(one, self.summary.policy)
         }
         different: dict[str, list[int]] = {}
         for number, words in details.items():
             different.setdefault(without_accidents(words), []).append(number)
         for numbers in different.values():
-            yield self._layout.rule("-")
+            yield self.layout.rule("-")
             if len(one.attempts) > 1:
                 yield f"attempt{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}:"
-            yield details[numbers[0]]
+            yield brief.shown(details[numbers[0]], self.layout, self.styler)
 
-    def outcomes(self) -> list[str]:
-        counts = Counter(one.outcome for one in self._summary.finished)
-        found = [one for one in TestOutcome if counts[one]]
-        took = f" in {text.duration(self._summary.seconds)}"
+    def _outcomes(self) -> list[str]:
+        """The numbers of the last line, with a line for each that counts several outcomes, or another one."""
+        took = f" in {text.duration(self.summary.seconds)}"
+        counts: dict[Category, Counter[TestOutcome]] = {category: Counter() for category in Category}
+        for one in self.summary.finished:
+            counts[self.summary.policy.verdict_on(one)][one.outcome] += 1
+        found = [category for category in Category if counts[category]]
         if not found:
-            return [self._layout.rule("="), f"no tests ran{took}"]
-        plain = [f"{counts[one]} {one.value}" for one in found]
-        rows = self._layout.rows([*plain[:-1], plain[-1] + took], ", ")
-        styled = [self._styler(STYLE_OF[one], words) for one, words in zip(found, plain, strict=True)]
-        lines = [", ".join(styled[number] for number in row) for row in rows]
-        return [self._layout.rule("="), ",\n".join(lines) + took]
+            return [self.layout.rule("="), f"no tests ran{took}"]
+        totals = [(STYLE_OF_CATEGORY[one], f"{counts[one].total()} {one.value}") for one in found]
+        lines = self._row(totals, took)
+        for category in found:
+            if set(counts[category]) != {TestOutcome(category.value)}:
+                outcomes = [
+                    (STYLE_OF[one], _of_them(counts[category], one)) for one in TestOutcome if counts[category][one]
+                ]
+                lines += self._row(outcomes, "", f"  {category.value}: ")
+        return [self.layout.rule("="), *lines]
 
-    def slowest(self, most: int) -> list[str]:
-        ran = [one for one in self._summary.finished if one.outcome is not TestOutcome.SKIPPED]
-        chosen = sorted(ran, key=lambda one: -one.seconds)[:most]
+    def _row(self, cells: Sequence[tuple[Style, str]], end: str, start: str = "") -> list[str]:
+        """Cells in as many rows as they need, each with its style."""
+        plain = [words for _, words in cells]
+        rows = self.layout.rows([start + plain[0], *plain[1:-1], plain[-1] + end] if plain[1:] else plain, ", ")
+        lines = [", ".join(self.styler(*cells[number]) for number in row) for row in rows]
+        return f"{start}{(',' + chr(10)).join(lines)}{end}".split("\n")
+
+    def _slowest(self) -> list[str]:
+        ran = [one for one in self.summary.finished if one.outcome is not TestOutcome.SKIPPED]
+        chosen = sorted(ran, key=lambda one: -one.seconds)[: self.slowest]
         return _table("slowest:", ((text.duration(one.seconds), self._name(one)) for one in chosen))
 
-    def skipped(self) -> list[str]:
-        return _table("skipped:", ((str(number), reason) for reason, number in text.skip_reasons(self._summary)))
+    def _skipped(self) -> list[str]:
+        return _table("skipped:", ((str(number), reason) for reason, number in text.skip_reasons(self.summary)))
 
-    def flaky(self) -> list[str]:
-        ones = [one for one in self._summary.finished if one.outcome is TestOutcome.FLAKY]
-        return _table("flaky:", ((_attempt_count(one), f"{self._name(one)}\n{_first_failure(one)}") for one in ones))
-
-    def leaked(self) -> list[str]:
-        ones = [one for one in self._summary.finished if one.outcome is TestOutcome.LEAKED]
+    def _flaky(self) -> list[str]:
+        ones = [one for one in self.summary.finished if one.outcome is TestOutcome.FLAKY]
         return _table(
-            "left processes running (now terminated):", ((_leftover_count(one), self._name(one)) for one in ones)
+            "flaky:",
+            ((text.count(len(one.attempts), "attempt"), f"{self._name(one)}\n{_first_failure(one)}") for one in ones),
         )
 
-    def unfinished(self) -> list[str]:
-        waiting = self._summary.unfinished
+    def _leaked(self) -> list[str]:
+        ones = [one for one in self.summary.finished if one.outcome is TestOutcome.LEAKED]
+        rows = ((str(len(one.last.leftovers)), "\n".join([self._name(one), *one.last.leftovers])) for one in ones)
+        return _table("left processes running (now terminated):", rows)
+
+    def _unfinished(self) -> list[str]:
+        waiting = self.summary.unfinished
         if not waiting:
             return []
         shown = [f"  {text.printable(str(test.id))}" for test in waiting[:MOST_UNFINISHED]]
         more = [f"  and {len(waiting) - len(shown)} more"] if len(waiting) > len(shown) else []
-        why = text.why_unfinished(self._summary)
+        why = text.why_unfinished(self.summary)
         return [f"{text.count(len(waiting), 'test')} did not finish: {why}", *shown, *more]
 
-    def error(self) -> list[str]:
-        if not self._summary.error:
+    def _error(self) -> list[str]:
+        if not self.summary.error:
             return []
-        return [self._styler(Style.RED, "error of run_test.py itself:"), text.printable(self._summary.error).rstrip()]
+        return [self.styler(Style.RED, "error of the runner itself:"), text.printable(self.summary.error).rstrip()]
 
-    def warnings(self, late: Sequence[str]) -> list[str]:
-        unique = dict.fromkeys((*self._summary.warnings, *late))
-        return [self._styler(Style.YELLOW, f"warning: {text.printable(one)}") for one in unique]
+    def _warnings(self) -> list[str]:
+        unique = dict.fromkeys((*self.summary.warnings, *self.late_warnings))
+        return [self.styler(Style.YELLOW, f"warning: {text.printable(one)}") for one in unique]
 
-    def rerun_command(self) -> list[str]:
-        names = list(dict.fromkeys(str(one.test.id) for one in self._summary.failures))
+    def _rerun_command(self) -> list[str]:
+        failed = [one.test.id for one in self.summary.failures]
+        names = list(dict.fromkeys((*failed, *(test.id for test in self.summary.unfinished))))
         if not names:
             return []
-        chosen = " ".join(map(shell.name, names)) if len(names) <= MOST_NAMES else "--last-failed"
-        return [f"to rerun {'it' if len(names) == 1 else 'them'}:", f"  {self._command} {chosen}"]
-
-    def last_line(self) -> str:
-        """Without colour, since programs read it, too."""
-        return self._summary.last_line
+        chosen = [shell.name(str(name)) for name in names]
+        if len(names) > MOST_NAMES:  # too long to read
+            files = dict.fromkeys(shell.name(name.file) for name in names)
+            chosen = list(files) if self.summary.unfinished else ["--last-failed"]
+        heading = f"to {'rerun' if failed else 'run'} {'it' if len(names) == 1 else 'them'}:"
+        return [heading, f"  {' '.join([self.command, *chosen])}"]
 
     def _name(self, one: FinishedTest) -> str:
         return text.name(one.last, self._repetitions)
 
 
-def failing_attempts(one: FinishedTest, policy: Policy) -> list[Attempt]:
-    """The attempts that failed: a test that finally passed may still count as failed. At least one."""
-    failing = [attempt for attempt in one.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
-    return failing or [one.last]
+def _of_them(counts: Counter[TestOutcome], outcome: TestOutcome) -> str:
+    """`2 error`; of the failures, `7 by assertions`, since all of them have failed."""
+    return f"{counts[outcome]} {'by assertions' if outcome is TestOutcome.FAILED else outcome.value}"
 
 
 def _table(heading: str, rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -177,14 +176,6 @@ def _table(heading: str, rows: Iterable[tuple[str, str]]) -> list[str]:
     width = max(len(first) for first, _ in cells) + 2
     below = "\n" + " " * (width + 2)
     return [heading, *(f"{first:>{width}}  {second.replace(chr(10), below)}" for first, second in cells)]
-
-
-def _leftover_count(one: FinishedTest) -> str:
-    return str(len(one.last.leftovers))
-
-
-def _attempt_count(one: FinishedTest) -> str:
-    return text.count(len(one.attempts), "attempt")
 
 
 def _first_failure(one: FinishedTest) -> str:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch_testing_ext._process.whole_files import write_atomically
 
-from ..events import AttemptEnded, Event, RunBegan, RunEnded, UnitBegan, UnitEnded
-from ..model import Attempt, Lease, Summary, Unit
+from ..events import AttemptEnded, Event, Importing, RunBegan, RunEnded, UnitBegan, UnitEnded
+from ..model import Attempt, Lease, Span, Summary
 
 
 @dataclass(frozen=True)
-class Span:
-    """The time in which a unit held its lease."""
+class ImportSpan:
+    """The time in which torch, or a test file, was imported."""
 
-    unit: Unit
-    lease: Lease
+    name: str
     began: float
     ended: float
 
@@ -31,6 +30,7 @@ class History:
     summary: Summary
     attempts: tuple[Attempt, ...]  # in the order in which they ended
     spans: tuple[Span, ...]
+    imports: tuple[ImportSpan, ...] = ()  # before the run: their times are negative
 
 
 @dataclass
@@ -40,16 +40,21 @@ class Recorder:
     _run: RunBegan = field(default_factory=lambda: RunBegan((), (), (), 0, 0.0))
     _attempts: list[Attempt] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
-    _open: dict[tuple[int, int, int], UnitBegan] = field(default_factory=dict)
+    _open: dict[int, UnitBegan] = field(default_factory=dict)  # by the unit's number
+    _importing: dict[str, float] = field(default_factory=dict)
+    _imports: list[ImportSpan] = field(default_factory=list)
 
     def on_event(self, event: Event) -> None:
         match event:
+            case Importing():
+                self._import(event.files or ("torch",), event.at)
             case RunBegan():
                 self._run = event
+                self._import((), event.clock)
             case UnitBegan(unit):
-                self._open[_key(unit)] = event
+                self._open[unit.number] = event
             case UnitEnded(unit, _, at):
-                self._close(self._open.pop(_key(unit)), at)
+                self._close(self._open.pop(unit.number), at)
             case AttemptEnded(attempt):
                 self._attempts.append(attempt)
             case _:
@@ -60,14 +65,18 @@ class Recorder:
         for began in self._open.values():
             self._close(began, end.summary.seconds)
         self._open.clear()
-        return History(self._run, end.summary, tuple(self._attempts), tuple(self._spans))
+        clock = self._run.clock
+        imports = (ImportSpan(one.name, one.began - clock, one.ended - clock) for one in self._imports)
+        return History(self._run, end.summary, tuple(self._attempts), tuple(self._spans), tuple(imports))
+
+    def _import(self, files: Sequence[str], at: float) -> None:
+        """From now on, these are being imported."""
+        for name in [name for name in self._importing if name not in files]:
+            self._imports.append(ImportSpan(name, self._importing.pop(name), at))
+        self._importing |= {name: at for name in files if name not in self._importing}
 
     def _close(self, began: UnitBegan, at: float) -> None:
         self._spans.append(Span(began.unit, began.lease, began.at, max(began.at, at)))
-
-
-def _key(unit: Unit) -> tuple[int, int, int]:
-    return unit.number, unit.repetition, unit.attempt
 
 
 # -- files
@@ -121,16 +130,19 @@ def lanes(history: History) -> list[Lane]:
     spans: dict[str, list[Span]] = defaultdict(list)
     attempts: dict[str, list[Attempt]] = defaultdict(list)
     for span in history.spans:
-        for name in _names(span.lease):
+        for name in lanes_of(span.lease):
             spans[name].append(span)
     for attempt in history.attempts:
-        for name in _names(attempt.lease):
+        for name in lanes_of(attempt.lease):
             attempts[name].append(attempt)
     everything = [*_inventory(history.run), *(span.lease for span in history.spans)]  # nodes may join a run
-    names = dict.fromkeys((lease.node, name) for lease in everything for name in _names(lease))
+    names = dict.fromkeys((lease.node, name) for lease in everything for name in lanes_of(lease))
     nodes = list(dict.fromkeys(node for node, _ in names))
     grouped = sorted(names, key=lambda one: nodes.index(one[0]))
-    return [Lane(name, _is_device(name), tuple(spans[name]), tuple(attempts[name])) for _, name in grouped]
+    return [
+        Lane(name, name.rpartition(" ")[0].endswith("gpu"), tuple(spans[name]), tuple(attempts[name]))
+        for _, name in grouped
+    ]
 
 
 def _inventory(run: RunBegan) -> list[Lease]:
@@ -140,11 +152,8 @@ def _inventory(run: RunBegan) -> list[Lease]:
     return [Lease(run.devices, tuple(range(run.slots)))]
 
 
-def _names(lease: Lease) -> Iterator[str]:
+def lanes_of(lease: Lease) -> Iterator[str]:
+    """The names of the lanes on which the tests with a lease are drawn."""
     on = f"{lease.node} " if lease.node else ""
     yield from (f"{on}gpu {device}" for device in lease.devices)
     yield from (f"{on}cpu {slot}" for slot in lease.slots)
-
-
-def _is_device(name: str) -> bool:
-    return name.rpartition(" ")[0].endswith("gpu")

@@ -6,12 +6,17 @@ import shlex
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
 
+from torch_testing_ext._process import user_commands
+from torch_testing_ext.launch.folding import without_accidents
+
 from ..model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
-from . import text
+from . import brief, text
+from .failure_view import failure
 from .history import History, Lane, lanes
 from .text import node
 
@@ -28,11 +33,12 @@ LANE, BAR, AXIS = 22, 14, 24  # heights in the timeline, in pixels
 MOST_TICKS = 8
 
 
-def render(history: History, command: str = "python run_test.py") -> str:
+def render(history: History, command: str = "") -> str:
     """The HTML page. `command` runs the tests whose names are appended to it."""
-    body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in _body(history, command))
+    parts = _body(history, command or user_commands.runner())
+    body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in parts)
     asset = {kind: (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")}
-    title = f"{headline(history.summary)}: run_test.py"
+    title = f"{headline(history.summary)}: {user_commands.runner_name()}"
     return Template(asset["html"]).substitute(title=title, body=body, style=asset["css"], script=asset["js"])
 
 
@@ -40,7 +46,7 @@ def headline(summary: Summary) -> str:
     """The result of the run in a few words."""
     failed, total = summary.count(Category.FAILED), len(summary.finished)
     if summary.error:
-        return f"Internal error of run_test.py: {text.count(failed, 'failure')} so far"
+        return f"Internal error of the runner: {text.count(failed, 'failure')} so far"
     if summary.interrupted:
         return f"Interrupted: {text.count(failed, 'failure')} so far"
     if failed:
@@ -54,8 +60,8 @@ def _body(history: History, command: str) -> Iterator[ET.Element]:
     yield page.header()
     yield page.shares()
     yield from page.warnings()
-    yield page.timeline()
-    yield page.tests()
+    first, then = [*page.causes(), page.tests()], [page.timeline()]
+    yield from (*first, *then) if history.summary.failures else (*then, *first)
     yield from page.skips()
 
 
@@ -77,7 +83,9 @@ class _Page:
         """
         verdict = self._summary.policy.verdict_on(one)
         if verdict is Category.FAILED:
-            detail = 0 if _on_ranks(one) else 2 if _is_file(one) else 1
+            on_ranks = one.test.world_size > 1 or any(attempt.ranks for attempt in one.attempts)
+            is_file = not one.test.id.cls and not one.test.id.method
+            detail = 0 if on_ranks else 2 if is_file else 1
         else:
             detail = int(one.outcome is TestOutcome.PASSED)
         return ORDER.index(verdict), detail
@@ -87,20 +95,14 @@ class _Page:
         when = node("time", f"{began:%Y-%m-%d %H:%M} UTC", datetime=began.isoformat(timespec="seconds"))
         left = node("div", node("h1", headline(self._summary)), node("p", when, self._facts(), class_="facts"))
         theme = node("button", "light / dark", id="theme", type="button")
-        return node("header", node("div", left, theme, class_="title"), self._origin())
-
-    def _origin(self) -> ET.Element:
-        """The place and the software of the run."""
         facts = text.header_facts(self._history.run.header)
-        rows = (node("div", node("dt", name), node("dd", value)) for name, value in facts)
-        return node("dl", *rows, class_="origin")
+        origin = (node("div", node("dt", name), node("dd", value)) for name, value in facts)
+        return node("header", node("div", left, theme, class_="title"), node("dl", *origin, class_="origin"))
 
     def _facts(self) -> str:
         run = self._history.run
-        kind = "fake device" if run.fake else "device"
-        facts = [text.duration(self._summary.seconds)]
-        facts += [text.count(len(run.devices), kind)] if run.devices else []
-        facts += [text.count(run.slots, "CPU slot"), *([f"seed {run.seed}"] if run.seed is not None else [])]
+        facts = [text.duration(self._summary.seconds), *text.resources(run)]
+        facts += [f"seed {run.seed}"] if run.seed is not None else []
         return "".join(f" \N{MIDDLE DOT} {fact}" for fact in facts)
 
     def shares(self) -> ET.Element:
@@ -132,24 +134,37 @@ class _Page:
         head = node(
             "div", node("h2", "Timeline: what ran where, and when"), node("label", "zoom ", zoom), class_="head"
         )
-        lanes = node("div", *(node("div", name, title=name) for name in lane_names(self._history)), class_="lanes")
+        # A column of its own, which stays visible when the timeline scrolls.
+        names = [node("div", lane.name, title=lane.name) for lane in lanes(self._history)]
         links = {key: f"#{anchor}" for key, anchor in self._anchors.items()}
         drawing = node("div", node("div", timeline(self._history, links), class_="zoomed"), class_="scroll")
-        return node("section", head, node("div", lanes, drawing, class_="chart"), class_="card")
+        return node(
+            "section", head, node("div", node("div", *names, class_="lanes"), drawing, class_="chart"), class_="card"
+        )
 
     def tests(self) -> ET.Element:
-        tools = node("div", self._search(), *self._chips(), self._sorts(), class_="tools")
+        hint = "Search names, messages and logs ( / )"
+        search = node("input", type="search", id="search", placeholder=hint, aria_label=hint)
+        sorts = node("select", *(node("option", words, value=key) for key, words in SORTS.items()), id="sort")
+        tools = node("div", search, *self._chips(), node("label", "sort ", sorts), class_="tools")
         rows = node("div", *(self._test(number, one) for number, one in enumerate(self._ordered)), id="tests")
         heading = node("h2", "Tests", class_="unseen")
         return node("section", heading, tools, rows, node("p", id="shown", role="status"), class_="card")
 
-    def _search(self) -> ET.Element:
-        hint = "Search names, messages and logs ( / )"
-        return node("input", type="search", id="search", placeholder=hint, aria_label=hint)
-
-    def _sorts(self) -> ET.Element:
-        options = (node("option", words, value=key) for key, words in SORTS.items())
-        return node("label", "sort ", node("select", *options, id="sort"))
+    def causes(self) -> Iterator[ET.Element]:
+        """The causes that several tests have failed for, with links to these."""
+        groups = [group for group in brief.by_cause(self._summary.failures, self._summary.policy) if len(group) > 1]
+        rows = []
+        for group in groups:
+            links = [
+                node("a", one.test.id.dotted or one.test.id.file, href=f"#{self._anchors[_key(one)]}") for one in group
+            ]
+            names = node("span", *(part for link in links for part in (link, " ")), class_="facts")
+            cause = text.reason(brief.failing_attempts(group[0], self._summary.policy)[-1])
+            rows.append(node("li", node("b", str(len(group))), node("span", f"{cause} ", names)))
+        if rows:
+            head = node("div", node("h2", "Failures with one cause"), class_="head")
+            yield node("section", head, node("ul", *rows, class_="reasons rest"), class_="card")
 
     def _chips(self) -> Iterator[ET.Element]:
         for outcome, number in self._counts.items():
@@ -175,7 +190,8 @@ class _Page:
         )
 
     def _line(self, one: FinishedTest) -> ET.Element:
-        why = node("div", text.title(_attempt_to_explain(one).message), class_="why")
+        message = next((each.message for each in reversed(one.attempts) if each.message), "")  # of the last that failed
+        why = node("div", text.title(message), class_="why")
         name = node("div", *self._name(one), why)
         dot = node("span", class_="dot", title=one.outcome.value)
         return node("summary", dot, name, node("span", *_took(one), class_="took"))
@@ -191,10 +207,14 @@ class _Page:
         yield node("p", self._circumstances(one), class_="facts")
         rerun = node("code", f"{self._command} {shlex.quote(str(one.test.id))}")
         yield node("div", rerun, node("button", "copy", class_="copy", type="button"), class_="rerun")
+        seen: set[str] = set()
         for attempt in one.attempts:
+            pattern = without_accidents(text.screen(attempt))
+            alike = ", in the same way as before" if pattern and pattern in seen else ""
+            seen.add(pattern)
             if len(one.attempts) > 1:
-                yield node("p", f"attempt {attempt.number}: {attempt.outcome.value}", class_="attempt")
-            yield from _attempt(attempt)
+                yield node("p", f"attempt {attempt.number}: {attempt.outcome.value}{alike}", class_="attempt")
+            yield from _attempt(attempt, bool(alike))
 
     def _circumstances(self, one: FinishedTest) -> str:
         test, place = one.test, text.place(one.last.lease)
@@ -212,23 +232,16 @@ class _Page:
             yield node("section", head, node("ul", *rows, class_="reasons rest"), class_="card")
 
 
-def _attempt(attempt: Attempt) -> Iterator[ET.Element]:
-    if attempt.message:
-        yield node("pre", text.message(attempt.message), class_=f"message {css(attempt.outcome.value)}")
+def _attempt(attempt: Attempt, is_known: bool = False) -> Iterator[ET.Element]:
+    """The message of an attempt, unless it `is_known`, and all else folded."""
+    if attempt.message and not is_known:
+        yield node("div", *failure(attempt), class_=f"failure {css(attempt.outcome.value)}")
     if attempt.leftovers:
         yield node("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
-    logs = text.logs(attempt)
+    account = text.account(attempt)
+    logs = [*([("the whole account", account)] if account != text.screen(attempt) else []), *text.logs(attempt)]
     folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
     yield node("div", *folded, class_="logs")
-
-
-def _is_file(one: FinishedTest) -> bool:
-    """Whether the failure is that of a file, such as one that could not be imported."""
-    return not one.test.id.cls and not one.test.id.method
-
-
-def _on_ranks(one: FinishedTest) -> bool:
-    return one.test.world_size > 1 or any(attempt.ranks for attempt in one.attempts)
 
 
 def _took(one: FinishedTest) -> Iterator[ET.Element | str]:
@@ -237,11 +250,6 @@ def _took(one: FinishedTest) -> Iterator[ET.Element | str]:
         yield node("span", one.outcome.value, class_="word")
     if one.outcome is not TestOutcome.SKIPPED:
         yield text.duration(one.seconds)
-
-
-def _attempt_to_explain(one: FinishedTest) -> Attempt:
-    """The attempt whose message explains the outcome: of a flaky test, the last one that failed."""
-    return next((each for each in reversed(one.attempts) if each.message), one.last)
 
 
 def _key(one: FinishedTest) -> tuple[TestId, int]:
@@ -265,26 +273,21 @@ def timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Eleme
     return node("svg", *parts, class_="timeline", width="100%", height=height, role="group", aria_label="timeline")
 
 
-def lane_names(history: History) -> list[str]:
-    """The names of the lanes, for a column next to the timeline that stays visible when the timeline scrolls."""
-    return [lane.name for lane in lanes(history)]
-
-
+@dataclass
 class _Timeline:
     """Draws the parts of the timeline, at the scale of the run."""
 
-    def __init__(self, length: float, height: int, repetitions: int, links: dict[tuple[TestId, int], str]):
-        self._length = length
-        self._height = height
-        self._repetitions = repetitions
-        self._links = links
+    length: float
+    height: int
+    repetitions: int
+    links: dict[tuple[TestId, int], str]
 
     def axis(self) -> Iterator[ET.Element]:
-        step = tick(self._length)
-        for number in range(int(self._length * 0.97 / step) + 1):  # a label at the very end would be cut off
+        step = tick(self.length)
+        for number in range(int(self.length * 0.97 / step) + 1):  # a label at the very end would be cut off
             x = self._percent(number * step)
-            yield node("line", class_="tick", x1=x, x2=x, y1=0, y2=self._height - AXIS + 4)
-            yield node("text", _seconds(number * step), class_="axis", x=x, y=self._height - 6)
+            yield node("line", class_="tick", x1=x, x2=x, y1=0, y2=self.height - AXIS + 4)
+            yield node("text", _seconds(number * step), class_="axis", x=x, y=self.height - 6)
 
     def lane(self, lane: Lane, number: int) -> Iterator[ET.Element]:
         y = number * LANE
@@ -296,20 +299,17 @@ class _Timeline:
 
     def _test(self, attempt: Attempt, y: float) -> ET.Element:
         bar = self._bar(attempt.began, attempt.began + attempt.seconds, y, f"bar {css(attempt.outcome.value)}")
-        bar.append(node("title", self._caption(attempt)))
-        link = self._links.get((attempt.test.id, attempt.repetition))
-        return node("a", bar, href=link) if link else bar
-
-    def _caption(self, attempt: Attempt) -> str:
         took = f"{attempt.outcome.value}, {text.duration(attempt.seconds)} on {text.place(attempt.lease)}"
-        return f"{text.name(attempt, self._repetitions)}\n{took}"
+        bar.append(node("title", f"{text.name(attempt, self.repetitions)}\n{took}"))
+        link = self.links.get((attempt.test.id, attempt.repetition))
+        return node("a", bar, href=link) if link else bar
 
     def _bar(self, began: float, ended: float, y: float, class_: str) -> ET.Element:
         width = self._percent(max(0.0, ended - began))
         return node("rect", class_=class_, x=self._percent(began), y=y + (LANE - BAR) / 2, width=width, height=BAR)
 
     def _percent(self, seconds: float) -> str:
-        return f"{seconds / self._length * 100:.4f}%"
+        return f"{seconds / self.length * 100:.4f}%"
 
 
 def css(outcome: str) -> str:

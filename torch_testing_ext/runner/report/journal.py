@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -72,23 +72,16 @@ class JournalError(Exception):
 # -- writing
 
 
+@dataclass
 class Journal:
     """Writes the journal. If that fails, it warns once and the run continues without."""
 
-    def __init__(
-        self,
-        path: Path,
-        header: JournalHeader,
-        warn: Callable[[str], object],
-        prepare: Callable[[], object] = lambda: None,
-    ):
-        """`prepare` makes the folder in which the journal's own folder will be."""
-        self._prepare = prepare
-        self._path = path
-        self._header = header
-        self._warn = warn
-        self._fd: int | None = None
-        self._size = 0
+    path: Path
+    header: JournalHeader
+    warn: Callable[[str], object]
+    prepare: Callable[[], object] = lambda: None  # makes the folder in which the journal's own folder will be
+    _fd: int | None = None
+    _size: int = 0
 
     def on_event(self, event: Event) -> None:
         match event:
@@ -107,16 +100,16 @@ class Journal:
 
     def _open(self) -> None:
         try:
-            self._prepare()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self.prepare()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this process lives
             if os.fstat(self._fd).st_size:  # a journal that was there; a device or a pipe cannot be truncated
                 os.ftruncate(self._fd, 0)
         except OSError as error:
             self._give_up("another run writes it" if isinstance(error, BlockingIOError) else error)
         else:
-            self._write(self._header)
+            self._write(self.header)
 
     def _write(self, record: Any) -> None:
         if self._fd is None:
@@ -134,7 +127,7 @@ class Journal:
 
     def _give_up(self, why: object) -> None:
         self._close()
-        self._warn(f"{self._path}: no results are kept there from here on ({why}); reports are not affected")
+        self.warn(f"{self.path}: no results are kept there from here on ({why}); reports are not affected")
 
     def _close(self) -> None:
         fd, self._fd = self._fd, None
@@ -229,25 +222,25 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+@dataclass
 class _Reader:
     """Turns the records of a journal into the events of the run."""
 
-    def __init__(self, path: Path, header: JournalHeader, records: list[Any], damaged: list[str], goes_on: bool):
-        self._path = path
-        self._header = header
-        self._records = records
-        self._damaged = damaged
-        self._goes_on = goes_on
-        self._attempts: dict[tuple[TestId, int], list[Attempt]] = {}
-        self._finished: list[FinishedTest] = []
-        self._began: RunBegan = next(record for record in records if isinstance(record, RunBegan))
-        self._end: JournalEnd | None = None
+    path: Path
+    header: JournalHeader
+    records: list[Any]
+    damaged: list[str]
+    goes_on: bool
+    _attempts: dict[tuple[TestId, int], list[Attempt]] = field(default_factory=dict)
+    _finished: list[FinishedTest] = field(default_factory=list)
+    _end: JournalEnd | None = None
 
     def run(self) -> RecordedRun:
-        events = [event for record in self._records for event in self._event(record)]
-        events += self._cut_short()
+        events = [event for record in self.records for event in self._event(record)]
+        for test, repetition in list(self._attempts):  # whose end the journal does not have: the last attempt counts
+            events += self._finish(test, repetition)
         summary = self._summary()
-        return RecordedRun(self._header, (*events, RunEnded(summary)), summary)
+        return RecordedRun(self.header, (*events, RunEnded(summary)), summary)
 
     def _event(self, record: Any) -> Iterator[Event]:
         match record:
@@ -267,40 +260,36 @@ class _Reader:
             self._finished.append(FinishedTest(tuple(attempts)))
             yield TestFinished(self._finished[-1])
 
-    def _cut_short(self) -> Iterator[Event]:
-        """Tests that ran, but whose end the journal does not have, have the result of their last attempt."""
-        for test, repetition in list(self._attempts):
-            yield from self._finish(test, repetition)
-
     def _summary(self) -> Summary:
         if self._end is not None:
             summary = replace(self._end.summary, finished=tuple(self._finished))
             if self._end.finished != len(self._finished):
-                self._damaged.append(f"{self._end.finished} tests finished, it has {len(self._finished)}")
-            error = f"{self._path} is damaged: {'; '.join(self._damaged)}" if self._damaged else ""
+                self.damaged.append(f"{self._end.finished} tests finished, it has {len(self._finished)}")
+            error = f"{self.path} is damaged: {'; '.join(self.damaged)}" if self.damaged else ""
             return replace(summary, error=summary.error or error)
-        how = "goes on" if self._goes_on else "was killed"
+        how = "goes on" if self.goes_on else "was killed"
         return Summary(
             tuple(self._finished),
             self._seconds(),
-            self._header.policy,
+            self.header.policy,
             interrupted=True,
             unfinished=self._unfinished(),
             warnings=(
-                f"the run {how}: {self._path} has no end, and these are the results until then",
-                *(f"{self._path}: {what}" for what in self._damaged),
-                *(record.text for record in self._records if isinstance(record, Warned)),
+                f"the run {how}: {self.path} has no end, and these are the results until then",
+                *(f"{self.path}: {what}" for what in self.damaged),
+                *(record.text for record in self.records if isinstance(record, Warned)),
             ),
         )
 
     def _unfinished(self) -> tuple[Test, ...]:
+        began = next(record for record in self.records if isinstance(record, RunBegan))
         done = {(one.test.id, one.last.repetition) for one in self._finished}
-        planned = [(test, unit.repetition) for unit in self._began.units for test in unit.tests]
+        planned = [(test, unit.repetition) for unit in began.units for test in unit.tests]
         in_units = {test.id for test, _ in planned}
-        planned += [(test, 0) for test in self._began.tests if test.id not in in_units]
+        planned += [(test, 0) for test in began.tests if test.id not in in_units]
         return tuple(dict.fromkeys(test for test, repetition in planned if (test.id, repetition) not in done))
 
     def _seconds(self) -> float:
-        moments = [record.at for record in self._records if isinstance(record, (UnitBegan, TestBegan, UnitEnded))]
+        moments = [record.at for record in self.records if isinstance(record, (UnitBegan, TestBegan, UnitEnded))]
         moments += [one.last.began + one.last.seconds for one in self._finished]
         return max(moments, default=0.0)

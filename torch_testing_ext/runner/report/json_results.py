@@ -70,10 +70,8 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "node": attempt.lease.node or None,
         "device_memory": asdict(attempt.memory) if attempt.memory is not None else None,
         "output": text.log(attempt.output),
-        "ranks": [_rank(one.rank, one.output, one.stacks) for one in attempt.ranks],
+        "ranks": [
+            {"rank": one.rank, "output": text.log(one.output), "stacks": text.log(one.stacks)} for one in attempt.ranks
+        ],
         "leftovers": attempt.leftovers,
     }
-
-
-def _rank(rank: int, output: str, stacks: str) -> dict[str, Any]:
-    return {"rank": rank, "output": text.log(output), "stacks": text.log(stacks)}

@@ -1,8 +1,9 @@
 """The run as JUnit XML, valid by the schema junit-10 of Jenkins' xUnit plugin. Pure.
 
-A test that failed in all attempts has `failure` (or `error`) for the first and `rerunFailure` for the others; a test
-that finally passed has a `flakyFailure` for each failed attempt. The order of these elements is that of Maven's
-Surefire, whose format it is. The schema has no place for a test's line; the JSON report has it.
+Each test that counts as failed has one `failure`, whose type is the outcome, so that the number of failures is that of
+the console; the only `error` is an interrupted run. A test that failed in all attempts has `rerunFailure` for all but
+the first; a test that finally passed has a `flakyFailure` for each failed attempt. The order of these elements is that
+of Maven's Surefire, whose format it is. The schema has no place for a test's line; the JSON report has it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from . import text
 from .history import History
 from .text import node
 
-# Outcomes that are a `failure` in JUnit XML; all others that do not pass are an `error`.
-FAILURES = (TestOutcome.FAILED, TestOutcome.UNEXPECTED_SUCCESS, TestOutcome.FLAKY, TestOutcome.LEAKED)
-ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError")
+ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped")
 # What the counts of a suite are called, and which elements they count.
 COUNTS = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 
@@ -52,7 +51,8 @@ class _Cases:
         self, test: Test, content: Sequence[ET.Element], seconds: float = 0.0, finished: FinishedTest | None = None
     ) -> None:
         file = test.id.file
-        classname = _classname(file, test.id.cls)
+        module = file.removesuffix(".py").replace("/", ".")
+        classname = f"{module}.{test.id.cls}" if test.id.cls else module
         name = test.id.method or test.id.cls or file
         if finished is not None:
             name += text.repetition(finished.last, self._history.run.repetitions)
@@ -67,10 +67,11 @@ class _Cases:
         header = self._history.run.header
         facts = text.header_facts(header)
         for file, cases in self._by_file.items():
+            began = datetime.fromtimestamp(self._history.run.clock + self._began.get(file, 0.0), timezone.utc)
             yield _suite(
                 file,
                 cases,
-                timestamp=_timestamp(self._history.run.clock + self._began.get(file, 0.0)),
+                timestamp=began.isoformat(timespec="milliseconds"),
                 hostname=header.host or None,
                 file=file,
                 properties=node("properties", *(node("property", name=fact, value=value) for fact, value in facts)),
@@ -79,13 +80,10 @@ class _Cases:
 
 def _suite(name: str, cases: Sequence[ET.Element], properties: ET.Element | None = None, **more: object) -> ET.Element:
     """A suite whose counts and time are those of its cases."""
-    counts = {count: sum(_counts(case, tag) for case in cases) for count, tag in COUNTS.items()}
+    tags = [{case.tag, *(part.tag for part in case)} for case in cases]
+    counts = {count: sum(tag in found for found in tags) for count, tag in COUNTS.items()}
     seconds = sum(float(case.get("time", 0.0)) for case in cases)
     return node("testsuite", properties, *cases, name=name, **counts, time=_seconds(seconds), **more)
-
-
-def _counts(case: ET.Element, tag: str) -> bool:
-    return tag == "testcase" or case.find(tag) is not None
 
 
 def _interruption(summary: Summary) -> Iterator[ET.Element]:
@@ -104,67 +102,41 @@ def _seconds(seconds: float) -> str:
     return f"{max(0.0, seconds) if math.isfinite(seconds) else 0.0:.3f}"
 
 
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _classname(file: str, cls: str) -> str:
-    module = file.removesuffix(".py").replace("/", ".")
-    return f"{module}.{cls}" if cls else module
-
-
-def _kind(one: FinishedTest, policy: Policy) -> str | None:
-    """The element for the outcome of a test; None if it passed."""
-    match policy.verdict_on(one):
-        case Category.PASSED:
-            return None
-        case Category.SKIPPED:
-            return "skipped"
-        case Category.FAILED:
-            return "failure" if one.outcome in FAILURES else "error"
-
-
 def _contents(one: FinishedTest, policy: Policy) -> list[ET.Element]:
     results = sorted(_results(one, policy), key=lambda element: ORDER.index(element.tag))
-    return [*results, *_output(one)]
+    # The output of the attempt that the test case describes; the elements of other attempts contain theirs.
+    return [*results, *_outputs(one.last if one.outcome is TestOutcome.FLAKY else one.attempts[0])]
 
 
 def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
-    kind = _kind(one, policy)
+    category = policy.verdict_on(one)
     failed = [attempt for attempt in one.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
-    if kind == "skipped":
+    if category is Category.SKIPPED:
         yield node("skipped", message=text.title(one.last.message))
     elif one.outcome is TestOutcome.FLAKY:
-        if kind is not None:
-            yield _failure(kind, TestOutcome.FLAKY, one.attempts[0])
-        yield from (_rerun("flaky", attempt) for attempt in failed)
-    elif kind is not None:
+        if category is Category.FAILED:
+            yield _failure(TestOutcome.FLAKY, one.attempts[0])
+        yield from (_rerun("flakyFailure", attempt) for attempt in failed)
+    elif category is Category.FAILED:
         first, *others = failed
-        yield _failure(kind, one.outcome, first)
-        yield from (_rerun("rerun", attempt) for attempt in others)
+        yield _failure(one.outcome, first)
+        yield from (_rerun("rerunFailure", attempt) for attempt in others)
 
 
-def _failure(tag: str, outcome: TestOutcome, attempt: Attempt) -> ET.Element:
-    return node(tag, text.message(attempt.message), message=text.title(attempt.message), type=outcome.value)
+def _failure(outcome: TestOutcome, attempt: Attempt) -> ET.Element:
+    return node("failure", text.message(attempt.message), message=text.title(attempt.message), type=outcome.value)
 
 
-def _rerun(prefix: str, attempt: Attempt) -> ET.Element:
-    """A `rerunFailure`, `flakyError` and so on, which contains the output of its attempt."""
-    suffix = "Failure" if attempt.outcome in FAILURES else "Error"
+def _rerun(tag: str, attempt: Attempt) -> ET.Element:
+    """The failure of another attempt, with its output."""
     children = [node("stackTrace", text.message(attempt.message)), *_outputs(attempt)]
-    return node(prefix + suffix, *children, message=text.title(attempt.message), type=attempt.outcome.value)
-
-
-def _output(one: FinishedTest) -> Iterator[ET.Element]:
-    """The output of the attempt that the test case describes; the elements of other attempts contain theirs."""
-    return _outputs(one.last if one.outcome is TestOutcome.FLAKY else one.attempts[0])
+    return node(tag, *children, message=text.title(attempt.message), type=attempt.outcome.value)
 
 
 def _outputs(attempt: Attempt) -> Iterator[ET.Element]:
     ran_on = text.node_of(attempt.lease)
     parts = [f"ran on {ran_on}"] if ran_on else []
     parts += [f"{heading}:\n{words}" for heading, words in text.logs(attempt)]
-    if attempt.leftovers:
-        parts.append(f"left running (now terminated): {'; '.join(attempt.leftovers)}")
+    parts += text.leftovers(attempt)
     if parts:
         yield node("system-out", "\n\n".join(parts))

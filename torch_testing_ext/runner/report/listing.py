@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..model import Attempt, Test
-from ..scheduling.forecast import PlannedStart
+from ..model import Attempt, Lease, Span, Test, Unit
 from ..scheduling.plan import ExpectedSeconds
 from . import text
 
@@ -74,20 +73,20 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
     }
 
 
-def schedule_as_text(starts: Sequence[PlannedStart]) -> Iterator[str]:
+def schedule_as_text(planned: Sequence[Span]) -> Iterator[str]:
     """The result of a dry run: one line per unit, in the order in which they would start."""
-    for start in starts:
-        yield f"{start.at:8.1f} s  {_lease(start):24}  {_names(start)}"
-    end = max((start.until for start in starts), default=0.0)
-    yield f"{text.count(len(starts), 'unit')}, {end:.1f} s expected"
+    for span in planned:
+        yield f"{span.began:8.1f} s  {_lease(span.lease):24}  {_names(span.unit)}"
+    end = max((span.ended for span in planned), default=0.0)
+    yield f"{text.count(len(planned), 'unit')}, {end:.1f} s expected"
 
 
-def _lease(start: PlannedStart) -> str:
-    devices, slots = (",".join(map(str, names)) for names in (start.lease.devices, start.lease.slots))
+def _lease(lease: Lease) -> str:
+    devices, slots = (",".join(map(str, names)) for names in (lease.devices, lease.slots))
     return f"devices {devices}" if devices else f"slots {slots}"
 
 
-def _names(start: PlannedStart) -> str:
-    first, *others = start.unit.tests
+def _names(unit: Unit) -> str:
+    first, *others = unit.tests
     name = text.test_name(first.id)
     return f"{name} and {len(others)} more" if others else name

@@ -14,14 +14,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..events import AttemptEnded, Event, RunBegan, RunEnded, TestBegan, TestFinished, UnitEnded
+from ..events import AttemptEnded, Event, Importing, RunBegan, RunEnded, TestBegan, TestFinished, UnitEnded
 from ..model import Category, Lease, Policy, Test, TestId
 from ..scheduling.forecast import Estimate
-from . import text
+from . import status_line, text
 from .terminal import ConsoleLayout, TerminalStream
 
 # More running tests would push everything else off the screen.
 MOST_TESTS = 8
+MOST_FAILED = 5
 REFRESHES_PER_SECOND = 4
 BAR = 20  # columns
 NARROW = 72  # with fewer columns, the place of a test leaves too few for its name
@@ -34,8 +35,11 @@ class Live:
 
     terminal: TerminalStream
     policy: Policy = field(default_factory=Policy)
+    shows: bool = True  # else another one draws it
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
-    _by_category: Counter[Category] = field(default_factory=Counter)
+    by_category: Counter[Category] = field(default_factory=Counter)
+    _importing: str = ""
+    _failed: list[Test] = field(default_factory=list)
     _total: int = 0
     _estimate: Estimate = field(default_factory=lambda: Estimate(()))
     _began: float = field(default_factory=time.monotonic)
@@ -44,7 +48,7 @@ class Live:
         self._terminal = RichConsole(file=cast(TextIO, self.terminal), highlight=False)
         self._region = Region(
             console=self._terminal,
-            get_renderable=self._draw,
+            get_renderable=self.draw,
             transient=True,
             refresh_per_second=REFRESHES_PER_SECOND,
             redirect_stdout=False,
@@ -59,12 +63,15 @@ class Live:
 
     def on_event(self, event: Event) -> None:
         match event:
+            case Importing():
+                self._importing = status_line.importing(event)
+                self._start()
             case RunBegan():
+                self._importing = ""
                 self._total = event.results
                 self._estimate = Estimate(event.units)
                 self._began = time.monotonic()
-                atexit.register(self._region.stop)  # the terminal gets its cursor back, however the run ends
-                self._region.start()
+                self._start()
             case TestBegan(test, _, lease, at):
                 self._running[test.id] = (test, lease, at)
             case AttemptEnded(attempt):
@@ -72,13 +79,23 @@ class Live:
             case UnitEnded(unit):
                 self._estimate.done(unit)
             case TestFinished(finished):
-                self._by_category[self.policy.verdict_on(finished)] += 1
+                category = self.policy.verdict_on(finished)
+                self.by_category[category] += 1
+                if category is Category.FAILED:
+                    self._failed.append(finished.test)
             case RunEnded():
                 self._region.stop()
             case _:
                 pass
 
-    def _draw(self) -> RenderableType:
+    def _start(self) -> None:
+        if self.shows and not self._region.is_started:
+            atexit.register(self._region.stop)  # the terminal gets its cursor back, however the run ends
+            self._region.start()
+
+    def draw(self) -> RenderableType:
+        if self._importing:
+            return Text(self._importing, style="dim", no_wrap=True, overflow="ellipsis")
         now = time.monotonic() - self._began
         longest_first = sorted(self._running.values(), key=lambda one: one[2])
         table = Table.grid(padding=(0, 2))
@@ -90,14 +107,17 @@ class Live:
             table.add_row(text.duration(max(0.0, now - at)), _name(test, narrow), *place)
         more = len(longest_first) - MOST_TESTS
         tail = [Text(f"and {more} more", style="dim")] if more > 0 else []
-        return Group(self._counts(now), table, *tail)
+        more_failed = len(self._failed) - MOST_FAILED
+        failed = [Text(f"{more_failed} more failed", style="dim")] if more_failed > 0 else []
+        failed += [Text("failed ", style="red") + _name(test, narrow) for test in self._failed[-MOST_FAILED:]]
+        return Group(*failed, self._counts(now), table, *tail)
 
     def _counts(self, now: float) -> RenderableType:
-        finished = sum(self._by_category.values())
+        finished = sum(self.by_category.values())
         parts = [(f"{finished}/{self._total}", "bold")]
         for category, style in (Category.PASSED, "green"), (Category.FAILED, "red"), (Category.SKIPPED, "dim"):
-            if self._by_category[category]:
-                parts.append((f"{self._by_category[category]} {category.value}", style))
+            if self.by_category[category]:
+                parts.append((f"{self.by_category[category]} {category.value}", style))
         left = self._estimate.left(now)
         parts.append((text.duration(now) + (f", about {text.duration(left)} left" if left else ""), "dim"))
         rows = ConsoleLayout(self._terminal.width).rows([words for words, _ in parts], GAP)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import enum
 import os
 import sys
-import unicodedata
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from ..model import TestOutcome
+from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.logs import cut, width
+
+from ..model import COUNTS_AS, Category, TestOutcome
 
 WIDEST_RULE = 100
 # A title gets so many columns even if the name of its test leaves fewer.
@@ -42,7 +45,7 @@ class TerminalStream:
     def write(self, text: str) -> int:
         if not self._broken:
             try:
-                self.stream.write(self._encodable(text))
+                self.stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
                 self.stream.flush()
             except (OSError, ValueError) as error:  # ValueError: it is closed
                 self._give_up(error)
@@ -61,15 +64,12 @@ class TerminalStream:
     def encoding(self) -> str:
         return self.stream.encoding or "utf-8"
 
-    def _encodable(self, text: str) -> str:
-        return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
-
     def _give_up(self, error: Exception) -> None:
         self._broken = True
         discard(self.stream)
         if not isinstance(error, BrokenPipeError):  # the reader closed the pipe on purpose
             with suppress(OSError, ValueError):  # stderr may be broken, too
-                print(f"run_test.py: console output stops here: {error}", file=sys.stderr)
+                print(f"{user_commands.runner_name()}: console output stops here: {error}", file=sys.stderr)
 
 
 def discard(stream: TextIO) -> None:
@@ -90,17 +90,11 @@ class Style(enum.Enum):
     BOLD = "1"
 
 
+STYLE_OF_CATEGORY = {Category.PASSED: Style.GREEN, Category.FAILED: Style.RED, Category.SKIPPED: Style.FAINT}
 STYLE_OF = {
-    TestOutcome.PASSED: Style.GREEN,
-    TestOutcome.FAILED: Style.RED,
-    TestOutcome.ERROR: Style.RED,
-    TestOutcome.TIMEOUT: Style.RED,
-    TestOutcome.CRASHED: Style.RED,
+    **{outcome: STYLE_OF_CATEGORY[category] for outcome, category in COUNTS_AS.items()},
     TestOutcome.LEAKED: Style.YELLOW,
     TestOutcome.FLAKY: Style.YELLOW,
-    TestOutcome.SKIPPED: Style.FAINT,
-    TestOutcome.EXPECTED_FAILURE: Style.GREEN,
-    TestOutcome.UNEXPECTED_SUCCESS: Style.RED,
 }
 
 
@@ -147,6 +141,8 @@ class ConsoleLayout:
 
     columns: int | None = None  # of the terminal; None if there is none
     complete: str = ""  # the report file that has all of a message, if there is one
+    show: str = ""  # the command that shows all of the failure of a test whose name is appended
+    whole: bool = False  # show all of each failure
 
     def rule(self, character: str) -> str:
         """A horizontal line."""
@@ -158,6 +154,13 @@ class ConsoleLayout:
             return name
         columns = LONGEST_TITLE if self.columns is None else max(SHORTEST_TITLE, self.columns - width(name) - 2)
         return f"{name}: {cut(title, columns)}"
+
+    def wrapped(self, words: str, indent: str, styler: Styler | None = None) -> list[str]:
+        """A text broken between words, each line with an indent and in red if there is a styler."""
+        columns = LONGEST_TITLE if self.columns is None else max(SHORTEST_TITLE, self.columns)
+        lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        lines = [cut(line, columns) for line in lines]
+        return [styler(Style.RED, line) if styler else line for line in lines]
 
     def rows(self, parts: Sequence[str], separator: str) -> list[list[int]]:
         """Distributes parts over rows that fit: for each row, the numbers of its parts."""
@@ -185,27 +188,3 @@ class ConsoleLayout:
         where = f"{self.complete} has all of it" if self.complete else "--report FILE.html keeps all of it"
         note = f"... {len(words) - 2 * half} characters cut here; {where} ..."
         return f"{words[:half]}{edge}{note}{edge}{words[-half:]}"
-
-
-def width(text: str) -> int:
-    """The number of columns that a text takes on a terminal."""
-    return len(text) if text.isascii() else sum(map(_width, text))
-
-
-def _width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def cut(text: str, columns: int) -> str:
-    """A text that takes at most so many columns, with dots if something is missing."""
-    if width(text) <= columns:
-        return text
-    kept, used = "", 3
-    for character in text:
-        used += _width(character)
-        if used > columns:
-            break
-        kept += character
-    return f"{kept}..."

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torch_testing_ext._machine.sharing import in_words
-from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.kept_accounts import parts
+from torch_testing_ext._process.logs import cut_middle, without_colours
 
+from ..events import RunBegan
 from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, TestId, TestOutcome
 
 # Characters of one log in a file report. TORCH_TESTING_EXT_LOGS keeps complete logs.
@@ -17,8 +19,6 @@ LONGEST_LOG = 200_000
 # Characters of a title: the first line of a message may be all of it.
 LONGEST_TITLE = 500
 
-# Escape sequences that colour text or move the cursor.
-_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _LINE_END = re.compile(r"\r\n?")
 # Characters that XML 1.0 cannot represent, and control characters.
 _CONTROL = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -26,7 +26,7 @@ _CONTROL = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 def printable(text: str) -> str:
     """Makes text safe on a terminal and legal in XML: escapes other characters as Python literals do."""
-    lines = _LINE_END.sub("\n", _TERMINAL.sub("", text))
+    lines = _LINE_END.sub("\n", without_colours(text))
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), lines)
 
 
@@ -38,6 +38,16 @@ def log(text: str) -> str:
 def message(text: str) -> str:
     """The message of an attempt, whole: the files of a run are the only place that has all of it."""
     return printable(text).rstrip()
+
+
+def screen(attempt: Attempt) -> str:
+    """The part of an attempt's message that is made for a screen: the first; where there is no other, all of it."""
+    return message(parts(attempt.message)[0])
+
+
+def account(attempt: Attempt) -> str:
+    """All that a message says."""
+    return message(parts(attempt.message)[1])
 
 
 def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
@@ -59,9 +69,8 @@ def title(message: str) -> str:
 
 def reason(attempt: Attempt) -> str:
     """The title of an attempt's message, for a line that names the test already."""
-    name = re.escape(attempt.test.id.dotted)
-    found = title(attempt.message)
-    return re.sub(rf"^{name} (?=timed out)| \d+\.\d+ s into {name}(?=[:,;]|$)", "", found, count=1) if name else found
+    said, name = title(attempt.message), re.escape(attempt.test.id.dotted)
+    return re.sub(rf" \d+\.\d s into {name}(?=[:,;]|$)", "", said, count=1) if name else said
 
 
 def duration(seconds: float) -> str:
@@ -93,7 +102,8 @@ def place(lease: Lease) -> str:
     """The devices of a unit or, if it has none, its CPU slots, in words."""
     on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
-        return f"gpu {', '.join(lease.devices)}{on}{_sharing(lease)}"
+        shared = f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}"
+        return f"gpu {', '.join(lease.devices)}{on}{shared if lease.shared_by else ''}"
     return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
 
 
@@ -102,16 +112,21 @@ def node_of(lease: Lease) -> str:
     return f"node {printable(lease.node)}" if lease.node else ""
 
 
+def leftovers(attempt: Attempt) -> list[str]:
+    """A line on the processes that a test has left running; none if its message names them, or if there are none."""
+    names = "" if attempt.outcome is TestOutcome.LEAKED else "; ".join(map(printable, attempt.leftovers))
+    return [f"left running (now terminated): {names}"] if names else []
+
+
+def resources(run: RunBegan) -> list[str]:
+    """The devices and slots of a run, such as `4 devices` and `8 CPU slots`."""
+    devices = [count(len(run.devices), "fake device" if run.fake else "device")] if run.devices else []
+    return [*devices, count(run.slots, "CPU slot")]
+
+
 def memory(attempt: Attempt) -> str:
     """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
     return f"{in_words(attempt.memory.reserved)} of device memory" if attempt.memory is not None else ""
-
-
-def _sharing(lease: Lease) -> str:
-    """`: 4 ranks on 1 GPU over gloo`, for ranks that share devices."""
-    if not lease.shared_by:
-        return ""
-    return f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}"
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:
@@ -119,9 +134,13 @@ def name(attempt: Attempt, repetitions: int = 1) -> str:
     return test_name(attempt.test.id) + repetition(attempt, repetitions)
 
 
+def one_line(name: str) -> str:
+    return printable(name).replace("\n", "\\n")
+
+
 def test_name(test: TestId) -> str:
     """The full name of a test on one line."""
-    return printable(str(test)).replace("\n", "\\n")
+    return one_line(str(test))
 
 
 test_name.__test__ = False  # type: ignore[attr-defined]  # its name looks like a test to pytest
@@ -135,7 +154,7 @@ def repetition(attempt: Attempt, repetitions: int) -> str:
 
 def why_unfinished(summary: Summary) -> str:
     if summary.error:
-        return "an error of run_test.py ended the run"
+        return "an error of the runner ended the run"
     return "the run was interrupted" if summary.interrupted else "the run stopped early"
 
 

@@ -3,8 +3,6 @@
 Nothing here can fail a run: a file that cannot be read or written causes a warning and counts as empty.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math
@@ -13,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._process.kept_accounts import make_cache_folder
 from torch_testing_ext._process.whole_files import write_atomically
 
 from ..model import FinishedTest, Summary, TestId, TestOutcome
@@ -44,7 +43,8 @@ class Remembered:
     """A JSON file with one value per test."""
 
     def __init__(self, folder: Path, name: str, is_value: Callable[[Any], bool], warn: Warn):
-        self._file, self._is_value, self._warn = folder / f"{name}.json", is_value, warn
+        """`folder`: of the cache. `name`: of the file, and of the folder there that it is in."""
+        self._folder, self._file, self._is_value, self._warn = folder, folder / f"{name}.json", is_value, warn
 
     def load(self) -> dict[str, Any]:
         """The value of each test; empty if the file is missing or invalid."""
@@ -79,17 +79,11 @@ class Remembered:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Locks a separate file, since the file itself is replaced. The lock ends with the process that holds it."""
-        make_cache_folder(self._file.parent)
+        make_cache_folder(self._folder)
+        self._file.parent.mkdir(exist_ok=True)
         with self._file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-
-def make_cache_folder(folder: Path) -> None:
-    """Creates the folder with a .gitignore that hides it from git."""
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 class Durations:
@@ -127,8 +121,9 @@ class LastFailed:
         self._remembered = Remembered(folder, "failed", lambda value: value is True, warn)
         self._failed = frozenset(self._remembered.load())
 
-    def __bool__(self) -> bool:
-        return bool(self._failed)
+    def has_failures(self, file: str) -> bool:
+        """Did any test of the file fail in its last run?"""
+        return any(name == file or name.startswith(f"{file}::") for name in self._failed)
 
     def failed(self, test: TestId) -> bool:
         """Whether the test failed. If its file could not be imported, all tests of the file count as failed."""

@@ -1,38 +1,27 @@
 """Predicts a run from the expected durations of its units: the start of each, and the time left. Pure; no clock."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..model import Lease, Unit
-from .policy import Queue, RunLeases, typical_seconds
+from ..model import Lease, Span, Unit
+from .node_leases import RunLeases
+from .policy import Queue, typical_seconds
 
 # Earlier estimates would vary too much.
 SECONDS_BEFORE_ESTIMATE = 2.0
 
 
-@dataclass(frozen=True)
-class PlannedStart:
-    """The expected start and end of a unit, and its lease."""
-
-    unit: Unit
-    lease: Lease
-    at: float
-    until: float
-
-
-def forecast(queue: Queue, leases: RunLeases, seconds_of: Callable[[Unit], float]) -> Iterator[PlannedStart]:
+def forecast(queue: Queue, leases: RunLeases, seconds_of: Callable[[Unit], float]) -> Iterator[Span]:
     """Simulates the queue: yields the units in the order in which they start."""
     now = 0.0
     running: list[tuple[float, int, Lease]] = []
     while len(queue):
         while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
             lease = leases.take(unit)
-            start = PlannedStart(unit, lease, now, now + seconds_of(unit))
-            heapq.heappush(running, (start.until, unit.number, lease))
-            yield start
+            span = Span(unit, lease, now, now + seconds_of(unit))
+            heapq.heappush(running, (span.ended, unit.number, lease))
+            yield span
         if running:
             now, _, lease = heapq.heappop(running)
             leases.give_back(lease)

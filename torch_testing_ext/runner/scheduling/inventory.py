@@ -1,7 +1,5 @@
 """The accelerators that a run may lease, and the environment that restricts a process to its lease. Pure."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +71,20 @@ def make_inventory(
     `nccl`: the version of NCCL. `mig`: see `all_mig_instances`. Raises UsageError if --gpus names devices that are not
     visible, or if --ranks-per-gpu wants more ranks than a device can have.
     """
-    return _shared(options, _inventory(options, environ, kind, count, uuids, facts, mig), nccl)
+    if options.fake_gpus is not None:
+        found = Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
+    elif kind is None or not count:
+        found = _chosen(options.gpus, Inventory())
+    elif kind not in MASKS and count > 1:
+        raise UsageError(
+            f"no environment variable is known that restricts a process to some of the {count} {kind} devices; "
+            "use --gpus 0"
+        )
+    else:
+        names = mig or visible_names(environ, kind, count)
+        known = tuple(facts) if len(facts) == len(names) else ()
+        found = _chosen(options.gpus, Inventory(names, kind, identities=by_uuid(names, uuids), facts=known))
+    return _shared(options, found, nccl)
 
 
 def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> Inventory:
@@ -88,29 +99,6 @@ def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> In
             raise UsageError(f"--ranks-per-gpu {ranks}: {why}")
     backend = shared_backend(nccl, inventory.kind == "hip")
     return dataclasses.replace(inventory, ranks_per_device=ranks, shared_backend=backend)
-
-
-def _inventory(
-    options: Options,
-    environ: Mapping[str, str],
-    kind: str | None,
-    count: int,
-    uuids: Sequence[str],
-    facts: Sequence[DeviceFacts],
-    mig: tuple[str, ...],
-) -> Inventory:
-    if options.fake_gpus is not None:
-        return Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
-    if kind is None or not count:
-        return _chosen(options.gpus, Inventory())
-    if kind not in MASKS and count > 1:
-        raise UsageError(
-            f"no environment variable is known that restricts a process to some of the {count} {kind} devices; "
-            "use --gpus 0"
-        )
-    names = mig or visible_names(environ, kind, count)
-    known = tuple(facts) if len(facts) == len(names) else ()
-    return _chosen(options.gpus, Inventory(names, kind, identities=by_uuid(names, uuids), facts=known))
 
 
 def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:

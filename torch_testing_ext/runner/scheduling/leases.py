@@ -1,42 +1,47 @@
 """Hands out devices and CPU slots to units. Nothing is handed out twice at the same time. Knows no file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch_testing_ext._machine.device_facts import DeviceFacts, groups
 from torch_testing_ext._machine.nvml import Gpu
 from torch_testing_ext._machine.topology import best, preferred
 
 from ..model import Lease, Unit
-from .policy import Size, slots_of
 
 
+def slots_of(unit: Unit, slots: int) -> int:
+    """The number of CPU slots that a unit takes: one per rank, at most all slots; none if its ranks use devices.
+
+    `slots`: those of one node, which are all that a unit can have.
+    """
+    return 0 if unit.devices else min(unit.ranks, slots)
+
+
+class Size(NamedTuple):
+    """The number of devices or slots of the largest machine of a run, and of all."""
+
+    largest: int
+    total: int
+
+
+@dataclass(eq=False)
 class Leases:
     """The devices and CPU slots of a machine, and which of them are leased."""
 
-    def __init__(
-        self,
-        devices: tuple[str, ...],
-        slots: int,
-        facts: Sequence[DeviceFacts] = (),
-        shared_backend: str = "",
-        gpus: Mapping[str, Gpu] | None = None,
-        node: str = "",
-    ):
-        """`facts`: of each device, if they are known. `shared_backend`: of ranks that share devices.
+    names: tuple[str, ...]  # of the devices
+    number_of_slots: int
+    facts: Sequence[DeviceFacts] = ()  # of each device, if they are known
+    shared_backend: str = ""  # of ranks that share devices
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)  # what NVML knows about the devices
+    node: str = ""  # of a cluster
+    _held: list[Lease] = field(default_factory=list)
+    _quarantined: set[str] = field(default_factory=set)
+    _withheld: frozenset[str] = frozenset()
 
-        `gpus`: what NVML knows about them. `node`: of a cluster.
-        """
-        assert len(set(devices)) == len(devices), f"two devices have the same name: {devices}"
-        self._devices, self._slots = devices, tuple(range(slots))
-        self._held: list[Lease] = []
-        self._node = node
-        self._facts = facts
-        self._shared_backend = shared_backend
-        self._gpus = gpus or {}
-        self._quarantined: set[str] = set()
-        self._withheld: frozenset[str] = frozenset()
+    def __post_init__(self) -> None:
+        assert len(set(self.names)) == len(self.names), f"two devices have the same name: {self.names}"
 
     def withhold(self, names: Iterable[str]) -> None:
         """Lease none of these devices, and any other again: other runs have them."""
@@ -45,15 +50,15 @@ class Leases:
     def unheld(self) -> list[str]:
         """The devices that this run could lease, if no other run had them."""
         held = {name for lease in self._held for name in lease.devices} | self._quarantined
-        return [name for name in self._devices if name not in held]
+        return [name for name in self.names if name not in held]
 
     @property
     def devices(self) -> Size:
-        return Size(len(self._devices), len(self._devices))
+        return Size(len(self.names), len(self.names))
 
     @property
     def slots(self) -> Size:
-        return Size(len(self._slots), len(self._slots))
+        return Size(self.number_of_slots, self.number_of_slots)
 
     @property
     def free_devices(self) -> int:
@@ -61,21 +66,21 @@ class Leases:
 
     @property
     def free_slots(self) -> int:
-        return len(self._slots) - sum(len(lease.slots) for lease in self._held)
+        return self.number_of_slots - sum(len(lease.slots) for lease in self._held)
 
     def take(self, unit: Unit) -> Lease:
         """Lease exactly what the unit needs, which must be free: the queue decides which unit fits."""
-        wanted_slots = slots_of(unit, len(self._slots))
-        devices = self._choose(unit)
+        wanted_slots = slots_of(unit, self.number_of_slots)
+        devices = self._choose(self._free(), unit)
         assert devices is not None, f"unit {unit.number} needs {unit.devices} of {self.free_devices} devices"
-        slots = [slot for slot in self._slots if not any(slot in lease.slots for lease in self._held)]
+        slots = [slot for slot in range(self.number_of_slots) if not any(slot in lease.slots for lease in self._held)]
         lease = Lease(
             devices,
             tuple(slots[:wanted_slots]),
             alone=unit.alone,
             shared_by=unit.shared_by,
-            over=self._shared_backend if unit.shared_by else "",
-            node=self._node,
+            over=self.shared_backend if unit.shared_by else "",
+            node=self.node,
         )
         assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
         assert len(lease.slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
@@ -86,20 +91,17 @@ class Leases:
     def _free(self) -> list[str]:
         return [name for name in self.unheld() if name not in self._withheld]
 
-    def _choose(self, unit: Unit) -> tuple[str, ...] | None:
+    def _choose(self, free: Sequence[str], unit: Unit) -> tuple[str, ...] | None:
         """Choose devices that satisfy the unit; None if too few are free."""
-        return self._among(self._free(), unit)
-
-    def _among(self, free: Sequence[str], unit: Unit) -> tuple[str, ...] | None:
         count = unit.devices
         if len(free) < count:
             return None
-        if not unit.of_devices or not self._facts:
-            return preferred(free, count, self._gpus)
-        among = [self._devices.index(name) for name in free]
-        found = groups(self._facts, unit.of_devices, count, among)
-        named = (tuple(self._devices[number] for number in group) for group in found)
-        return best(named, free, count, self._gpus)
+        if not unit.of_devices or not self.facts:
+            return preferred(free, count, self.gpus)
+        among = [self.names.index(name) for name in free]
+        found = groups(self.facts, unit.of_devices, count, among)
+        named = (tuple(self.names[number] for number in group) for group in found)
+        return best(named, free, count, self.gpus)
 
     def quarantine(self, name: str) -> None:
         """Never lease a device again in this run."""
@@ -109,12 +111,12 @@ class Leases:
         """Whether there are devices that the unit can get when others have ended."""
         if not self._quarantined or not unit.devices:
             return True
-        left = [name for name in self._devices if name not in self._quarantined]
-        return self._among(left, unit) is not None
+        left = [name for name in self.names if name not in self._quarantined]
+        return self._choose(left, unit) is not None
 
     def fits(self, unit: Unit) -> bool:
-        """Whether the free devices, which are enough, have what the unit needs."""
-        return not unit.of_devices or self._choose(unit) is not None
+        """Whether the free resources, which are enough, have what the unit needs, in one place."""
+        return not unit.of_devices or self._choose(self._free(), unit) is not None
 
     def reserve(self, unit: Unit) -> bool:
         """Other units wait until this one fits: no part of this machine is kept for it."""

@@ -6,9 +6,11 @@ free as a whole; among equal ones, a node that has the unit's file open already.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
 from ..model import Lease, Unit
-from .leases import Leases
-from .policy import Size, slots_of
+from .leases import Leases, Size, slots_of
 
 
 class NodeLeases:
@@ -21,7 +23,6 @@ class NodeLeases:
     # -- nodes
 
     def add(self, name: str, devices: tuple[str, ...], slots: int) -> None:
-        """A node has joined."""
         self._nodes[name] = _Node(Leases(devices, slots, node=name))
 
     def drop(self, name: str) -> None:
@@ -50,14 +51,15 @@ class NodeLeases:
 
     @property
     def free_devices(self) -> int:
+        """The most devices that are free on one node."""
         return max((node.leases.free_devices for node in self._usable().values()), default=0)
 
     @property
     def free_slots(self) -> int:
+        """The most CPU slots that are free on one node."""
         return max((node.leases.free_slots for node in self._usable().values()), default=0)
 
     def may_run_now(self, unit: Unit) -> bool:
-        """Is there a node on which the unit does not disturb those that run?"""
         return any(node.leases.may_run_now(unit) for node in self._usable().values())
 
     def fits(self, unit: Unit) -> bool:
@@ -112,17 +114,21 @@ class NodeLeases:
         return min(suitable, key=suitable.__getitem__, default=None)
 
 
+# The resources of a run, of which it leases some to each unit: those of this machine, or of a cluster's nodes.
+RunLeases: TypeAlias = Leases | NodeLeases
+
+
 def _size(numbers: list[int]) -> Size:
     return Size(max(numbers, default=0), sum(numbers))
 
 
+@dataclass
 class _Node:
     """The leases of one node, and which files are open there."""
 
-    def __init__(self, leases: Leases):
-        self.leases = leases
-        self.files: set[str] = set()
-        self.draining = False
+    leases: Leases
+    files: set[str] = field(default_factory=set)
+    draining: bool = False
 
     def size(self, unit: Unit) -> int:
         return (self.leases.devices if unit.devices else self.leases.slots).total

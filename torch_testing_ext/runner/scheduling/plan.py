@@ -1,7 +1,5 @@
 """Turns selected tests into units to run and tests to skip, splits tests into shards, and checks results. Pure."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
@@ -19,7 +17,7 @@ from .policy import Priority, no_preference
 # Seconds that every unit takes in addition to its tests: even a thousand empty tests take time.
 OVERHEAD = 0.05
 
-NO_RESULT = "run_test.py lost this test: it was planned, and there is no result (an error of run_test.py)"
+NO_RESULT = "the runner lost this test: it was planned, and there is no result (an error of the runner)"
 
 _ABOUT_DEVICES = re.compile(r"\b(cuda|gpus?|accelerators?|nccl|xpu|rocm|hip)\b", re.IGNORECASE)
 _MOST = 3  # names in the warning
@@ -140,15 +138,11 @@ def _by_durations(groups: list[list[Test]], known: list[float | None], part: Sha
 def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
     """The units that start before others regardless of their size, by --shuffle or --failed-first."""
     if options.shuffle:
-        return lambda unit: _random_place(options.seed, unit)
+        # Depends only on the seed and the unit, so that leaving out a test does not reorder the others.
+        return lambda unit: hashlib.sha256(f"{options.seed} {unit.repetition} {unit.tests[0].id}".encode()).digest()
     if options.rerun is Rerun.FAILED_FIRST:
         return lambda unit: not any(failed(test.id) for test in unit.tests)
     return no_preference
-
-
-def _random_place(seed: int | None, unit: Unit) -> bytes:
-    """A sort key that depends only on the seed and the unit, so that leaving out a test does not reorder the others."""
-    return hashlib.sha256(f"{seed} {unit.repetition} {unit.tests[0].id}".encode()).digest()
 
 
 # -- checks of the results

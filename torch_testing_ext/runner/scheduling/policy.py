@@ -7,14 +7,14 @@ machine. A unit that does not fit into the free resources, or that later arrival
 limited number of times, so no unit starves.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from ..model import Lease, Unit
+from ..model import Unit
+from .leases import Size, slots_of
+from .node_leases import RunLeases
 
 # How often a waiting unit can be overtaken, per device or slot of the machine: rarely enough that it starts soon, often
 # enough that free resources are not idle meanwhile.
@@ -29,52 +29,6 @@ Priority = Callable[[Unit], Any]
 def no_preference(unit: Unit) -> int:
     """The priority if all units are equal."""
     return 0
-
-
-def slots_of(unit: Unit, slots: int) -> int:
-    """The number of CPU slots that a unit takes: one per rank, at most all slots; none if its ranks use devices.
-
-    `slots`: those of one node, which are all that a unit can have.
-    """
-    return 0 if unit.devices else min(unit.ranks, slots)
-
-
-class Size(NamedTuple):
-    """The number of devices or slots of the largest machine of a run, and of all."""
-
-    largest: int
-    total: int
-
-
-class RunLeases(Protocol):
-    """The resources of a run, of which it leases some to each unit: those of this machine, or of a cluster's nodes."""
-
-    @property
-    def devices(self) -> Size: ...
-    @property
-    def slots(self) -> Size: ...
-    @property
-    def free_devices(self) -> int:
-        """The most devices that are free on one machine."""
-
-    @property
-    def free_slots(self) -> int:
-        """The most CPU slots that are free on one machine."""
-
-    def may_run_now(self, unit: Unit) -> bool:
-        """Whether the unit can run beside those that run, whatever resources are free."""
-
-    def fits(self, unit: Unit) -> bool:
-        """Whether the free resources, which are enough, have what the unit needs, in one place."""
-
-    def may_fit(self, unit: Unit) -> bool:
-        """Whether there is enough for the unit when others have ended."""
-
-    def reserve(self, unit: Unit) -> bool:
-        """Keep other units off a node that suits this one, until it fits there. False if none is kept."""
-
-    def take(self, unit: Unit) -> Lease: ...
-    def give_back(self, lease: Lease) -> None: ...
 
 
 class Queue:

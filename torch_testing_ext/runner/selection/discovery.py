@@ -1,20 +1,26 @@
 """Finds the test files: below the test directories, and below the paths that the user names."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from ..options.options import Options, UsageError
+
+_NOWHERE = (
+    "{root} has no folder test or tests, no test_*.py and no testpaths of pytest: name a folder or a file, or set the "
+    "directories to search with --tests, or in pyproject.toml: [tool.torch_testing_ext] tests"
+)
 
 
 def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
     """Their paths relative to the root, sorted. Raises UsageError."""
     named = (split_name(name, root, cwd)[0] for name in (*options.names, *options.include))
-    paths = [path for name in named if name and _exists(path := cwd / name)]
+    paths = [path for name in named if name and (path := _existing(name, cwd, root))]
     pointed_to = [path for path in paths if path.is_dir() or (path.suffix == ".py" and path.is_file())]
-    found = {*_below(options.tests), *_below(pointed_to)}
+    configured = [place for place in options.tests if not pointed_to or place.exists()]
+    if not configured and not paths:
+        raise UsageError(_NOWHERE.format(root=root))
+    found = {*files_below(configured), *files_below(pointed_to)}
     return tuple(sorted(_relative_to(root, file) for file in found))
 
 
@@ -29,6 +35,10 @@ def split_name(name: str, root: Path, cwd: Path) -> tuple[str, str]:
     return next(existing, splits[-1])
 
 
+def _existing(name: str, *places: Path) -> Path | None:
+    return next((place / name for place in places if _exists(place / name)), None)
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -36,19 +46,20 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _below(places: Iterable[Path]) -> Iterator[Path]:
+def files_below(places: Iterable[Path], left_out: Collection[str] = ()) -> Iterator[Path]:
+    """The test files below folders, but for those in folders that are left out, and the files among the places."""
     for place in places:
         if place.is_file():
             yield place.resolve()
         elif place.is_dir():
-            yield from _walk(place.resolve())
+            yield from _walk(place.resolve(), left_out)
         else:
             raise UsageError(f"test directory {place} does not exist; set the directories to search with --tests")
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, left_out: Collection[str]) -> Iterator[Path]:
     for directory, folders, files in os.walk(folder, onerror=_refuse):
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name not in left_out]
         yield from (Path(directory, name) for name in files if name.startswith("test_") and name.endswith(".py"))
 
 

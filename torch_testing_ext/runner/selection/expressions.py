@@ -7,8 +7,6 @@ conjunction := negation ("and" negation)*
 negation := "not" negation | "(" expression ")" | WORD
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -52,20 +50,21 @@ class _Parser:
         return matches
 
     def _expression(self) -> _Predicate:
-        matches = self._conjunction()
+        parts = [self._conjunction()]
         while self._take("or"):
-            matches = _either(matches, self._conjunction())
-        return matches
+            parts.append(self._conjunction())
+        return lambda test: any(matches(test) for matches in parts)
 
     def _conjunction(self) -> _Predicate:
-        matches = self._negation()
+        parts = [self._negation()]
         while self._take("and"):
-            matches = _both(matches, self._negation())
-        return matches
+            parts.append(self._negation())
+        return lambda test: all(matches(test) for matches in parts)
 
     def _negation(self) -> _Predicate:
         if self._take("not"):
-            return _no(self._negation())
+            matches = self._negation()
+            return lambda test: not matches(test)
         if self._take("("):
             inner = self._expression()
             return inner if self._take(")") else self._wrong("'and', 'or' or ')'")
@@ -82,18 +81,6 @@ class _Parser:
     def _wrong(self, expected: str) -> _Predicate:
         place = f"{self._tokens[0][0]!r} at column {self._tokens[0][1] + 1}" if self._tokens else "the end"
         raise UsageError(f"{self._option} {self._text!r}: expected {expected}, found {place}")
-
-
-def _either(one: _Predicate, other: _Predicate) -> _Predicate:
-    return lambda test: one(test) or other(test)
-
-
-def _both(one: _Predicate, other: _Predicate) -> _Predicate:
-    return lambda test: one(test) and other(test)
-
-
-def _no(one: _Predicate) -> _Predicate:
-    return lambda test: not one(test)
 
 
 def _word(word: str) -> Matches:

@@ -7,6 +7,7 @@ that contain it if its last part may be the beginning of a file's or folder's na
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,10 @@ from ..model import Test, TestId
 from ..options.options import Options, UsageError, nearest
 from . import expressions
 from .discovery import split_name
+
+_CLASS = re.compile(r"^\s*class (\w+)", re.MULTILINE)
+_FUNCTION = re.compile(r"^\s*(?:async )?def (\w+)", re.MULTILINE)
+_MARK = re.compile(r"\bmark\.(\w+)")
 
 
 class _Closeness(enum.IntEnum):
@@ -95,6 +100,14 @@ class Selection:
 
         return tuple(test for test in known if wanted(test))
 
+    def may_select_from(self, file: str, source: str) -> bool:
+        """May a file that cannot be imported have a test that -k and -m select, by the names in its source?"""
+        classes, functions, marks = (tuple(found.findall(source)) for found in (_CLASS, _FUNCTION, _MARK))
+        tests = [TestId(file, cls, name) for cls in ("", *classes) for name in ("", *functions)]
+        return (not self.matches or any(matches(test) for matches in self.matches for test in tests)) and (
+            not self.marks or any(matches(Test(tests[0], marks=some)) for matches in self.marks for some in ((), marks))
+        )
+
 
 # -- files
 
@@ -103,9 +116,8 @@ def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
     closeness = {file: _closeness(name.path, file) for file in known}
     closest = min(closeness.values(), default=_Closeness.NONE)
     if closest is _Closeness.NONE:
-        raise UsageError(
-            f"{name.text}: no test file has this name, or one that begins with it.{_suggestion(name.path, known)}"
-        )
+        alike = nearest(name.path, known if "/" in name.path else {_parts(file)[-1] for file in known})
+        raise UsageError(f"{name.text}: no test file has this name, or one that begins with it.{alike}")
     return tuple(file for file in known if closeness[file] is closest)
 
 
@@ -116,23 +128,17 @@ def _closeness(path: str, file: str) -> _Closeness:
     places = range(len(parts) - len(wanted) + 1) if wanted else ()
     if any(parts[place : place + len(wanted)] == wanted for place in places):
         return _Closeness.PART
-    begins = any(_begins(parts[place : place + len(wanted)], wanted) for place in places)
-    return _Closeness.BEGINNING if begins else _Closeness.NONE
+    for place in places:
+        *folders, name = parts[place : place + len(wanted)]
+        if folders == wanted[:-1] and name.startswith(wanted[-1]):
+            return _Closeness.BEGINNING
+    return _Closeness.NONE
 
 
 def _parts(path: str) -> list[str]:
     """The parts of a path, or of a module's dotted name."""
     path = path.strip("/").removesuffix(".py")
     return [part for part in path.replace(".", "/").split("/") if part]
-
-
-def _begins(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    return parts[:-1] == wanted[:-1] and parts[-1].startswith(wanted[-1])
-
-
-def _suggestion(path: str, known: Sequence[str]) -> str:
-    """Suggests paths for a path, and names without folders for a name without folders."""
-    return nearest(path, known if "/" in path else {_parts(file)[-1] for file in known})
 
 
 # -- tests
@@ -146,8 +152,13 @@ def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unkn
     in_place = [test.id for test in known if test.id.file in in_files]
     candidates = [test for test in in_place if test.method]
     skipped = frozenset(test for test in in_place if not test.method and or_unknown)
-    for matches in (_exactly(name.inner), _with_parameters(name.inner), _beginning(name.inner)):
-        tests = frozenset(test for test in candidates if matches(test))
+    # Exactly this name, or a test of pytest with any parameters (`test_x` for `test_x[1]`), or the beginning of a name.
+    for is_meant in (
+        lambda part: part == name.inner,
+        lambda part: part.startswith(f"{name.inner}["),
+        lambda part: part.startswith(name.inner),
+    ):
+        tests = frozenset(test for test in candidates if any(map(is_meant, _parts_of(test))))
         if tests:
             return (tests | skipped).__contains__
     if in_files - {test.file for test in candidates}:
@@ -161,16 +172,3 @@ def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unkn
 def _parts_of(test: TestId) -> tuple[str, ...]:
     """The names that the user may write after the file: the class, the test, or both."""
     return (test.cls, test.method, f"{test.cls}::{test.method}") if test.cls else (test.method,)
-
-
-def _exactly(inner: str) -> Callable[[TestId], bool]:
-    return lambda test: inner in _parts_of(test)
-
-
-def _with_parameters(inner: str) -> Callable[[TestId], bool]:
-    """A test of pytest with any parameters: `test_x` for `test_x[1]`."""
-    return lambda test: any(part.startswith(f"{inner}[") for part in _parts_of(test))
-
-
-def _beginning(inner: str) -> Callable[[TestId], bool]:
-    return lambda test: any(part.startswith(inner) for part in _parts_of(test))

@@ -1,0 +1,210 @@
+"""`breakpoint()` in ranks, on a real pseudo-terminal: what the user sees and types."""
+
+import os
+import re
+import select
+import unittest
+from unittest import mock
+
+from kit.files import FolderCase
+from kit.processes import clean_environ
+from kit.warm import run_warm, start_on_terminal
+
+from torch_testing_ext._process import user_terminal
+from torch_testing_ext._process.user_terminal import UserTerminal
+from torch_testing_ext.runner.options.config import read_options
+from torch_testing_ext.runner.options.options import UsageError
+
+TESTS = """
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import run_tests
+
+
+class StopTest(MultiProcessTestCase):
+    world_size = 3
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_it(self):
+        dist.init_process_group("gloo", store=dist.FileStore(self.file_name, 3), rank=self.rank, world_size=3)
+        secret = f"the secret of {self.rank}"
+        if self.rank > 0:
+            breakpoint()
+        dist.all_reduce(torch.ones(2))
+        print("all are over")
+
+    def test_fails(self):
+        value = 40 + self.rank
+        if self.rank == 1:
+            self.assertEqual(value, 7)
+        dist.FileStore(self.file_name + "x", 2).get("never")
+
+
+@pytest.mark.world_size(2)
+def test_marked(dist_env):
+    if dist_env.rank == 1:
+        breakpoint()
+
+
+if __name__ == "__main__":
+    run_tests()
+"""
+RUN_TEST = """
+import sys
+from pathlib import Path
+from torch_testing_ext.runner.cli import main
+sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
+"""
+
+
+class OnATerminalTest(FolderCase):
+    def setUp(self):
+        super().setUp()
+        self.write("test_it.py", TESTS)
+        self.write("run_test.py", RUN_TEST)
+
+    def session(self, words, steps, too_early=r"\Z(?!)", **environ):
+        """Run a program; for each step, wait for its prompt, and type its answer. Returns the code and all output.
+
+        Where the text before a prompt matches `too_early`, it goes back by `c`, and begins again.
+        """
+        master, slave = os.openpty()
+        self.addCleanup(os.close, master)
+        program = start_on_terminal(*words, cwd=self.root, env=clean_environ(**environ), terminal=slave)
+        os.close(slave)
+        self.addCleanup(program.end)
+        said, seen, number = "", 0, 0
+        while True:
+            prompt, answer = steps[number] if number < len(steps) else (r"\Z(?!)", "")
+            while not (found := re.search(prompt, said[seen:])):
+                ready, _, _ = select.select([master], [], [], 120)
+                self.assertTrue(ready, f"no {prompt!r} in {said}")
+                try:
+                    said += os.read(master, 1 << 16).decode(errors="replace")
+                except OSError:  # the last process that had the terminal has ended
+                    if answer:
+                        self.fail(f"no {prompt!r} in {said}")
+                    return program.wait(120), said.replace("\r\n", "\n")
+            is_early = re.search(too_early, said[seen : seen + found.end()])
+            seen += found.end()
+            os.write(master, b"c\n" if is_early else f"{answer}\n".encode())
+            number = 0 if is_early else number + 1
+
+    def test_python(self):
+        """A rank has the terminal, the others and the time limit wait, and the user changes the rank."""
+        first, third = r"\(rank 1\) \Z", r"\(rank 2\) \Z"
+        code, said = self.session(
+            ["test_it.py", "StopTest.test_it"],
+            [
+                (r"\(rank [12]\) \Z", "rank 1"),  # either may be the first to stop
+                (first, "p secret"),
+                (first, "import time; time.sleep(3)"),  # longer than the test may take
+                (first, "rank 0"),
+                (r"\(rank 0\) \Z", "w"),
+                (r"\(rank 0\) \Z", "c"),
+                (r"\(rank [12]\) \Z", "rank 2"),
+                (third, "rank 7"),
+                (third, "p secret"),
+                (third, "c"),
+                (first, "n"),
+                (first, "c"),
+            ],
+            too_early="rank 1 has not stopped",
+            DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="2",
+        )
+        self.assertEqual(code, 0, said)
+        for text in (
+            "The other ranks and all time-outs wait. `rank ",
+            "'the secret of 1'",
+            "rank 0 has not stopped: this is where it is.",
+            "test_it()\n-> dist.all_reduce(torch.ones(2))",
+            "*** rank N, where N is one of 0, 1, 2; this is rank 2",
+            "'the secret of 2'",
+            "\nOK\n",
+        ):
+            self.assertIn(text, said)
+        self.assertNotIn("fork_server", said)
+
+    def test_a_failure_under_the_runner(self):
+        prompt = r"\(rank 1\) \Z"
+        code, said = self.session(
+            ["run_test.py", "--pdb", "--tests=.", "-k", "test_fails"],
+            [(prompt, "u"), (prompt, "p value"), (prompt, "q")],
+        )
+        self.assertEqual(code, 1, said)
+        self.assertRegex(said, r"AssertionError: (.|\n)*\(rank 1\) p value\n41\n")
+        self.assertIn("0 passed, 1 failed, 0 skipped", said)
+
+    def test_the_first_line_of_a_test_for_pytest(self):
+        prompt = r"\(rank 1\) \Z"
+        code, said = self.session(
+            ["run_test.py", "--debug", "test_it.py::test_marked", "--rank", "1"],
+            [(prompt, "p dist_env.rank"), (prompt, "c"), (prompt, "c")],
+        )
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, r"test_marked\(\)\n-> if dist_env.rank == 1:\n\(rank 1\) p dist_env.rank\n1\n")
+
+
+class WithoutATerminalTest(FolderCase):
+    def test_one_sentence_says_how(self):
+        self.write("test_it.py", TESTS)
+        self.write("run_test.py", RUN_TEST)
+        for words, how in (
+            (["-m", "pytest", "-q", "test_it.py::test_marked"], "no terminal is there: run the test in one"),
+            (["run_test.py", "test_it.py::test_marked"], "python run_test.py --pdb test_it.py::test_marked"),
+        ):
+            with self.subTest(words=words):
+                done = run_warm(*words, cwd=self.root, env=clean_environ())
+                self.assertEqual(done.returncode, 1, done.stdout)
+                self.assertRegex(done.stdout, rf"breakpoint\(\) in rank 1 of 2 cannot stop: .*{re.escape(how)}")
+                self.assertNotIn("BdbQuit", done.stdout)
+
+    def test_options(self):
+        def options(*argv, **environ):
+            return read_options(argv, environ, self.root, self.root).options
+
+        no_terminal = mock.patch.object(user_terminal, "_AT_START", "")
+        with no_terminal, mock.patch.dict(os.environ):
+            os.environ.pop("PYTEST_XDIST_WORKER", None)
+            for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
+                with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
+                    options(*argv, **environ).require_terminal()
+        with mock.patch.object(user_terminal, "_AT_START", "/dev/pts/9"), mock.patch.dict(os.environ):
+            os.environ.pop("PYTEST_XDIST_WORKER", None)
+            for argv, written in ((("--pdb",), ":/dev/pts/9"), (("--debug", "x", "--rank", "2"), "2:/dev/pts/9")):
+                chosen = options(*argv)
+                self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
+                self.assertEqual(chosen.environment_of_debugger()[user_terminal.SETTING], written)
+            self.assertTrue(options(TORCH_TESTING_EXT_DEBUG_RANK="1").pdb)
+            os.environ["PYTEST_XDIST_WORKER"] = "gw0"
+            self.assertIn("without -n", UserTerminal.here().why_not)
+        with self.assertRaisesRegex(UsageError, "--rank needs --debug"):
+            options("--rank", "1")
+
+    def test_settings_that_others_read(self):
+        """They have the same effect under the runner, or are errors."""
+        environ = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "8", "TORCH_TESTING_EXT_STREAM": "1"}
+        found = read_options((), environ, self.root, self.root)
+        self.assertEqual((found.options.timeout, found.options.stream), (8.0, True))
+        self.assertEqual(found.sources["timeout"], "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT")
+        self.assertEqual(read_options(("--timeout", "9"), environ, self.root, self.root).options.timeout, 9.0)
+        with self.assertRaisesRegex(UsageError, "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT: 'soon' is not a positive number"):
+            read_options((), {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "soon"}, self.root, self.root)
+
+    def test_the_value_of_the_setting(self):
+        for terminal in (
+            UserTerminal("/dev/pts/3", is_chosen=True),
+            UserTerminal("/dev/pts/3", is_chosen=True, stop_in=0),
+            UserTerminal(why_not="run it with a debugger: torchtest --pdb tests/test_x.py::T::test_y"),
+        ):
+            self.assertEqual(UserTerminal.read(terminal.written()), terminal)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,89 @@
+"""`torchtest init` in projects of several kinds: what it finds, writes and leaves alone."""
+
+import contextlib
+import io
+import json
+import os
+import unittest
+from unittest import mock
+
+from kit.files import FolderCase
+
+from torch_testing_ext.runner import init_project
+from torch_testing_ext.runner.options.options import UsageError
+
+
+class InitTest(FolderCase):
+    def init(self, *argv, broken=()):
+        """Set the project up, with a runner that knows one test of each file. Returns what was printed, and run."""
+        ran = []
+
+        def main(argv, root):
+            if argv[0] != "--list":
+                ran.append(argv)
+                return 0
+            if argv[-1] in broken:
+                return 1
+            print(json.dumps({"tests": [{"id": f"{argv[-1]}::T::test_it"}]}))
+            return 0
+
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(init_project.init(argv, self.root, main), 0)
+        return out.getvalue(), ran
+
+    def read(self, name):
+        return (self.root / name).read_text(encoding="utf-8")
+
+    def test_a_project_with_tests(self):
+        self.write("checks/test_a.py", ""), self.write("checks/deep/test_b.py", ""), self.write("more/test_c.py", "")
+        self.write("venv/lib/test_x.py", ""), self.write(".hidden/test_y.py", "")
+        self.write("pyproject.toml", '[project]\nname = "theirs"')
+        out, ran = self.init(broken=["checks/deep/test_b.py"])
+        self.assertEqual(
+            self.read("pyproject.toml"),
+            '[project]\nname = "theirs"\n\n[tool.torch_testing_ext]\ntests = ["checks", "more"]\n',
+        )
+        self.assertEqual(ran, [["checks/test_a.py::T::test_it"]])
+        self.assertIn(" checks/test_a.py::T::test_it\n", out)
+        job = self.read(".github/workflows/torchtest.yml")
+        self.assertIn(
+            "      - run: pip install .\n      - run: pip install pytest 'torch-testing-ext[ui] @ ADDRESS'\n", job
+        )
+        self.assertIn("replace ADDRESS", out)
+
+        self.write(".github/workflows/torchtest.yml", "mine")
+        again, _ = self.init()
+        self.assertEqual(self.read(".github/workflows/torchtest.yml"), "mine")
+        self.assertEqual(self.read("pyproject.toml").count("[tool.torch_testing_ext]"), 1)
+        self.assertNotIn("wrote", again)
+
+    def test_the_usual_folders_come_first(self):
+        self.write("tests/test_a.py", ""), self.write("elsewhere/test_b.py", "")
+        self.init()
+        self.assertEqual(self.read("pyproject.toml"), '[tool.torch_testing_ext]\ntests = ["tests"]\n')
+
+    def test_a_project_without_tests(self):
+        out, ran = self.init()
+        self.assertIn("@pytest.mark.world_size(2)", self.read("tests/test_first.py"))
+        self.assertEqual(ran, [["tests/test_first.py::T::test_it"]])
+        self.assertIn("wrote  tests/test_first.py", out)
+
+    def test_how_the_job_installs_the_kit(self):
+        found = {"url": "https://example.org/kit", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+        with mock.patch("importlib.metadata.distribution") as distribution:
+            distribution.return_value.read_text.return_value = json.dumps(found)
+            out, _ = self.init()
+        self.assertIn("@ git+https://example.org/kit@abc'", self.read(".github/workflows/torchtest.yml"))
+        self.assertNotIn("ADDRESS", out)
+
+    def test_arguments(self):
+        out, ran = self.init("--help")
+        self.assertIn("init\n\nFind the tests of the project", out)
+        self.assertEqual((ran, os.listdir(self.root)), ([], []))
+        with self.assertRaisesRegex(UsageError, "init takes no arguments, such as x"):
+            self.init("x")
+
+
+if __name__ == "__main__":
+    unittest.main()

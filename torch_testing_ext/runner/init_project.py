@@ -1,0 +1,97 @@
+"""`torchtest init`: finds a project's tests, writes the configuration and a job for CI, and runs the first test.
+
+It overwrites nothing.
+"""
+
+import importlib.metadata
+import io
+import json
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from string import Template
+
+from torch_testing_ext._process import shell, user_commands
+
+from .model import ExitCode
+from .options.options import UsageError
+from .options.test_folders import default_folders
+from .selection.discovery import files_below
+
+_TEXTS = Path(__file__).parent / "init"
+_NO_PROJECT_FOLDERS = {"venv", "env", "build", "dist", "node_modules", "site-packages"}
+Main = Callable[[Sequence[str], Path], int]
+
+
+def init(argv: Sequence[str], root: Path, main: Main) -> int:
+    """Set the project up, and return the exit code of its first test. `main` is the runner."""
+    if argv:
+        if argv[0] not in ("-h", "--help"):
+            raise UsageError(f"init takes no arguments, such as {argv[0]}")
+        print(f"usage: {user_commands.runner()} init\n\n{_template('help.txt')}", end="")
+        return ExitCode.PASSED
+    root = root.resolve()
+    files = sorted(files_below(default_folders(root))) or sorted(files_below([root], _NO_PROJECT_FOLDERS))
+    if not files:
+        files = [root / "tests" / "test_first.py"]
+        _write(files[0], _template("first_test.txt"), root)
+    _configure(root / "pyproject.toml", sorted({file.relative_to(root).parts[0] for file in files}))
+    job = Template(_template("torchtest.yml")).substitute(install=_install(root))
+    _write(root / ".github" / "workflows" / "torchtest.yml", job, root)
+    return _run_first([str(file.relative_to(root)) for file in files], root, main)
+
+
+def _template(name: str) -> str:
+    return (_TEXTS / name).read_text(encoding="utf-8")
+
+
+def _configure(settings: Path, folders: Sequence[str]) -> None:
+    """Say where the tests are, unless the settings do so already."""
+    before = settings.read_text(encoding="utf-8") if settings.exists() else ""
+    if "[tool.torch_testing_ext]" in before:
+        print(f"kept   {settings.name}: it has a section [tool.torch_testing_ext]")
+        return
+    between = "" if not before else "\n" if before.endswith("\n") else "\n\n"
+    section = f"[tool.torch_testing_ext]\ntests = {json.dumps(folders, ensure_ascii=False)}\n"
+    settings.write_text(before + between + section, encoding="utf-8")
+    print(f"wrote  {settings.name}: [tool.torch_testing_ext] tests = {', '.join(folders)}")
+
+
+def _write(file: Path, text: str, root: Path) -> None:
+    kept = file.exists()
+    print(f"{'kept ' if kept else 'wrote'}  {file.relative_to(root)}")
+    if not kept:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _install(root: Path) -> str:
+    """The steps of the job that install what the tests need."""
+    settings = root / "pyproject.toml"
+    is_package = (root / "setup.py").exists() or "[project]" in (settings.read_text() if settings.exists() else "")
+    needed = ["-r requirements.txt"] if (root / "requirements.txt").exists() else []
+    needed += ["."] if is_package else []
+    if (address := _address()) is None:
+        print("to do  in the job: replace ADDRESS by that of torch_testing_ext, which is on no index")
+    needed.append(f"pytest 'torch-testing-ext[ui] @ {address or 'ADDRESS'}'")
+    return "\n".join(f"      - run: pip install {one}" for one in needed)
+
+
+def _address() -> str | None:
+    """The address of git from which this package was installed, if any."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found = json.loads(importlib.metadata.distribution("torch-testing-ext").read_text("direct_url.json") or "{}")
+        if found.get("vcs_info", {}).get("vcs") == "git":
+            return f"git+{found['url']}@{found['vcs_info']['commit_id']}"
+    return None
+
+
+def _run_first(files: Sequence[str], root: Path, main: Main) -> int:
+    for name in files:
+        with redirect_stdout(io.StringIO()) as listing:
+            code = main(["--list", "--json", name], root)
+        if code == ExitCode.PASSED:
+            test = json.loads(listing.getvalue())["tests"][0]["id"]
+            print(f"\n{user_commands.runner()} {shell.name(test)}", flush=True)
+            return main([test], root)
+    return main([], root)  # which says what is wrong with them

@@ -1,0 +1,215 @@
+"""`--watch`: runs affected tests after each save, each run in a fork of this process, which draws the page.
+
+The page polls the files that tests have read by `stat`. That only says when to run: which tests run is decided by the
+records of what each has read, as for --affected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn
+
+from torch_testing_ext._process import file_reads, system
+from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext.warm.read_record import Stamp, stamp
+
+from . import session
+from .engine.signals_and_keys import keys
+from .events import Event, RunEnded
+from .model import ExitCode
+from .options.options import Options, Rerun, UsageError, Warm
+from .report.terminal import is_terminal
+from .scheduling.earlier_runs import EarlierRuns
+from .selection.affected import Affected
+from .selection.discovery import test_files
+
+if TYPE_CHECKING:
+    from .report.watch_page import WatchPage
+
+POLL = 0.1
+SETTLE = 0.02  # a save may be several changes
+Guard = Callable[[Callable[[], int]], int]  # runs a function as the command line does, and returns the exit code
+
+
+def watch(options: Options, root: Path, guard: Guard) -> int:
+    """Run until the user quits. Returns the exit code of the last run that has ended."""
+    if not is_terminal(sys.stdout, os.environ) or options.pdb or options.cluster is not None:
+        raise UsageError("--watch needs a terminal, and cannot be combined with --pdb and --cluster")
+    if importlib.util.find_spec("rich") is None:
+        raise UsageError("--watch needs rich, which is not installed")
+    from .report.watch_page import WatchPage
+
+    options = dataclasses.replace(options, warm=Warm.START if options.warm is Warm.AUTO else options.warm)
+    session.Chosen.of(options, root, Path.cwd())  # or UsageError
+    with ExitStack() as owner:
+        output = owner.enter_context(tempfile.TemporaryFile())
+        page = owner.enter_context(WatchPage(options, output))
+        terminal = owner.enter_context(keys())
+        return Watcher(options, root, guard, page, output, terminal).serve()
+
+
+class Saves:
+    """Finds saves of files, and of the names in folders."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[Stamp | None, str]] = {}
+
+    def watch(self, paths: Iterable[str]) -> None:
+        self._seen = {path: self._seen.get(path) or _state(path) for path in paths}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def found(self) -> bool:
+        """Whether anything has other contents than at the last call."""
+        found = False
+        for path, (before, contents) in self._seen.items():
+            if stamp(path.rstrip("*?")) != before:
+                self._seen[path] = _state(path)
+                found |= self._seen[path][1] != contents
+        return found
+
+
+def _state(path: str) -> tuple[Stamp | None, str]:
+    return stamp(path.rstrip("*?")), file_reads.hash_of(path)
+
+
+class Watcher:
+    """Starts runs, and gives what happens to the page."""
+
+    def __init__(
+        self, options: Options, root: Path, guard: Guard, page: WatchPage, output: IO[bytes], terminal: int | None
+    ):
+        self._options, self._root, self._guard = options, root, guard
+        self._page, self._output, self._terminal = page, output, terminal
+        self._saves = Saves()
+        self._pid = 0  # of the run
+        self._events: Channel[Event] | None = None  # of the run
+        self._again = False  # something was saved during the run
+        self._quits = False
+        self._code = 0
+
+    def serve(self) -> int:
+        self._begin(affected=True)
+        with suppress(KeyboardInterrupt):
+            while not self._quits:
+                self._step()
+        self._end()
+        return self._code
+
+    def _step(self) -> None:
+        listened = [source for source in (self._terminal, self._events) if source is not None]
+        ready = select.select(listened, [], [], POLL)[0]
+        if self._terminal in ready:
+            self._press(os.read(self._terminal or 0, 64))
+        if self._events is not None and self._events in ready:
+            self._receive(self._events)
+        if self._saves.found():
+            time.sleep(SETTLE)
+            while self._saves.found():
+                time.sleep(SETTLE)
+            if self._pid:
+                self._again = True
+                os.kill(self._pid, signal.SIGINT)
+            else:
+                self._begin(affected=True)
+        self._page.refresh()
+
+    def _press(self, typed: bytes) -> None:
+        if not typed:  # the terminal was closed
+            self._quits = True
+        for key in typed.decode(errors="replace"):
+            match key:
+                case "q":
+                    self._quits = True
+                case "a" | "f" if not self._pid:
+                    self._begin(failed=key == "f")
+                case "w" if self._pid:
+                    os.kill(self._pid, signal.SIGUSR1)
+                case "l":
+                    self._page.show_output()
+                case _:
+                    self._page.show_page()
+
+    # -- a run
+
+    def _begin(self, affected: bool = False, failed: bool = False) -> None:
+        if failed and not self._page.failures:
+            return self._page.say("no test has failed")
+        rerun = Rerun.LAST_FAILED if failed else self._options.rerun
+        options = dataclasses.replace(self._options, affected=affected, rerun=rerun)
+        self._page.begin()
+        ours, theirs = socket_pair()
+        self._events = Channel(ours, Event)
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            self._run(options, Channel(theirs, Event), parent)
+        theirs.close()
+
+    def _run(self, options: Options, events: Channel[Event], parent: int) -> NoReturn:
+        """Be the process of a run."""
+        code = int(ExitCode.OUR_ERROR)
+        try:
+            system.die_with(parent, signal.SIGTERM)
+            self._output.truncate(0)
+            for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), self._output.fileno(), 1)):
+                os.dup2(fd, number)
+            os.lseek(1, 0, os.SEEK_SET)
+            run = partial(session.run, options, self._root, _Sender(events, self._page.width))
+            code = self._guard(run)
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+
+    def _receive(self, events: Channel[Event]) -> None:
+        try:
+            for event in events.receive():
+                self._page.on_event(event)
+        except EOFError:
+            events.close()
+            self._ended()
+
+    def _ended(self) -> None:
+        self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._pid, self._events = 0, None
+        affected = Affected(self._options, self._root, EarlierRuns(self._options))
+        files = test_files(self._options, self._root, Path.cwd())
+        folders = {os.path.dirname(self._root / file) for file in files} | {str(one) for one in self._options.tests}
+        self._saves.watch(affected.paths(files) | {f"{folder}{file_reads.SEARCHED}" for folder in folders})
+        self._page.end(self._code, len(self._saves))
+        if self._again:
+            self._again = False
+            self._begin(affected=True)
+
+    def _end(self) -> None:
+        """End the run, if there is one, as Ctrl-C does."""
+        if self._pid:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGINT)
+            os.waitpid(self._pid, 0)
+
+
+class _Sender:
+    """Sends the events of a run to the page."""
+
+    def __init__(self, events: Channel[Event], columns: int):
+        self._events = events
+        self.environ: Mapping[str, str] = {"COLUMNS": str(columns)}
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            event = RunEnded(dataclasses.replace(event.summary, finished=(), unfinished=()))
+        self._events.send(event)
