@@ -1,8 +1,9 @@
 """The examples of test_c10d_properties.py, by value; choose_examples.py chose them."""
 
 import torch
+from collective_programs import Program, Step
 
-from torch_testing_ext.hypothesis_utils import PartitionPlan, PerRank, Program, Step
+from torch_testing_ext.hypothesis_utils import PartitionPlan, PerRank
 
 OVER_THE_WORLD = [
     (

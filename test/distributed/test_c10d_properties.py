@@ -2,13 +2,12 @@
 
 import c10d_examples as examples
 import torch
+from collective_programs import Program, collective_programs
 from hypothesis import strategies as st
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
-    Program,
-    collective_programs,
     given,
     partitions,
     per_rank,

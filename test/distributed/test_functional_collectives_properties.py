@@ -4,7 +4,7 @@ import functional_collectives_examples as examples
 import torch
 import torch.distributed as dist
 from functional_calls import OLD, REDUCTIONS, Call, GroupOptions
-from hypothesis import strategies as st
+from hypothesis import assume, strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
@@ -54,6 +54,7 @@ class TestFunctionalCollectives(MultiProcessTestCase):
         way=st.sampled_from(sorted(WAYS)),
     )
     def test_results(self, partition, call, way):
+        assume(not (call.op == "permute" and way == "name"))  # docs/found/permute_by_group_name.py
         rank, size = partition.members.index(self.rank), len(partition.members)
         inputs = [call.input(one, size) for one in range(size)]
         mine = inputs[rank].clone(memory_format=torch.preserve_format)

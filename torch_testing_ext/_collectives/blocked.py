@@ -5,8 +5,7 @@ A wait that another thread, a timer or another kind of peer may end is not proof
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 # Threads of gloo that serve connections and execute collectives, and those of a TCPStore's server. They wake up all the
 # time, or wait with a time-out of the group, or for other ranks: they matter only through the collectives that gloo's
@@ -35,13 +34,27 @@ class ThreadState:
 
 
 @dataclass(frozen=True)
+class PythonThread:
+    """A thread that runs Python, besides the main one. `number`: that of its native thread, 0 if unknown.
+
+    `can_act`: it may issue a collective, as far as can be seen; `in_torch`: it is in a call of torch, or in a `wait()`.
+    """
+
+    number: int
+    text: str
+    can_act: bool
+    in_torch: bool
+
+
+@dataclass(frozen=True)
 class RankState:
     """The threads of a rank at a moment.
 
     `frames` are those of the main thread, innermost first, and `calls` is the method that the innermost one calls, if
-    it calls one. `others` counts the further threads that run Python, `p2p` says whether point-to-point operations have
+    it calls one. `others` are the further threads that run Python, `p2p` says whether point-to-point operations have
     been issued, `timers` whether a signal may interrupt the main thread, and `children` whether the rank has started
     processes. `for_work`: the main thread is known to wait for a work, with no other time-out than that of its group.
+    `at_store`: it waits at a store, for a key or while it makes a group, for at most so many seconds.
     """
 
     machine: str
@@ -50,20 +63,18 @@ class RankState:
     frames: tuple[tuple[str, int, str], ...]
     in_torch: bool
     calls: str
-    others: int
+    others: tuple[PythonThread, ...]
     p2p: bool
     timers: bool
     children: bool = False
     for_work: bool = False
+    at_store: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> RankState:
-        threads = tuple(ThreadState(**thread) for thread in fields["threads"])
-        frames = tuple((file, line, name) for file, line, name in fields["frames"])
-        return cls(**{**fields, "threads": threads, "frames": frames})
+    @property
+    def waits_at_store(self) -> bool:
+        """Does the main thread wait at a store? Such a wait looks again and again, or reads from a connection."""
+        call = next((thread.syscall for thread in self.threads if thread.number == self.main), "")
+        return self.at_store is not None and call.split()[:1] != [_FUTEX.get(self.machine)]
 
 
 def why_not_blocked(first: RankState | None, second: RankState | None) -> str | None:
@@ -71,29 +82,54 @@ def why_not_blocked(first: RankState | None, second: RankState | None) -> str | 
     if first is None or second is None:
         return "it did not say what it does"
     earlier = {thread.number: thread for thread in first.threads}
+    of_python = {one.number for one in second.others}
     for thread in second.threads:
         before = earlier.get(thread.number)
         if thread.number != second.main and any(_serves(one, second.machine) for one in (before, thread)):
             continue
+        if thread.number in of_python:
+            continue
+        if thread.number == second.main and second.waits_at_store and thread.state == "S":
+            continue  # it looks again and again
         if before != thread:
             return "one of its threads is running"
         may_be_timed = thread.number == second.main and second.for_work
         if not _waits_without_end(thread, second.machine, may_be_timed):
             what = "it" if thread.number == second.main else "one of its threads"
             return f"{what} waits for something else"
-    if second.others:
-        return "another Python thread of it may issue collectives"
+    awake = _awake(first, second)
+    could_act = {one.number for one in first.others if one.can_act}
+    for one in second.others:
+        may_be_woken = one in awake or (bool(awake) and not one.in_torch)
+        if may_be_woken and (one.can_act or one.number in could_act):
+            return f"its {one.text} may issue collectives"
     if second.timers:
         return "a signal may wake it"
-    if second.children:
-        return "a process that it has started may wake it"
     if first.frames != second.frames:
         return "it has moved on"
-    if not (second.for_work or second.in_torch or second.calls == "wait"):
-        return "it does not wait in torch"
+    is_in_torch = second.for_work or second.in_torch or second.calls == "wait" or second.waits_at_store
+    if not is_in_torch:
+        # It may wait for another thread, which waits in torch.
+        if not any(one.in_torch for one in second.others):
+            return "it does not wait in torch"
+        if awake:
+            return f"its {awake[0].text} may wake it"
+        if second.children:
+            return "a process that it has started may wake it"
     if second.p2p:
         return "it has sent or received, which is not recorded"
     return None
+
+
+def _awake(first: RankState, second: RankState) -> list[PythonThread]:
+    """The threads that run Python and do not wait for others of this process without end."""
+    earlier = {thread.number: thread for thread in first.threads}
+    asleep = {
+        thread.number
+        for thread in second.threads
+        if earlier.get(thread.number) == thread and _waits_without_end(thread, second.machine, may_be_timed=False)
+    }
+    return [one for one in second.others if one.number not in asleep]
 
 
 def _serves(thread: ThreadState | None, machine: str) -> bool:

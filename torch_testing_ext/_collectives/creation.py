@@ -1,11 +1,51 @@
-"""Groups that ranks were making when they hung: members that do not agree on one wait for each other at the store."""
+"""Waits at a store: for a key, or for the other members of a group that a rank makes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .findings import Finding, FindingKind
-from .records import GroupRecord, RankRecord, list_of
+from torch_testing_ext._process.whole_files import is_library
+
+from .findings import STORE, Finding, FindingKind
+from .pairs import Wait
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, grouped, list_of
+
+_LATEST = 1_000_000_000  # the number of such a wait among the calls of a rank: nothing comes after it
+
+
+def waits_at_stores(running: Mapping[int, RankRecord], known: Iterable[RankRecord]) -> dict[int, Wait]:
+    """The ranks that wait at a store, each with the ranks that may end that: members of its group, or any rank.
+
+    A process that a rank has started may set a key, too.
+    """
+    records = {record.rank: record for record in known}
+    everybody = {rank for record in records.values() for group in record.groups.values() for rank in group.members}
+    may_be_set = any(record.state is not None and record.state.children for record in running.values())
+    found = {}
+    for rank, record in running.items():
+        making = record.creating
+        state = record.state
+        if state is None or state.at_store is None or (making is not None and making.is_default):
+            continue
+        if making is None and (not state.waits_at_store or may_be_set):
+            continue
+        here = next((Site(*frame) for frame in state.frames if not is_library(frame[0])), None)
+        if making is None:
+            missing = tuple(sorted(everybody - {rank}))
+            members, title, kind = tuple(sorted(everybody)), "a store", STORE
+        else:
+            missing = tuple(one for one in making.members if one != rank and not _makes(records.get(one), making))
+            members, title, kind = making.members, making.title, "new_group"
+        if missing:
+            call = Call(kind, 0, _LATEST + len(record.groups), (), (), (), False, state.at_store, here)
+            key = GroupKey(title, 0, "store")
+            found[rank] = Wait(rank, SharedGroup(key, title, members), call, missing, any_of=making is None)
+    return found
+
+
+def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
+    """Does a rank make this group now, or has it made it?"""
+    return record is not None and any(one.members == group.members for one in _of_that_name(record, group))
 
 
 def suspected_creation(records: Sequence[RankRecord]) -> Finding | None:
@@ -47,9 +87,7 @@ def _are_unlike(one: GroupRecord, other: GroupRecord) -> bool:
 
 
 def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
-    by_members: dict[tuple[int, ...], list[int]] = {}
-    for rank, group in found:
-        by_members.setdefault(group.members, []).append(rank)
+    by_members = grouped((group.members, rank) for rank, group in found)
     (first, here), *others = sorted(by_members.items(), key=lambda one: one[1])
     makes = "makes" if len(here) == 1 else "make"
     parts = [f"{list_of(ranks)} {'makes' if len(ranks) == 1 else 'make'} one of {list_of(m)}" for m, ranks in others]

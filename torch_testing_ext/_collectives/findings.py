@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from .pairs import Pair, pairs_of, unpaired
-from .records import Call, RankRecord, SharedGroup, Site, alike, list_of, shared_groups
+from .pairs import Pair, Wait, pairs_of, unpaired
+from .records import MOST_LINES, Call, RankRecord, SharedGroup, Site, alike, few, grouped, list_of, shared_groups, whole
 
+STORE = "get"  # the kind of a wait at a store
 _CALLS_BEFORE = 3
+_LONGEST_CYCLE = 5
+_MOST_WAYS = 4  # in which ranks of a mismatch call
 _WIDEST_COLUMN = 60
+_EXPECTED_TIMEOUT = 60.0  # seconds; a test that sets a shorter one expects the error
 
 
 class FindingKind(enum.Enum):
@@ -23,10 +27,22 @@ class FindingKind(enum.Enum):
     BEHIND = "behind"  # members of a group that hangs have not come to the latest call of the others
     UNMATCHED = "unmatched"  # a call that lacks its peers, although all ranks have passed
     ORDER = "order"  # opposite orders that happened to pass
+    PARTED = "parted"  # tensors that ranks must hold alike
     UNWAITED = "unwaited"
     RACE = "race"
     NAN = "nan"
     RECORDER = "recorder"  # the sanitizer itself has failed
+
+
+class Doing(NamedTuple):
+    """The call or the fault of one rank, as a line of a finding."""
+
+    rank: int
+    did: str
+    site: Site | None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.did}" + (f"   {self.site}" if self.site else "")
 
 
 @dataclass(frozen=True)
@@ -35,11 +51,26 @@ class Finding:
 
     kind: FindingKind
     sentence: str
-    lines: tuple[str, ...]
+    lines: tuple[str | Doing, ...]
     ranks: tuple[int, ...]
     is_hazard: bool = False  # only to be said: the test passes
     awaited: tuple[int, ...] = ()  # ranks that have not come to the call yet
     table: tuple[str, ...] = ()  # what the ranks called until then, side by side
+    brief: str = ""  # a shorter sentence, which begins with the ranks that are blamed
+
+    @property
+    def title(self) -> str:
+        return self.brief or self.sentence
+
+    @property
+    def sites(self) -> list[Site]:
+        """The lines of the program that it is about."""
+        return [line.site for line in self.lines if isinstance(line, Doing) and line.site is not None]
+
+    @property
+    def gravity(self) -> int:
+        """Of several findings, the one with the smallest number decides."""
+        return len(FindingKind) - list(FindingKind).index(self.kind)
 
     @property
     def text(self) -> str:
@@ -47,13 +78,21 @@ class Finding:
 
     @property
     def calls(self) -> str:
-        lines = "\n".join(f"  {line}" for line in self.lines)
+        lines = "\n".join(f"  {line}" for line in few(self._folded()))
         return "\n".join([f"{lines}\n", *(f"  {row}" for row in self.table)]) if self.table else lines
 
-
-def _whole(records: Sequence[RankRecord]) -> dict[int, RankRecord]:
-    """The records that lack nothing, by rank: only these can be compared call by call."""
-    return {record.rank: record for record in records if record.is_whole}
+    def _folded(self) -> list[str]:
+        """The lines; of many ranks, those that did the same at one place share one."""
+        are_many = len(self.lines) > MOST_LINES
+        alike = grouped((line[1:] if are_many and isinstance(line, Doing) else line, line) for line in self.lines)
+        found = []
+        for first, *others in alike.values():
+            text = str(first)
+            if others and isinstance(first, Doing):
+                ranks = list_of([first.rank, *(one.rank for one in others if isinstance(one, Doing))])
+                text = text.replace(f"rank {first.rank}", ranks, 1)
+            found.append(text)
+        return found
 
 
 def _calls_in(group: SharedGroup, by_rank: Mapping[int, RankRecord]) -> dict[int, Sequence[Call]]:
@@ -74,14 +113,14 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
     `unless_raised`: leave out a mismatch after which a collective has raised. The ranks have not failed for that: the
     test expects it.
     """
-    by_rank = _whole(records)
+    by_rank = whole(records)
     found: list[tuple[int, Finding]] = []
     for group in shared_groups(records):
         calls = _calls_in(group, by_rank)
         for place in range(1, max(map(len, calls.values()), default=0) + 1):
             here = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
             finding = None
-            if len({call.agreement for call in here.values()}) > 1:
+            if len({call.agreement for call in here.values()}) > 1 or _have_other_parts(here):
                 finding = _mismatch(group, place, here, calls)
             elif any(call.exchange is not None for call in here.values()):
                 finding = _wrong_exchange(group, place, here)
@@ -96,17 +135,30 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
 
 
 def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call], calls: Mapping[int, Sequence[Call]]) -> Finding:
-    groups = alike(here, lambda call: (call.kind, call.inputs, call.agreement))
+    if len({(call.inputs, call.agreement) for call in here.values()}) == 1:
+        here = {rank: replace(call, details=(*call.details, " to ".join(call.parts))) for rank, call in here.items()}
+    groups = alike(here, lambda call: (call.kind, call.inputs, call.agreement, call.details))
+    rest = [rank for ranks, _ in groups[_MOST_WAYS:] for rank in ranks]
+    groups = groups[:_MOST_WAYS]
     parts = [f"{list_of(ranks)} {'calls' if len(ranks) == 1 else 'call'} {_described(call)}" for ranks, call in groups]
-    where = f"call #{place} of {group.title} ({list_of(group.ranks)})"
+    parts += [f"{list_of(rest)} call others"] if rest else []
+    where = f"call #{place} of {group.title}"
+    others = "the others call" if len(here) == len(group.ranks) > 2 == len(groups) else ""
+    short = [parts[0], f"{others} {_described(groups[1][1])}"] if others else parts
     return Finding(
         FindingKind.MISMATCH,
-        f"ranks disagree in {where}: {', '.join(parts)}",
-        tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in sorted(here.items())),
+        f"ranks disagree in {where} ({list_of(group.ranks)}): {', '.join(parts)}",
+        _doing(here),
         tuple(groups[0][0]),
         awaited=tuple(rank for rank in group.ranks if rank not in here),
         table=_side_by_side(groups, place, calls) if place > 1 else (),
+        brief=f"{', '.join(short)} in {where}",
     )
+
+
+def _have_other_parts(here: Mapping[int, Call]) -> bool:
+    """Do members put together parts of other shapes or placements, although they have as many elements?"""
+    return any(len({getattr(call, name) for call in here.values()} - {()}) > 1 for name in ("layout", "parts"))
 
 
 def _side_by_side(
@@ -134,13 +186,14 @@ def _wrong_exchange(group: SharedGroup, place: int, here: Mapping[int, Call]) ->
             if outgoing is None or incoming is None or max(at, to) >= min(len(outgoing[0]), len(incoming[1])):
                 continue
             if outgoing[0][to] != incoming[1][at]:
-                where = f"call #{place} of {group.title} ({list_of(group.ranks)})"
                 what = f"rank {sender} sends {outgoing[0][to]} elements to rank {receiver}, which expects"
+                what, where = f"{what} {incoming[1][at]}", f"call #{place} of {group.title}"
                 return Finding(
                     FindingKind.MISMATCH,
-                    f"ranks disagree in {where}: {what} {incoming[1][at]}",
-                    tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in sorted(here.items())),
+                    f"ranks disagree in {where} ({list_of(group.ranks)}): {what}",
+                    _doing(here),
                     (sender, receiver),
+                    brief=f"{what}, in {where}",
                 )
     return None
 
@@ -148,51 +201,28 @@ def _wrong_exchange(group: SharedGroup, place: int, here: Mapping[int, Call]) ->
 def _wrong_pair(pair: Pair) -> Finding:
     sent, received = (" ".join(call.inputs) for call in (pair.send, pair.receive))
     where = f"message #{pair.send.place} of {pair.group.title}"
+    what = f"rank {pair.source} sends {sent} to rank {pair.target}, which receives {received}"
     return Finding(
         FindingKind.MISMATCH,
-        f"ranks disagree in {where}: rank {pair.source} sends {sent} to rank {pair.target}, which receives {received}",
+        f"ranks disagree in {where}: {what}",
         (
-            f"rank {pair.source}: send {sent} to rank {pair.target}{_at(pair.send)}",
-            f"rank {pair.target}: recv {received} from rank {pair.source}{_at(pair.receive)}",
+            Doing(pair.source, f"send {sent} to rank {pair.target}", pair.send.site),
+            Doing(pair.target, f"recv {received} from rank {pair.source}", pair.receive.site),
         ),
         (pair.source, pair.target),
+        brief=f"{what}, in {where}",
     )
 
 
+def _doing(calls: Mapping[int, Call]) -> tuple[Doing, ...]:
+    return tuple(Doing(rank, _described(call), call.site) for rank, call in sorted(calls.items()))
+
+
 def _described(call: Call) -> str:
-    return " ".join([call.kind, *call.inputs, *call.details])
-
-
-def _at(call: Call) -> str:
-    return f"   {call.site}" if call.site else ""
+    return " ".join([call.kind, *call.inputs, *call.details]).rstrip()
 
 
 # -- waiting
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A collective of a rank that is not over, with the members of its group that have not issued it."""
-
-    rank: int
-    group: SharedGroup
-    call: Call
-    missing: tuple[int, ...]
-    any_of: bool = False  # one of the missing is enough: a receive from any rank
-
-    @property
-    def name(self) -> str:
-        """The call as it is named in a sentence; of a message with its peer."""
-        if not self.call.is_p2p:
-            return self.call.name
-        direction = "to" if self.call.kind == "send" else "from"
-        peer = "any rank" if self.call.peer is None else f"rank {self.group.ranks[self.call.peer]}"
-        tag = f", tag {self.call.tag}" if self.call.tag else ""
-        return f"{self.call.kind} #{self.call.place} {direction} {peer}{tag}"
-
-    @property
-    def title(self) -> str:
-        return " ".join([self.name, *self.call.shapes])
 
 
 def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
@@ -200,23 +230,18 @@ def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
 
     A member of whose collectives nothing is known counts as missing.
     """
-    by_rank = _whole(records)
-    found: dict[int, list[Wait]] = {}
+    by_rank = whole(records)
+    found: list[Wait] = []
     for group in shared_groups(records):
-        counts = {rank: len(by_rank[rank].calls.get(group.key, ())) if rank in by_rank else 0 for rank in group.ranks}
-        for rank in group.ranks:
-            for call in by_rank[rank].calls.get(group.key, ()) if rank in by_rank else ():
-                missing = tuple(other for other in group.ranks if counts[other] < call.place)
+        issued = _calls_in(group, by_rank)
+        for rank, calls in issued.items():
+            for call in calls:
+                missing = tuple(other for other in group.ranks if len(issued.get(other, ())) < call.place)
                 if not call.is_over and (missing or call.tells_end):
-                    found.setdefault(rank, []).append(Wait(rank, group, call, missing))
-    for wait in _waits_for_messages(records):
-        if not wait.call.is_over:
-            found.setdefault(wait.rank, []).append(wait)
-    return {rank: sorted(calls, key=lambda wait: wait.call.order) for rank, calls in found.items()}
-
-
-def _waits_for_messages(records: Sequence[RankRecord]) -> list[Wait]:
-    return [Wait(one.rank, one.group, one.call, one.missing, one.call.peer is None) for one in unpaired(records)]
+                    found.append(Wait(rank, group, call, missing))
+    found += [wait for wait in unpaired(records) if not wait.call.is_over]
+    in_order = sorted(found, key=lambda wait: wait.call.order)
+    return grouped((wait.rank, wait) for wait in in_order)
 
 
 def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> dict[int, Wait]:
@@ -243,7 +268,7 @@ def _never_ends(wait: Wait, left: Mapping[int, object], ended: Mapping[int, str]
 def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], suspected: bool = False) -> Finding:
     """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
     lines = tuple(
-        f"rank {rank}: waits in {wait.group.title} ({wait.title}) for {list_of(wait.missing)}{_at(wait.call)}"
+        Doing(rank, f"waiting for {list_of(wait.missing)} in {wait.name}{_of_group(wait.group)}", wait.call.site)
         for rank, wait in sorted(deadlocked.items())
     )
     left = _left_alone(deadlocked, ended)
@@ -255,6 +280,9 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], 
         wait, then = deadlocked[rank], cycle[(at + 1) % len(cycle)]
         subject = f"rank {rank}" if at == 0 else "which"
         parts.append(f"{subject} waits in {wait.group.title} ({wait.name}, {wait.call.line}) for rank {then}")
+    if len(parts) > _LONGEST_CYCLE:
+        hidden = len(parts) - _LONGEST_CYCLE
+        parts[_LONGEST_CYCLE - 1 : -1] = [f"which waits for {hidden + 1} more in turn"]
     sentence = ", ".join(parts)
     return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}" if suspected else sentence, lines, tuple(cycle))
 
@@ -276,6 +304,8 @@ def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wai
     """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
     verb = "waits" if len(waiting) == 1 else "wait"
+    if wait.call.kind == STORE:
+        return f"{list_of(gone)} {how} without setting the key of a store for which {list_of(waiting)} {verb}"
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
         return f"{list_of(gone)} {how} without {doing} that for which {list_of(waiting)} {verb} ({wait.title})"
@@ -297,7 +327,7 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
 
     Whether a collective has completed does not matter here: the ranks of `waiting` have lost their peer or hang.
     """
-    by_rank = _whole(records)
+    by_rank = whole(records)
     found = []
     for group in shared_groups(records):
         counts = {rank: len(issued) for rank, issued in _calls_in(group, by_rank).items()}
@@ -308,18 +338,15 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
                 call = by_rank[there[0]].calls[group.key][place - 1]
                 gone = tuple(one for one in group.ranks if one in ended and counts.get(one, place) < place)
                 wait = Wait(there[0], group, call, gone)
-                lines = tuple(
-                    f"rank {other}: {by_rank[other].calls[group.key][place - 1]}"
-                    f"{_at(by_rank[other].calls[group.key][place - 1])}"
-                    for other in there
-                )
+                issued = {other: by_rank[other].calls[group.key][place - 1] for other in there}
+                lines = tuple(Doing(other, f"in {one}", one.site) for other, one in issued.items())
                 sentence = left_alone_sentence(gone, ended, wait, there)
                 found.append((call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
-    for one in _waits_for_messages(records):
+    for one in unpaired(records):
         gone = tuple(rank for rank in one.missing if rank in ended)
         if gone and one.rank in waiting and (not one.any_of or len(gone) == len(one.missing)):
             sentence = left_alone_sentence(gone, ended, one, [one.rank])
-            lines = (f"rank {one.rank}: {one.title}{_at(one.call)}",)
+            lines = (Doing(one.rank, f"in {one.title}", one.call.site),)
             found.append((one.call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
     return min(found, key=lambda one: one[0])[1] if found else None
 
@@ -332,7 +359,7 @@ def differences(records: Sequence[RankRecord]) -> list[Finding]:
     mismatch = first_mismatch(records)
     if mismatch is not None:
         return [mismatch]
-    by_rank = _whole(records)
+    by_rank = whole(records)
     found = (_behind(group, _calls_in(group, by_rank)) for group in shared_groups(records))
     return [finding for finding in found if finding is not None]
 
@@ -344,7 +371,8 @@ def _behind(group: SharedGroup, calls: Mapping[int, Sequence[Call]]) -> Finding 
     if not behind:
         return None
     sentence = f"{list_of(behind)} never reached {next(iter(there.values()))}{_of_group(group)}"
-    lines = tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in there.items())
+    sentence += f", in which {list_of(list(there))} {'waits' if len(there) == 1 else 'wait'}"
+    lines = tuple(Doing(rank, f"in {call}", call.site) for rank, call in there.items())
     return Finding(FindingKind.BEHIND, sentence, lines, behind)
 
 
@@ -371,9 +399,8 @@ def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
         if there and len(calls) == len(group.ranks):
             gone = tuple(rank for rank in group.ranks if rank not in there)
             first = next(iter(there.values()))
-            lines = tuple(f"rank {rank}: {_described(call)}{_at(call)}" for rank, call in there.items())
             sentence = _without(gone, first, group, list(there))
-            found.append((first.order, Finding(FindingKind.UNMATCHED, sentence, lines, gone, is_hazard=True)))
+            found.append((first.order, Finding(FindingKind.UNMATCHED, sentence, _doing(there), gone, is_hazard=True)))
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
@@ -389,13 +416,18 @@ def _without(gone: Sequence[int], call: Call, group: SharedGroup, there: Sequenc
 # -- only with logs
 
 
-def first_unmatched(records: Sequence[RankRecord]) -> Finding | None:
-    """A call of ranks that have all passed which lacks members or its peer: nobody has missed it."""
+def first_unmatched(records: Sequence[RankRecord], has_raised: bool = False) -> Finding | None:
+    """A call of ranks that have all passed which lacks members or its peer: nobody has missed it.
+
+    `has_raised`: only a call that has raised for that, as a warning.
+    """
     known = {record.rank for record in records if record.is_whole}
     found = []
     for calls in waits(records).values():
         for wait in calls:
-            if wait.call.tells_end or wait.call.raised or not known.issuperset(wait.missing):
+            if wait.call.tells_end or wait.call.raised is not has_raised or not known.issuperset(wait.missing):
+                continue
+            if has_raised and wait.call.timeout < _EXPECTED_TIMEOUT:
                 continue
             if wait.call.is_p2p:
                 verb = "received" if wait.call.kind == "send" else "sent"
@@ -403,15 +435,18 @@ def first_unmatched(records: Sequence[RankRecord]) -> Finding | None:
             else:
                 there = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
                 sentence = _without(wait.missing, wait.call, wait.group, there)
-            lines = (f"rank {wait.rank}: {_described(wait.call)}{_at(wait.call)}",)
-            found.append((wait.call.order, Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing)))
+            sentence += f"; {list_of([wait.rank])} has caught the error" if has_raised else ""
+            lines = _doing({wait.rank: wait.call})
+            finding = Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard=has_raised)
+            found.append((wait.call.order, finding))
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
 def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
     """The finding that a rank has written into its log."""
     site = Site(*note["site"]) if note.get("site") else None
+    issued = Site(*note["issued"]) if note.get("issued") else None
     where = f" ({site})" if site else ""
+    where += f", issued at {issued}" if issued else ""
     kind = FindingKind(note["kind"])
-    text = f"rank {rank}: {note['text']}"
-    return Finding(kind, f"{text}{where}", (f"{text}   {site or ''}".rstrip(),), (rank,))
+    return Finding(kind, f"rank {rank}: {note['text']}{where}", (Doing(rank, note["text"], site),), (rank,))

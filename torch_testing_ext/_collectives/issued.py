@@ -11,6 +11,12 @@ from typing import Any
 Tensor = tuple[tuple[int, ...], str]
 
 
+_PUT_TOGETHER = (
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
+    *("gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+)
+
+
 @dataclass(frozen=True)
 class Issued:
     """One operation as a rank has called it. `splits`: those of the output and of the input, along dimension 0."""
@@ -25,6 +31,8 @@ class Issued:
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     size: int = 0  # of the group
     timeout: float | None = None
+    blocks: bool = False  # the rank goes on only when it is over
+    parts: tuple[str, ...] = ()  # how torch puts parts together: placements of DTensors, or a dimension
 
     @property
     def is_p2p(self) -> bool:
@@ -36,7 +44,7 @@ class Issued:
         return self.is_p2p or self.kind in ("all_to_all", "all_to_all_single")
 
     def to_entry(self) -> dict[str, Any]:
-        """The fields of an entry for `read_record`."""
+        """The fields of an entry for `make_record`."""
         shown = self.outputs if self.kind == "recv" else self.inputs
         entry: dict[str, Any] = {
             "profiling_name": f"c10d:{self.kind}",
@@ -46,6 +54,9 @@ class Issued:
             "agreement": self.agreement(),
             "details": self._details(),
             "timeout_ms": self.timeout and 1000 * self.timeout,
+            "layout": self.layout(),
+            "parts": self.parts,
+            "blocks": self.blocks,
         }
         if self.is_p2p:
             entry["peer"], entry["tag"] = self.peer, self.tag
@@ -75,6 +86,17 @@ class Issued:
             case _:
                 sizes = inputs
         return [self.kind, sizes, types, self.op, self.root]
+
+    def layout(self) -> list[list[int]]:
+        """The shapes of the parts that are put together or taken apart, without dimensions of one element.
+
+        Parts of other shapes make a wrong tensor. A flat part has no shape of its own.
+        """
+        if self.kind not in _PUT_TOGETHER:
+            return []
+        parts = self.outputs[:1] if self.kind == "scatter" else self.outputs if "scatter" in self.kind else self.inputs
+        shapes = [[size for size in shape if size != 1] for shape, _ in parts]
+        return shapes if all(len(shape) > 1 for shape in shapes) else []
 
     def _details(self) -> list[str]:
         details = [self.op] if self.op is not None else []

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from .findings import Finding, FindingKind
-from .records import Call, GroupKey, RankRecord, SharedGroup, list_of, shared_groups
+from .records import Call, GroupKey, RankRecord, SharedGroup, list_of, shared_groups, whole
 
 _MOST_STARTS = 50  # of the search for a shortest cycle
 _Node = tuple[GroupKey, int]  # a collective: its group, and its place there
@@ -16,19 +16,19 @@ _Node = tuple[GroupKey, int]  # a collective: its group, and its place there
 def first_inversion(records: Sequence[RankRecord]) -> Finding | None:
     """A shortest cycle among the collectives of all ranks: each comes before the next one on some rank.
 
-    The calls of a rank count as ordered, in whatever thread they are. Calls that lack a member are left out.
+    The calls of each thread of a rank are ordered; those of two threads may be in any order, and wait for each other
+    nowhere. Calls that lack a member are left out.
     """
-    by_rank = {record.rank: record for record in records if record.is_whole}
+    by_rank = whole(records)
     groups = {group.key: group for group in shared_groups(records) if by_rank.keys() >= set(group.ranks)}
-    lines: dict[int, list[tuple[_Node, Call]]] = {}
+    lines: dict[tuple[int, int], list[tuple[_Node, Call]]] = {}
     for key, group in groups.items():
         number = min(len(by_rank[rank].calls.get(key, ())) for rank in group.ranks)
         for rank in group.ranks:
-            lines.setdefault(rank, []).extend(
-                ((key, call.place), call) for call in by_rank[rank].calls.get(key, ())[:number]
-            )
+            for call in by_rank[rank].calls.get(key, ())[:number]:
+                lines.setdefault((rank, call.thread), []).append(((key, call.place), call))
     edges: dict[_Node, dict[_Node, tuple[int, Call, Call]]] = {}
-    for rank, calls in lines.items():
+    for (rank, _), calls in lines.items():
         calls.sort(key=lambda one: one[1].order)
         for (first, earlier), (second, later) in pairwise(calls):
             edges.setdefault(first, {}).setdefault(second, (rank, earlier, later))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .records import Call, RankRecord, SharedGroup, shared_groups
+from .records import Call, RankRecord, SharedGroup, shared_groups, whole
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,28 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Unpaired:
-    """A send or receive without a partner, and the ranks that may still be that."""
+class Wait:
+    """A call of a rank, with the members of its group that have not issued it; of a message, its possible partners."""
 
     rank: int
     group: SharedGroup
     call: Call
     missing: tuple[int, ...]
+    any_of: bool = False  # one of the missing is enough: a receive from any rank
+
+    @property
+    def name(self) -> str:
+        """The call as it is named in a sentence; of a message with its peer."""
+        if not self.call.is_p2p:
+            return self.call.name
+        direction = "to" if self.call.kind == "send" else "from"
+        peer = "any rank" if self.call.peer is None else f"rank {self.group.ranks[self.call.peer]}"
+        tag = f", tag {self.call.tag}" if self.call.tag else ""
+        return f"{self.call.kind} #{self.call.place} {direction} {peer}{tag}"
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.name, *self.call.shapes])
 
 
 @dataclass
@@ -42,7 +57,7 @@ class _Inbox:
 
 
 def _inboxes(records: Sequence[RankRecord]) -> list[tuple[SharedGroup, int, _Inbox]]:
-    by_rank = {record.rank: record for record in records if record.is_whole}
+    by_rank = whole(records)
     if not any(record.messages for record in by_rank.values()):
         return []
     found = []
@@ -74,7 +89,7 @@ def pairs_of(records: Sequence[RankRecord]) -> list[Pair]:
     return found
 
 
-def unpaired(records: Sequence[RankRecord]) -> list[Unpaired]:
+def unpaired(records: Sequence[RankRecord]) -> list[Wait]:
     """The sends and receives without a partner. Where a rank receives from any, only their numbers are compared."""
     found = []
     for group, target, inbox in _inboxes(records):
@@ -84,12 +99,12 @@ def unpaired(records: Sequence[RankRecord]) -> list[Unpaired]:
             received = [(source, call) for source, calls in inbox.received.items() for call in calls]
             # The latest are those without a partner, as far as can be known.
             for source, call in sorted(sent, key=lambda one: one[1].order)[len(received) :]:
-                found.append(Unpaired(source, group, call, (target,)))
+                found.append(Wait(source, group, call, (target,)))
             for peer, call in sorted(received, key=lambda one: one[1].order)[len(sent) :]:
-                found.append(Unpaired(target, group, call, others if peer is None else (peer,)))
+                found.append(Wait(target, group, call, others if peer is None else (peer,), any_of=peer is None))
             continue
         for source in {*inbox.sent, *(source for source in inbox.received if source is not None)}:
             sends, receives = inbox.sent.get(source, []), inbox.received.get(source, [])
-            found += [Unpaired(source, group, call, (target,)) for call in sends[len(receives) :]]
-            found += [Unpaired(target, group, call, (source,)) for call in receives[len(sends) :]]
+            found += [Wait(source, group, call, (target,)) for call in sends[len(receives) :]]
+            found += [Wait(target, group, call, (source,)) for call in receives[len(sends) :]]
     return found

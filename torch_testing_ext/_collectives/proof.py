@@ -6,14 +6,16 @@ What cannot be proven waits for the time-out of the test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .blocked import RankState, why_not_blocked
-from .findings import Finding, Wait, deadlocked, describe_deadlock, first_mismatch, waits
-from .records import RankRecord
+from .blocked import why_not_blocked
+from .creation import waits_at_stores
+from .findings import Finding, deadlocked, describe_deadlock, first_mismatch, waits
+from .records import Call, RankRecord
 
-DEFAULT_OF_GROUPS = 1800.0  # gloo's time-out: ranks that have not chosen another do not wait for it
+# The shortest default of a backend, NCCL's: ranks that have not chosen another time-out do not wait for it.
+DEFAULT_OF_GROUPS = 600.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Conclusion:
     evidence: Evidence
     finding: Finding | None = None
     is_suspicious: bool = False
+    doubt: str = ""  # what keeps a deadlock from being proven
 
 
 def conclude(
@@ -55,34 +58,31 @@ def conclude(
     """Judge one probe. `running`: the answers of ranks; `left`: what others have left; `ended`: how these ended."""
     known = [*running.values(), *(record for record in left.values() if record is not None)]
     waiting = {rank: calls for rank, calls in waits(known).items() if rank in running}
-    mismatch = _mismatch(known, waiting, rules)
+    mismatch = endless_mismatch(known, [wait.call for calls in waiting.values() for wait in calls], rules)
     if mismatch is not None:
         if before.has_mismatch or ended.keys() >= set(mismatch.awaited):
             return Conclusion(before, mismatch)
         return Conclusion(replace(before, has_mismatch=True), is_suspicious=True)
+    for rank, wait in waits_at_stores(running, known).items():
+        # What its main thread has issued before does not matter; another thread may wait for it.
+        state = running[rank].state
+        kept = waiting.get(rank, []) if state is not None and state.others else []
+        waiting[rank] = [*kept, wait]
     calls = frozenset((rank, wait.call.order) for rank, each in waiting.items() for wait in each)
-    suspects = deadlocked({rank: each for rank, each in waiting.items() if _are_endless(each, rules.endless)}, ended)
+    endless = {r: each for r, each in waiting.items() if all(wait.call.timeout >= rules.endless for wait in each)}
+    suspects = deadlocked(endless, ended)
+    doubt = ""
     if calls == before.waits:
-        blocked = {
-            rank: waiting[rank]
-            for rank in suspects
-            if why_not_blocked(_state(before.records.get(rank)), running[rank].state) is None
-        }
-        if proven := deadlocked(blocked, ended):
+        earlier = {rank: record.state for rank, record in before.records.items()}
+        why = {rank: why_not_blocked(earlier.get(rank), running[rank].state) for rank in sorted(suspects)}
+        if proven := deadlocked({rank: waiting[rank] for rank in suspects if why[rank] is None}, ended):
             return Conclusion(before, describe_deadlock(proven, ended))
+        doubt = next((f"rank {rank}: {reason}" for rank, reason in why.items() if reason is not None), "")
     evidence = replace(before, records=running, waits=calls)
-    return Conclusion(evidence, is_suspicious=bool(suspects) and calls != before.waits)
+    return Conclusion(evidence, is_suspicious=bool(suspects) and calls != before.waits, doubt=doubt)
 
 
-def _mismatch(known: Sequence[RankRecord], waiting: Mapping[int, Sequence[Wait]], rules: ProofRules) -> Finding | None:
+def endless_mismatch(known: Sequence[RankRecord], latest: Iterable[Call], rules: ProofRules) -> Finding | None:
     """The first mismatch. A test of a group's own time-out goes on by itself: its end shows what the mismatch means."""
-    is_endless = all(_are_endless(each, min(rules.endless, DEFAULT_OF_GROUPS)) for each in waiting.values())
+    is_endless = all(call.timeout >= min(rules.endless, DEFAULT_OF_GROUPS) for call in latest)
     return None if rules.may_differ or not is_endless else first_mismatch(known, unless_raised=True)
-
-
-def _are_endless(calls: Sequence[Wait], endless: float) -> bool:
-    return all(wait.call.timeout >= endless for wait in calls)
-
-
-def _state(record: RankRecord | None) -> RankState | None:
-    return record.state if record is not None else None

@@ -1,6 +1,6 @@
 """The record that a rank leaves at the end of a test: the recorders' own pickles, which cost it least, and its groups.
 
-The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, a text is made.
+The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, records are made.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch_testing_ext._process import messages
+
 from .blocked import RankState
-from .records import GroupKey, GroupRecord, RankRecord, make_record, raised_for, text_of
+from .records import GroupKey, GroupRecord, RankRecord, generations, grouped, make_record, raised_for
 
 # Of the deprecated functions of torch.distributed.
 _DECORATORS = "/typing_extensions.py"
@@ -21,7 +23,7 @@ _DECORATORS = "/typing_extensions.py"
 # The fields that are kept of an entry, with its group, the line of its call and whether it raised.
 _KEPT = (
     *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "state", "timeout_ms", "is_p2p"),
-    *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes"),
+    *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "time_created_ns"),
 )
 
 
@@ -38,7 +40,7 @@ def pack(
     """Pack the record of a rank: its groups, as the fields of a GroupRecord and the time of their making; the dumps of
     its recorders; when a function of torch.distributed has raised; torch's folder; the moment; the state of its
     threads; the sequence numbers of its groups, None if unknown; and the group that it is making, as the others."""
-    return pickle.dumps((groups, dumps, errors, folder, at, state and state.to_json(), sequences, creating))
+    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating))
 
 
 class RawRecord:
@@ -46,8 +48,8 @@ class RawRecord:
 
     def __init__(self, data: bytes):
         listed, dumps, self._errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
-        self.groups = [_group_of(fields) for fields in listed]
-        self._creating = _group_of(creating) if creating is not None else None
+        self.groups = [GroupRecord(*fields[:-1]) for fields in listed]
+        self._creating = GroupRecord(*creating[:-1]) if creating is not None else None
         self.is_whole = True
         self._made: dict[str, tuple[list[int], list[int]]] = {}  # by name: when, and the numbers
         for number, (name, *_, made) in enumerate(listed):
@@ -66,26 +68,19 @@ class RawRecord:
         self._entries = [entry for entry, _ in merged]
         self._numbers = [number for _, number in merged]
         p2p = sequences is None or self._has_gaps(sequences)
-        self._state = replace(RankState.from_json(state), p2p=p2p) if state else None
+        self._state = replace(messages.decode(RankState, state), p2p=p2p) if state else None
 
     def _has_gaps(self, sequences: Mapping[str, tuple[int, int]]) -> bool:
         """May the rank have sent or received after its last collective? That uses up a number, and is not recorded."""
-        latest: dict[str, int] = {}
-        for entry in self._entries:
-            name = str(entry["process_group"][0])
-            latest[name] = max(latest.get(name, 0), entry["collective_seq_id"])
-        return any(number != latest.get(name, before) for name, (number, before) in sequences.items())
+        recorded = grouped((str(entry["process_group"][0]), entry["collective_seq_id"]) for entry in self._entries)
+        return any(number != max(recorded.get(name, [before])) for name, (number, before) in sequences.items())
 
     def _groups_of(self, entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """The number of each entry's group: the latest one of that name. None if another one may have that name."""
         found = [self._latest(str(entry["process_group"][0]), entry["time_created_ns"]) for entry in entries]
-        ids: dict[int, set[int]] = {}
-        groups: dict[int, set[int]] = {}
-        for entry, number in zip(entries, found, strict=True):
-            if number is not None:
-                ids.setdefault(number, set()).add(entry["pg_id"])
-                groups.setdefault(entry["pg_id"], set()).add(number)
-        sure = {number for number, each in ids.items() if len(each) == 1 and len(groups[next(iter(each))]) == 1}
+        known = {(number, entry["pg_id"]) for entry, number in zip(entries, found, strict=True) if number is not None}
+        ids, groups = grouped(known), grouped((pg_id, number) for number, pg_id in known)
+        sure = {number for number, each in ids.items() if len(each) == len(groups[each[0]]) == 1}
         return [number if number in sure else None for number in found]
 
     def _latest(self, name: str, created: int) -> int | None:
@@ -96,22 +91,15 @@ class RawRecord:
     def calls(self) -> dict[GroupKey, list[tuple[Any, ...]]]:
         """The calls in each group, with the properties that can be compared cheaply."""
         keys = keys_of(self.groups)
-        found: dict[GroupKey, list[tuple[Any, ...]]] = {}
-        for entry, number in zip(self._entries, self._numbers, strict=True):
-            if number is not None and not entry["is_p2p"]:
-                what = entry["profiling_name"], entry["input_sizes"], entry["input_dtypes"]
-                found.setdefault(keys[number], []).append(what)
-        return found
-
-    def text(self) -> str:
-        """The text that `read_record` reads."""
-        entries = list(self._compact())
-        return text_of(self.groups, entries, self.is_whole, self._state, self.at, bool(self._errors), self._creating)
+        return grouped(
+            (keys[number], (entry["profiling_name"], entry["input_sizes"], entry["input_dtypes"]))
+            for entry, number in zip(self._entries, self._numbers, strict=True)
+            if number is not None and not entry["is_p2p"]
+        )
 
     def record(self, rank: int) -> RankRecord:
-        """The same as `read_record` makes of the text."""
-        entries = list(self._compact())
-        has_raised = bool(self._errors)
+        """All that the rank has issued, if this is its number."""
+        entries, has_raised = list(self._compact()), bool(self._errors)
         return make_record(rank, self.groups, entries, self.is_whole, self._state, self.at, has_raised, self._creating)
 
     def _compact(self) -> Iterator[dict[str, Any]]:
@@ -127,9 +115,8 @@ class RawRecord:
         """The entries after which something has raised."""
         if not self._errors:
             return set()
-        times: dict[str, list[tuple[int, int]]] = {}  # by the name of a group
-        for at, entry in enumerate(self._entries):
-            times.setdefault(str(entry["process_group"][0]), []).append((entry["time_created_ns"], at))
+        named = ((str(entry["process_group"][0]), entry["time_created_ns"]) for entry in self._entries)
+        times = grouped((name, (created, at)) for at, (name, created) in enumerate(named))
         return {at for one in times.values() for at in raised_for(one, self._errors)}
 
     def _site(self, entry: Mapping[str, Any]) -> tuple[str, int, str] | None:
@@ -138,11 +125,6 @@ class RawRecord:
             if not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS):
                 return frame["filename"], frame["line"], frame["name"]
         return None
-
-
-def _group_of(fields: tuple[Any, ...]) -> GroupRecord:
-    name, description, members, index, world, _ = fields
-    return GroupRecord(name, description, tuple(members), index, world)
 
 
 def _merged(
@@ -157,13 +139,8 @@ def _merged(
 
 def keys_of(groups: Sequence[GroupRecord]) -> list[GroupKey]:
     """Groups by name, world, and how often the name had been used in that world; the backend is left open."""
-    times: dict[tuple[str, str], int] = {}
-    keys = []
-    for group in groups:
-        same = group.name, group.world
-        keys.append(GroupKey(group.name, times.get(same, 0), "", group.world))
-        times[same] = times.get(same, 0) + 1
-    return keys
+    used = generations(groups)
+    return [GroupKey(group.name, number, "", group.world) for group, number in zip(groups, used, strict=True)]
 
 
 def unpack(data: bytes) -> RawRecord | None:

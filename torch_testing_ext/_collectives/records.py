@@ -1,22 +1,24 @@
-"""The collectives that a rank has issued, read from the text that the rank leaves, or that is made of its log.
+"""The collectives that a rank has issued, made of what its recorders have kept, or of its log.
 
-The text is JSON: `groups`, the process groups that the rank has made, as [name, description, members, own index]; and
-`entries`, those of torch's flight recorder, each with the number of its group in `groups` and the `site` of its call.
-A header line before it has a digest for each group, so that ranks that agree need not be compared call by call.
+Both give `entries` like those of torch's flight recorder, each with the number of its group among those that the rank
+has made, and the `site` of its call.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import os
-import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 from .blocked import RankState
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 # The names that torch's C++ has for the types whose names differ in Python.
 _DTYPES = {
@@ -32,6 +34,14 @@ _DTYPES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
+
+
+# Collectives whose inputs must be alike on all ranks, with any backend.
+_ALIKE = (
+    *("all_reduce", "allreduce_coalesced", "all_reduce_coalesced", "sparse_all_reduce", "broadcast", "reduce"),
+    *("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"),
+)
+MOST_LINES = 8  # of a text with a line for each rank; in a larger world, ranks that did the same share one
 
 
 class GroupKey(NamedTuple):
@@ -99,13 +109,18 @@ class Call:
     peer: int | None = None  # of a send or receive, in the group; None: a receive from any rank
     tag: int = 0
     tells_end: bool = True  # a log does not know whether a call is over
+    thread: int = 0  # of the rank, where a log tells it
+    blocks: bool = False  # the rank goes on only when it is over
+    layout: tuple[Any, ...] = ()  # the shapes of parts that are put together; () if they are flat
+    parts: tuple[str, ...] = ()  # how torch puts parts together: placements of DTensors, or a dimension
+    at: float = 0.0  # when it was issued, in seconds since 1970; 0 if unknown
 
     def __str__(self) -> str:
         return " ".join([self.name, *self.shapes])
 
     @property
     def name(self) -> str:
-        return f"{self.kind} #{self.place}"
+        return f"{self.kind} #{self.place}" if self.place else self.kind
 
     @property
     def agreement_of_message(self) -> tuple[Any, ...]:
@@ -131,6 +146,16 @@ class RankRecord:
     at: float = 0.0  # the moment of the record
     has_raised: bool = False  # a function of torch.distributed
     creating: GroupRecord | None = None  # the group that it was making
+
+    @property
+    def latest(self) -> Call | None:
+        """The collective that it has issued last."""
+        return max((calls[-1] for calls in self.calls.values()), key=lambda call: call.order, default=None)
+
+
+def whole(records: Sequence[RankRecord]) -> dict[int, RankRecord]:
+    """The records that lack nothing, by rank: only these can be compared call by call."""
+    return {record.rank: record for record in records if record.is_whole}
 
 
 # A mismatch shows at once or, if the bytes happen to fit, in one of the next calls.
@@ -163,19 +188,16 @@ def agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     backend, kind = _backend_and_kind(entry)
-    inputs, outputs = (_counts(entry.get(f"{which}_sizes")) for which in ("input", "output"))
+    sizes = (entry.get(f"{which}_sizes") or () for which in ("input", "output"))
+    inputs, outputs = (tuple(map(math.prod, each)) for each in sizes)
     in_types, out_types = (tuple(entry.get(f"{which}_dtypes") or ()) for which in ("input", "output"))
     match kind:
-        case (
-            "all_reduce" | "allreduce_coalesced" | "all_reduce_coalesced" | "sparse_all_reduce" | "broadcast" | "reduce"
-        ):
-            return kind, inputs, in_types
-        case "all_gather" if backend == "gloo":
-            return kind, inputs, in_types
-        case "gather" if backend == "gloo":
-            return kind, inputs, in_types
         case "scatter" if backend == "gloo":
             return kind, outputs, out_types
+        case "all_gather" | "gather" if backend == "gloo":
+            return kind, inputs, in_types
+        case one if one in _ALIKE:
+            return kind, inputs, in_types
         case _:
             # Other backends allow uneven inputs; of collectives with splits each rank has its own sizes.
             return kind, (), tuple(sorted({*in_types, *out_types}))
@@ -190,94 +212,10 @@ def _backend_and_kind(entry: Mapping[str, Any]) -> tuple[str, str]:
     return backend, kind
 
 
-def _counts(sizes: Any) -> tuple[int, ...]:
-    return tuple(math.prod(size) for size in sizes or ())
-
-
-def text_of(
-    groups: Sequence[GroupRecord],
-    entries: Sequence[Mapping[str, Any]],
-    is_whole: bool,
-    state: RankState | None = None,
-    at: float = 0.0,
-    has_raised: bool = False,
-    creating: GroupRecord | None = None,
-) -> str:
-    """The text that a rank leaves."""
-    issued: dict[int, list[Any]] = {}
-    for entry in entries:
-        if entry["group"] is not None and not entry.get("is_p2p"):
-            what = [entry.get(name) for name in ("profiling_name", "input_sizes", "input_dtypes", "options")]
-            what += [entry["exchange"]] if "exchange" in entry else []
-            issued.setdefault(entry["group"], []).append(what)
-    digests = {_title_of(groups, at): zlib.crc32(json.dumps(each).encode()) for at, each in issued.items()}
-    body = {
-        "groups": [_fields_of(group) for group in groups],
-        "entries": entries,
-        "is_whole": is_whole,
-        "state": state and state.to_json(),
-        "at": at,
-        "has_raised": has_raised,
-        "creating": creating and _fields_of(creating),
-    }
-    return f"{json.dumps([is_whole, digests])}\n{json.dumps(body)}"
-
-
-def _fields_of(group: GroupRecord) -> list[Any]:
-    return [group.name, group.description, group.members, group.index, group.world]
-
-
-def _group_of(fields: Sequence[Any]) -> GroupRecord:
-    name, description, members, index, world = fields
-    return GroupRecord(name, description, tuple(members), index, world)
-
-
-def _title_of(groups: Sequence[GroupRecord], number: int) -> str:
-    """A group by its name and world, and how often the name had been used there before."""
-    group = groups[number]
-    return f"{group.name}|{_generation(groups, number)}|{group.world}"
-
-
-def _generation(groups: Sequence[GroupRecord], number: int) -> int:
-    same = groups[number].name, groups[number].world
-    return sum((group.name, group.world) == same for group in groups[:number])
-
-
-def body_of(text: str) -> str:
-    """The text without its header, which it may lack."""
-    return text.partition("\n")[2] or text
-
-
-def all_agree(texts: Sequence[str]) -> bool:
-    """Do the headers show that all members of every group have issued the same? If not, the calls must be compared.
-
-    Members may agree in calls whose headers differ: the inputs of a scatter are those of its root.
-    """
-    seen: dict[str, int] = {}
-    for text in texts:
-        if not text:
-            continue
-        try:
-            is_whole, digests = json.loads(text.partition("\n")[0])
-        except ValueError:
-            return False
-        if not is_whole or any(seen.setdefault(key, digest) != digest for key, digest in digests.items()):
-            return False
-    return True
-
-
-def read_record(rank: int, text: str) -> RankRecord | None:
-    """The record of a rank from its text; None if there is none, or it is incomplete."""
-    try:
-        body = json.loads(body_of(text))
-        listed = [_group_of(fields) for fields in body["groups"]]
-        creating = _group_of(body["creating"]) if body.get("creating") else None
-        entries, state = body["entries"], body.get("state")
-    except (ValueError, KeyError, TypeError):
-        return None
-    known = state and RankState.from_json(state)
-    at, has_raised = float(body.get("at", 0.0)), bool(body.get("has_raised"))
-    return make_record(rank, listed, entries, bool(body.get("is_whole")), known, at, has_raised, creating)
+def generations(groups: Sequence[GroupRecord]) -> list[int]:
+    """For each group, how often its name had been used in its world before."""
+    times: dict[tuple[str, str], itertools.count[int]] = {}
+    return [next(times.setdefault((group.name, group.world), itertools.count())) for group in groups]
 
 
 def make_record(
@@ -285,9 +223,9 @@ def make_record(
     listed: Sequence[GroupRecord],
     entries: Sequence[Mapping[str, Any]],
     is_whole: bool,
-    state: RankState | None,
-    at: float,
-    has_raised: bool,
+    state: RankState | None = None,
+    at: float = 0.0,
+    has_raised: bool = False,
     creating: GroupRecord | None = None,
 ) -> RankRecord:
     """The record of a rank that has made the groups `listed`, from the entries of its recorder or its log."""
@@ -295,13 +233,13 @@ def make_record(
     calls: dict[GroupKey, list[Call]] = {}
     p2p: dict[GroupKey, str] = {}
     messages: dict[GroupKey, list[Call]] = {}
-    generations = [_generation(listed, number) for number in range(len(listed))]
+    used = generations(listed)
     for entry in sorted(entries, key=lambda entry: int(entry.get("record_id", 0))):
         number = entry.get("group")
         if number is None:
             continue
         backend, kind = _backend_and_kind(entry)
-        key = GroupKey(listed[number].name, generations[number], backend, listed[number].world)
+        key = GroupKey(listed[number].name, used[number], backend, listed[number].world)
         groups[key] = listed[number]
         if entry.get("is_p2p"):
             p2p[key] = kind
@@ -312,19 +250,8 @@ def make_record(
     backends = {key.backend for key in groups} or {"gloo"}
     for number, group in enumerate(listed):
         for backend in backends:
-            groups.setdefault(GroupKey(group.name, generations[number], backend, group.world), group)
-    return RankRecord(
-        rank=rank,
-        groups=groups,
-        calls=calls,
-        is_whole=is_whole,
-        state=state,
-        p2p=p2p,
-        messages=messages,
-        at=at,
-        has_raised=has_raised,
-        creating=creating,
-    )
+            groups.setdefault(GroupKey(group.name, used[number], backend, group.world), group)
+    return RankRecord(rank, groups, calls, is_whole, state, p2p, messages, at, has_raised, creating)
 
 
 def _message(entry: Mapping[str, Any], earlier: Sequence[Call]) -> Call:
@@ -337,7 +264,8 @@ def _message(entry: Mapping[str, Any], earlier: Sequence[Call]) -> Call:
 def _call(entry: Mapping[str, Any], place: int) -> Call:
     sizes, types = entry.get("input_sizes") or (), entry.get("input_dtypes") or ()
     shapes = [str(list(size)) for size in sizes]
-    inputs = (f"{shape} {_dtype(types[at])}" if at < len(types) else shape for at, shape in enumerate(shapes))
+    dtypes = [_DTYPES.get(name, name.lower()) for name in types]
+    inputs = (f"{shape} {dtypes[at]}" if at < len(dtypes) else shape for at, shape in enumerate(shapes))
     site, timeout = entry.get("site"), entry.get("timeout_ms")
     return Call(
         kind=_backend_and_kind(entry)[1],
@@ -346,13 +274,18 @@ def _call(entry: Mapping[str, Any], place: int) -> Call:
         shapes=tuple(shapes),
         inputs=tuple(inputs),
         agreement=agreement(entry),
-        is_over=bool(entry.get("retired")) and not _only_issued(entry),
+        is_over=bool(entry.get("retired")) and not _only_issued(entry) and not _was_given_up(entry),
         timeout=timeout / 1000 if timeout else math.inf,
         site=Site(*site) if site else None,
         raised=bool(entry.get("raised")),
         details=tuple(entry.get("details", ())),
         exchange=_frozen(entry["exchange"]) if "exchange" in entry else None,
         tells_end="retired" in entry and not _only_issued(entry),
+        thread=int(entry.get("thread", 0)),
+        blocks=bool(entry.get("blocks")),
+        layout=_frozen(entry.get("layout", ())),
+        parts=tuple(entry.get("parts", ())),
+        at=entry.get("time_created_ns", 0) / 1e9,
     )
 
 
@@ -365,8 +298,10 @@ def _only_issued(entry: Mapping[str, Any]) -> bool:
     return backend != "gloo" and bool(entry.get("retired")) and entry.get("state") == "scheduled"
 
 
-def _dtype(name: str) -> str:
-    return _DTYPES.get(name, name.lower())
+def _was_given_up(entry: Mapping[str, Any]) -> bool:
+    """Was the call retired before it was over, as one of NCCL is at its time-out?"""
+    backend, _ = _backend_and_kind(entry)
+    return backend != "gloo" and entry.get("state") == "started"
 
 
 # -- the same group in all ranks
@@ -421,14 +356,36 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
 
 
 def list_of(ranks: Sequence[int]) -> str:
-    """Ranks for a sentence: "rank 1", "ranks 0, 2"."""
-    names = ", ".join(map(str, sorted(ranks)))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+    """Ranks for a sentence: "rank 1", "ranks 0, 2", "ranks 0-3, 6", "ranks 0, 2, ..., 62"."""
+    spans: list[list[int]] = []
+    ordered = sorted(ranks)
+    steps = {later - earlier for earlier, later in pairwise(ordered)}
+    if len(ordered) > MOST_LINES and len(steps) == 1 and steps != {1}:
+        return f"ranks {ordered[0]}, {ordered[1]}, ..., {ordered[-1]}"
+    for rank in ordered:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    names = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
+    rest = [f"... ({len(ranks)} in all)"] if len(names) > MOST_LINES else []
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join([*names[:MOST_LINES], *rest])}"
+
+
+def few(lines: Sequence[str]) -> list[str]:
+    """The first of many lines, and how many there are besides."""
+    return list(lines) if len(lines) <= MOST_LINES + 1 else [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in the order in which they come."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def alike(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:
     """The ranks grouped by a property of their calls, the smallest group first, each with its first rank's call."""
-    by_key: dict[Any, list[int]] = {}
-    for rank, call in sorted(calls.items()):
-        by_key.setdefault(key(call), []).append(rank)
+    by_key = grouped((key(call), rank) for rank, call in sorted(calls.items()))
     return [(ranks, calls[ranks[0]]) for ranks in sorted(by_key.values(), key=len)]

@@ -7,13 +7,13 @@ interrupted, and all ranks replace their process groups before the next example.
 
     given.py                 `given`, `note` and `target`, as the tests use them
     property_run.py          a whole property test in a rank, from connecting to the report
+    replay.py                examples that are data, which every run has
     participants.py          the two roles: Leader (rank 0) and Follower
     outcome.py               how an example ended in one rank, and in all of them. Pure.
     example_values.py        the values that rank 0 sends, and how each rank turns them into arguments
     links.py                 messages between the ranks, without a process group
-    connections.py           the network connections of a rank, and how to cut them
     watchdog.py              when to cut: it interrupts collectives that will never end
-    groups.py                the process group under test, and its replacement
+    groups.py                the process group under test, its replacement, and the connections that are cut then
     hypothesis_internals.py  the undocumented parts of Hypothesis that we use
     strategies/              strategies for tensors, meshes, placements, groups, programs of collectives
 """

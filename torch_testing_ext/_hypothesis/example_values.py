@@ -1,7 +1,5 @@
 """The values that rank 0 sends to the other ranks for an example, and how each rank turns them into arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -44,31 +42,15 @@ class NoMoreDraws(RuntimeError):
     """A rank waits for a draw of rank 0, which has left the example."""
 
 
-class LeadersData:
-    """`st.data()` in rank 0: each value that is drawn during an example goes to the other ranks at once."""
+class SharedData:
+    """`st.data()` in a rank: `next_value` returns what rank 0 draws with a strategy and a label, in every rank."""
 
-    def __init__(self, data: Any, send: Callable[[Any], None]):
-        self._data = data
-        self._send = send
-
-    def draw(self, strategy: Any, label: Any = None) -> Any:
-        value = self._data.draw(strategy, label)
-        self._send(value)
-        return for_rank(value, 0)
-
-    def __repr__(self) -> str:
-        return repr(self._data)
-
-
-class FollowersData:
-    """`st.data()` in another rank: each draw returns the value that rank 0 drew."""
-
-    def __init__(self, receive: Callable[[], Any], rank: int):
-        self._receive = receive
+    def __init__(self, next_value: Callable[[Any, Any], Any], rank: int):
+        self._next_value = next_value
         self._rank = rank
 
     def draw(self, strategy: Any, label: Any = None) -> Any:
-        return for_rank(self._receive(), self._rank)
+        return for_rank(self._next_value(strategy, label), self._rank)
 
     def __repr__(self) -> str:
         return "data(...)"

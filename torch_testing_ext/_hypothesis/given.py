@@ -1,7 +1,5 @@
 """`given`, `note` and `target` for tests that run in several ranks."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -19,7 +17,6 @@ from .participants import Leader, Participant
 from .property_run import run
 
 __unittest = True
-__rank_frame__ = True
 
 
 def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -62,7 +59,6 @@ def _is_rank(test: Any) -> bool:
 
 
 def _base_of(test: Any) -> str:
-    """The name of our base that runs the ranks of a test."""
     common = {RankedTestCase, ProcessRanksTestCase}
     return next(cls.__name__ for cls in type(test).__mro__ if common.intersection(cls.__bases__))
 
@@ -72,14 +68,14 @@ def note(value: object) -> None:
     if Participant.current is None:
         hypothesis.note(value)
     else:
-        Participant.current.observations.notes.append(str(value))
+        Participant.current.notes.append(str(value))
 
 
 def target(observation: float, label: str = "") -> float:
     """Have Hypothesis search for examples in which the observation of some rank is large."""
     if Participant.current is None:
         return hypothesis.target(observation, label=label)
-    scores = Participant.current.observations.scores
+    scores = Participant.current.scores
     if label in scores:
         raise ValueError(f"target() was called twice in an example for the label {label!r}")
     scores[label] = float(observation)

@@ -3,8 +3,6 @@
 Only the constants that Hypothesis collects from code are younger.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +38,6 @@ def settings_of(prop: Callable[..., Any]) -> hypothesis.settings:
 
 
 def set_settings(prop: Callable[..., Any], chosen: hypothesis.settings) -> None:
-    """Replace the settings of a property."""
     setattr(prop, _SETTINGS, chosen)
 
 

@@ -4,24 +4,21 @@ Each link has two connections. The main one carries examples and outcomes, and o
 the watchdogs is silent until a rank leaves an example early. So no extra thread runs while all is well.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch_testing_ext._process.channel import Channel, WithDescriptors, socket_pair
+from torch_testing_ext._process.private_folders import socket_name
 from torch_testing_ext.launch import Cause
 
 from .outcome import ExampleOutcome, PropertyResult
 
-_LONGEST_PATH = 100  # the address of a Unix socket may be this long on every platform
 _CONNECT_TIMEOUT = 120.0
 
 
@@ -148,7 +145,6 @@ class Link:
         return self._received.popleft()
 
     def wait_until_gone(self) -> None:
-        """Wait until the other rank has exited."""
         with suppress(EOFError, OSError):
             while True:
                 self._main.receive()
@@ -165,22 +161,8 @@ def connect_ranks(file_name: str, rank: int, world_size: int) -> dict[int, Link]
     """Return the links of this rank: rank 0 gets one to every other rank, and every other rank gets one to rank 0."""
     if world_size == 1:
         return {}
-    with _address_of(f"{file_name}.ranks") as address:
+    with socket_name(f"{file_name}.ranks") as address:
         return {0: _connect(address, rank)} if rank > 0 else _accept(address, world_size)
-
-
-@contextmanager
-def _address_of(path: str) -> Iterator[str]:
-    """The address of a Unix socket at a path: through a descriptor of its directory if the path is too long."""
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
-        yield path
-        return
-    head, tail = os.path.split(path)
-    directory = os.open(head, os.O_RDONLY)
-    try:
-        yield f"/proc/self/fd/{directory}/{tail}"
-    finally:
-        os.close(directory)
 
 
 def _accept(address: str, world_size: int) -> dict[int, Link]:

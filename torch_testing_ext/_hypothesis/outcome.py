@@ -1,7 +1,5 @@
 """The end of an example, in one rank and in all of them, and the text that reports it. Pure."""
 
-from __future__ import annotations
-
 import enum
 import unittest
 from collections.abc import Mapping, Sequence
@@ -9,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hypothesis.errors import UnsatisfiedAssumption
 
+from torch_testing_ext._collectives.records import grouped, list_of
 from torch_testing_ext.launch import Cause, cause_of, format_error, summarize
 
 from .example_values import NoMoreDraws
@@ -86,36 +85,25 @@ class JudgedExample:
         return highest
 
     def headline(self) -> str:
-        """Describe the failure in one line."""
         first, size = self.culprits[0], len(self.outcomes)
         if self.kind is ExampleKind.INTERRUPTED:
-            return (
-                f"hangs: {name_ranks(self.culprits)} of {size} waited for another rank until the wait was interrupted"
-            )
-        return f"fails on {name_ranks(self.culprits)} of {size}: {_first_line(self.outcomes[first].summary)}"
+            return f"hangs: {list_of(self.culprits)} of {size} waited for another rank until the wait was interrupted"
+        return f"fails on {list_of(self.culprits)} of {size}: {_first_line(self.outcomes[first].summary)}"
 
     def describe(self) -> str:
-        """Describe the outcome of each rank in a line, the culprits first."""
         ranks = sorted(range(len(self.outcomes)), key=lambda rank: (rank not in self.culprits, rank))
         return "\n".join(f"  rank {rank}: {_line(self.outcomes[rank])}" for rank in ranks)
 
     def tracebacks(self) -> str:
         """Show each traceback of the culprits once, with the ranks that share it."""
-        ranks_by_text: dict[str, list[int]] = {}
-        for rank in self.culprits:
-            ranks_by_text.setdefault(self.outcomes[rank].traceback.rstrip(), []).append(rank)
-        return "\n\n".join(f"{name_ranks(ranks)}'s traceback:\n{text}" for text, ranks in ranks_by_text.items() if text)
+        found = grouped((self.outcomes[rank].traceback.rstrip(), rank) for rank in self.culprits)
+        return "\n\n".join(f"{list_of(ranks)}'s traceback:\n{text}" for text, ranks in found.items() if text)
 
     def notes(self) -> str:
         """Show each note once, with the ranks that share it unless all do."""
-        ranks_by_note: dict[str, list[int]] = {}
-        for rank, outcome in enumerate(self.outcomes):
-            for note in outcome.notes:
-                ranks_by_note.setdefault(note, []).append(rank)
+        found = grouped((note, rank) for rank, outcome in enumerate(self.outcomes) for note in outcome.notes)
         everyone = list(range(len(self.outcomes)))
-        return "\n".join(
-            note if ranks == everyone else f"{name_ranks(ranks)}: {note}" for note, ranks in ranks_by_note.items()
-        )
+        return "\n".join(note if ranks == everyone else f"{list_of(ranks)}: {note}" for note, ranks in found.items())
 
 
 @dataclass(frozen=True)
@@ -145,9 +133,3 @@ def _line(outcome: ExampleOutcome) -> str:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks in a sentence: "rank 1", "ranks 0, 2"."""
-    numbers = ", ".join(map(str, ranks))
-    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"

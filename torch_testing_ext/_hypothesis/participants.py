@@ -12,6 +12,9 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.errors import StopTest
 
+from torch_testing_ext._collectives.records import list_of
+from torch_testing_ext.launch import Cause
+
 from . import example_values, hypothesis_internals
 from .groups import Groups
 from .links import (
@@ -32,12 +35,9 @@ from .outcome import (
     JudgedExample,
     PropertyResult,
     judge_example,
-    name_ranks,
     outcome_of_error,
 )
 from .watchdog import Watchdog
-
-__rank_frame__ = True
 
 # A rank that is still in an example this long after its waits were interrupted waits for something else.
 INTERRUPT_TIMEOUT = 15.0
@@ -53,6 +53,8 @@ class PropertyFailure(AssertionError):
     same bug, seen from two ranks, would count as two.
     """
 
+    cause_of_failure = Cause.OF_ALL
+
     def __init__(self, message: str, judged: JudgedExample | None = None):
         super().__init__(message)
         self.judged = judged
@@ -60,14 +62,6 @@ class PropertyFailure(AssertionError):
 
 class Abandoned(BaseException):
     """The ranks cannot continue together. Not an Exception, or Hypothesis would try to shrink it."""
-
-
-class Observations:
-    """The notes and scores that the body of a test records with `note` and `target` during one example."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.scores: dict[str, float] = {}
 
 
 # Hypothesis' own, when an example has used up its budget of draws; ours, when a rank is lost; and requests to stop.
@@ -86,12 +80,13 @@ class Participant:
         self.groups = groups
         self.watchdog = watchdog
         self.number = 0
-        self.observations = Observations()
-        self.describe_current: Callable[[], str] = str  # the current example, as a call of the test
+        self.notes: list[str] = []  # of the current example, by `note`
+        self.scores: dict[str, float] = {}  # the same, by `target`
+        self.describe_current: Callable[[], str] = str  # the current example, as a call of the test; "" between two
 
     def perform(self, body: Body, drawn: Mapping[str, Any]) -> ExampleOutcome:
         """Run the body on this rank's share of the drawn values."""
-        self.observations = observations = Observations()
+        self.notes, self.scores = [], {}
         self.describe_current = functools.partial(describe, body, drawn)
         self.watchdog.enter(self.number, self.describe_current)
         try:
@@ -104,7 +99,7 @@ class Participant:
         else:
             self.watchdog.leave()
             outcome = ExampleOutcome(ExampleKind.PASSED)
-        return replace(outcome, notes=tuple(observations.notes), scores=observations.scores)
+        return replace(outcome, notes=tuple(self.notes), scores=self.scores)
 
 
 class Leader(Participant):
@@ -127,17 +122,17 @@ class Leader(Participant):
         self.count += 1
         self.arguments = drawn
         self.watchdog.begin(self.number)
-        describe_it = functools.partial(describe, body, drawn)
+        self.describe_current = functools.partial(describe, body, drawn)
         interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}
-        self._send(_example(self.number, drawn, tuple(interactive), body), describe_it)
-        mine = {
-            **drawn,
-            **{name: example_values.LeadersData(value, self._send_draw) for name, value in interactive.items()},
+        self._send(_example(self.number, drawn, tuple(interactive), body))
+        mine = drawn | {
+            name: example_values.SharedData(functools.partial(self._draw_for_all, value), self.rank)
+            for name, value in interactive.items()
         }
         outcome = self._perform_mine(body, mine, bool(interactive))
-        judged = judge_example([outcome, *self._outcomes(describe_it)])
+        others = [one.outcome for one in self._receive_from_all() if isinstance(one, ExampleEnds)]
         self.watchdog.finish()
-        self._conclude_example(judged, describe_it)
+        self._conclude_example(judge_example([outcome, *others]))
 
     def _perform_mine(self, body: Body, drawn: dict[str, Any], interactive: bool) -> ExampleOutcome:
         try:
@@ -145,7 +140,7 @@ class Leader(Participant):
         except StopTest:
             self.watchdog.report_left(self.number)
             self._send(NoMoreValues())
-            self._receive_from_all(self.describe_current)
+            self._receive_from_all()
             self.watchdog.finish()
             self.needs_new_groups = True
             raise
@@ -155,7 +150,7 @@ class Leader(Participant):
             self.watchdog.report_left(self.number)
         return outcome
 
-    def _conclude_example(self, judged: JudgedExample, describe_it: Callable[[], str]) -> None:
+    def _conclude_example(self, judged: JudgedExample) -> None:
         self.last = judged
         self.needs_new_groups = judged.is_damaging or self.watchdog.interrupted == self.number
         if judged.kind is ExampleKind.PASSED:
@@ -167,55 +162,56 @@ class Leader(Participant):
             hypothesis.reject()
         if judged.kind is ExampleKind.SKIPPED:
             raise Abandoned
-        self.last_failed, self.failed_example = judged, describe_it()
-        _fail(judged)
+        self.last_failed, self.failed_example = judged, self.describe_current()
+        raise PropertyFailure(judged.describe(), judged)
 
     def recreate_groups(self) -> None:
         """Replace the groups in all ranks: the last example may have left the old ones in any state."""
+        self.describe_current = str
         self.groups.destroy()
         self._send(RecreateGroups())
         self.groups.create()
-        self._receive_from_all(str)  # otherwise this rank could end before the others have connected to it
+        self._receive_from_all()  # otherwise this rank could end before the others have connected to it
         self.needs_new_groups = False
 
-    def _send_draw(self, value: Any) -> None:
+    def _draw_for_all(self, data: Any, strategy: Any, label: Any) -> Any:
+        value = data.draw(strategy, label)
         self._send(DrawnValue(pickle.dumps(value)))
+        return value
 
-    def _send(self, message: MainMessage, describe_it: Callable[[], str] = str) -> None:
+    def _send(self, message: MainMessage) -> None:
         for rank, link in self.links.items():
             link.send(message)
             if link.is_lost:  # at once: to wait for it in a collective takes long
-                self._raise_lost(rank, describe_it)
+                self._raise_lost(rank)
 
-    def _outcomes(self, describe_it: Callable[[], str]) -> list[ExampleOutcome]:
-        return [one.outcome for one in self._receive_from_all(describe_it) if isinstance(one, ExampleEnds)]
-
-    def _receive_from_all(self, describe_it: Callable[[], str]) -> list[MainMessage]:
+    def _receive_from_all(self) -> list[MainMessage]:
         """Receive one message from each rank in turn. If one is lost, the ranks before it are interrupted, so that they
         do not delay its discovery."""
-        return [self._receive_from(rank, describe_it) for rank in self.links]
+        return [self._receive_from(rank) for rank in self.links]
 
-    def _receive_from(self, rank: int, describe_it: Callable[[], str]) -> MainMessage:
+    def _receive_from(self, rank: int) -> MainMessage:
         link = self.links[rank]
         while not link.has_message(INTERRUPT_TIMEOUT / 10):
             if self.watchdog.seconds_since_interrupt(self.number) > INTERRUPT_TIMEOUT:
-                self._raise_stuck(rank, describe_it)
+                self._raise_stuck(rank)
         try:
             return link.receive()
         except (EOFError, OSError):
-            self._raise_lost(rank, describe_it)
+            self._raise_lost(rank)
 
-    def _raise_lost(self, rank: int, describe_it: Callable[[], str]) -> NoReturn:
-        raise Abandoned(f"rank {rank} was lost {self._where(describe_it())}")
+    def _raise_lost(self, rank: int) -> NoReturn:
+        raise Abandoned(f"rank {rank} was lost {self._where()}")
 
-    def _where(self, example: str) -> str:
+    def _where(self) -> str:
+        example = self.describe_current()
         return f"in this example: {example}" if example else "between two examples"
 
-    def _raise_stuck(self, first: int, describe_it: Callable[[], str]) -> NoReturn:
+    def _raise_stuck(self, first: int) -> NoReturn:
         stuck = [rank for rank, link in self.links.items() if rank >= first and not link.has_message(0)]
         raise Abandoned(
-            f"{name_ranks(stuck)} could not be interrupted, as only waits on the network can be; the other ranks left "
-            f"{INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where(describe_it())}"
+            f"{list_of(stuck)} could not be interrupted, as only waits on the network can be; the other ranks left "
+            f"{INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where()}"
         )
 
     def finish(self, result: PropertyResult) -> None:
@@ -244,20 +240,16 @@ class Follower(Participant):
                     self.groups.create()
                     self.links[0].send(GroupsRecreated())
                 case PropertyEnds(result):
-                    return self._await_turn(result)
-
-    def _await_turn(self, result: PropertyResult) -> PropertyResult:
-        if result.culprits and result.culprits[0] == 0:
-            self.links[0].wait_until_gone()  # rank 0 reports first
-        return result
+                    if result.culprits and result.culprits[0] == 0:
+                        self.links[0].wait_until_gone()  # rank 0 reports first
+                    return result
 
     def _run_example(self, body: Body, example: RunExample) -> None:
         self.number = example.number
         self.watchdog.begin(self.number)
         drawn: dict[str, Any] = pickle.loads(example.drawn)
-        drawn.update(
-            {name: example_values.FollowersData(self._receive_draw, self.rank) for name in example.interactive}
-        )
+        shared = example_values.SharedData(self._receive_draw, self.rank)
+        drawn |= dict.fromkeys(example.interactive, shared)
         with hypothesis_internals.next_example():
             outcome = self.perform(body, drawn)
         if outcome.ends_example:
@@ -270,17 +262,13 @@ class Follower(Participant):
         except (EOFError, OSError):
             raise PeerLost("rank 0 was lost") from None
 
-    def _receive_draw(self) -> Any:
+    def _receive_draw(self, strategy: Any, label: Any) -> Any:
         message = self._receive()
         if isinstance(message, DrawnValue):
             return pickle.loads(message.value)
         raise example_values.NoMoreDraws(
             "rank 0 makes no more draws in this example: it failed, or the ranks draw differently"
         )
-
-
-def _fail(judged: JudgedExample) -> NoReturn:
-    raise PropertyFailure(judged.describe(), judged)
 
 
 def _example(number: int, drawn: Mapping[str, Any], interactive: tuple[str, ...], body: Body) -> RunExample:

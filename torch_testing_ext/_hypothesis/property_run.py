@@ -1,7 +1,5 @@
 """A whole property test in one rank: connect to the others, run the examples, report the result."""
 
-from __future__ import annotations
-
 import functools
 import time
 import unittest
@@ -23,9 +21,9 @@ from .participants import Abandoned, Body, Follower, Leader, Participant, Proper
 from .watchdog import Watchdog
 
 __unittest = True
-__rank_frame__ = True
 
 _LONGEST_TITLE = 300
+_LONGEST_BEFORE_CAUSE = 200  # of an example: a longer one, or one of several lines, comes after what happened
 # The parent must see the death of a rank before it sees the errors of the survivors, so that the verdict blames the
 # dead rank.
 _SURVIVOR_DELAY = 0.1
@@ -143,7 +141,10 @@ def _failed(
 ) -> PropertyResult:
     judged = failure.judged
     assert judged is not None
-    title = f"{_shortened(leader.failed_example)} {judged.headline()}"
+    example, what = _shortened(leader.failed_example), judged.headline()
+    title = f"{example} {what}"
+    if "\n" in example or len(example) > _LONGEST_BEFORE_CAUSE:
+        title = f"{example.partition('(')[0]} {what}\nin the example: {example}"
     is_explicit = any("explicit example" in line.partition(":")[0] for line in lines)  # versions begin it differently
     found = f"the smallest that Hypothesis found, in {leader.count} runs of the test"
     if is_explicit:

@@ -1,14 +1,22 @@
-"""Examples that are data: a property runs these in every run, and draws new ones only in a search."""
+"""Examples that are data: a property runs these in every run, and draws new ones only in a search.
 
-from __future__ import annotations
+A search is a run with the profile "search": properties run many more examples than in CI, chosen at random, to find
+new faults. Hypothesis' profiles give way to the settings of a test, and every suite has some. So this one changes them.
+"""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import hypothesis
 from hypothesis import Phase
 
-from . import hypothesis_internals, search
+from . import hypothesis_internals
+
+_SEARCH = "search"
+_FACTOR = 40
+# Ranks inherit it from the process in which an option sets it.
+_VARIABLE = "HYPOTHESIS_PROFILE"
 
 Test = TypeVar("Test", bound=Callable[..., None])
 # A phrase that says what the example is there for, and the arguments by name.
@@ -41,12 +49,18 @@ def replayed(prop: Callable[..., None], world_size: int) -> Sequence[Example] | 
 
 def settings_for(chosen: hypothesis.settings, examples: Sequence[Example] | None) -> hypothesis.settings:
     """Return the settings for a search, if one was chosen; else those that draw nothing if the property replays."""
-    if examples is None:
-        return search.enlarged(chosen)
-    if search.is_chosen():  # a replayed example that fails would end the search, and cannot shrink
-        chosen = search.enlarged(chosen)
-        return hypothesis.settings(chosen, phases=[one for one in chosen.phases if one is not Phase.explicit])
-    return hypothesis.settings(chosen, phases=[Phase.explicit])
+    if os.environ.get(_VARIABLE) != _SEARCH:
+        return chosen if examples is None else hypothesis.settings(chosen, phases=[Phase.explicit])
+    phases = {*chosen.phases, Phase.generate, Phase.shrink}
+    if examples is not None:  # a replayed example that fails would end the search, and cannot shrink
+        phases -= {Phase.explicit}
+    return hypothesis.settings(chosen, max_examples=_FACTOR * chosen.max_examples, derandomize=False, phases=phases)
+
+
+def choose_search() -> None:
+    """Let Hypothesis know the profile, and choose it for this process and for those that it starts."""
+    hypothesis.settings.register_profile(_SEARCH, hypothesis.settings())
+    os.environ[_VARIABLE] = _SEARCH
 
 
 def phrase_of(arguments: Mapping[str, Any], examples: Sequence[Example] | None) -> str | None:

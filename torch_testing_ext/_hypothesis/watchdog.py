@@ -5,14 +5,11 @@ wait fail at once, in any collective, and does no other harm: the groups are rep
 not reach a rank that waits for something else (sleeps, spins); the parent's timeout covers that.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from torch_testing_ext._process.channel import Channel, socket_pair
@@ -64,7 +61,7 @@ class Watchdog:
         self._closing = False
         self._loop = EventLoop()
         for source in (received, *peers.values()):
-            self._loop.listen(source, partial(self._receive, source))
+            self._loop.serve(source, self._on_message, self._on_end)
         self._ends: tuple[Any, ...] = (self._own, received, self._loop)
         self._thread = threading.Thread(target=self._listen, name="watchdog", daemon=True)
         self._thread.start()
@@ -78,7 +75,6 @@ class Watchdog:
             self._finished = self._reported_slow = False
 
     def enter(self, example: int, describe: Callable[[], str]) -> None:
-        """Start to watch the main thread."""
         with self._lock:
             self._inside, self._describe = example, describe
             if self.interrupted == example:
@@ -96,7 +92,6 @@ class Watchdog:
             self._finished = True
 
     def seconds_since_interrupt(self, example: int) -> float:
-        """Return 0 while the example has not been interrupted."""
         with self._lock:
             return time.monotonic() - self._interrupted_at if self.interrupted == example else 0.0
 
@@ -109,7 +104,6 @@ class Watchdog:
             self._peers[0].send(ExampleLeft(example))
 
     def close(self) -> None:
-        """Stop the thread."""
         self._closing = True
         self._own.send(StopWatching())
         self._thread.join()
@@ -133,22 +127,15 @@ class Watchdog:
         with self._lock:
             return self._inside is not None and self.interrupted == self._inside
 
-    def _receive(self, source: Channel[WatchdogMessage]) -> None:
-        try:
-            received = source.receive()
-        except (EOFError, OSError):
-            # That rank is gone, so this example is over for all. The main thread detects the loss by itself.
-            self._loop.forget(source)
-            received = [ExampleLeft(self.current) if self._is_leader else InterruptExample(self.current)]
-        for message in received:
-            if isinstance(message, InterruptExample):
-                self._interrupt(message.number)
-            elif isinstance(message, ExampleLeft):
-                self._note_left(message.number)
+    def _on_message(self, message: WatchdogMessage) -> None:
+        if isinstance(message, InterruptExample):
+            self._interrupt(message.number)
+        elif isinstance(message, ExampleLeft) and (self._left is None or message.number > self._left):
+            self._left, self._left_at = message.number, time.monotonic()
 
-    def _note_left(self, example: int) -> None:
-        if self._left is None or example > self._left:
-            self._left, self._left_at = example, time.monotonic()
+    def _on_end(self) -> None:
+        """A rank is gone, so this example is over for all. The main thread detects the loss by itself."""
+        self._on_message(ExampleLeft(self.current) if self._is_leader else InterruptExample(self.current))
 
     def _check_times(self) -> None:
         now = time.monotonic()

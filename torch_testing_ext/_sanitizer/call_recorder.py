@@ -15,11 +15,12 @@ import torch
 
 from torch_testing_ext import _torch
 from torch_testing_ext._collectives.issued import Issued, Tensor
-from torch_testing_ext._collectives.records import GroupRecord
+from torch_testing_ext._collectives.records import GroupRecord, Site
 from torch_testing_ext._torch import hook
 from torch_testing_ext._torch.hook import OpSpec
+from torch_testing_ext._torch.parts import parts_of
 
-from .checks import Check, tensors_of
+from .checks import Check, inputs_of, outputs_of
 from .log import NO_GROUP, LogWriter
 
 # Groups that do not communicate, or whose ranks are threads with a log of their own.
@@ -37,20 +38,21 @@ class CallRecorder:
         self._lock = threading.RLock()  # a signal's handler may issue a collective
         self._groups: weakref.WeakKeyDictionary[Any, tuple[int, int, float | None]] = weakref.WeakKeyDictionary()
         self._known_groups = 0
-        self._whats: dict[Any, tuple[int, bytes | None]] = {}
+        self._whats: dict[Any, tuple[int, int, bytes | None]] = {}
         self._sites: dict[tuple[str, int], int] = {}
         self._is_of_torch: dict[str, bool] = {}
         self.error = ""
 
     # -- the listener of the hook
 
-    def before(self, spec: OpSpec, args: tuple[Any, ...]) -> int:
+    def before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int]:
+        """Returns the number of the operation in the log, and that of its line."""
         try:
             with self._lock:
                 number, site, group = self._before(spec, args)
             for check in self._checks:
                 check.before(spec, args, site, group)
-            return number
+            return number, site
         except Exception as error:
             self._keep(error)
             raise
@@ -60,39 +62,37 @@ class CallRecorder:
         known = self._groups.get(group)
         if known is None:
             known = self._groups[group] = self._look_up(group)
-        number = known[0]
         inputs = () if spec.inputs is None else signature(args[spec.inputs])
         outputs = inputs if spec.outputs == spec.inputs or spec.outputs is None else signature(args[spec.outputs])
-        op = None if spec.op is None else int(args[spec.op].op())
-        root = None if spec.root is None else args[spec.root]
-        peer = None if spec.peer is None else (args[spec.peer], args[spec.tag])  # type: ignore[index]
-        timeout = args[spec.timeout] if spec.timeout is not None and len(args) > spec.timeout else -1
+        root, peer, tag = (None if place is None else int(args[place]) for place in (spec.root, spec.peer, spec.tag))
         splits = None if spec.splits is None else (tuple(args[spec.splits]), tuple(args[spec.splits + 1]))
-        key = spec.name, number, inputs, outputs, op, root, peer, timeout, splits
+        timeout = args[spec.timeout] if spec.timeout is not None and len(args) > spec.timeout else -1
+        blocks = hook.is_synchronous(spec, args) or (
+            spec.is_p2p and hook.is_called_as(spec.kind, hook.issuer_of(sys._getframe(3)))
+        )
+        details = hook.reduce_op_of(spec, args), root, peer, tag, splits, timeout, blocks, self._parts(sys._getframe(3))
+        key = spec.name, known[0], inputs, outputs, details
         what = self._whats.get(key)
         if what is None:
-            what = self._whats[key] = self._describe(spec, args, known)
+            what = self._whats[key] = self._describe(spec, args, known, *details)
         site = self.site()
-        if _on_meta(inputs, args, spec):
-            number = NO_GROUP
-        return self._log.issue(number, what[0], what[1], site), site, group
+        return self._log.issue(*what, site), site, group
 
-    def after(self, spec: OpSpec, number: int, args: tuple[Any, ...], result: Any) -> None:
-        if self._after:
-            try:
-                for check in self._after:
-                    check.after(spec, args, result, self.site())
-            except Exception as error:
-                self._keep(error)
-                raise
+    def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> None:
+        try:
+            for check in self._after:
+                check.after(spec, args, result, known[1])
+        except Exception as error:
+            self._keep(error)
+            raise
 
-    def raised(self, number: int) -> None:
-        self._log.raised(number)
+    def raised(self, known: tuple[int, int]) -> None:
+        self._log.raised(known[0])
 
     def _keep(self, error: Exception) -> None:
         """Keep an error of ours. One that a signal's handler of the test has raised in between is not."""
         frames = traceback.extract_tb(error.__traceback__)
-        if not self.error and frames and (frames[-1].filename.startswith(_OURS) or self._torchs(frames[-1].filename)):
+        if not self.error and frames and _is_not_of_the_program(frames[-1].filename):
             self.error = "".join(traceback.format_exception(error))
             with suppress(Exception):  # `finish` raises it in any case, unless the rank ends before
                 text = f"the sanitizer failed: {type(error).__name__}: {error}"
@@ -107,84 +107,112 @@ class CallRecorder:
         if number is None or _torch.flight_recorder.made_groups()[number].backend in _NOT_COMPARED:
             return NO_GROUP, 0, None
         made = _torch.flight_recorder.made_groups()[number]
-        return number, len(made.members), hook.timeout_of_group(group)
+        timeout = hook.timeout_of_group(group)  # a backend may have none, or hide it
+        return number, len(made.members), made.timeout if timeout is None else timeout
 
     def note_groups(self) -> None:
         """Write down the groups that have been made since the last time."""
         with self._lock:
             made = _torch.flight_recorder.made_groups()
             for one in made[self._known_groups :]:
-                self._log.add_group(GroupRecord(one.name, one.description, one.members, one.index, one.world))
+                self._log.add_group(GroupRecord(*one.fields[:-1]))
             self._known_groups = len(made)
 
     def has_shorter_timeouts(self) -> bool:
         """Has a group got a shorter time-out since it was first used?"""
-        for group, (_, _, before) in list(self._groups.items()):
-            timeout = hook.timeout_of_group(group)
-            if before is not None and timeout is not None and timeout < before:
-                return True
-        return False
+        found = [(before, hook.timeout_of_group(group)) for group, (_, _, before) in list(self._groups.items())]
+        return any(before is not None and now is not None and now < before for before, now in found)
 
     def _describe(
-        self, spec: OpSpec, args: tuple[Any, ...], known: tuple[int, int, float | None]
-    ) -> tuple[int, bytes | None]:
-        _, size, timeout = known
-        inputs = () if spec.inputs is None else _tensors_of(args[spec.inputs])
-        outputs = inputs if spec.outputs == spec.inputs or spec.outputs is None else _tensors_of(args[spec.outputs])
-        own = args[spec.timeout] if spec.timeout is not None and len(args) > spec.timeout else -1
+        self,
+        spec: OpSpec,
+        args: tuple[Any, ...],
+        known: tuple[int, int, float | None],
+        op: int | None,
+        root: int | None,
+        peer: int | None,
+        tag: int | None,
+        splits: tuple[tuple[int, ...], tuple[int, ...]] | None,
+        own_timeout: int,
+        blocks: bool,
+        parts: tuple[str, ...],
+    ) -> tuple[int, int, bytes | None]:
+        """The number of the group, or NO_GROUP for tensors without data, as those of a trace; that of the text; and
+        what must agree, if the call is compared with those of all members."""
+        number, size, timeout = known
+        inputs, outputs = inputs_of(spec, args), outputs_of(spec, args)
         issued = Issued(
             kind=spec.kind,
-            inputs=inputs,
-            outputs=outputs,
-            op=None if spec.op is None else hook.name_of_reduce_op(int(args[spec.op].op())),
-            root=None if spec.root is None else int(args[spec.root]),
-            peer=None if spec.peer is None else int(args[spec.peer]),
-            tag=0 if spec.tag is None else int(args[spec.tag]),
-            splits=None if spec.splits is None else (tuple(args[spec.splits]), tuple(args[spec.splits + 1])),
+            inputs=_described(inputs),
+            outputs=_described(outputs if spec.outputs is not None else inputs),
+            op=hook.name_of_reduce_op(op),
+            root=root,
+            peer=peer,
+            tag=tag or 0,
+            splits=splits,
             size=size,
-            timeout=own / 1000 if own > 0 else timeout,
+            timeout=own_timeout / 1000 if own_timeout > 0 else timeout,
+            blocks=blocks,
+            parts=parts,
         )
-        must_agree = None if issued.is_compared_in_pairs else json.dumps(issued.agreement()).encode()
-        return self._log.text(json.dumps(issued.to_entry())), must_agree
+        all_agree = [issued.agreement(), issued.layout(), parts]
+        must_agree = None if issued.is_compared_in_pairs else json.dumps(all_agree).encode()
+        on_meta = any(tensor.is_meta for tensor in (*inputs, *outputs))
+        return NO_GROUP if on_meta else number, self._log.text(json.dumps(issued.to_entry())), must_agree
 
     def site(self) -> int:
-        """The number of the line of the program that issues an operation now: the innermost frame outside of torch."""
-        frame: Any = sys._getframe(2)
+        """The number of the line of the program that issues an operation now."""
+        frame = self._frame(sys._getframe(2))
+        if frame is None:
+            return 0
+        place = frame.f_code.co_filename, frame.f_lineno
+        number = self._sites.get(place)
+        if number is None:
+            number = self._sites[place] = self._log.text(json.dumps([*place, frame.f_code.co_name]))
+        return number
+
+    def line(self) -> Site | None:
+        """The line of the program that runs now."""
+        frame = self._frame(sys._getframe(1))
+        return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+    def _frame(self, frame: Any) -> Any:
+        """The innermost frame outside of torch; in a thread of torch, as for a callback, that of the main thread."""
+        found = self._outside_of_torch(frame)
+        if found is None and threading.current_thread() is not threading.main_thread():
+            return self._outside_of_torch(sys._current_frames().get(threading.main_thread().ident or 0))
+        return found
+
+    def _outside_of_torch(self, frame: Any) -> Any:
         while frame is not None:
             file = frame.f_code.co_filename
             is_of_torch = self._is_of_torch.get(file)
             if is_of_torch is None:
-                is_of_torch = self._is_of_torch[file] = self._torchs(file) or file.startswith(_OURS)
+                is_of_torch = self._is_of_torch[file] = _is_not_of_the_program(file)
             if not is_of_torch:
-                place = file, frame.f_lineno
-                number = self._sites.get(place)
-                if number is None:
-                    text = json.dumps([*place, frame.f_code.co_name])
-                    number = self._sites[place] = self._log.text(text)
-                return number
+                return frame
             frame = frame.f_back
-        return 0
+        return None
 
-    @staticmethod
-    def _torchs(file: str) -> bool:
-        return bool(_torch.flight_recorder.is_of_torch(file))
+    def _parts(self, frame: Any) -> tuple[str, ...]:
+        """Find what functions of torch that issue an operation say about parts; the outermost knows best."""
+        found: tuple[str, ...] = ()
+        while frame is not None and self._is_of_torch.get(frame.f_code.co_filename, True):
+            found = parts_of(frame) or found
+            frame = frame.f_back
+        return found
+
+
+def _is_not_of_the_program(file: str) -> bool:
+    return file.startswith(_OURS) or bool(_torch.flight_recorder.is_of_torch(file))
 
 
 def signature(value: Any) -> tuple[Any, ...]:
-    """Shapes and types of a tensor, a list of tensors, or a list of lists, to compare quickly."""
+    """Describe a tensor, a list of tensors, or a list of lists, to be compared quickly."""
     if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype
+        return value.shape, value.dtype, value.is_meta
     return tuple([signature(each) for each in value])
 
 
-def _tensors_of(value: Any) -> tuple[Tensor, ...]:
-    return tuple((tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors_of(value))
-
-
-def _on_meta(inputs: tuple[Any, ...], args: tuple[Any, ...], spec: OpSpec) -> bool:
-    """Are the tensors without data, as those of a trace? Nothing is then communicated."""
-    place = spec.inputs if spec.inputs is not None else spec.outputs
-    value = None if place is None else args[place]
-    while isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return isinstance(value, torch.Tensor) and value.is_meta
+def _described(tensors: list[torch.Tensor]) -> tuple[Tensor, ...]:
+    return tuple((tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors)

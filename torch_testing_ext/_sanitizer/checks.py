@@ -13,14 +13,17 @@ import torch
 from torch_testing_ext._torch import hook
 from torch_testing_ext._torch.hook import OpSpec
 
+from .buffers import overlap, pieces_of
+
 # Of --shake: which part of the ranks is slow, which part of their calls and of those of others is delayed, by what.
 _SLOW_RANKS, _SLOW_CALLS, _OTHER_CALLS = 0.3, 0.8, 0.2
 _LONGEST_DELAY = 0.02  # seconds
 
 _sleep = time.sleep  # taken before a test could replace it
 
-# Writes a finding of the rank into its log: the kind, a sentence, and the number of the line.
-Note = Callable[[str, str, int], None]
+# Writes a finding of the rank into its log: the kind, a sentence, the number of the line, and that of the line which
+# has issued the operation, if that is another one.
+Note = Callable[[str, str, int, int], None]
 
 
 class Check:
@@ -47,24 +50,34 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(each)
 
 
+def inputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [] if spec.inputs is None else list(tensors_of(args[spec.inputs]))
+
+
+def outputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [] if spec.outputs is None else list(tensors_of(args[spec.outputs]))
+
+
 def shown(tensors: list[torch.Tensor]) -> str:
     return " ".join(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
 
 
 def name_of(spec: OpSpec, args: tuple[Any, ...]) -> str:
     """An operation for a sentence: its kind, and its tensors."""
-    place = spec.inputs if spec.inputs is not None else spec.outputs
-    tensors = list(tensors_of(args[place])) if place is not None else []
-    return " ".join([spec.kind, *([shown(tensors)] if tensors else [])])
+    tensors = outputs_of(spec, args) if spec.inputs is None else inputs_of(spec, args)
+    return f"{spec.kind} {shown(tensors)}".rstrip()
 
 
 def _is_root(spec: OpSpec, args: tuple[Any, ...], group: Any) -> bool:
     return spec.root is None or args[spec.root] == group.rank()
 
 
-def describe_non_finite(tensor: torch.Tensor) -> str:
-    """Count the elements of a tensor that are NaN or infinite, for a sentence; "" if none is."""
-    found = hook.non_finite(tensor)
+def describe_non_finite(tensor: torch.Tensor, op: str | None) -> str:
+    """Count the elements of a tensor that are NaN or infinite, for a sentence; "" if none is.
+
+    `op`: the reduction that they enter, in which an infinity may be what changes nothing.
+    """
+    found = hook.non_finite(tensor, hook.neutral_of(op))
     if found is None:
         return ""
     parts = [f"{number} {name}" for number, name in zip(found, ("NaN", "infinite"), strict=True) if number]
@@ -83,9 +96,10 @@ class NanCheck(Check):
             return
         if spec.kind in ("broadcast", "scatter") and not _is_root(spec, args, group):
             return  # its tensors are overwritten
-        for tensor in tensors_of(args[spec.inputs]):
-            if text := describe_non_finite(tensor):
-                self._note("nan", f"{text} enter {name_of(spec, args)}", site)
+        op = hook.name_of_reduce_op(hook.reduce_op_of(spec, args))
+        for tensor in inputs_of(spec, args):
+            if text := describe_non_finite(tensor, op):
+                self._note("nan", f"{text} enter {name_of(spec, args)}", site, 0)
                 self._told.add(site)
                 return
 
@@ -99,20 +113,17 @@ class Poison(Check):
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
         if spec.outputs is None or hook.is_without_data(group):
             return
-        if spec.outputs == spec.inputs:
-            if spec.kind != "broadcast" or _is_root(spec, args, group):
-                return  # the outputs are inputs
-            inputs: Iterable[torch.Tensor] = ()
-        else:
-            inputs = () if spec.inputs is None else tensors_of(args[spec.inputs])
-        self.overwrite(tensors_of(args[spec.outputs]), inputs)
+        works_in_place = spec.outputs == spec.inputs
+        if works_in_place and (spec.kind != "broadcast" or _is_root(spec, args, group)):
+            return  # the outputs are inputs
+        self.overwrite(outputs_of(spec, args), () if works_in_place else inputs_of(spec, args))
 
     def overwrite(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
         """Overwrite the outputs that share no memory with an input."""
-        ranges = [_range(tensor) for tensor in inputs]
+        read = pieces_of(inputs)
         for tensor in outputs:
-            first, end = _range(tensor)
-            if end > first and not any(start < end and first < stop for start, stop in ranges):
+            memory = pieces_of([tensor])
+            if memory and not overlap(memory, read) and not _is_expanded(tensor):
                 hook.overwrite(tensor, self._pattern(tensor.dtype))
 
     def _pattern(self, dtype: torch.dtype) -> float | int | bool:
@@ -144,11 +155,6 @@ class Delays(Check):
             _sleep(seconds * _LONGEST_DELAY)
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor lies; of one that is not in plain memory, an empty range."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
-        return 0, 0
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        return 0, 0
-    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Are several elements at one place? Such a tensor cannot be filled."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -15,18 +15,11 @@ class SanitizeKind(enum.Enum):
     POISON = "poison"
     NAN = "nan"
     RACES = "races"
+    UNBUFFERED = "unbuffered"
+    REPLICAS = "replicas"
     HASH = "hash"
 
 
-DESCRIPTIONS = {
-    SanitizeKind.CALLS: "all calls are compared: also root, reduce operation, splits, sends and receives",
-    SanitizeKind.ORDER: "warn of collectives of overlapping groups that ranks issue in opposite orders",
-    SanitizeKind.WAITS: "work that nobody waited for, and buffers that are written before wait()",
-    SanitizeKind.POISON: "fill outputs with NaN, or a pattern of the rank, before each collective",
-    SanitizeKind.NAN: "a NaN or infinity that enters a collective",
-    SanitizeKind.RACES: "as waits, and buffers that are read before wait(); slow; not part of all",
-    SanitizeKind.HASH: "each rank is a new interpreter with a hash seed of its own; not part of all",
-}
 DEFAULT = frozenset({SanitizeKind.CALLS, SanitizeKind.ORDER, SanitizeKind.WAITS})
 # New interpreters take seconds, and all operations in Python take long.
 ALL = frozenset(SanitizeKind) - {SanitizeKind.HASH, SanitizeKind.RACES}

@@ -7,6 +7,7 @@ called and where, are written once; a record has only their numbers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -15,11 +16,12 @@ import threading
 import time
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.records import GroupRecord, raised_for, text_of
+from torch_testing_ext._collectives.parted import Look
+from torch_testing_ext._collectives.records import GroupRecord, RankRecord, make_record, raised_for
 
 _MAGIC = 0x746F7263_68737A31
 # The header, in numbers of 8 bytes.
@@ -53,6 +55,8 @@ class LogWriter:
             else:
                 os.ftruncate(fd, _SIZE)
             self._map = mmap.mmap(fd, _SIZE)
+            if hasattr(mmap, "MADV_RANDOM"):
+                self._map.madvise(mmap.MADV_RANDOM)  # else the first write may zero all of it, which takes 0.5 ms
         finally:
             os.close(fd)
         self._numbers = memoryview(self._map).cast("Q")
@@ -61,6 +65,8 @@ class LogWriter:
         self._errors = 0
         self._lock = threading.RLock()
         self._slots: dict[int, tuple[int, int]] = {}
+        self._threads = itertools.count()
+        self._of_thread = threading.local()
         self._numbers[_VERSION] = _MAGIC
 
     def text(self, text: str) -> int:
@@ -80,7 +86,7 @@ class LogWriter:
 
     def issue(self, group: int, what: int, agreement: bytes | None, site: int) -> int:
         """Record an operation; returns its number, or -1 if the log is full. `agreement`: None for p2p."""
-        number = self._add(group, 0, what, site)
+        number = self._add(group, 0, what, site, self._thread())
         if agreement is None:
             self._numbers[_P2P] += 1
         elif group < _SLOTS:
@@ -92,14 +98,22 @@ class LogWriter:
             self._numbers[_IRREGULAR] = 1
         return number
 
-    def _add(self, group: int, flags: int, what: int, site: int) -> int:
+    def _thread(self) -> int:
+        """The number of this thread. A later thread with the same identifier has another one."""
+        number: int | None = getattr(self._of_thread, "number", None)
+        if number is None:
+            number = self._of_thread.number = next(self._threads)
+        return number
+
+    def _add(self, group: int, flags: int, what: int, site: int, thread: int = 0) -> int:
         with self._lock:
             number = self._count
             if number >= self._most:
                 self._numbers[_LOST] += 1
                 return -1
             self._count = number + 1  # first: a signal's handler may add another in between
-            _RECORD.pack_into(self._map, _RECORDS_AT + number * _RECORD.size, _now_ns(), group, flags, what, site, 0)
+            at = _RECORDS_AT + number * _RECORD.size
+            _RECORD.pack_into(self._map, at, _now_ns(), group, flags, what, site, thread)
             self._numbers[_COUNT] = self._count
         return number
 
@@ -118,9 +132,8 @@ class LogWriter:
 
     def add_group(self, group: GroupRecord) -> None:
         """The rank has made a group, which has the next number."""
-        fields = [group.name, group.description, group.members, group.index, group.world]
-        self._add(0, _GROUP, self.text(json.dumps(fields)), 0)
-        self._numbers[_GROUPS] += 1
+        self._add(0, _GROUP, self.text(json.dumps(astuple(group))), 0)
+        self._numbers[_GROUPS] = zlib.crc32(group.name.encode(), self._numbers[_GROUPS])
 
     def note(self, fields: dict[str, Any], site: int = 0) -> None:
         """Write down something that the rank has found by itself."""
@@ -130,15 +143,15 @@ class LogWriter:
 
 @dataclass
 class LogContent:
-    """All that a rank has written so far. `entries` are in the format of `read_record`."""
+    """All that a rank has written so far. `entries` are in the format of `make_record`."""
 
     groups: list[GroupRecord] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
     is_whole: bool = True
 
-    def text(self) -> str:
-        return text_of(self.groups, self.entries, self.is_whole)
+    def record(self, rank: int) -> RankRecord:
+        return make_record(rank, self.groups, self.entries, self.is_whole)
 
 
 class LogReader:
@@ -146,48 +159,37 @@ class LogReader:
 
     def __init__(self, path: Path):
         self._path = path
-        self._map: mmap.mmap | None = None
-
-    def _mapped(self) -> mmap.mmap | None:
-        if self._map is None:
-            try:
-                with open(self._path, "rb") as file:
-                    self._map = mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)
-            except (OSError, ValueError):  # not there, or not complete yet
-                return None
-        return self._map
-
-    def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
 
     def remove(self) -> None:
-        """Close the log and remove its file. A rank that still has it may go on to write."""
-        self.close()
+        """Remove the file. A rank that still has it may go on to write."""
         with suppress(OSError):
             self._path.unlink()
 
+    def _part(self, start: int, size: int) -> bytes:
+        """A part of the file; b"" if that is not there."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                return os.pread(file.fileno(), size, start)
+        except OSError:
+            return b""
+
     def header(self) -> bytes:
         """The header as it is; b"" if the rank has not begun its log."""
-        data = self._mapped()
-        return bytes(data[:_TEXTS_AT]) if data is not None else b""
+        data = self._part(0, _TEXTS_AT)
+        return data if len(data) == _TEXTS_AT else b""
 
     def read(self) -> LogContent | None:
         """All that has been written; None if there is no log."""
-        data = self._mapped()
-        if data is None:
+        (header,) = _numbers_of([self.header()]) or [()]
+        if not header or header[_VERSION] != _MAGIC:
             return None
-        header = struct.unpack_from(f"={_HEADER}Q", data)
-        if header[_VERSION] != _MAGIC:
-            return None
-        records = list(_RECORD.iter_unpack(data[_RECORDS_AT : _RECORDS_AT + header[_COUNT] * _RECORD.size]))
-        texts = self._texts(data)
+        records = list(_RECORD.iter_unpack(self._part(_RECORDS_AT, header[_COUNT] * _RECORD.size)))
+        texts = self._texts()
         latest = max((at for at, record in enumerate(records) if not record[2] & (_NOTE | _GROUP | _ERROR)), default=-1)
         content = LogContent(is_whole=not header[_LOST])
         raised = _raised(records)
         parsed: dict[int, Any] = {}
-        for number, (_, group, flags, what, site, _) in enumerate(records):
+        for number, (_, group, flags, what, site, thread) in enumerate(records):
             if not what:
                 continue  # its text is lost
             fields = parsed.get(what)
@@ -198,19 +200,20 @@ class LogReader:
                 name, said, members, index, world = fields
                 content.groups.append(GroupRecord(name, said, tuple(members), index, world))
             elif flags & _NOTE:
-                content.notes.append({**fields, "site": place, "record_id": number})
+                issued = json.loads(texts[fields["issued"] - 1]) if fields.get("issued") else None
+                content.notes.append({**fields, "site": place, "issued": issued, "record_id": number})
             elif not flags & _RAISED or number == latest:
                 entry = {**fields, "group": None if group == NO_GROUP else group, "site": place, "record_id": number}
-                entry["raised"] = number in raised
+                entry["raised"], entry["thread"] = number in raised, thread
                 if flags & _RAISED:
                     entry["retired"] = True  # the rank did not issue it, but wanted to: it may have lost its peer
                 content.entries.append(entry)
         return content
 
-    def _texts(self, data: mmap.mmap) -> list[str]:
-        end = struct.unpack_from("=Q", data, 8 * _TEXTS_END)[0]
-        area, at, found = data[_TEXTS_AT : _TEXTS_AT + end], 0, []
-        while at < end:
+    def _texts(self) -> list[str]:
+        (header,) = _numbers_of([self.header()])
+        area, at, found = self._part(_TEXTS_AT, header[_TEXTS_END]), 0, []
+        while at < len(area):
             (length,) = _LENGTH.unpack_from(area, at)
             found.append(area[at + _LENGTH.size : at + _LENGTH.size + length].decode())
             at += _LENGTH.size + length
@@ -230,13 +233,18 @@ def _raised(records: list[tuple[int, ...]]) -> set[int]:
 # -- headers
 
 
+def _numbers_of(headers: list[bytes]) -> list[tuple[int, ...]]:
+    """The numbers of the headers that are there."""
+    return [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
+
+
 def is_quiet(headers: list[bytes]) -> bool:
     """Do the headers show that there is nothing to be read: all members of every group have issued the same?
 
-    The groups of ranks have the same numbers where the ranks have made the same groups, as their number suggests;
-    where that is not certain, or where something else was noted, the logs must be read.
+    The groups of ranks have the same numbers where the ranks have made the same groups, as a hash of the names says;
+    where they have not, or where something else was noted, the logs must be read.
     """
-    known = [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
+    known = _numbers_of(headers)
     if not known:
         return True
     if any(one[number] for one in known for number in (_LOST, _NOTES, _P2P, _IRREGULAR)):
@@ -246,9 +254,14 @@ def is_quiet(headers: list[bytes]) -> bool:
     return all(len({one[slot] for one in known}) == 1 for slot in range(_FIRST_SLOT, _HEADER))
 
 
+def have_notes(headers: list[bytes]) -> bool:
+    """Has a rank found something by itself?"""
+    return any(one[_NOTES] for one in _numbers_of(headers))
+
+
 def show_mismatch(headers: list[bytes]) -> bool:
     """Have ranks issued as many collectives in a group as others, and not the same? The logs tell for sure."""
-    known = [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
+    known = _numbers_of(headers)
     if len({one[_GROUPS] for one in known}) > 1:
         return False
     for slot in range(_FIRST_SLOT, _HEADER):
@@ -260,7 +273,24 @@ def show_mismatch(headers: list[bytes]) -> bool:
 
 def uses_groups(headers: list[bytes]) -> int:
     """In how many groups ranks have issued collectives: as many as there are numbers of groups in use."""
-    known = [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
+    known = _numbers_of(headers)
     if any(one[_IRREGULAR] or one[_P2P] for one in known):
         return _SLOTS
     return sum(any(one[slot] for one in known) for slot in range(_FIRST_SLOT, _HEADER))
+
+
+# -- looks at replicas, in a file of their own
+
+
+def looks_beside(log: Path) -> Path:
+    """The file of the looks of a rank with this log."""
+    return log.with_name(f"{log.name}.replicas")
+
+
+def looks_of(log: Path) -> list[Look]:
+    """The looks that a rank has written, as far as they are complete."""
+    try:
+        lines = looks_beside(log).read_text("utf-8").splitlines(keepends=True)
+    except OSError:
+        return []
+    return [Look(*json.loads(line)) for line in lines if line.endswith("\n")]

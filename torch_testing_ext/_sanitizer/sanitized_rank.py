@@ -12,6 +12,7 @@ from .call_recorder import CallRecorder
 from .checks import Check, Delays, NanCheck, Poison
 from .kinds import SanitizeKind
 from .log import LogWriter
+from .replica_check import ReplicaCheck
 from .watched_works import WaitCheck
 
 
@@ -36,34 +37,30 @@ class RankSanitizer:
         self._waits = WaitCheck(self._note, lambda: self._recorder.site()) if wants_waits else None
         if self._waits is not None:
             self._checks.append(self._waits)
+        if SanitizeKind.REPLICAS in kinds:
+            self._checks.append(ReplicaCheck(path, lambda: self._recorder.line()))
         self._recorder = CallRecorder(self._log, self._checks)
+        self.has_shorter_timeouts = self._recorder.has_shorter_timeouts
         self._pid = os.getpid()
-
-    def begin(self) -> None:
         hook.install()
         hook.listen(self._recorder)
         _torch.flight_recorder.on_error_of_collectives(self._log.error_now)
-        hook.watch_waits(self._on_wait, self._log.error_now)
+        hook.watch_waits(self._on_wait, self._log.error_now, self._waits)
         if self._waits is not None and self._watches_uses:
-            self._waits.watch_uses()
+            self._waits.watch_uses(other_threads=True)
 
-    def _note(self, kind: str, text: str, site: int) -> None:
-        self._log.note({"kind": kind, "text": text}, site)
+    def _note(self, kind: str, text: str, site: int, issued: int) -> None:
+        self._log.note({"kind": kind, "text": text, "issued": issued}, site)
 
     def _on_wait(self, work: object) -> None:
         if self._waits is not None:
             self._waits.waited(work)
 
-    def has_shorter_timeouts(self) -> bool:
-        return self._recorder.has_shorter_timeouts()
-
     def finish(self) -> None:
         """The test has returned: what is open now stays open. Raises what the recorder has failed with."""
         if os.getpid() != self._pid:
             return
-        hook.listen(None)
-        hook.watch_waits(None, None)
-        _torch.flight_recorder.on_error_of_collectives(None)
+        _leave_alone()
         self._recorder.note_groups()
         for check in self._checks:
             check.finish()
@@ -86,9 +83,8 @@ def begin(rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Pa
     """Sanitize this process from now on; its log is a new file at `path`."""
     global _current
     if _current is None:
-        os.register_at_fork(after_in_child=_leave_child_alone)
+        os.register_at_fork(after_in_child=_leave_alone)
     _current = RankSanitizer(rank, kinds, shake, path)
-    _current.begin()
 
 
 def is_active() -> bool:
@@ -100,8 +96,8 @@ def has_shorter_timeouts() -> bool:
     return _current is not None and _current.has_shorter_timeouts()
 
 
-def _leave_child_alone() -> None:
-    """A process that a test forks shares the memory of the log: it must not write there."""
+def _leave_alone() -> None:
+    """Sanitize this process no more. One that a test forks shares the memory of the log: it must not write there."""
     hook.listen(None)
     _torch.flight_recorder.on_error_of_collectives(None)
     hook.watch_waits(None, None)

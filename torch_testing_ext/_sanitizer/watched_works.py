@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import hook
+from torch_testing_ext._torch import hook, tensor_reads
 from torch_testing_ext._torch.hook import OpSpec
 
-from .checks import Check, Note, name_of, tensors_of
+from .buffers import Buffer, Span, overlap, overlap_each_other, pieces_of, storage_of
+from .checks import Check, Note, inputs_of, name_of, outputs_of
 
 # References to a work that only this module has: that of the table, and that of the argument of sys.getrefcount.
 _OURS = 2
@@ -27,28 +28,31 @@ _PLAIN = ("sum", "product", "min", "max", "band", "bor", "bxor")
 
 
 @dataclass
-class _Buffer:
-    """A tensor in use, as it was when the operation was issued."""
-
-    tensor: torch.Tensor
-    version: int | None  # None if writes to other tensors of the same storage count as well
-    address: int
-
-
-_Span: TypeAlias = tuple[int, int]  # the addresses from the first to behind the last byte
-
-
-@dataclass
 class _OpenWork:
     """Work that nobody has waited for yet."""
 
     work: Any
     name: str
     site: int
-    buffers: list[_Buffer]
-    outputs: list[_Span]
-    inputs: list[_Span]  # without outputs
+    buffers: list[Buffer]
+    outputs: list[Span]
+    inputs: list[Span]  # without outputs
+    queue: Any = None  # operations of one queue, as those of a group on a device, come one after the other
+    future: Any = None  # that somebody has asked the work for
     is_told: bool = False  # a finding about its buffers has been made
+
+    @property
+    def is_dropped(self) -> bool:
+        """Has nobody got the work any more, nor its future? `self` has one, and so has the argument."""
+        if sys.getrefcount(self.work) > _OURS:
+            return False
+        return self.future is None or sys.getrefcount(self.future) <= _OURS
+
+    def use_by(self, read: Sequence[Span], written: Sequence[Span]) -> str:
+        """Describe how another use of memory interferes: "" if it does not, or only reads an input."""
+        if overlap(written, self.outputs) or overlap(written, self.inputs):
+            return "written"
+        return "read" if overlap(read, self.outputs) else ""
 
 
 class WaitCheck(Check):
@@ -61,19 +65,42 @@ class WaitCheck(Check):
         self._note = note
         self._site = site
         self._uses: Any = None
+        self._watches_threads = False
         self._is_issuing = False
         self._open: dict[int, _OpenWork] = {}
         self._lock = threading.RLock()
 
+    def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        outputs = outputs_of(spec, args)
+        if len(outputs) > 1 and overlap_each_other(outputs):
+            self._note("race", f"outputs of {name_of(spec, args)} overlap each other", site, 0)
+        if self._open:
+            with self._lock:
+                written, read = _spans(spec, args)
+                self._find_use(name_of(spec, args), read, written, site, _queue(spec, args))
+
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int) -> None:
+        if hook.is_synchronous(spec, args) and not self._open:
+            return
         with self._lock:
             self._find_dropped()
             if hook.is_synchronous(spec, args) or not _is_for_caller(hook.issuer_of(sys._getframe(3))):
                 return
             work = hook.work_of(result)
             if work is not None:
-                outputs, inputs = _spans(spec, args) if self._uses is not None else ([], [])
-                self._open[id(work)] = _OpenWork(work, name_of(spec, args), site, _buffers(spec, args), outputs, inputs)
+                outputs, inputs = _spans(spec, args)
+                queue = _queue(spec, args)
+                self._add(_OpenWork(work, name_of(spec, args), site, _buffers(spec, args), outputs, inputs, queue))
+
+    def _add(self, found: _OpenWork) -> None:
+        if not self._open:
+            tensor_reads.listen(self)
+        self._open[id(found.work)] = found
+
+    def _remove(self, found: _OpenWork) -> None:
+        del self._open[id(found.work)]
+        if not self._open:
+            tensor_reads.unlisten(self)
 
     @contextmanager
     def issuing(self) -> Iterator[None]:
@@ -103,65 +130,108 @@ class WaitCheck(Check):
         with self._lock:
             self._find_dropped()
             if _is_for_caller(issuer):
-                written = {_storage(tensor) for tensor in outputs}
-                own = [tensor for tensor in inputs if _storage(tensor) not in written]
+                written = {storage_of(tensor) for tensor in outputs}
+                own = [tensor for tensor in inputs if storage_of(tensor) not in written]
                 buffers = [*_buffers_at_rest(outputs), *_buffers_at_rest(own)]
-                self._open[id(work)] = _OpenWork(work, name, site, buffers, _spans_of(outputs), _spans_of(own))
+                self._add(_OpenWork(work, name, site, buffers, pieces_of(outputs), pieces_of(own)))
 
     def waited(self, work: Any) -> None:
         """Somebody waits for a work, or has been told that it is complete."""
         with self._lock:
-            found = self._open.pop(id(work), None)
+            found = self._open.get(id(work))
+            if found is not None:
+                self._remove(found)
         if found is not None:
             self._check_buffers(found)
 
-    def watch_uses(self) -> None:
-        """From now on, look at each operation of this thread."""
+    def future_taken(self, work: Any, future: Any) -> None:
+        with self._lock:
+            if (found := self._open.get(id(work))) is not None:
+                found.future = future
+
+    def future_used(self, future: Any) -> None:
+        for found in [one for one in list(self._open.values()) if one.future is future]:
+            self.waited(found.work)
+
+    def future_chained(self, future: Any, result: Any) -> None:
+        """A future has a callback that tells nobody that it is complete: only the result does."""
+        for found in [one for one in list(self._open.values()) if one.future is future]:
+            found.future = result
+
+    def watch_uses(self, other_threads: bool = False) -> None:
+        """From now on, look at each operation of this thread, and of those that it starts."""
         self._uses = hook.TensorUses(self._on_use)
         self._uses.__enter__()
+        if other_threads and threading.getprofile() is None:
+            self._watches_threads = True
+            threading.setprofile(self._watch_thread)
 
-    def _on_use(self, operation: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
-        if not self._open or self._is_issuing:
-            return
+    def _watch_thread(self, *_: object) -> None:
+        """Called by Python in a new thread."""
+        sys.setprofile(None)
+        if self._uses is not None:
+            hook.TensorUses(self._on_use).__enter__()  # type: ignore[no-untyped-call]
+
+    # -- the listener of reads
+
+    def on_read(self, method: str, tensor: torch.Tensor) -> None:
+        if not self._is_issuing:
+            with self._lock:
+                self._find_use(f"{method}()", pieces_of([tensor]), [])
+
+    def on_alias(self, tensor: torch.Tensor, alias: torch.Tensor) -> None:
         with self._lock:
             for found in self._open.values():
-                if not found.is_told and (how := _use_of(found, read, written)):
-                    found.is_told = True
-                    site = self._site() if self._site is not None else found.site
-                    self._note("race", f"a buffer of {found.name} was {how} by {operation} before wait()", site)
+                if found.use_by([], pieces_of([tensor])):
+                    found.buffers.append(Buffer.alias(alias, self._site_here(found)))
+
+    def _on_use(self, operation: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
+        if self._open and not self._is_issuing:
+            with self._lock:
+                self._find_use(operation, pieces_of(read), pieces_of(written))
+
+    def _find_use(
+        self, by: str, read: Sequence[Span], written: Sequence[Span], site: int | None = None, queue: Any = None
+    ) -> None:
+        for found in self._open.values():
+            is_ordered = queue is not None and queue == found.queue
+            if not found.is_told and not is_ordered and (how := found.use_by(read, written)):
+                found.is_told = True
+                here = self._site_here(found) if site is None else site
+                self._note("race", f"a buffer of {found.name} was {how} by {by} before wait()", here, found.site)
+
+    def _site_here(self, found: _OpenWork) -> int:
+        return self._site() if self._site is not None else found.site
 
     def _check_buffers(self, found: _OpenWork) -> None:
-        if found.is_told:
-            return
-        for buffer in found.buffers:
-            if buffer.address != _address(buffer.tensor):
-                self._note("race", f"a buffer of {found.name} was resized or freed before wait()", found.site)
-            elif buffer.version is not None and buffer.tensor._version != buffer.version:
-                self._note("race", f"a buffer of {found.name} was written before wait()", found.site)
-            else:
-                continue
-            return
+        happened = [(how, buffer.site) for buffer in found.buffers if (how := buffer.what_happened())]
+        if happened and not found.is_told:
+            how, site = max(happened, key=lambda one: one[1])  # a line that is known
+            text = f"a buffer of {found.name} was {how} before wait()"
+            self._note("race", text, site or self._site_here(found), found.site)
 
     def _find_dropped(self) -> None:
         """The caller of the latest operation has its work by now; one that nobody has any more is not waited for."""
         for number in list(self._open):
             found = self._open[number]
-            # `found` has one, and so has the argument.
-            if sys.getrefcount(found.work) <= _OURS:
-                del self._open[number]
+            if found.is_dropped:
+                self._remove(found)
                 self._unwaited(found)
 
     def finish(self) -> None:
         if self._uses is not None:
             self._uses.__exit__(None, None, None)
             self._uses = None
+        if self._watches_threads:
+            threading.setprofile(None)
         with self._lock:
-            for found in self._open.values():
+            for found in list(self._open.values()):
+                self._remove(found)
                 self._unwaited(found)
-            self._open.clear()
 
     def _unwaited(self, found: _OpenWork) -> None:
-        self._note("unwaited", f"nobody waited for the work of {found.name}", found.site)
+        what = "work" if found.future is None else "future"
+        self._note("unwaited", f"nobody waited for the {what} of {found.name}", found.site, 0)
 
 
 def _is_for_caller(issuer: Any) -> bool:
@@ -169,82 +239,40 @@ def _is_for_caller(issuer: Any) -> bool:
     return hook.is_called_by_distributed(issuer) and not hook.is_for_join(issuer)
 
 
-def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[_Buffer]:
+def _queue(spec: OpSpec, args: tuple[Any, ...]) -> Any:
+    """The queue in which a device executes the operations of a group; None on the CPU, where nothing orders them."""
+    devices = {tensor.device for tensor in (*inputs_of(spec, args), *outputs_of(spec, args))}
+    return None if torch.device("cpu") in devices else (id(hook.group_of(spec, args)), *devices)
+
+
+def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[Buffer]:
     """The tensors of an operation. Writes are seen only where the backend does not count as one that writes."""
-    inputs = [] if spec.inputs is None else list(tensors_of(args[spec.inputs]))
+    inputs, outputs = inputs_of(spec, args), outputs_of(spec, args)
     if spec.inputs == spec.outputs:
-        is_silent = spec.kind in _SILENT and (spec.op is None or hook.name_of_reduce_op(args[spec.op].op()) in _PLAIN)
-        return [_Buffer(tensor, _version(tensor) if is_silent else None, _address(tensor)) for tensor in inputs]
-    outputs = [] if spec.outputs is None else list(tensors_of(args[spec.outputs]))
-    written = {_storage(tensor) for tensor in outputs}
-    own = [one for one in inputs if _storage(one) not in written]
-    return [
-        *(_Buffer(tensor, _version(tensor), _address(tensor)) for tensor in own),
-        *(_Buffer(tensor, None, _address(tensor)) for tensor in outputs),
-    ]
+        op = hook.name_of_reduce_op(hook.reduce_op_of(spec, args))
+        is_silent = spec.kind in _SILENT and (op is None or op in _PLAIN)
+        return [Buffer.of(tensor, is_silent, _is_sent(spec, args)) for tensor in inputs]
+    written = {storage_of(tensor) for tensor in outputs}
+    own = [one for one in inputs if storage_of(one) not in written]
+    return [*(Buffer.of(one, True, is_input=True) for one in own), *(Buffer.of(one, False) for one in outputs)]
 
 
-def _buffers_at_rest(tensors: Sequence[torch.Tensor]) -> list[_Buffer]:
+def _is_sent(spec: OpSpec, args: tuple[Any, ...]) -> bool:
+    """Are the tensors of an operation that works in place only read in this rank, as at the root of a broadcast?"""
+    return spec.kind == "broadcast" and spec.root is not None and args[spec.root] == hook.group_of(spec, args).rank()
+
+
+def _buffers_at_rest(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
     """The tensors of an operation that no longer writes to them. All parts of a storage together have its version."""
     bytes_of: dict[int, int] = {}
     for tensor in tensors:
-        bytes_of[_storage(tensor)] = bytes_of.get(_storage(tensor), 0) + tensor.numel() * tensor.element_size()
-    return [_Buffer(tensor, _version(tensor, bytes_of[_storage(tensor)]), _address(tensor)) for tensor in tensors]
+        bytes_of[storage_of(tensor)] = bytes_of.get(storage_of(tensor), 0) + tensor.nbytes
+    return [Buffer.of(tensor, True, known=bytes_of[storage_of(tensor)]) for tensor in tensors]
 
 
-def _spans_of(tensors: Sequence[torch.Tensor]) -> list[_Span]:
-    return [_span(tensor) for tensor in tensors]
-
-
-def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[_Span], list[_Span]]:
+def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[Span], list[Span]]:
     """Locate the outputs of an operation, and the inputs that are no outputs."""
-    inputs = [] if spec.inputs is None else _spans_of(list(tensors_of(args[spec.inputs])))
-    outputs = [] if spec.outputs is None else _spans_of(list(tensors_of(args[spec.outputs])))
-    if spec.kind == "broadcast" and spec.root is not None and args[spec.root] == hook.group_of(spec, args).rank():
+    inputs, outputs = pieces_of(inputs_of(spec, args)), pieces_of(outputs_of(spec, args))
+    if _is_sent(spec, args):
         return [], inputs
-    return outputs, [one for one in inputs if not _overlap(one, outputs)]
-
-
-def _use_of(found: _OpenWork, read: list[torch.Tensor], written: list[torch.Tensor]) -> str:
-    """Describe how an operation uses a buffer that is in flight: "" if it does not, or only reads an input."""
-    if any(_overlap(_span(tensor), [*found.outputs, *found.inputs]) for tensor in written):
-        return "written"
-    return "read" if any(_overlap(_span(tensor), found.outputs) for tensor in read) else ""
-
-
-def _span(tensor: torch.Tensor) -> _Span:
-    if not _has_memory(tensor) or not tensor.numel():
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    try:
-        start = tensor.data_ptr()
-    except RuntimeError:  # a tensor without memory of its own: that of a trace, or a subclass
-        return 0, 0
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _overlap(one: _Span, others: list[_Span]) -> bool:
-    return any(one[0] < other[1] and other[0] < one[1] for other in others)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if _has_memory(tensor) else 0
-
-
-def _version(tensor: torch.Tensor, known: int | None = None) -> int | None:
-    """The version, which counts writes to all of a storage; None if the tensor is only a part of that.
-
-    `known`: how many bytes of the storage are in use together with this tensor; unless given, its own.
-    """
-    if not _has_memory(tensor) or tensor.is_inference():
-        return None
-    used = tensor.numel() * tensor.element_size() if known is None else known
-    return tensor._version if tensor.untyped_storage().nbytes() == used else None
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if _has_memory(tensor) else 0
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta
+    return outputs, [one for one in inputs if not overlap([one], outputs)]

@@ -58,6 +58,22 @@ WAIT = "torch.ops._c10d_functional.wait_tensor.default"
 CONCATENATED = ["fuse_ddp_with_concat_op", "schedule_comm_wait"]
 
 CXX = os.environ.get("CXX", "g++")
+
+
+def _compile_once() -> None:
+    """Do here, for all ranks, what a first compilation does: try the vector instructions, build the patterns.
+
+    It costs a rank more than its own graphs. Not with an accelerator: initializing that does not survive a fork.
+    """
+    if shutil.which(CXX) is not None and accelerators.accelerator_type() is None:
+        # Autograd starts its threads now: none. Once fake tensors have been used, a build with CUDA seems to have eight
+        # devices, each of which would get a thread with the first backward pass.
+        torch.ones(1, requires_grad=True).backward()
+        torch.compile(torch.sin, backend=BACKEND)(torch.ones(2))
+        torch._dynamo.reset()
+
+
+_compile_once()
 needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C++ compiler, and there is no {CXX}")
 
 

@@ -19,8 +19,8 @@ from dtensor_ops_support import (
     is_known_to_be_wrong,
 )
 from hypothesis import strategies as st
+from known_versions import repaired
 
-from torch_testing_ext._torch.known_versions import repaired
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (

@@ -6,11 +6,11 @@ import redistribute_examples as examples
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
+from known_versions import repaired
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from torch_testing_ext._torch.known_versions import repaired
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import threading
 import time
 import unittest
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 WORLD_SIZE = 3
-DEFAULT = "the default group (ranks 0, 1, 2)"
+DEFAULT = "the default group (ranks 0-2)"
 PROCESSES, ALL_BASES = ("fresh", "persistent"), ("fresh", "persistent", "threaded")
 
 
@@ -49,6 +54,32 @@ def type_of(rank: int) -> torch.dtype:
 
 def in_call(number: int, group: str, one: str, others: str) -> str:
     return f"ranks disagree in call #{number} of {group}: rank 1 calls {one}, ranks 0, 2 call {others}"
+
+
+# -- another size: gloo aborts the ranks that get more than they expect
+
+
+@fault("failed", in_call(2, DEFAULT, "all_reduce [400] bfloat16", "all_reduce [400] float32"), bases=PROCESSES)
+def size_that_aborts_a_rank(self):
+    dist.barrier()
+    dist.all_reduce(ones(400, dtype=torch.bfloat16 if self.rank == 1 else torch.float32))
+
+
+@fault("failed", in_call(1, DEFAULT, "broadcast [4] float32", "broadcast [4] float64"))
+def size_that_aborts_all_but_one(self):
+    """The one that is left has lost its peers."""
+    dist.broadcast(ones(dtype=torch.float64 if self.rank != 1 else torch.float32), 0)
+    dist.barrier()
+
+
+@fault("error", "raised", "ValueError: the reason", "SIGABRT", 'raise ValueError("the reason")', bases=PROCESSES)
+def error_in_flight_in_a_rank_that_aborts(self):
+    try:
+        if self.rank == 1:
+            raise ValueError("the reason")
+        dist.all_reduce(ones(400))
+    finally:
+        dist.all_reduce(ones())
 
 
 # -- another type: the bytes fit, so every rank passes
@@ -238,6 +269,7 @@ def exit_in_the_middle_of_a_collective(self):
 @fault("error", "rank 0 passed without all_reduce #1 [4] of group dp, in which rank 1 waits", bases=PROCESSES)
 def group_destroyed_before_a_collective(self):
     group = dist.new_group([0, 1], group_desc="dp")
+    dist.barrier()  # else rank 1 may still be connecting
     if self.rank == 0:
         dist.destroy_process_group(group)
     elif self.rank == 1:
@@ -310,6 +342,66 @@ def three_groups_in_a_ring(self):
     mine = {0: (0, 2), 1: (1, 0), 2: (2, 1)}[self.rank]
     for number in mine:
         dist.all_reduce(ones(), group=groups[number])
+
+
+@fault(
+    "error", "rank 0 waits in group dp (all_reduce #1, line ", "for rank 1, which waits in group tp", bases=("fresh",)
+)
+def opposite_order_in_company(self):
+    """A thread issues the collectives, another one sleeps, one waits for work, and a child process lives."""
+    dp, tp = (dist.new_group([0, 1], group_desc=name) for name in ("dp", "tp"))
+    if self.rank == 2:
+        return
+
+    def beat():
+        while True:
+            time.sleep(0.1)
+
+    def train():
+        for group in (dp, tp) if self.rank == 0 else (tp, dp):
+            dist.all_reduce(ones(), group=group)
+
+    threading.Thread(target=beat, daemon=True).start()
+    idle = ThreadPoolExecutor(1)
+    idle.submit(int).result()
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        try:
+            if self.rank == 0:
+                train()
+            else:
+                child.send_signal(signal.SIGKILL)
+                child.wait()
+                threading.Thread(target=train).run()
+        finally:
+            child.kill()
+
+
+def patient_store():
+    """A wait that the time-out of the store ends before the test does is no deadlock."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set_timeout(timedelta(seconds=2000))
+    return store
+
+
+@fault("error", "rank 1 waits in group 1 (new_group, line ", "for rank 2, which waits in group 2", bases=("fresh",))
+def groups_made_in_another_order(self):
+    patient_store()
+    for members in ([1, 2], [0, 1]) if self.rank == 1 else ([0, 1], [1, 2]):
+        dist.new_group(members)
+
+
+@fault(
+    "error",
+    "rank 0 waits in the default group (all_reduce #1, line ",
+    "for rank 1, which waits in a store (get, line ",
+    "for rank 0",
+    bases=("fresh",),
+)
+def key_that_nobody_sets(self):
+    store = patient_store()
+    if self.rank == 1:
+        store.get("never")
+    dist.all_reduce(ones())
 
 
 @fault(

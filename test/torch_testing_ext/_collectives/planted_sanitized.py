@@ -102,6 +102,32 @@ def monitored_barrier_against_all_reduce(self):
     dist.all_reduce(ones()) if self.rank == 1 else dist.monitored_barrier()
 
 
+@fault("failed", in_call(1, DEFAULT, "all_gather_into_tensor [4, 2] float32", "all_gather_into_tensor [2, 4] float32"))
+def shape_of_all_gather(self):
+    mine = torch.ones((4, 2) if self.rank == 1 else (2, 4))
+    dist.all_gather_into_tensor(torch.empty(WORLD_SIZE * mine.shape[0], mine.shape[1]), mine)
+
+
+@fault("failed", "ranks disagree in call #1", "rank 1 calls all_gather", "[2, 6]", "call all_gather", "[6, 2]")
+def dimension_of_a_sharded_dtensor(self):
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    sides, dimension = ((2, 6), 0) if self.rank == 1 else ((6, 2), 1)
+    DTensor.from_local(torch.ones(sides), mesh, [Shard(dimension)], shape=(6, 6), stride=(6, 1)).full_tensor()
+
+
+@fault(
+    "error", "rank 0 waits in the default group (send #1 to rank 1, line", "for rank 1, which waits", "all_reduce #1"
+)
+def message_against_a_collective(self):
+    if self.rank == 0:
+        dist.send(ones(), 1)
+    dist.all_reduce(ones())
+    if self.rank == 1:
+        dist.recv(ones(), 0)
+
+
 # -- another reduce operation: all ranks pass without a check
 
 
@@ -396,6 +422,27 @@ def nan_in_a_gradient_of_ddp(self):
     (replica(torch.ones(2, 4)).sum() * scale).backward()
 
 
+@fault(
+    "failed",
+    "calls all_gather_into_tensor_coalesced [4, 4] float32 (Shard(dim=1),) to (Replicate(),), the others call",
+    "[4, 4] float32 (Shard(dim=0),) to (Replicate(),) in call #1 of the default group",
+)
+def placement_of_equal_parts(self):
+    """All ranks would pass, with other tensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (self.world_size,))
+    DTensor.from_local(ones(16).view(4, 4), mesh, [Shard(1 if self.rank == 1 else 0)]).full_tensor()
+
+
+@fault("failed", "[3, 3] float32 gather_dim 1, the others call", "[3, 3] float32 gather_dim 0 in call #1")
+def dimension_of_equal_parts(self):
+    from torch.distributed._functional_collectives import all_gather_tensor
+
+    all_gather_tensor(ones(9).view(3, 3), 1 if self.rank == 1 else 0, dist.group.WORLD) + 0
+
+
 # -- orders
 
 
@@ -420,3 +467,15 @@ def order_of_a_set(self):
     names = {f"layer{number}" for number in range(40)}
     for name in names:
         dist.all_reduce(ones(1 + int(name.removeprefix("layer"))))
+
+
+@fault(
+    "failed",
+    in_call(2, DEFAULT, "all_reduce [1] float32 max", "all_reduce [1] float32 sum"),
+    "in op_in_a_callback_of_torch",
+)
+def op_in_a_callback_of_torch(self):
+    """It runs in a thread of gloo, and none of its frames is of the program: the line of the main thread counts."""
+    names = {"dist": dist, "torch": torch, "op": op_of(self.rank)}
+    future = dist.all_reduce(ones(), async_op=True).get_future()
+    future.then(eval(compile("lambda _: dist.all_reduce(torch.ones(1), op)", "<in torch>", "eval"), names)).wait()

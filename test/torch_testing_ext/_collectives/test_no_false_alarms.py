@@ -30,12 +30,18 @@ FIRST_LOOK = 0.3
 watch = importlib.import_module("torch_testing_ext.launch.watch")  # the package has a function of this name
 
 
+def beat_and_set(event):
+    for _ in range(30):
+        time.sleep(0.1)
+    event.set()
+
+
 class Ranks(ranks.Ranks):
     world_size = 3
 
     def looks(self):
         """Wait until the parent has probed this rank a few times. Sleeps in between: no thread must be needed."""
-        file = Path(self.file_name).with_name(f"rank{self.rank}.probe")
+        file = Path(self.file_name).with_name(f"rank{self.rank}.recorder")
         seen = set()
         while len(seen) < LOOKS:
             if file.exists():
@@ -84,15 +90,30 @@ class Ranks(ranks.Ranks):
     def a_wait_at_the_store(self):
         self.join_group()
         store = dist.distributed_c10d._get_default_store()
+        store.set_timeout(timedelta(seconds=2000))
         if self.rank == 0:
-            self.looks()
-            store.set("go", "now")
+            thread = threading.Thread(target=lambda: (self.looks(), store.set("go", "now")))
+            thread.start()
+            thread.join()
         else:
             work = dist.all_reduce(torch.ones(3), async_op=True)
             store.get("go")
         if self.rank == 0:
             work = dist.all_reduce(torch.ones(3), async_op=True)
         work.wait()
+
+    def waits_at_stores_until_their_timeouts(self):
+        """A time-out of the call, and one of another store."""
+        self.join_group()
+        store, other = dist.distributed_c10d._get_default_store(), dist.FileStore(f"{self.file_name}.other", 3)
+        store.set_timeout(timedelta(seconds=2000))
+        other.set_timeout(timedelta(seconds=2))
+        if self.rank == 0:
+            with self.assertRaisesRegex(RuntimeError, "(?i)time"):
+                store.wait(["never"], timedelta(seconds=2))
+            with self.assertRaisesRegex(RuntimeError, "(?i)time"):
+                other.get("never")
+        dist.all_reduce(torch.ones(3))
 
     # -- waits that look like a cycle of two groups, but end
 
@@ -171,6 +192,26 @@ class Ranks(ranks.Ranks):
         dist.all_reduce(torch.ones(3), group=groups[mine])
         thread.join()
 
+    def crossed_with_a_thread_that_another_wakes(self):
+        """A thread that cannot issue collectives wakes one that does."""
+        self.join_group()
+        groups = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if self.rank == 2:
+            return
+        mine, other = (0, 1) if self.rank == 0 else (1, 0)
+        go = threading.Event()
+
+        def later():
+            go.wait()
+            dist.all_reduce(torch.ones(3), group=groups[other])
+
+        threads = [threading.Thread(target=later), threading.Thread(target=beat_and_set, args=(go,))]
+        for thread in threads:
+            thread.start()
+        dist.all_reduce(torch.ones(3), group=groups[mine])
+        for thread in threads:
+            thread.join()
+
     def crossed_until_the_timeout_of_the_groups(self):
         self.join_group()
         groups = [dist.new_group([0, 1], timeout=timedelta(seconds=4)) for _ in range(2)]
@@ -224,6 +265,17 @@ class Ranks(ranks.Ranks):
         self.join_group()
         for _ in range(2100):
             dist.all_reduce(torch.ones(1))
+
+    def an_error_of_a_wait_that_is_expected(self):
+        self.join_group()
+        store = dist.distributed_c10d._get_default_store()
+        if self.rank == 0:
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            with self.assertRaisesRegex(RuntimeError, "Operation timed out"):
+                work.wait(timedelta(seconds=0.2))
+            store.set("over", "")
+        else:
+            store.get("over")
 
     def an_error_that_is_expected(self):
         """Collectives that do not match, which the groups' time-out ends, and a test that expects that."""

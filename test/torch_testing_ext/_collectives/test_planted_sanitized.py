@@ -3,6 +3,7 @@
 import os
 from unittest import mock
 
+import planted_replicas  # noqa: F401  # adds its faults
 import planted_works  # noqa: F401  # adds its faults
 from planted_sanitized import FAULTS
 from test_planted_faults import FaultCase, Fresh, Persistent, Threaded, body_for

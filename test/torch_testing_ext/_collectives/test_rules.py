@@ -1,9 +1,10 @@
 """Tests the rules on records made by hand: which ranks disagree, which can go on, and which are left alone."""
 
+import json
 import unittest
 from dataclasses import replace
 
-from torch_testing_ext._collectives.blocked import RankState, ThreadState, why_not_blocked
+from torch_testing_ext._collectives.blocked import PythonThread, RankState, ThreadState, why_not_blocked
 from torch_testing_ext._collectives.findings import (
     FindingKind,
     deadlocked,
@@ -14,8 +15,13 @@ from torch_testing_ext._collectives.findings import (
     waits,
 )
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude
-from torch_testing_ext._collectives.records import GroupRecord, all_agree, read_record, shared_groups, text_of
+from torch_testing_ext._collectives.records import GroupRecord, make_record, shared_groups
+from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.accounts import RankEnding
+from torch_testing_ext.launch.judging import judge
+from torch_testing_ext.launch.rank_report import RankReport
+from torch_testing_ext.launch.verdict import Case
 
 ALL = (0, 1, 2)
 
@@ -45,16 +51,13 @@ def group(rank, members=ALL, name="0", description=None):
     return GroupRecord(name, described, members, members.index(rank))
 
 
-def text(groups, *entries, is_whole=True):
-    return text_of(groups, entries, is_whole)
+def record(rank, groups, *entries, is_whole=True):
+    return make_record(rank, groups, entries, is_whole)
 
 
 def world(*of_ranks, groups=None):
     """The records of ranks that have only the default group, from the entries of each."""
-    return [
-        read_record(rank, text(groups(rank) if groups else [group(rank)], *entries))
-        for rank, entries in enumerate(of_ranks)
-    ]
+    return [record(rank, groups(rank) if groups else [group(rank)], *entries) for rank, entries in enumerate(of_ranks)]
 
 
 class TestMismatch(unittest.TestCase):
@@ -62,16 +65,13 @@ class TestMismatch(unittest.TestCase):
         records = world([one], [other], [one])
         found = first_mismatch(records)
         self.assertEqual(found is not None, expected, found)
-        texts = [text([group(rank)], each) for rank, each in enumerate((one, other, one))]
-        if expected:
-            self.assertFalse(all_agree(texts))
         return found
 
-    def test_equal_headers(self):
-        """Ranks that agree need not be compared, whatever else differs."""
-        same = [text([group(rank)], entry(rank, 0, over=bool(rank), site=None)) for rank in ALL]
-        self.assertTrue(all_agree(same))
-        self.assertTrue(all_agree([*same, ""]))
+    def test_equal_calls(self):
+        """Ranks that issue the same agree, whatever else differs, and if not all records are known."""
+        same = [record(rank, [group(rank)], entry(rank, 0, over=bool(rank), site=None)) for rank in ALL]
+        self.assertIsNone(first_mismatch(same))
+        self.assertIsNone(first_mismatch(same[:2]))
 
     def test_what_must_agree(self):
         for kind in ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "sparse_all_reduce"):
@@ -90,10 +90,12 @@ class TestMismatch(unittest.TestCase):
 
     def test_sentence_and_lines(self):
         found = self.differs(entry(0, 0), entry(0, 0, dtype="Int"))
-        where = "call #1 of the default group (ranks 0, 1, 2)"
+        where = "call #1 of the default group (ranks 0-2)"
         parts = "rank 1 calls all_reduce [4] int32, ranks 0, 2 call all_reduce [4] float32"
         self.assertEqual(found.sentence, f"ranks disagree in {where}: {parts}")
-        self.assertEqual(found.lines[1], "rank 1: all_reduce [4] int32   test_thing.py:10 in test_it")
+        brief = "rank 1 calls all_reduce [4] int32, the others call all_reduce [4] float32 in call #1 of"
+        self.assertEqual(found.title, f"{brief} the default group")
+        self.assertEqual(str(found.lines[1]), "rank 1: all_reduce [4] int32   test_thing.py:10 in test_it")
         self.assertEqual((found.kind, found.ranks), (FindingKind.MISMATCH, (1,)))
 
     def test_calls_side_by_side(self):
@@ -134,10 +136,11 @@ class TestMismatch(unittest.TestCase):
         self.assertIn("of group tp", first_mismatch(world(one, other, one, groups=groups)).sentence)
 
     def test_a_recorder_that_has_dropped_calls(self):
-        lost = read_record(1, text([group(1)], entry(0, 0, dtype="Int"), is_whole=False))
+        lost = record(1, [group(1)], entry(0, 0, dtype="Int"), is_whole=False)
         others = world([entry(0, 0)], [], [entry(0, 0)])
         self.assertIsNone(first_mismatch([others[0], lost, others[2]]))
-        self.assertFalse(all_agree([text([group(1)], entry(0, 0), is_whole=False)]))
+        reports = [RankReport(1, RankEnding.PASSED, recorder=lost)]
+        self.assertIn("of rank 1 were not compared", judge(reports, False, Case("test_it")).message)
 
     def test_a_group_that_is_not_known(self):
         one, other = entry(0, None), entry(0, None, dtype="Int")
@@ -154,9 +157,52 @@ class TestMismatch(unittest.TestCase):
         self.assertIsNone(first_mismatch(world(one, one, one, groups=groups)))
 
 
+class TestManyRanks(unittest.TestCase):
+    """In a world of 64 ranks, the numbers are told once, and ranks that did the same share a line."""
+
+    def verdict_on(self, entries_of, groups=None, ended=None):
+        """The finding, and the text of a failure in which all ranks but those that have ended still ran."""
+        world = range(64)
+        records = [record(rank, groups(rank) if groups else [group(rank, world)], *entries_of(rank)) for rank in world]
+        ended = ended or {}
+        found = first_mismatch(records) or describe_deadlock(deadlocked(waits(records), ended), ended)
+        endings = [RankEnding.PASSED if rank in ended else RankEnding.STOPPED for rank in world]
+        reports = [RankReport(rank, endings[rank], rank / 10, recorder=one) for rank, one in enumerate(records)]
+        message = judge(reports, False, Case("test_it", file="/home/me/test_thing.py"), finding=found).message
+        self.assertLess(len(message), 4000, message)
+        return found, message
+
+    def test_every_second_rank(self):
+        found, message = self.verdict_on(lambda rank: [entry(0, 0, count=4 + rank % 2)])
+        call = "all_reduce [4] float32, the others call all_reduce [5] float32"
+        self.assertEqual(found.title, f"ranks 0, 2, ..., 62 call {call} in call #1 of group dp")
+        self.assertIn("ranks 1, 3, ..., 63: all_reduce [5] float32   test_thing.py:10 in test_it\n", message)
+        self.assertIn("ranks 0-63: still running after 0.00 s, ended by the parent\n", message)
+
+    def test_another_call_in_each_rank(self):
+        found, message = self.verdict_on(lambda rank: [entry(0, 0), entry(1, 0, count=4 + rank)])
+        self.assertIn("rank 3 calls all_reduce [7] float32, ranks 4-63 call others in call #2", found.title)
+        self.assertIn("\n  and 56 more\n", message)
+
+    def test_a_ring(self):
+        def pairs(rank):
+            return [group(rank, pair, f"p{pair[0]}") for pair in ((rank, (rank + 1) % 64), ((rank - 1) % 64, rank))]
+
+        found, message = self.verdict_on(lambda rank: [entry(0, 0, over=False)], pairs)
+        self.assertEqual(len(found.ranks), 64)
+        self.assertIn("rank 7: waiting for rank 8 in all_reduce #1 of group dp", message)
+        self.assertNotIn("rank 8: waits", message)
+
+    def test_a_rank_that_left(self):
+        found, message = self.verdict_on(lambda rank: [entry(0, 0, over=False)] * (rank != 5), ended={5: "passed"})
+        said = "rank 5 passed without all_reduce #1 [4] of group dp, in which ranks 0-4, 6-63 wait"
+        self.assertEqual(found.title, said)
+        self.assertIn("ranks 0-4, 6-63: waiting for rank 5 in all_reduce #1", message)
+
+
 class TestSharedGroups(unittest.TestCase):
     def of(self, *groups):
-        records = [read_record(rank, text([made], entry(0, 0))) for rank, made in enumerate(groups) if made]
+        records = [record(rank, [made], entry(0, 0)) for rank, made in enumerate(groups) if made]
         return [shared.ranks for shared in shared_groups(records)]
 
     def test_two_worlds_at_once(self):
@@ -262,7 +308,7 @@ BLOCKED = RankState(
     frames=(("/torch/distributed/distributed_c10d.py", 5, "all_reduce"),),
     in_torch=True,
     calls="wait",
-    others=0,
+    others=(),
     p2p=False,
     timers=False,
 )
@@ -284,13 +330,13 @@ class TestDifferences(unittest.TestCase):
 
     def test_ranks_that_stayed_behind(self):
         never = "never reached all_reduce #2 [4]"
-        self.assertEqual(self.sentences(*map(self.calls, (2, 2, 1))), [f"rank 2 {never}"])
-        self.assertEqual(self.sentences(*map(self.calls, (1, 2, 0))), [f"ranks 0, 2 {never}"])
+        self.assertEqual(self.sentences(*map(self.calls, (2, 2, 1))), [f"rank 2 {never}, in which ranks 0, 1 wait"])
+        self.assertEqual(self.sentences(*map(self.calls, (1, 2, 0))), [f"ranks 0, 2 {never}, in which rank 1 waits"])
 
     def test_what_is_shown_of_those_that_are_ahead(self):
         (found,) = differences(world(*map(self.calls, (1, 0, 1))))
         self.assertEqual((found.kind, found.ranks), (FindingKind.BEHIND, (1,)))
-        self.assertEqual(found.lines[0].partition("   ")[0], "rank 0: all_reduce [4] float32")
+        self.assertEqual(str(found.lines[0]).partition("   ")[0], "rank 0: in all_reduce #1 [4]")
 
     def test_a_disagreement_is_the_cause_of_lagging_behind(self):
         records = world([entry(0, 0), entry(1, 0)], [entry(0, 0, "barrier")], [])
@@ -300,7 +346,7 @@ class TestDifferences(unittest.TestCase):
         """It may hold the GIL, or its recorder may have dropped calls."""
         known = world(self.calls(1), self.calls(1))
         self.assertEqual(differences(known), [])
-        dropped = read_record(2, text([group(2)], is_whole=False))
+        dropped = record(2, [group(2)], is_whole=False)
         self.assertEqual(differences([*known, dropped]), [])
 
     def test_each_group_by_itself(self):
@@ -316,7 +362,7 @@ class TestDifferences(unittest.TestCase):
         self.assertEqual(self.sentences(behind, ahead, behind, ahead, groups=pairs), [])
         self.assertEqual(
             self.sentences(behind, ahead, behind, behind, groups=pairs),
-            ["rank 3 never reached all_reduce #2 [4] of group dp"],
+            ["rank 3 never reached all_reduce #2 [4] of group dp, in which rank 1 waits"],
         )
 
     def test_a_rank_outside_of_the_group_is_not_blamed(self):
@@ -326,7 +372,31 @@ class TestDifferences(unittest.TestCase):
         self.assertEqual(self.sentences([entry(0, 1)], [entry(0, 1)], [], groups=one_pair), [])
 
 
+# Threads that run Python: the native one of number 8 waits without end.
+OTHER = PythonThread(number=0, text="thread beat (test_x.py:3)", can_act=True, in_torch=False)
+AWAKE, IDLE = replace(OTHER, can_act=False), replace(OTHER, number=8)
+IN_TORCH = replace(IDLE, in_torch=True)
+
+
 class TestBlocked(unittest.TestCase):
+    def test_other_threads_that_give_no_hope(self):
+        joins = {"in_torch": False, "calls": "acquire", "others": (IN_TORCH,)}
+        slow, fast = (replace(AWAKE, number=9), thread(9, "230 0x1", ran="1")), thread(9, "230 0x1", ran="2")
+        beating = {"others": (slow[0],), "threads": (thread(7), thread(8), slow[1])}
+        later = {**beating, "threads": (thread(7), thread(8), fast)}
+        for first, second in (
+            ({"others": (IDLE,)}, {"others": (IDLE,)}),
+            ({"children": True}, {"children": True}),
+            (beating, later),
+            ({"others": (AWAKE, IN_TORCH)}, {"others": (AWAKE, IN_TORCH)}),
+            (joins, joins),
+            tuple({"at_store": 300.0, "threads": (replace(one, number=7),)} for one in (slow[1], fast)),
+        ):
+            with self.subTest(second):
+                self.assertIsNone(why_not_blocked(replace(BLOCKED, **first), replace(BLOCKED, **second)))
+        state = replace(BLOCKED, others=(OTHER,))
+        self.assertEqual(why_not_blocked(state, state), "its thread beat (test_x.py:3) may issue collectives")
+
     def test_proof(self):
         self.assertIsNone(why_not_blocked(BLOCKED, BLOCKED))
         self.assertIsNone(why_not_blocked(*[replace(BLOCKED, in_torch=False)] * 2))
@@ -346,7 +416,11 @@ class TestBlocked(unittest.TestCase):
             "not shown": (thread(7, ""),),
         }
         others = {
-            "another Python thread": {"others": 1},
+            "a Python thread that may act": {"others": (OTHER,)},
+            "one that may be woken": {"others": (replace(OTHER, number=8), replace(OTHER, can_act=False))},
+            "not in torch, nor another thread": {"in_torch": False, "calls": "acquire", "others": (IDLE,)},
+            "woken by a thread": {"in_torch": False, "calls": "acquire", "others": (IN_TORCH, AWAKE)},
+            "woken by a child": {"in_torch": False, "calls": "acquire", "others": (IN_TORCH,), "children": True},
             "a timer": {"timers": True},
             "sends": {"p2p": True},
             "not in torch": {"in_torch": False, "calls": "acquire"},
@@ -388,12 +462,18 @@ class TestBlocked(unittest.TestCase):
             self.assertEqual(why_not_blocked(*states) is None, is_proof)
 
     def test_as_json(self):
-        import json
-
-        self.assertEqual(RankState.from_json(json.loads(json.dumps(BLOCKED.to_json()))), BLOCKED)
+        encoded = json.dumps(messages.encode(BLOCKED))
+        self.assertEqual(messages.decode(RankState, json.loads(encoded)), BLOCKED)
 
 
 class TestProof(unittest.TestCase):
+    def test_what_keeps_a_deadlock_from_being_proven(self):
+        state = replace(BLOCKED, others=(OTHER,))
+        once = self.probe(self.NOTHING, *self.DEADLOCK, state=state)
+        twice = self.probe(once.evidence, *self.DEADLOCK, state=state)
+        self.assertEqual((once.doubt, twice.finding), ("", None))
+        self.assertEqual(twice.doubt, "rank 0: its thread beat (test_x.py:3) may issue collectives")
+
     """What follows from one probe after another."""
 
     NOTHING = Evidence()

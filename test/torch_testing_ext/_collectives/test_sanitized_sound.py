@@ -12,8 +12,10 @@ import torch
 import torch.distributed as dist
 from planted_sanitized import FAULTS
 from test_planted_faults import Fresh, _in_fresh_ranks, _outcome_of
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import (
@@ -50,6 +52,8 @@ class Sound(MultiProcessTestCase):
         self.join()
         size, mine = self.world_size, ones()
         dist.all_reduce(mine, dist.ReduceOp.MAX)
+        for op, nothing in ((dist.ReduceOp.MAX, -torch.inf), (dist.ReduceOp.MIN, torch.inf)):
+            dist.all_reduce(torch.tensor([1.0 if self.rank else nothing]), op)
         dist.broadcast(mine, 1)
         dist.reduce(mine, 2)
         parts = [torch.empty(4) for _ in range(size)]
@@ -121,8 +125,10 @@ class Sound(MultiProcessTestCase):
             got = torch.empty(1)
             found = [(dist.recv(got), got.item()) for _ in range(2)]
             self.assertEqual(sorted(found), [(1, 1.0), (2, 2.0)])
+            self.assertEqual([dist.recv(got, tag=tag) for tag in (2, 1)], [2, 1])
         else:
             dist.send(torch.tensor([float(self.rank)]), 0)
+            dist.send(torch.tensor([float(self.rank)]), 0, tag=self.rank)
 
     def objects(self):
         self.join()
@@ -157,6 +163,23 @@ class Sound(MultiProcessTestCase):
             work.wait()
         future = dist.all_reduce(ones(), async_op=True).get_future()
         future.wait()
+        dist.all_reduce(ones(), async_op=True).get_future().then(lambda future: future.value()[0].sum()).wait()
+        dist.all_reduce_coalesced([ones()], async_op=True).wait()
+        future = dist.all_reduce(ones(), async_op=True).get_future().then(lambda future: future.value()[0] / 3)
+        future.then(lambda future: future.value().sum()).wait()
+        has_run = threading.Event()
+        dist.all_reduce(ones(), async_op=True).get_future().then(lambda _: has_run.set())
+        has_run.wait()
+        torch.futures.wait_all([dist.all_reduce(ones(), async_op=True).get_future() for _ in range(2)])
+        columns = torch.zeros(3, 6)
+        work = dist.all_reduce(columns[:, :3], async_op=True)
+        columns[:, 3:].add_(1).tolist()
+        self.assertEqual((columns.data.shape, columns.data_ptr() > 0), ((3, 6), True))
+        work.wait()
+        columns.data.add_(1)
+        # A flat part has no shape of its own.
+        mine, out = (torch.ones(2, 2), torch.empty(6, 2)) if self.rank else (ones(), torch.empty(12))
+        dist.all_gather_into_tensor(out, mine)
         polled = dist.all_reduce(ones(), async_op=True)
         while not polled.is_completed():
             pass
@@ -191,7 +214,7 @@ class Sound(MultiProcessTestCase):
 
     def ddp(self):
         self.join()
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
         with model.no_sync():
@@ -200,12 +223,53 @@ class Sound(MultiProcessTestCase):
     def uneven_inputs(self):
         """Each rank tells the others that it goes on, by work that nobody waits for in Python."""
         self.join()
-        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+        ddp = DistributedDataParallel(torch.nn.Linear(4, 2))
         zero = ZeroRedundancyOptimizer(torch.nn.Linear(4, 2).parameters(), torch.optim.SGD, lr=0.1)
         with Join([ddp, zero]):
             for _ in range(2 + self.rank):
                 ddp(ones()).sum().backward()
                 zero.step()
+
+    def models_whose_ranks_differ_for_a_time(self):
+        """Nothing of it has parted: statistics, local and ignored parameters, averaging that comes later."""
+        self.join()
+        inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ["2.weight", "2.bias"])
+        ddp, local = DistributedDataParallel(inner), torch.nn.Linear(4, 4)
+        statistics = DistributedDataParallel(torch.nn.BatchNorm1d(4), broadcast_buffers=False)
+        averaged, hooked = (DistributedDataParallel(torch.nn.Linear(4, 4)) for _ in range(2))
+        alone, _ = dist.new_subgroups(1)
+        hooked.register_comm_hook(PostLocalSGDState(None, alone, start_localSGD_iter=0), post_localSGD_hook)
+        zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1)
+        models = [statistics, averaged, hooked]
+        torch.manual_seed(self.rank)
+        optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.1)
+        for step in range(5):
+            with ddp.no_sync() if step % 2 else contextlib.nullcontext(), averaged.no_sync():
+                for model in (ddp, *models):
+                    model(torch.randn(2, 4)).sum().backward()
+            if step % 2 == 0:  # gradients are accumulated
+                zero.step()
+                zero.zero_grad()
+            optimizer.step()
+            for parameter in averaged.parameters() if step == 2 else ():
+                dist.all_reduce(parameter.data, dist.ReduceOp.SUM)
+                parameter.data /= self.world_size
+            local(ones()).sum().backward()
+            if self.rank == 1:
+                torch.optim.SGD(local.parameters(), lr=0.1).step()
+
+    def sharded_and_replicated(self):
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        self.join()
+        mesh = dist.init_device_mesh("cpu", (self.world_size,))
+        whole = torch.arange(12.0).reshape(3, 4)
+        parameters = [torch.nn.Parameter(distribute_tensor(whole, mesh, [how])) for how in (Shard(0), Replicate())]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for _ in range(2):
+            sum((parameter * parameter).sum() for parameter in parameters).full_tensor().backward()
+            optimizer.step()
 
     def fsdp2(self):
         from torch.distributed.fsdp import fully_shard
@@ -259,6 +323,24 @@ class Sound(MultiProcessTestCase):
         thread.start()
         thread.join()
         dist.all_reduce(ones())
+        # Two threads with a group each: which one comes first is another one in each rank.
+        first, second = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])
+        issued, works = threading.Event(), []
+
+        def save():
+            works.append(dist.all_reduce(ones(), group=first, async_op=True))
+            issued.set()
+
+        thread = threading.Thread(target=save)
+        if self.rank == 0:
+            thread.start()
+            issued.wait()
+        works.append(dist.all_reduce(ones(), group=second, async_op=True))
+        if self.rank != 0:
+            thread.start()
+        thread.join()
+        for work in works:
+            work.wait()
 
     def error_that_the_test_expects(self):
         self.join(timeout=timedelta(seconds=0.2))
@@ -266,6 +348,19 @@ class Sound(MultiProcessTestCase):
         if self.rank == 0:
             with self.assertRaisesRegex(RuntimeError, "(?i)time|clos|reset"):
                 dist.all_reduce(ones(), group=group)
+
+    def error_of_a_wait_that_the_test_expects(self):
+        """The others issue something else meanwhile."""
+        self.join()
+        store, others = dist.distributed_c10d._get_default_store(), dist.new_group([1, 2])
+        if self.rank == 0:
+            work = dist.all_reduce(ones(), async_op=True)
+            with self.assertRaisesRegex(RuntimeError, "Operation timed out"):
+                work.wait(timedelta(seconds=0.3))
+            store.set("over", "")
+        else:
+            dist.all_reduce(ones(), group=others)
+            store.wait(["over"])
 
     def error_of_the_arguments(self):
         self.join()
@@ -395,6 +490,15 @@ class SoundProgramsTest(unittest.TestCase):
         self.assertIn("ranks 0, 1 issue collectives in opposite orders", said.getvalue())
         self.assertIn("planted_sanitized.py:", said.getvalue())
 
+    def test_an_error_that_is_caught_is_a_warning(self):
+        warning = "rank 1 passed without all_reduce #1 [4], which ranks 0, 2 have issued; rank 0 has caught the error"
+        for name in ("caught", "expected"):
+            with self.subTest(name), contextlib.redirect_stderr(io.StringIO()) as said:
+                outcome, message = _outcome_of(Hazard(name))
+                self.assertEqual(outcome, "passed", message)
+                self.assertEqual(warning in said.getvalue(), name == "caught", said.getvalue())
+                self.assertEqual("has caught" in said.getvalue(), name == "caught", said.getvalue())
+
     def test_an_error_of_the_sanitizer_is_an_error_of_the_test(self):
         for name in ("failing_recorder", "failing_recorder_that_is_caught"):
             with self.subTest(name):
@@ -410,6 +514,28 @@ class SoundProgramsTest(unittest.TestCase):
 @sanitize("order")
 class Hazard(Fresh):
     opposite_orders_that_pass = _in_fresh_ranks(FAULTS["opposite_orders_that_pass"].body)
+
+    @_in_fresh_ranks
+    def caught(self):
+        if self.rank == 0:
+            try:
+                dist.all_reduce(ones())
+            except RuntimeError as error:
+                print(error)
+        elif self.rank == 2:
+            with contextlib.suppress(RuntimeError):
+                dist.all_reduce(ones())
+
+    @_in_fresh_ranks
+    def expected(self):
+        """By the test's own assertion, or by a time-out that the test has set."""
+        late = dist.new_group(timeout=timedelta(seconds=0.2))
+        if self.rank == 0:
+            with contextlib.suppress(RuntimeError):
+                dist.all_reduce(ones(), group=late)
+        if self.rank == 2:
+            with self.assertRaises(RuntimeError):
+                dist.all_reduce(ones())
 
 
 @sanitize()

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
+from kit.outcomes import AccountsResult
 from kit.processes import output_of_python
 from kit.ranks import Ranks
 
@@ -161,7 +162,7 @@ class Counts(Ranks):
 
 
 def failure_of(test):
-    result = unittest.TestResult()
+    result = AccountsResult()
     test.run(result)
     assert not result.errors, result.errors[0][1]
     return result.failures[0][1] if result.failures else None

@@ -5,11 +5,11 @@ import json
 import os
 import re
 import tempfile
-import unittest
 from pathlib import Path
 from unittest import mock
 
 from hypothesis import strategies as st
+from kit.outcomes import AccountsResult
 from kit.processes import clean_environ, output_of_python, run_python
 from kit.ranks import Ranks
 
@@ -79,7 +79,7 @@ class Subjects:
 
 
 def failure_of(test):
-    result = unittest.TestResult()
+    result = AccountsResult()
     test.run(result)
     texts = [text for _, text in result.failures + result.errors]
     return texts[0] if texts else None

@@ -1,14 +1,17 @@
 """The log of a rank: what is written is read, headers tell agreement, and a log that is full says so."""
 
+import functools
 import json
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
 from torch_testing_ext._collectives.findings import deadlocked, first_left_alone, first_mismatch, first_unmatched, waits
 from torch_testing_ext._collectives.issued import Issued
 from torch_testing_ext._collectives.order import first_inversion
-from torch_testing_ext._collectives.records import GroupRecord, read_record
+from torch_testing_ext._collectives.records import GroupRecord
+from torch_testing_ext._collectives.unbuffered import first_unbuffered
 from torch_testing_ext._sanitizer import log
 from torch_testing_ext._sanitizer.log import LogReader, LogWriter, is_quiet, show_mismatch, uses_groups
 from torch_testing_ext.common_utils import run_tests
@@ -44,7 +47,7 @@ class Rank:
 
     @property
     def record(self):
-        return read_record(self.number, self.reader.read().text())
+        return self.reader.read().record(self.number)
 
 
 class LogTest(unittest.TestCase):
@@ -56,7 +59,7 @@ class LogTest(unittest.TestCase):
     def ranks(self, count=2, most=log.MOST_RECORDS, **groups):
         ranks = [Rank(self.folder, number, groups or {"g": list(range(count))}, most) for number in range(count)]
         for rank in ranks:
-            self.addCleanup(rank.reader.close)
+            self.addCleanup(rank.reader.remove)
         return ranks
 
     def test_what_is_written_is_read(self):
@@ -215,7 +218,55 @@ class LogTest(unittest.TestCase):
         for rank, order in zip(ranks, (("c", "a"), ("a", "b"), ("b", "c")), strict=True):
             for group in order:
                 rank.issue("all_reduce", group=group)
-        self.assertIn("ranks 0, 1, 2 issue", first_inversion([rank.record for rank in ranks]).sentence)
+        self.assertIn("ranks 0-2 issue", first_inversion([rank.record for rank in ranks]).sentence)
+
+    def unbuffered(self, *of_ranks, with_messages_alone=True):
+        """Each rank's calls: "S1" sends to rank 1, "R1" receives from it, "s1" does not wait, "C" is for all."""
+        ranks = self.ranks(len(of_ranks))
+        for rank, calls in zip(ranks, of_ranks, strict=True):
+            for call in calls.split():
+                if call[0] in "cC":
+                    rank.issue("all_reduce", blocks=call == "C")
+                else:
+                    kind = "send" if call[0] in "sS" else "recv"
+                    tensors = {"inputs": (), "outputs": (FLOATS,)} if kind == "recv" else {}
+                    rank.issue(kind, peer=int(call[1]), blocks=call[0].isupper(), **tensors)
+        found = first_unbuffered([rank.record for rank in ranks], with_messages_alone)
+        return found.sentence if found is not None else None
+
+    def test_sends_that_are_not_buffered(self):
+        for programs in (
+            ("S1 R1", "R0 S0"),
+            ("S1 C", "R0 C"),
+            ("s1 C", "C R0"),
+            ("C S1 R1 C", "C s0 R0 C"),
+            ("S1 R2 C", "S2 R0 C", "R1 S0 C"),
+        ):
+            self.assertIsNone(self.unbuffered(*programs), programs)
+        for programs, parts in (
+            (("S1 R1", "S0 R0"), ("rank 0 waits", "send #1 to rank 1", "for rank 1", "send #1 to rank 0")),
+            (("S1 C", "C R0"), ("rank 0 waits", "send #1 to rank 1", "all_reduce #1")),
+            (("S1 R2", "S2 R0", "S0 R1"), ("for rank 1", "for rank 2", "for rank 0")),
+        ):
+            said = self.unbuffered(*programs)
+            for part in ("if sends were not buffered", *parts):
+                self.assertIn(part, said or "", programs)
+        self.assertIsNone(self.unbuffered("S1 R1", "S0 R0", with_messages_alone=False))
+        self.assertIn("all_reduce", self.unbuffered("S1 C", "C R0", with_messages_alone=False))
+
+    def test_an_order_of_threads(self):
+        """A thread of its own issues the calls of one group."""
+        ranks = self.ranks(2, dp=[0, 1], tp=[0, 1])
+        for rank, order in zip(ranks, (("dp", "tp"), ("tp", "dp")), strict=True):
+            for group in order:
+                issue = functools.partial(rank.issue, "all_reduce", group=group)
+                thread = threading.Thread(target=issue) if group == "tp" else None
+                if thread is None:
+                    issue()
+                else:
+                    thread.start()
+                    thread.join()
+        self.assertIsNone(first_inversion([rank.record for rank in ranks]))
 
     def test_the_same_order_again_and_again(self):
         ranks = self.ranks(2, dp=[0, 1], tp=[0, 1])

@@ -109,6 +109,14 @@ class TestGroups(unittest.TestCase):
                 dist.distributed_c10d._new_process_group_helper(2, 0, [], "nccl", None, "0")
         self.assertEqual(["1"], seen)
 
+    def test_infinities_that_change_nothing(self):
+        from torch_testing_ext._torch import hook
+
+        numbers = torch.tensor([-torch.inf, 1.0])
+        for op, found in (("max", None), ("min", (0, 1)), ("sum", (0, 1)), (None, (0, 1))):
+            self.assertEqual(hook.non_finite(numbers, hook.neutral_of(op)), found, op)
+        self.assertEqual(hook.non_finite(torch.tensor([-torch.inf, torch.nan]), -torch.inf), (1, 0))
+
     def test_a_graph_that_is_being_captured_is_not_read(self):
         """Covered on a GPU by the check `nan-check`."""
         from torch_testing_ext._torch import hook

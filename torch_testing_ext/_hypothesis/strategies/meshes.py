@@ -1,7 +1,5 @@
 """Strategies over the world of ranks: a value for each rank, device meshes, partitions into process groups."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -11,6 +9,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from torch_testing_ext._collectives.records import grouped
 
 from ..example_values import Blueprint, PerRank
 from ..groups import cached
@@ -33,7 +33,6 @@ def over_world(make: Callable[[int], st.SearchStrategy[T]]) -> st.SearchStrategy
 
 
 def ranks() -> st.SearchStrategy[int]:
-    """A rank of the world."""
     return over_world(lambda size: st.integers(0, size - 1))
 
 
@@ -135,7 +134,5 @@ def partitions() -> st.SearchStrategy[PartitionPlan]:
 
 
 def _to_blocks(labels: tuple[int, ...]) -> PartitionPlan:
-    blocks: dict[int, list[int]] = {}
-    for rank, label in enumerate(labels):
-        blocks.setdefault(label, []).append(rank)
+    blocks = grouped((label, rank) for rank, label in enumerate(labels))
     return PartitionPlan(tuple(map(tuple, blocks.values())))

@@ -4,8 +4,6 @@ Values are small whole numbers, all different if the tensor is small enough. The
 here, so results can be compared exactly, and an element in the wrong place is detected.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ All ranks run the same program, and each can compute the inputs of every other r
 of the step's number and the rank.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -16,8 +14,8 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from .meshes import over_world
-from .tensors import lay_out
+from torch_testing_ext._hypothesis.strategies.meshes import over_world
+from torch_testing_ext._hypothesis.strategies.tensors import lay_out
 
 Lists = list[list[int]]
 

@@ -1,0 +1,153 @@
+"""Writes down digests of the tensors that all ranks of a group must hold alike, around each step of an optimizer.
+
+A look at a model is a line of JSON in a file beside the log. The parent compares the looks of all ranks at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as hooks_of_optimizers
+
+from torch_testing_ext import _torch
+from torch_testing_ext._collectives.parted import END, Look, Sum
+from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._torch import replicated
+from torch_testing_ext._torch.replicated import Replica
+
+from .buffers import digest_of_all
+from .checks import Check
+from .log import looks_beside
+
+MOST_BYTES = 1 << 26
+_NOT_COMPARED = ("fake", "threaded")
+
+
+class ReplicaCheck(Check):
+    """Looks at the models that an optimizer steps, before and after. It uses torch's own hooks, and removes them."""
+
+    def __init__(self, log: Path, line: Callable[[], Site | None]):
+        self._path = looks_beside(log)
+        self._path.unlink(missing_ok=True)
+        self._line = line
+        self._keys: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()  # by owner and group
+        self._made: Counter[str] = Counter()  # models of a kind and group
+        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()  # by optimizer
+        self._steps: Counter[str] = Counter()  # by model
+        self._latest: dict[str, tuple[list[Replica], Site | None]] = {}  # keeps the tensors of a look alive
+        self._outermost: Any = None
+        self._is_full = False
+        self._pid = os.getpid()
+        self._handles = [
+            nn.modules.module.register_module_module_registration_hook(self._on_module),
+            hooks_of_optimizers.register_optimizer_step_pre_hook(self._before),
+            hooks_of_optimizers.register_optimizer_step_post_hook(self._after),
+        ]
+
+    def finish(self) -> None:
+        """The test has returned: look once more, since ranks may have averaged after the last step."""
+        for handle in self._handles:
+            handle.remove()
+        for model, (replicas, site) in self._latest.items():
+            with suppress(RuntimeError):  # a device that has failed
+                self._write(Look(model, END, site, _sums(replicas)))
+        self._latest.clear()
+
+    # -- hooks of torch
+
+    def _on_module(self, owner: nn.Module, name: str, _: object) -> None:
+        if name == "module" and isinstance(owner, DistributedDataParallel):
+            self._key("DDP", owner, getattr(owner, "process_group", None))
+
+    def _before(self, optimizer: Any, *_: object) -> None:
+        if self._outermost is None or not _is_inside(self._outermost):
+            self._outermost = optimizer
+            self._look(optimizer, is_after=False)
+
+    def _after(self, optimizer: Any, *_: object) -> None:
+        if optimizer is self._outermost:  # others are a part of its step, as in ZeRO
+            self._outermost = None
+            self._look(optimizer, is_after=True)
+
+    # -- looks
+
+    def _look(self, optimizer: Any, is_after: bool) -> None:
+        if torch.compiler.is_compiling() or os.getpid() != self._pid:
+            return
+        for model, replicas in self._held_by(optimizer).items():
+            self._steps[model] += not is_after
+            self._latest[model] = replicas, self._line()
+            self._write(Look(model, 2 * self._steps[model] + is_after, self._latest[model][1], _sums(replicas)))
+
+    def _held_by(self, optimizer: Any) -> dict[str, list[Replica]]:
+        """The tensors of the models that an optimizer steps."""
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        found: dict[str, list[Replica]] = {}
+        for owner, keys in list(self._keys.items()):
+            if isinstance(owner, DistributedDataParallel) and any(id(one) in held for one in owner.parameters()):
+                found.update((key, replicated.of_ddp(owner)) for key in keys.values())
+        for group, replica in replicated.dtensors_of(optimizer, lambda: self._names_of(optimizer)):
+            if (key := self._key(type(optimizer).__name__, optimizer, group)) is not None:
+                found.setdefault(key, []).append(replica)
+        return found
+
+    def _names_of(self, optimizer: Any) -> dict[int, str]:
+        return self._names.get(optimizer) or self._names.setdefault(optimizer, replicated.names_around())
+
+    def _key(self, kind: str, owner: Any, group: Any) -> str | None:
+        """A text for the model of an owner that is alike on all members of the group; None if these do not meet."""
+        known = _text_of_group(group)
+        if known is None:
+            return None
+        keys = self._keys.setdefault(owner, {})
+        if known not in keys:
+            keys[known] = f"{kind} {self._made[kind + known]} {known}"
+            self._made[kind + known] += 1
+        return keys[known]
+
+    def _write(self, look: Look) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:  # no descriptor stays, which a test could close
+            if (full := file.tell() >= MOST_BYTES) and not self._is_full:
+                text = f"replicas are not compared from here on: their digests take {MOST_BYTES >> 20} MB ({look.site})"
+                warnings.warn(text, RuntimeWarning, stacklevel=1)
+            if not full:
+                file.write(json.dumps(look) + "\n")
+            self._is_full = full
+
+
+def _sums(replicas: list[Replica]) -> dict[str, Sum]:
+    found: dict[str, Sum] = {}
+    for number, one in enumerate(replicas):  # two models may use a name
+        name = one.name if one.name not in found else f"{one.name}, tensor {number}"
+        found[name] = digest_of_all(one.tensor), list(one.tensor.shape), one.is_buffer
+    return found
+
+
+def _text_of_group(group: Any) -> str | None:
+    number = None if group is None else _torch.flight_recorder.number_of_group(group)
+    if number is None:
+        return None
+    made = _torch.flight_recorder.made_groups()
+    one = made[number]
+    if len(one.members) < 2 or one.backend in _NOT_COMPARED:
+        return None
+    generation = sum((other.name, other.world) == (one.name, one.world) for other in made[:number])
+    return json.dumps([one.name, one.description, one.members, generation, one.world])
+
+
+def _is_inside(optimizer: Any) -> bool:
+    """Is a method of this optimizer being called? Its step may have raised, so that it has no end."""
+    return any(frame.f_locals.get("self") is optimizer for frame, _ in traceback.walk_stack(sys._getframe(2)))
