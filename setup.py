@@ -1,5 +1,67 @@
-"""For tools that look for a setup.py; metadata and settings are in pyproject.toml."""
+"""Those parts of a build that pyproject.toml cannot say: the project's address, links that lead there, a whole sdist.
+
+The address is that of the repository in which the build runs on GitHub, or the https address of git's remote `origin`;
+in an sdist, that with which the sdist was built. Where there is none, the description has no links to files.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from email import message_from_string
+from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.sdist import sdist
 
-setup()
+HERE = Path(__file__).resolve().parent
+# A link of Markdown to a file of the project: its text, its target. Links to places in the README itself stay.
+LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
+EVERYTHING = (".ci", ".github", "benchmarks", "docs", "examples", "patches", "test")
+FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "run_test.py")
+HIDDEN = (".gitignore", ".pre-commit-config.yaml")
+UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc", ".torch_testing_ext", ".hypothesis", "build")
+
+
+def address() -> str:
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+    if (facts := HERE / "PKG-INFO").exists():
+        urls = message_from_string(facts.read_text(encoding="utf-8")).get_all("Project-URL", [])
+        return next((url.removeprefix("Source, ") for url in urls if url.startswith("Source, ")), "")
+    try:
+        command = ["git", "-C", str(HERE), "remote", "get-url", "origin"]
+        remote = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+    return remote.removesuffix(".git").rstrip("/") if remote.startswith("https://") and "@" not in remote else ""
+
+
+def description(source: str) -> str:
+    readme = (HERE / "README.md").read_text(encoding="utf-8")
+    return LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
+
+
+def urls(source: str) -> dict[str, str]:
+    pages = {"Documentation": "blob/HEAD/docs/use-it.md", "Changelog": "blob/HEAD/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": source, **{name: f"{source}/{path}" for name, path in pages.items()}} if source else {}
+
+
+class WholeSdist(sdist):
+    """Adds what works on the package: documents, tests with their symbolic links, tools."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        for name in EVERYTHING:
+            shutil.copytree(HERE / name, Path(base_dir, name), symlinks=True, ignore=UNWANTED, dirs_exist_ok=True)
+        for name in FILES + HIDDEN:
+            shutil.copy(HERE / name, base_dir)
+
+
+SOURCE = address()
+setup(
+    cmdclass={"sdist": WholeSdist},
+    long_description=description(SOURCE),
+    long_description_content_type="text/markdown",
+    project_urls=urls(SOURCE),
+)

@@ -5,94 +5,17 @@ Importing this module touches no accelerator: `device_type_test_bases` is comput
 
 import typing as _typing
 
-from torch_testing_ext._cases.device_type import (
-    PYTORCH_TESTING_DEVICE_EXCEPT_FOR_KEY as PYTORCH_TESTING_DEVICE_EXCEPT_FOR_KEY,
-    PYTORCH_TESTING_DEVICE_FOR_CUSTOM_KEY as PYTORCH_TESTING_DEVICE_FOR_CUSTOM_KEY,
-    PYTORCH_TESTING_DEVICE_ONLY_FOR_KEY as PYTORCH_TESTING_DEVICE_ONLY_FOR_KEY,
-    CPUTestBase as CPUTestBase,
-    CUDATestBase as CUDATestBase,
-    DeviceTypeTestBase as DeviceTypeTestBase,
-    HPUTestBase as HPUTestBase,
-    MPSTestBase as MPSTestBase,
-    PrivateUse1TestBase as PrivateUse1TestBase,
-    XPUTestBase as XPUTestBase,
-    filter_desired_device_types as filter_desired_device_types,
-    get_all_device_types as get_all_device_types,
-    get_desired_device_type_test_bases as get_desired_device_type_test_bases,
-    get_device_type_test_bases as get_device_type_test_bases,
-    instantiate_device_type_tests as instantiate_device_type_tests,
-    is_privateuse1_backend_available as is_privateuse1_backend_available,
-)
+from torch_testing_ext._cases import device_type as _device_type
+from torch_testing_ext._cases.device_type import *
 from torch_testing_ext._cases.test_case import TestCase as TestCase
 from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._marks.capabilities import (
     Capability as Capability,
     requires_capabilities as requires_capabilities,
 )
-from torch_testing_ext._marks.device_dtypes import (
-    dtypes as dtypes,
-    dtypesIfCPU as dtypesIfCPU,
-    dtypesIfCUDA as dtypesIfCUDA,
-    dtypesIfHPU as dtypesIfHPU,
-    dtypesIfMPS as dtypesIfMPS,
-    dtypesIfPRIVATEUSE1 as dtypesIfPRIVATEUSE1,
-    dtypesIfXPU as dtypesIfXPU,
-    precisionOverride as precisionOverride,
-    tol as tol,
-    toleranceOverride as toleranceOverride,
-)
-from torch_testing_ext._marks.device_types import (
-    deviceCountAtLeast as deviceCountAtLeast,
-    disablecuDNN as disablecuDNN,
-    disableMkldnn as disableMkldnn,
-    expectedFailure as expectedFailure,
-    expectedFailureCPU as expectedFailureCPU,
-    expectedFailureCUDA as expectedFailureCUDA,
-    expectedFailureHPU as expectedFailureHPU,
-    expectedFailureIfRocm as expectedFailureIfRocm,
-    expectedFailureMeta as expectedFailureMeta,
-    expectedFailureMPS as expectedFailureMPS,
-    expectedFailureXLA as expectedFailureXLA,
-    expectedFailureXPU as expectedFailureXPU,
-    largeTensorTest as largeTensorTest,
-    native_devices as _native_devices,
-    onlyAccelerator as onlyAccelerator,
-    onlyCPU as onlyCPU,
-    onlyCUDA as onlyCUDA,
-    onlyCUDAAndPRIVATEUSE1 as onlyCUDAAndPRIVATEUSE1,
-    onlyHPU as onlyHPU,
-    onlyMPS as onlyMPS,
-    onlyNativeDeviceTypes as onlyNativeDeviceTypes,
-    onlyNativeDeviceTypesAnd as onlyNativeDeviceTypesAnd,
-    onlyOn as onlyOn,
-    onlyPRIVATEUSE1 as onlyPRIVATEUSE1,
-    onlyXPU as onlyXPU,
-    skipCPUIf as skipCPUIf,
-    skipCPUIfNoLapack as skipCPUIfNoLapack,
-    skipCPUIfNoMkl as skipCPUIfNoMkl,
-    skipCPUIfNoMkldnn as skipCPUIfNoMkldnn,
-    skipCUDAIf as skipCUDAIf,
-    skipCUDAIfNoCudnn as skipCUDAIfNoCudnn,
-    skipCUDAIfNoMagma as skipCUDAIfNoMagma,
-    skipCUDAIfNotRocm as skipCUDAIfNotRocm,
-    skipCUDAIfRocm as skipCUDAIfRocm,
-    skipGPUIf as skipGPUIf,
-    skipHPU as skipHPU,
-    skipHPUIf as skipHPUIf,
-    skipIf as skipIf,
-    skipLazy as skipLazy,
-    skipLazyIf as skipLazyIf,
-    skipMeta as skipMeta,
-    skipMetaIf as skipMetaIf,
-    skipMPS as skipMPS,
-    skipMPSIf as skipMPSIf,
-    skipPRIVATEUSE1 as skipPRIVATEUSE1,
-    skipPRIVATEUSE1If as skipPRIVATEUSE1If,
-    skipXLA as skipXLA,
-    skipXLAIf as skipXLAIf,
-    skipXPU as skipXPU,
-    skipXPUIf as skipXPUIf,
-)
+from torch_testing_ext._marks.device_dtypes import *
+from torch_testing_ext._marks.device_types import *
+from torch_testing_ext._marks.device_types import native_devices as _native_devices
 from torch_testing_ext._marks.parametrized import (
     compose_parametrize_fns as compose_parametrize_fns,
     dtype_name as dtype_name,
@@ -100,12 +23,12 @@ from torch_testing_ext._marks.parametrized import (
 from torch_testing_ext._marks.skips import skipIfTorchDynamo as skipIfTorchDynamo
 
 if _typing.TYPE_CHECKING:
-    device_type_test_bases: list[type[DeviceTypeTestBase]]
+    device_type_test_bases: list[type[_device_type.DeviceTypeTestBase]]
 
 
 def __getattr__(name: str) -> _typing.Any:
     if name == "device_type_test_bases":
-        return get_device_type_test_bases()
+        return _device_type.get_device_type_test_bases()
     if name == "NATIVE_DEVICES":
         return _native_devices()
     try:

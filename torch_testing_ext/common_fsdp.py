@@ -30,36 +30,9 @@ from torch_testing_ext._fsdp.model_state import (
     get_full_params as get_full_params,
     subtest_name as subtest_name,
 )
-from torch_testing_ext._fsdp.models import (
-    AlwaysWrapNestedWrappedModule as AlwaysWrapNestedWrappedModule,
-    DummyDDP as DummyDDP,
-    DummyProcessGroup as DummyProcessGroup,
-    FSDPInitMode as FSDPInitMode,
-    FSDPTestModel as FSDPTestModel,
-    MixtureOfExperts as MixtureOfExperts,
-    ModuleWithDelay as ModuleWithDelay,
-    NestedLinear as NestedLinear,
-    NestedWrappedModule as NestedWrappedModule,
-    NestedWrappedModuleWithDelay as NestedWrappedModuleWithDelay,
-    NonUniformReqGradNWM as NonUniformReqGradNWM,
-    SkipModel as SkipModel,
-    SkipModule as SkipModule,
-    TransformerWithSharedParams as TransformerWithSharedParams,
-)
+from torch_testing_ext._fsdp.models import *
 from torch_testing_ext._fsdp.parity import FSDPTestMixin as FSDPTestMixin
-from torch_testing_ext._fsdp.patches import (
-    compiled_fsdp_test as compiled_fsdp_test,
-    patch_all_gather as patch_all_gather,
-    patch_all_reduce as patch_all_reduce,
-    patch_foreach_all_gather as patch_foreach_all_gather,
-    patch_foreach_reduce as patch_foreach_reduce,
-    patch_post_backward as patch_post_backward,
-    patch_reduce_scatter as patch_reduce_scatter,
-    patch_register_post_backward_hook_backward as patch_register_post_backward_hook_backward,
-    patch_reshard as patch_reshard,
-    patch_unshard as patch_unshard,
-    reduce_scatter_with_assert as reduce_scatter_with_assert,
-)
+from torch_testing_ext._fsdp.patches import *
 from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.lazy import share as _share
 from torch_testing_ext._machine.seeds import set_rng_seed as set_rng_seed

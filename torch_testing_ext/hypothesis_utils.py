@@ -1,4 +1,4 @@
-"""Hypothesis for tests that run in several ranks: `given`, and strategies for meshes, DTensors, groups and collectives.
+"""Hypothesis for tests that run in several ranks: `given`, and strategies for meshes, DTensors and groups.
 
 All ranks get the same example, or each gets its share of it (`per_rank`). If a rank fails, all ranks shrink the example
 together, and the smallest one is reported once, with the outcome of each rank. See docs/properties.md.
@@ -36,11 +36,6 @@ from torch_testing_ext._hypothesis.strategies.placements import (
     dtensors as dtensors,
     in_order as in_order,
     placements as placements,
-)
-from torch_testing_ext._hypothesis.strategies.programs import (
-    Program as Program,
-    Step as Step,
-    collective_programs as collective_programs,
 )
 from torch_testing_ext._hypothesis.strategies.tensors import (
     dtypes as dtypes,

@@ -18,15 +18,20 @@ import functools
 import os
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
+from torch_testing_ext._process import user_terminal  # noqa: F401  # looks at stdin before pytest takes it away
+
 OPTION = "--torch-drop-in"
 _MARK = "world_size"
 _MARKS = (_MARK, "standalone")
+_OURS = os.path.dirname(__file__) + os.sep
+_COLLECT_ENV = "dist_collect_env"
 _EXEC = "torch_testing_ext._cases.distributed_exec"
 
 
@@ -63,6 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run each test that runs in ranks in a new interpreter of its own, as with isolated=True in its mark",
     )
+    parser.addini(
+        _COLLECT_ENV,
+        "launcher variables for the collection, such as `RANK=0 WORLD_SIZE=2`; a name alone: its reads are harmless",
+        type="args",
+        default=[],
+    )
     group.addoption(
         "--dist-lease-folder",
         metavar="DIR",
@@ -97,6 +108,7 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
     """Install before any conftest imports something."""
     if early_config.known_args_namespace.torch_drop_in:
         _install()
+    _begin_collecting(early_config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,10 +121,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         launched_session.configure(config)
     if config.getoption("--hypothesis-profile", None) == "search":
-        from torch_testing_ext._hypothesis import search
+        from torch_testing_ext._hypothesis import replay
 
-        search.register()
-        search.choose(search.NAME)
+        replay.choose_search()
     if config.getoption("--sanitize"):
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
     if config.getoption(OPTION):
@@ -144,10 +155,13 @@ def _is_launched() -> bool:
 
 
 _EXPLANATIONS = (
-    "world_size(size, *, backend=None, devices=0, timeout=None, isolated=False): run the test in that many ranks, "
-    "each a fresh process; a list of sizes makes one test for each. backend: of the group that dist_env makes. "
-    "devices: skip the test on a machine with fewer accelerators. timeout: in seconds. isolated: in a new interpreter "
-    "of its own, instead of ranks that are forked off pytest's process (torch_testing_ext)",
+    "world_size(size, *, backend=None, devices=0, timeout=None, isolated=False, init=None, scope='function'): run the "
+    "test in that many ranks, each a fresh process; a list of sizes makes one test for each. "
+    "backend: of the group that dist_env makes. "
+    "init: a function that makes it. devices: skip the test on a machine with fewer accelerators. timeout: in seconds. "
+    "scope: 'class' or 'module', whose tests share ranks. "
+    "isolated: in a new interpreter of its own, instead of ranks that are forked off pytest's process "
+    "(torch_testing_ext)",
     "standalone(*, timeout=None): run the test, and all of its fixtures, in a new interpreter of its own "
     "(torch_testing_ext)",
 )
@@ -160,10 +174,17 @@ def dist_env() -> Iterator[Any]:
     if in_rank is None or not in_rank.is_rank():
         pytest.fail(
             "dist_env was asked for by request.getfixturevalue, outside of ranks. Name it as an argument of the test "
-            "or fixture, so that what needs it is set up in the ranks",
+            "or fixture, or ask for it in the code of the fixture itself, so that it is set up in the ranks",
             pytrace=False,
         )
     yield from in_rank.make_dist_env()
+
+
+@pytest.fixture
+def ranks() -> Any:
+    """The rank of a test with the mark `world_size`, as dist_env but without a group; None in a test without it."""
+    in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
+    return in_rank.this_rank() if in_rank is not None and in_rank.is_rank() else None
 
 
 @pytest.fixture(name="spawn")
@@ -211,35 +232,139 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks.expand(metafunc)
 
 
+# -- launcher variables, which only ranks have: they start when all tests have been collected
+
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class LauncherVariablesWarning(pytest.PytestWarning):
+    """The collection of tests has read variables that only ranks have."""
+
+
+class _Collecting:
+    """The time in which conftest files and tests are imported: the variables that are set then, and reads of others."""
+
+    def __init__(self, config: Any):
+        words = [str(word) for word in config.getini(_COLLECT_ENV)]
+        values = dict(word.split("=", 1) for word in words if "=" in word)
+        if values:
+            from torch_testing_ext.launch import this_launch
+
+            this_launch()  # before they are set: nobody has launched this process
+        self._root = str(config.rootpath)
+        self._known = {word.partition("=")[0] for word in words}
+        self._reads: dict[str, str] = {}  # the variables, by the places where they are read
+        self._plain: Any = type(os.environ)
+        self._before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        os.environ.__class__ = self._noting()
+
+    def _noting(self) -> Any:
+        """The class of os.environ, which also notes where the project's own code reads a launcher variable."""
+
+        def __getitem__(environ: Any, name: str) -> Any:
+            counts = name in _LAUNCHER_VARIABLES and name not in self._known
+            if counts and (place := _reading_place(sys._getframe(1), self._root)):
+                self._reads.setdefault(place, name)
+            return self._plain.__getitem__(environ, name)
+
+        return type(self._plain.__name__, (self._plain,), {"__getitem__": __getitem__})
+
+    def end(self) -> dict[str, str]:
+        """Set what was set before. Returns the reads."""
+        os.environ.__class__ = self._plain
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        reads, self._reads, self._before = self._reads, {}, {}
+        return reads
+
+
+def _reading_place(frame: types.FrameType | None, root: str) -> str:
+    """The innermost line of the project; "" if what reads is a library that is being imported."""
+    while frame is not None and not (file := frame.f_code.co_filename).startswith("<frozen importlib"):
+        if file.startswith(root + os.sep) and "site-packages" not in file and not file.startswith(_OURS):
+            return f"{os.path.relpath(file, root)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+_collecting: pytest.StashKey[_Collecting] = pytest.StashKey()
+
+
+def _begin_collecting(config: Any) -> None:
+    if not _is_launched() and _collecting not in config.stash:
+        config.stash[_collecting] = _Collecting(config)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+    _begin_collecting(session.config)
+    try:
+        result = yield
+    finally:
+        reads = _end_collecting(session.config)
+    is_second = getattr(session.config, "workerinput", {}).get("workerid", "gw0") != "gw0"
+    if reads and not is_second and any(_concerns_us(item) for item in session.items):
+        _warn_of(session.config, reads)
+    return result
+
+
+def _end_collecting(config: pytest.Config) -> dict[str, str]:
+    return config.stash[_collecting].end() if _collecting in config.stash else {}
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _end_collecting(config)
+
+
+def _warn_of(config: pytest.Config, reads: dict[str, str]) -> None:
+    """Show one warning. With a filter `error`, too: it would otherwise end the collection."""
+    shown = [f"{place} ({name})" for place, name in reads.items()]
+    text = (
+        f"launcher variables were read while the tests were collected, but only ranks have them: {', '.join(shown[:5])}"
+        f"{' ...' if len(shown) > 5 else ''}. Parameters and skips that depend on them are those of one process. To "
+        f"have those of a launcher, set `{_COLLECT_ENV} = RANK=0 WORLD_SIZE=2` in pytest's configuration. "
+        f"`{_COLLECT_ENV} = RANK WORLD_SIZE`, without values, ends this warning."
+    )
+    file, _, line = next(iter(reads)).rpartition(":")
+    message = warnings.WarningMessage(LauncherVariablesWarning(text), LauncherVariablesWarning, file, int(line))
+    given = {"warning_message": message, "when": "collect", "nodeid": "", "location": None}
+    config.hook.pytest_warning_recorded.call_historic(kwargs=given)
+
+
+# -- the marks
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: Any) -> Generator[None, Any, Any]:
-    """Refuse marked tests that cannot run: the collection of what contains them fails."""
     report = yield
     if report.passed and _EXEC in sys.modules:
         from torch_testing_ext._pytest_ranks import exec_classes
 
         exec_classes.add_marks(report.result)
-    if report.passed and any(_concerns_us(node) for node in report.result):
-        from torch_testing_ext._pytest_ranks import marks
-
-        if faults := "\n".join(marks.faults(report.result)):
-            report.outcome, report.longrepr, report.result = "failed", faults, []
     return report
 
 
-def _concerns_us(node: Any) -> bool:
-    if not isinstance(node, pytest.Function):
-        return False
-    if _EXEC in sys.modules or "dist_env" in node.fixturenames:
+def _concerns_us(item: Any) -> bool:
+    """Whether a test has a mark of ours or a fixture of ranks; asked again at each step, since hooks add marks."""
+    if _EXEC in sys.modules or "dist_env" in getattr(item, "fixturenames", ()):
         return True
-    return any(mark.name in _MARKS or "standalone" in mark.kwargs for mark in node.iter_markers())
+    return any(mark.name in _MARKS or "standalone" in mark.kwargs for mark in item.iter_markers())
 
 
-@pytest.hookimpl(tryfirst=True)
+# Neither first, since pytest's own marks, such as `skip`, and hooks that mark tests have their effect before; nor last,
+# since this is before the fixtures are set up.
 def pytest_runtest_setup(item: Any) -> None:
-    marks = sys.modules.get("torch_testing_ext._pytest_ranks.marks")
-    if marks is None:
+    if not _concerns_us(item):
         return
+    from torch_testing_ext._pytest_ranks import marks
+
+    if why := marks.read(item):
+        from torch_testing_ext._pytest_ranks import refusals
+
+        refusals.refuse(item, why)
     wish, spec = item.stash.get(marks.STANDALONE, None), item.stash.get(marks.SPEC, None)
     if wish is not None and not hasattr(item.config.option, "dist_is_standalone"):
         from torch_testing_ext._pytest_ranks import standalone
@@ -256,8 +381,12 @@ def pytest_runtest_setup(item: Any) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
     report = yield
-    launch = sys.modules.get("torch_testing_ext.launch")
     error = call.excinfo.value if call.excinfo is not None else None
+    if call.when != "teardown" and (report.passed or error is not None) and _concerns_us(item):
+        from torch_testing_ext._pytest_ranks import refusals
+
+        refusals.report(report, error, item)
+    launch = sys.modules.get("torch_testing_ext.launch")
     if launch is not None and report.failed and isinstance(getattr(error, "outcome", None), launch.Outcome):
         from torch_testing_ext._pytest_ranks import reports
 
@@ -265,8 +394,17 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     return report
 
 
+def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """Show a refused test once, not again for each of its parameters."""
+    return ("refused", "E", ("REFUSED", {"red": True})) if getattr(report, "is_refused_again", False) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: Any) -> None:
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
-    if in_rank is not None and in_rank.is_rank():
+    if in_rank is not None and in_rank.is_rank() and not getattr(report, "is_of_all_ranks", False):
         in_rank.on_report(report)
+    if report.failed:
+        from torch_testing_ext._pytest_ranks.pytest_internals import colour
+
+        colour(report)

@@ -7,16 +7,14 @@ elements against one number, a DTensor against a plain tensor) is an error, not 
 The rules of equality, and the phrases by which a test may recognise a failure, are PyTorch's.
 """
 
-from __future__ import annotations
-
-import cmath
 import dataclasses
 import enum
+import re
 import reprlib
 import sys
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -25,8 +23,6 @@ from torch_testing_ext import _torch
 ItemPath = tuple[Any, ...]
 
 _NUMBERS = (int, float, complex)
-# The default (rtol, atol) of Python's numbers; of two types, the larger tolerance applies.
-_NUMBER_TOLERANCES = {int: (0.0, 0.0), float: (1.3e-6, 1e-5), complex: (1.3e-6, 1e-5)}
 _STORED_AS = {
     torch.quint8: torch.uint8,
     torch.quint4x2: torch.uint8,
@@ -233,12 +229,13 @@ def _compare(actual: Any, expected: Any, rules: Rules) -> str | None:
     pair = (actual, expected)
     if actual is None or expected is None:
         return None if actual is expected else f"None mismatch: {actual} is not {expected}"
-    if _one_is(pair, _is_bool, _is_bool_like):
-        return _compare_bools(_to_bool(actual), _to_bool(expected))
+    if _one_is(pair, _is_bool, lambda value: _is_bool(value) or _is_number_like(value)):
+        ours, theirs = _to_bool(actual), _to_bool(expected)
+        return None if ours is theirs else f"Booleans mismatch: {ours} is not {theirs}"
     if _one_is(pair, _is_number, _is_number_like):
         numbers = _to_number(actual), _to_number(expected)
-        if all(type(number) in _NUMBER_TOLERANCES for number in numbers):
-            return _compare_numbers(*numbers, rules)
+        if all(type(number) in _NUMBERS for number in numbers):
+            return _difference(*numbers, rules)
     if all(isinstance(value, torch.Tensor) or _is_array(value) for value in pair):
         return _compare_tensors(torch.as_tensor(actual), torch.as_tensor(expected), rules)
     if all(isinstance(value, torch.storage.TypedStorage) for value in pair):
@@ -255,40 +252,34 @@ def _one_is(pair: tuple[Any, Any], wanted: _Check, accepted: _Check) -> bool:
     return (wanted(first) and accepted(second)) or (wanted(second) and accepted(first))
 
 
-def _numpy() -> Any:
-    """NumPy, where it is imported: otherwise no value can be of its types."""
-    return sys.modules.get("numpy")
+def _is_of_numpy(value: Any, kind: str) -> bool:
+    """Is this a value of a type of NumPy? Only where that is imported can there be one."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, kind))
 
 
 def _is_array(value: Any) -> bool:
-    numpy = _numpy()
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    return _is_of_numpy(value, "ndarray")
 
 
 def _has_torch_dtype(array: Any) -> bool:
     try:
-        torch.from_numpy(_numpy().empty(0, dtype=array.dtype))
+        torch.from_numpy(sys.modules["numpy"].empty(0, dtype=array.dtype))
     except TypeError:
         return False
     return True
 
 
 def _is_bool(value: Any) -> bool:
-    numpy = _numpy()
-    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
+    return isinstance(value, bool) or _is_of_numpy(value, "bool_")
 
 
 def _is_number(value: Any) -> bool:
-    numpy = _numpy()
-    return isinstance(value, _NUMBERS) or (numpy is not None and isinstance(value, numpy.number))
+    return isinstance(value, _NUMBERS) or _is_of_numpy(value, "number")
 
 
 def _is_number_like(value: Any) -> bool:
     return _is_number(value) or isinstance(value, torch.Tensor) or _is_array(value)
-
-
-def _is_bool_like(value: Any) -> bool:
-    return _is_bool(value) or _is_number_like(value)
 
 
 def _single_element(value: Any, beside: str) -> Any:
@@ -308,50 +299,22 @@ def _to_bool(value: Any) -> bool:
     return bool(value)
 
 
-def _compare_bools(actual: bool, expected: bool) -> str | None:
-    return None if actual is expected else f"Booleans mismatch: {actual} is not {expected}"
-
-
 def _to_number(value: Any) -> Any:
     if isinstance(value, torch.Tensor) or _is_array(value):
         number = _single_element(value, "number")
         return int(number) if isinstance(number, bool) else number
     if isinstance(value, enum.Enum):
         return int(value)  # type: ignore[call-overload]
-    numpy = _numpy()
-    return value.item() if numpy is not None and isinstance(value, numpy.number) else value
+    return value.item() if _is_of_numpy(value, "number") else value
 
 
-def _compare_numbers(actual: Any, expected: Any, rules: Rules) -> str | None:
-    rtol, atol = _number_tolerances(actual, expected, rules)
-    if actual == expected or (rules.equal_nan and cmath.isnan(actual) and cmath.isnan(expected)):
-        return None
-    distance = abs(actual - expected)
-    if cmath.isfinite(distance) and distance <= atol + rtol * abs(expected):
-        return None
-    exact = rtol == 0 and atol == 0
-    relative = distance / abs(expected) if expected != 0 else float("inf")
-    return (
-        f"Scalars are not {'equal' if exact else 'close'}!\n\n"
-        f"Expected {expected} but got {actual}.\n"
-        f"Absolute difference: {distance}{'' if exact else f' (up to {atol} allowed)'}\n"
-        f"Relative difference: {relative}{'' if exact else f' (up to {rtol} allowed)'}"
-    )
-
-
-def _number_tolerances(actual: Any, expected: Any, rules: Rules) -> tuple[float, float]:
-    rtol, atol = rules.rtol, rules.atol
-    if (rtol is None) != (atol is None):
-        _refuse_half_a_tolerance(rtol)
-    if rtol is None or atol is None:
-        ours, theirs = _NUMBER_TOLERANCES[type(actual)], _NUMBER_TOLERANCES[type(expected)]
-        rtol, atol = max(ours[0], theirs[0]), max(ours[1], theirs[1])
-    return max(rtol, rules.rtol_floor), max(atol, rules.atol_floor)
-
-
-def _refuse_half_a_tolerance(rtol: float | None) -> NoReturn:
-    missing = "rtol" if rtol is None else "atol"
-    raise ValueError(f"Both 'rtol' and 'atol' must be either specified or omitted, but got no '{missing}'.")
+def _difference(actual: Any, expected: Any, rules: Rules, **checks: bool) -> str | None:
+    tolerances = {name: getattr(rules, name) for name in ("rtol", "atol", "rtol_floor", "atol_floor", "equal_nan")}
+    try:
+        _torch.comparing.compare(actual, expected, **tolerances, **checks)
+    except AssertionError as error:
+        return str(error)
+    return None
 
 
 def _stored(storage: Any) -> torch.Tensor:
@@ -393,23 +356,35 @@ def _compare_tensors(actual: torch.Tensor, expected: torch.Tensor, rules: Rules)
         ours, theirs = actual.is_coalesced(), expected.is_coalesced()
         if ours != theirs:
             return f"The values for attribute 'is_coalesced()' do not match: {ours} != {theirs}."
+    difference = _difference(
+        actual,
+        expected,
+        rules,
+        check_dtype=rules.exact_dtype,
+        check_device=rules.exact_device,
+        check_layout=rules.exact_layout,
+        check_stride=rules.exact_stride,
+    )
+    return None if difference is None else difference + _values(actual, expected, difference)
+
+
+_LISTED_ELEMENTS = 12
+_INDEX_OF_DIFFERENCE = re.compile(r"^Greatest absolute difference: .* at index \(([\d, ]*)\)", re.MULTILINE)
+
+
+def _values(actual: torch.Tensor, expected: torch.Tensor, difference: str) -> str:
+    """Lines with the two: small ones whole, others at the index with the greatest difference."""
+    found = _INDEX_OF_DIFFERENCE.search(difference)
+    if found is None:
+        return ""
+    at = ""
     try:
-        _torch.comparing.compare_tensors(
-            actual,
-            expected,
-            rtol=rules.rtol,
-            atol=rules.atol,
-            rtol_floor=rules.rtol_floor,
-            atol_floor=rules.atol_floor,
-            equal_nan=rules.equal_nan,
-            check_dtype=rules.exact_dtype,
-            check_device=rules.exact_device,
-            check_layout=rules.exact_layout,
-            check_stride=rules.exact_stride,
-        )
-    except AssertionError as error:
-        return str(error)
-    return None
+        if actual.numel() > _LISTED_ELEMENTS:
+            index = tuple(int(number) for number in found[1].split(",") if number.strip())
+            actual, expected, at = actual[index], expected[index], f" at index {index}"
+        return f"\nExpected: {expected.tolist()}{at}\nGot:      {actual.tolist()}{at}"
+    except Exception:  # a layout, or a subclass, that has no such values
+        return ""
 
 
 def _are_dtensors(actual: Any, expected: Any) -> bool:

@@ -5,8 +5,6 @@ earlier tests added. So a rank only records its actual text, and the parent, whi
 the file.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import fcntl
@@ -14,17 +12,17 @@ import json
 import os
 import traceback
 import unittest
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import expecttest
 
+from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.whole_files import source_file
 
 __unittest = True
-__rank_frame__ = True
 
 _SUFFIX = ".expected.rank"
 
@@ -68,7 +66,6 @@ def read_if_exists(file: Path) -> str | None:
 
 
 def write(file: Path, text: str) -> None:
-    """Make `text` the expectation."""
     if read_if_exists(file) == text:
         return
     file.parent.mkdir(exist_ok=True)
@@ -166,17 +163,10 @@ def _gather(file_name: str, world_size: int) -> list[dict[int, Record]]:
     """Return the calls of all ranks, each as a dictionary from rank to record."""
     found: dict[tuple[str, int, int], dict[int, Record]] = {}
     for rank in range(world_size):
-        for record in _read(Path(f"{file_name}{_SUFFIX}{rank}")):
+        for line in text_of(Path(f"{file_name}{_SUFFIX}{rank}")).splitlines():
+            record = Record(**json.loads(line))
             found.setdefault((record.file, record.line, record.turn), {})[rank] = record
     return list(found.values())
-
-
-def _read(path: Path) -> Iterable[Record]:
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [Record(**json.loads(line)) for line in lines]
 
 
 def _disagreement(ranks: dict[int, Record]) -> str:

@@ -1,7 +1,5 @@
 """The exception of a rank becomes the account of its end: here, and nowhere else."""
 
-from __future__ import annotations
-
 import sys
 import unittest
 from collections.abc import Iterator
@@ -10,10 +8,9 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import SKIP_BY_CODE, TEST_SKIPS
-from torch_testing_ext.launch import ERROR_EXIT_CODE
+from torch_testing_ext.launch import ERROR_EXIT_CODE, stopping
 
 __unittest = True
-__rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
 
 @contextmanager
@@ -41,12 +38,12 @@ def account_for(
     """Record an exception that the body of a rank raised. Return the exit code of a process that ends by it."""
     match error:
         case unittest.SkipTest():
-            return _account_for_skip(account, str(error), getattr(error, "exit_code", None))
+            return account_for_skip(account, str(error), getattr(error, "exit_code", None))
         case SystemExit(code=code):
             _account_for_exit(account, code)
             return code if isinstance(code, int) else int(code is not None)
         case _ if _is_skip_of_pytest(error):
-            return _account_for_skip(account, str(error))
+            return account_for_skip(account, str(error))
         case _:
             account_for_error(account, error, failure)
             return ERROR_EXIT_CODE
@@ -56,11 +53,14 @@ def account_for_error(
     account: launch.AccountWriter, error: BaseException, failure: type[BaseException] = AssertionError
 ) -> None:
     """Record an exception, whatever its type, with the subtests in which it was raised."""
+    if account.account is None and launch.cause_of(error) is launch.Cause.OWN:
+        stopping.at_failure(error)
     within = "".join(f"in subtest {described}: " for described in subtests_of(error))
     account.failed(error, isinstance(error, failure), within)
 
 
-def _account_for_skip(account: launch.AccountWriter, reason: str, code: int | None = None) -> int:
+def account_for_skip(account: launch.AccountWriter, reason: str, code: int | None = None) -> int:
+    """Record a skip, and return its exit code: by default that of skips without a code of their own."""
     code = TEST_SKIPS["generic"].exit_code if code is None else code
     account.skipped(reason or TEST_SKIPS["generic"].message, code)
     return code

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
+from torch_testing_ext._collectives.records import grouped, list_of
 from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.backends import NCCL
 from torch_testing_ext._machine.seeds import set_rng_seed
@@ -30,21 +31,21 @@ from torch_testing_ext._marks.settings_of_tests import kinds_on
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import device_memory
 
-from . import accounting, launched_ranks, state_left_changed
+from . import accounting, launched_ranks, passed_warnings, state_left_changed
 from .process_case import ProcessRanksTestCase
 from .rank_checks import sanitize_with
 from .rank_life import run_rank
 from .rank_process import RankProcess
 from .ranked import PARENT, checked_world_size, own_cleanups
 from .state_left_changed import GlobalStateWarning
-from .verdicts import RankError, raise_verdict, without_our_traceback
+from .verdicts import RankError, print_leftovers, raise_verdict, without_our_traceback
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.persistent_ranks import PersistentRanks, Task
     from torch_testing_ext.launch.rounds import Round
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks
+__tracebackhide__ = True  # the same for pytest
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
@@ -72,7 +73,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     poison_pill: bool = False  # a class that sets it skips the rest of its tests
     isolated: bool = False
 
-    # Read through `vars(cls)`: each class has its own and must not inherit them.
+    # Each class has its own.
     _persistent_ranks: ClassVar[PersistentRanks | None] = None
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
@@ -81,6 +82,9 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         from torch_testing_ext.launch import persistent_ranks  # noqa: F401 (its ranks inherit the module)
+
+        cls._persistent_ranks, cls.processes = None, []
+        cls._failures_of_ranks, cls._ends_by_cleanup = [], False
 
     # -- for subclasses to override
 
@@ -114,7 +118,6 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
-        """In a rank: run one test."""
         name = test_id.rsplit(".", maxsplit=1)[-1]
         self = cls(name)
         self.rank = cls.rank
@@ -129,7 +132,6 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     def _worker_run_main_wait(self, fn: Callable[[], Any]) -> Any:
         @functools.wraps(fn)
         def wrapper(self: MultiProcContinuousTest, **kwargs: Any) -> None:
-            __tracebackhide__ = True
             if self._is_rank():
                 fn(**kwargs)
             else:
@@ -154,17 +156,16 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         """Dismiss the ranks, and raise what went wrong in them after their tests had passed."""
         cls._ends_by_cleanup = False
         cls._dismiss_ranks()
-        failures, cls._failures_of_ranks = vars(cls).get("_failures_of_ranks", ()), []
+        failures, cls._failures_of_ranks = cls._failures_of_ranks, []
         if failures:
             raise RankError("\n\n".join(failures))
 
     @classmethod
     def _ensure_processes_spawned(cls) -> None:
         """Start ranks for the first test that needs them, and replace ranks that are not complete."""
-        ranks = vars(cls).get("_persistent_ranks")
-        if ranks is not None and not ranks.is_complete():
+        if cls._persistent_ranks is not None and not cls._persistent_ranks.is_complete():
             cls._dismiss_ranks()
-        if vars(cls).get("_persistent_ranks") is None:
+        if cls._persistent_ranks is None:
             size = cls._get_world_size(cls._device_type())
             cls.world_size = checked_world_size(size, f"{cls.__qualname__}.world_size")
             cls._check_backend()
@@ -172,7 +173,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     @classmethod
     def _spawn_processes(cls, world_size: int) -> None:
-        if not vars(cls).get("_ends_by_cleanup"):
+        if not cls._ends_by_cleanup:
             cls._ends_by_cleanup = True
             cls.addClassCleanup(cls._end_class)  # a subclass's tearDownClass may raise, or not call super()
         from torch_testing_ext.launch.persistent_ranks import PersistentRanks
@@ -206,7 +207,6 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     @classmethod
     def _devices_needed(cls) -> int:
-        """The most that any of its tests needs."""
         return most_needed(getattr(cls, name, None) for name in dir(cls))
 
     @classmethod
@@ -237,16 +237,17 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     @classmethod
     def _dismiss_ranks(cls) -> None:
         """Let the ranks exit. A rank that died after its tests had passed fails the class."""
-        ranks = vars(cls).get("_persistent_ranks")
+        ranks = cls._persistent_ranks
         if ranks is None:
             return
         cls._persistent_ranks, cls.processes = None, []
         if not ranks.is_over:
             end = ranks.dismiss(LEAVE_TIMEOUT)
             after = f"{cls.__qualname__} (after {ranks.last})" if ranks.last else cls.__qualname__
+            print_leftovers(after, end.reports)
             verdict = end.verdict(launch.Case(after))
             if verdict.message:
-                cls._failures_of_ranks = [*vars(cls).get("_failures_of_ranks", ()), verdict.message]
+                cls._failures_of_ranks.append(verdict.message)
         launch.discard(ranks.directory)
 
     # -- the parent: a test
@@ -277,7 +278,6 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     def _run_in_place(self, together: Round) -> None:
         """Run the test with a group of its own: nothing replaces a process whose group a failure has broken."""
-        __tracebackhide__ = True
         cls = type(self)
 
         def body(context: launch.RankContext) -> None:
@@ -302,13 +302,11 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         self.addCleanup(self._abandon_task, ranks)
 
     def _running_ranks(self) -> PersistentRanks:
-        ranks: PersistentRanks | None = vars(type(self)).get("_persistent_ranks")
-        if ranks is None:
+        if self._persistent_ranks is None:
             raise self._error(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
-        return ranks
+        return self._persistent_ranks
 
     def _wait_for_ranks(self) -> None:
-        __tracebackhide__ = True
         if self._round is not None:
             self._run_in_place(self._round)
             return
@@ -320,6 +318,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
+        passed_warnings.warn_again(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
         if verdict.outcome is launch.Outcome.PASSED:
             for text in state_changes:
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)
@@ -334,13 +333,9 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     def _state_changes(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
         """Describe the global state that the test changed, one sentence for each change."""
-        by_note: dict[str, list[str]] = {}
-        for report in reports:
-            for note in report.notes:
-                by_note.setdefault(note, []).append(str(report.rank))
-        where = {note: f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" for note, ranks in by_note.items()}
+        by_note = grouped((note, report.rank) for report in reports for note in report.notes)
         begin = f"{self._short_name()} left global state changed in"
-        return [f"{begin} {where[note]}: {note}; the next test gets fresh ranks" for note in by_note]
+        return [f"{begin} {list_of(ranks)}: {note}; the next test gets fresh ranks" for note, ranks in by_note.items()]
 
     def _abandon_task(self, ranks: PersistentRanks) -> None:
         """End ranks that are still busy: if a subclass's setUp fails, the parent never waits for them."""
@@ -353,7 +348,6 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
 
 def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], rdvz_file: str) -> None:
-    """The body of a rank."""
     from torch_testing_ext.launch.persistent_ranks import tasks
 
     def body() -> None:
@@ -375,7 +369,8 @@ def _run_task(cls: type[MultiProcContinuousTest], task: Task) -> None:
     before = state_left_changed.snapshot()
     device_memory.forget_that_of_this_process()
     with accounting.recorded(task.account, cls.failureException):
-        cls._run_test_given_id(task.name)
+        with passed_warnings.recorded(task.account):
+            cls._run_test_given_id(task.name)
         task.account.passed()
     if changes := state_left_changed.changes(before, state_left_changed.snapshot()):
         task.account.note(changes)

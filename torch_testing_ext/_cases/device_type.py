@@ -3,8 +3,6 @@
 Importing this module touches no accelerator, and neither does a class for one: it asks its device when it is set up.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect
@@ -57,7 +55,6 @@ class DeviceTypeTestBase(TestCase):
 
     @classmethod
     def distributed_backend(cls) -> str:
-        """The default backend of torch.distributed for this type of device."""
         return str(torch.distributed.get_default_backend_for_device(cls.device_type))
 
     @classmethod
@@ -95,9 +92,9 @@ class DeviceTypeTestBase(TestCase):
         return {name: bool(check()) for name, check in cls._capabilities().items()}
 
     @classmethod
-    def _capabilities(cls) -> dict[str, Callable[[], Any]]:
+    def _capabilities(cls) -> capabilities.Checks:
         """For subclasses to override: the check of each capability that the type of device declares."""
-        return {}
+        return capabilities.BY_DEVICE_TYPE.get(cls.device_type, {})
 
     def _should_stop_test_suite(self) -> bool:
         """Whether an error has left the device unusable, so that no later test of this process can pass."""
@@ -207,10 +204,6 @@ class CPUTestBase(DeviceTypeTestBase):
 
     device_type = "cpu"
 
-    @classmethod
-    def _capabilities(cls) -> capabilities.Checks:
-        return capabilities.OF_CPU
-
 
 class _IndexedTestBase(DeviceTypeTestBase):
     """The base of tests on devices that have an index."""
@@ -241,10 +234,6 @@ class CUDATestBase(_IndexedTestBase):
     no_cudnn: ClassVar[bool] = True
     cudnn_version: ClassVar[int | None] = None
 
-    @classmethod
-    def _capabilities(cls) -> capabilities.Checks:
-        return capabilities.OF_CUDA
-
     def has_cudnn(self) -> bool:
         return not self.no_cudnn
 
@@ -272,10 +261,6 @@ class XPUTestBase(_IndexedTestBase):
     device_type = "xpu"
 
     @classmethod
-    def _capabilities(cls) -> capabilities.Checks:
-        return capabilities.OF_XPU
-
-    @classmethod
     def setUpClass(cls) -> None:
         cls.primary_device = f"xpu:{torch.xpu.current_device() if _xpu.is_initialized() else 0}"
 
@@ -290,10 +275,6 @@ class MPSTestBase(_IndexedTestBase):
     """The base of tests on MPS."""
 
     device_type = "mps"
-
-    @classmethod
-    def _capabilities(cls) -> capabilities.Checks:
-        return capabilities.OF_MPS
 
 
 class PrivateUse1TestBase(_IndexedTestBase):
@@ -326,7 +307,6 @@ def get_device_type_test_bases() -> list[type[DeviceTypeTestBase]]:
 
 
 def is_privateuse1_backend_available() -> bool:
-    """Is there a device of an extension?"""
     module = getattr(torch, _torch.built_with.extension_device_type(), None)
     return bool(module is not None and module.is_available())
 
@@ -398,7 +378,6 @@ def _in_environment(key: str) -> list[str]:
 
 
 def get_all_device_types() -> list[str]:
-    """The types of device that this machine has."""
     return ["cpu"] if not flag("TEST_CUDA") else ["cpu", "cuda"]
 
 

@@ -1,7 +1,5 @@
 """DistributedTestBase, whose ranks choose their backend by device type, and run_subtests."""
 
-from __future__ import annotations
-
 import itertools
 import unittest
 from collections.abc import Callable
@@ -18,8 +16,7 @@ from torch_testing_ext._utils.contexts import changed_environment
 from . import shared_devices
 from .multi_process import MultiProcessTestCase
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks
 
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++

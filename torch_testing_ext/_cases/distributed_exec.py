@@ -3,8 +3,6 @@
 They only say what is wanted; our plugin for pytest reads it, and runs the tests and fixtures in ranks.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest
@@ -18,6 +16,9 @@ class DistributedExec:
     backend: ClassVar[str | None] = None
     # Whether the process group exists when the test begins.
     init_distributed: ClassVar[bool] = True
+    # Makes the group; a static method. By default deepspeed.init_distributed where deepspeed is imported, otherwise
+    # torch's init_process_group.
+    init: ClassVar[Any] = None
     # Whether ranks have RANK, WORLD_SIZE and the like.
     set_dist_env: ClassVar[bool] = True
     # Skip without an accelerator for each rank. Otherwise ranks use the CPU where there is no accelerator.

@@ -1,7 +1,5 @@
 """Bases for tests of the compiler over process groups; each test starts with empty compiler caches."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Importing this imports dynamo, so that processes forked from this one need not do so each."""
 
-from __future__ import annotations
-
 import importlib
 
 from torch_testing_ext import _torch

@@ -3,8 +3,6 @@
 unittest lets SystemExit through: a tearDownClass that calls sys.exit(0) would end a run as if all was well.
 """
 
-from __future__ import annotations
-
 import sys
 import unittest
 from collections.abc import Iterator

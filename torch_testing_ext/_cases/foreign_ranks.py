@@ -4,8 +4,6 @@ A class does so by overriding `_start_processes`. Such a rank has no account: it
 its pipe the exception.
 """
 
-from __future__ import annotations
-
 import multiprocessing.connection
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -23,8 +23,6 @@ from torch_testing_ext import _torch
 from torch_testing_ext.launch import RankContext
 from torch_testing_ext.launch.context import context_here
 
-__rank_frame__ = True
-
 # A peer that takes longer does not connect: it waits for a rank that will not come.
 PEERS_TIMEOUT = 20.0
 _FIRST_STEP, _LAST_STEP = 0.0005, 0.1

@@ -3,8 +3,6 @@
 A module that runs tests in another way (upstream's drop-in) sets the variables before it imports the tests.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import unittest
@@ -13,19 +11,27 @@ from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.whole_files import source_file
 
 python_arguments: list[str] = []  # between `python` and the file
 pytest_arguments: list[str] = []  # between `pytest` and the test
 
 
-def _no_note(reports: Sequence[launch.RankReport], expected: launch.Expected, verdict: launch.Verdict) -> str:
-    return ""
-
-
 # Returns a text to add to the message of a verdict.
-verdict_note: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Verdict], str] = _no_note
+verdict_note: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Verdict], str] | None = None
+
+
+def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "") -> launch.Case:
+    """The case of a test of this name. Unless a runner keeps its account, and shows it by a command, a file has it."""
+    kept_as = "" if show_command else name
+    return launch.Case(name, rerun_command, file, "", show_command or user_commands.to_show(name), kept_as)
+
+
+def case_of_test(test: unittest.TestCase, result: Any) -> launch.Case:
+    cls = type(test)
+    show = getattr(result, "show_command_of", lambda test: "")(test)
+    return case_of(f"{cls.__qualname__}.{test._testMethodName}", source_file(cls), command_of(test, result), show)
 
 
 def command_of(test: unittest.TestCase, result: Any) -> str:
@@ -38,10 +44,14 @@ def command_of(test: unittest.TestCase, result: Any) -> str:
         file = os.path.relpath(file)
     name = f"{cls.__qualname__}.{test._testMethodName}"
     if not isinstance(result, unittest.TestResult):  # that of pytest
-        node = f"{file}::{cls.__qualname__}::{test._testMethodName}"
-        return shell.join(["python", "-m", "pytest", *pytest_arguments, node])
+        node = f"{file}::{cls.__qualname__.replace('.', '::')}::{test._testMethodName}"
+        return user_commands.command("-m", "pytest", *pytest_arguments, node)
     if cls.__module__ == "__main__":
         module = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)  # of `python -m`
         main = ["-m", module] if module else [file]
-        return shell.join(["python", *python_arguments, *main, name])
-    return shell.join(["python", "-m", "unittest", f"{cls.__module__}.{name}"])
+        return user_commands.command(*python_arguments, *main, name)
+    if file == cls.__module__.replace(".", os.sep) + ".py":
+        return user_commands.command("-m", "unittest", f"{cls.__module__}.{name}")
+    # unittest found it from another folder: from this one, the module cannot be imported by its name.
+    folder, base = os.path.split(file)
+    return user_commands.command("-m", "unittest", "discover", "-s", folder or ".", "-p", base, "-k", f"*.{name}")

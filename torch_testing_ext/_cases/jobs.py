@@ -1,22 +1,22 @@
 """The job of a test for its ranks; and whole runs of ranks that no test case waits for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._process.logs import text_of
+from torch_testing_ext._process.user_terminal import UserTerminal
+from torch_testing_ext._process.whole_files import source_file
 from torch_testing_ext.launch import settings
 
-from . import rank_environment, ranked
+from . import passed_warnings, rank_environment, ranked
 from .rank_checks import sanitize_with
-from .verdicts import raise_verdict, without_our_traceback
+from .verdicts import print_leftovers, raise_verdict, without_our_traceback
 
 __unittest = True
-__rank_frame__ = True
 
 
 def job_for_test(
@@ -32,17 +32,20 @@ def job_for_test(
 
     `subject` is the class of the test, which the body gets; `others` are further fields of the job.
     """
-    fields: dict[str, Any] = {
-        "body": launch.Named.of(body),
-        "subject": None if subject is None else launch.Named.of(subject),
-        "world_size": world_size,
-        "directory": directory,
-        "context": launch.ProcessContext.here(environ),
-        "seed": seeds.SEED,
-        "stream": chosen.stream,
-        "debug_rank": chosen.debug_rank,
-    }
-    return launch.Job(**{**fields, **others})
+    terminal = UserTerminal.here()
+    job = launch.Job(
+        launch.Named.of(body),
+        world_size,
+        directory,
+        launch.ProcessContext.here(environ),
+        None if subject is None else launch.Named.of(subject),
+        seed=seeds.SEED,
+        stream=chosen.stream,
+        debug_rank=chosen.debug_rank,
+        terminal=terminal,
+        expects_stops=terminal.expects_stops(None if subject is None else source_file(subject)),
+    )
+    return replace(job, **others)
 
 
 def run_to_end(
@@ -69,18 +72,17 @@ def run_to_end(
                 return job_for_test(body, world_size, directory, addresses, chosen, sanitize=checks, **others)
 
             limit = None if chosen.debug_rank is not None else timeout or ranked.TIMEOUT_DEFAULT
-            verdict = launch.watch(start(make_job), limit, expected).verdict(case)
+            result = launch.watch(start(make_job), limit, expected)
+        passed_warnings.warn_again(result.reports)
+        verdict = result.verdict(case)
         # A rank that is debugged has the terminal, and no file.
         outputs = tuple(text_of(directory / f"rank{rank}.log") for rank in range(world_size))
         if verdict.outcome is launch.Outcome.PASSED:
-            _print(outputs)
+            for rank, output in enumerate(outputs):
+                for line in output.splitlines():
+                    print(f"[rank{rank}] {line}")
+            print_leftovers(case.name, result.reports)
     finally:
         launch.discard(directory)
     raise_verdict(verdict)
     return outputs
-
-
-def _print(outputs: Iterable[str]) -> None:
-    for rank, output in enumerate(outputs):
-        for line in output.splitlines():
-            print(f"[rank{rank}] {line}")

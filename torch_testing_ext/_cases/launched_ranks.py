@@ -20,7 +20,7 @@ from torch_testing_ext._utils.contexts import changed_environment
 from torch_testing_ext.launch import recording, this_launch
 from torch_testing_ext.launch.job import Sanitize, log_of
 
-from . import accounting, group_creation, rank_life
+from . import accounting, group_creation, passed_warnings, rank_life
 from .verdicts import rank_error, say
 
 if TYPE_CHECKING:  # few processes are started by a launcher: the others import nothing of this
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # few processes are started by a launcher: the others import 
     from torch_testing_ext.launch.rounds import Round, RoundJudged
 
 __unittest = True
-__rank_frame__ = True
 
 this_launch()  # before a test changes the variables
 
@@ -119,15 +118,17 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
     context = launch.RankContext(member.rank, member.world_size, Path(together.directory), account, fast_exit=False)
     with _variables(together), context.entered():
         rank_life.prepare(context)
-        group = _GroupOfTest()
+        had_group = _group_exists()
         try:
             with accounting.recorded(account):
                 recording.sanitize(member.rank, together.sanitize, log_of(together.directory, member.rank))
-                body(context)
+                with passed_warnings.recorded(account):
+                    body(context)
         except SystemExit as leaving:
             account.failed(leaving, assertion=False)
         with account.own_errors("in the tear-down of the process group: "):
-            group.end()
+            if not had_group:
+                _end_groups()
         with account.own_errors():
             recording.end_of_sanitizing()
         collectives = b""
@@ -136,7 +137,10 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
         if account.account is None:
             account.passed()
     assert account.account is not None
-    return _here(member.end(together, replace(account.account, collectives=collectives)))
+    verdict = member.end(together, replace(account.account, collectives=collectives))
+    if is_first():
+        passed_warnings.warn_again(judged().accounts)
+    return _here(verdict)
 
 
 def _here(verdict: launch.Verdict) -> launch.Verdict:
@@ -151,7 +155,7 @@ def _here(verdict: launch.Verdict) -> launch.Verdict:
     ):
         return verdict
     first = verdict.message.partition("\n")[0]
-    return replace(verdict, message=f"{first}\n\nRank 0 shows the report of all ranks.")
+    return replace(verdict, message=f"{first}\n\nRank 0 shows the report of all ranks.", account="", kept_as="")
 
 
 @contextmanager
@@ -172,20 +176,16 @@ def _variables(together: Round) -> Iterator[None]:
         yield
 
 
-class _GroupOfTest:
-    """The process groups that a test makes: they are destroyed with it, also to wake peers that wait for this rank."""
+def _group_exists() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
 
-    def __init__(self) -> None:
-        self._existed = self._exists()
 
-    def _exists(self) -> bool:
-        distributed = sys.modules.get("torch.distributed")
-        return distributed is not None and bool(distributed.is_initialized())
+def _end_groups() -> None:
+    """Destroy the process groups that a test has made, with it: also to wake peers that wait for this rank."""
+    if _group_exists():
+        import torch.distributed as dist
 
-    def end(self) -> None:
-        if self._exists() and not self._existed:
-            import torch.distributed as dist
-
-            group_creation.wait_for_peers()
-            gc.collect(1)  # a young exception may refer to a group, which then keeps its connections
-            dist.destroy_process_group()
+        group_creation.wait_for_peers()
+        gc.collect(1)  # a young exception may refer to a group, which then keeps its connections
+        dist.destroy_process_group()

@@ -24,7 +24,7 @@ from torch_testing_ext._asserts import expectations
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 
-from . import foreign_ranks, invocation, launched_ranks
+from . import foreign_ranks, invocation, launched_ranks, passed_warnings
 from .accounting import account_for
 from .process_case import ProcessRanksTestCase
 from .rank_life import leave_process_group, run_rank
@@ -35,8 +35,8 @@ from .verdicts import print_leftovers, raise_verdict, without_our_traceback
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
 
-__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks: the message is complete
+__tracebackhide__ = True  # the same for pytest
 
 
 class MultiProcessTestCase(ProcessRanksTestCase):
@@ -55,15 +55,10 @@ class MultiProcessTestCase(ProcessRanksTestCase):
     processes: list[Any]
     pid_to_pipe: dict[int, Any]
 
-    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
-        super().__init__(method_name, methodName)
-        self._launched: launch.Run | None = None
-        self._directory: Path | None = None
-        self._skip: TestSkip | None = None
-        self._verdict = launch.Verdict(launch.Outcome.PASSED)
-
-    def _replacement_for(self, test: Callable[[], Any]) -> Any:
-        return self.join_or_run(test)
+    _launched: launch.Run | None = None
+    _directory: Path | None = None
+    _skip: TestSkip | None = None
+    _verdict = launch.Verdict(launch.Outcome.PASSED)
 
     # -- for subclasses to override
 
@@ -155,7 +150,6 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
 
     def _run_in_place(self, together: Round) -> launch.Verdict:
-        __tracebackhide__ = True
 
         def body(context: launch.RankContext) -> None:
             options = self._options_of_run()
@@ -168,7 +162,6 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         return verdict
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
-        __tracebackhide__ = True
         if self._skip is not None:
             raise Skipped(self._skip)
         began = launch.now()
@@ -198,7 +191,6 @@ class MultiProcessTestCase(ProcessRanksTestCase):
 
     def _check_return_codes(self, fn: Callable[[], Any], elapsed_time: float) -> None:
         """Raise the exception for the verdict on the ranks, which have ended. An override may judge exit codes."""
-        __tracebackhide__ = True
         raise_verdict(self._verdict, self.id(), self)
 
     def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
@@ -209,7 +201,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         with self._interruptible():
             outcome = launch.watch(self._launched, self._timeout(), expected, self._get_timedout_process_traceback)
         verdict = outcome.verdict(self._case())
-        if note := invocation.verdict_note(outcome.reports, expected, verdict):
+        passed_warnings.warn_again(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
+        if (remark := invocation.verdict_note) and (note := remark(outcome.reports, expected, verdict)):
             verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:
             print_leftovers(self._short_name(), outcome.reports)
@@ -292,7 +285,8 @@ def _run_rank(
     """
 
     def body() -> None:
-        cls._run(context.rank, test_name, file_name, _pipe_of(context, cls), **options)
+        with passed_warnings.recorded(context.account):
+            cls._run(context.rank, test_name, file_name, _pipe_of(context, cls), **options)
         if context.account.account is not None:  # a skip, whose sys.exit() an overriding `_run` has caught
             context.account.passed()
 

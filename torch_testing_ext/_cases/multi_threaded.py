@@ -20,10 +20,10 @@ from torch_testing_ext._marks.needs import Skipped, TestSkip
 from torch_testing_ext._marks.settings_of_tests import kinds_of_test, kinds_on, may_differ
 from torch_testing_ext._process.whole_files import source_file
 from torch_testing_ext.launch import settings
-from torch_testing_ext.launch.job import Sanitize
 
 from . import ranked
 from .accounting import account_for
+from .invocation import case_of
 from .rank_checks import sanitize_threads
 from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
 from .verdicts import RankError, RankFailure, raise_verdict
@@ -31,8 +31,8 @@ from .verdicts import RankError, RankFailure, raise_verdict
 if TYPE_CHECKING:
     from torch_testing_ext._threads.thread_ranks import ExcInfo, RankThreads
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks
+__tracebackhide__ = True  # the same for pytest
 
 
 def spawn_threads_and_init_comms(
@@ -47,7 +47,6 @@ def spawn_threads_and_init_comms(
 
     @functools.wraps(func)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        __tracebackhide__ = True
         from torch_testing_ext._threads.thread_ranks import RankThreads, process_group
 
         def run_rank(rank: int) -> None:
@@ -58,7 +57,7 @@ def spawn_threads_and_init_comms(
         sanitize = sanitize_threads(kinds_on(func, method, type(self)))
         threads = RankThreads(world_size, run_rank, account_for, sanitize)
         threads.start()
-        case = launch.Case(f"{type(self).__qualname__}.{func.__name__}", file=source_file(func))
+        case = case_of(f"{type(self).__qualname__}.{func.__name__}", source_file(func))
         allowed = may_differ(func, method, self)
         raise_verdict(_verdict_on(threads, timeout, case, allowed), self.id() if hasattr(self, "id") else "", self)
 
@@ -119,14 +118,8 @@ class MultiThreadedTestCase(RankedTestCase):
     exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
     global_store: Any = None  # of the ranks' process group
     threads: list[Any]  # set by setUp, in the main thread
-
-    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
-        super().__init__(method_name, methodName)
-        self._started: RankThreads | None = None
-        self._skip: TestSkip | None = None
-
-    def _replacement_for(self, test: Callable[[], Any]) -> Any:
-        return self.join_or_run(test)
+    _started: RankThreads | None = None
+    _skip: TestSkip | None = None
 
     # -- for subclasses to override
 
@@ -143,7 +136,6 @@ class MultiThreadedTestCase(RankedTestCase):
 
         @functools.wraps(fn)
         def wrapper(self: MultiThreadedTestCase) -> None:
-            __tracebackhide__ = True
             if self.rank == self.MAIN_THREAD_RANK:
                 if self._skip is not None:
                     raise Skipped(self._skip)
@@ -176,21 +168,18 @@ class MultiThreadedTestCase(RankedTestCase):
         from torch_testing_ext._threads.thread_ranks import RankThreads
 
         size, name = self._checked_world_size(), self._current_test_name
+        sanitize = sanitize_threads(kinds_of_test(self))
         for _ in _told():
             pass  # of threads that have outlived their test
-        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, self._sanitize())
+        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, sanitize)
         self._started.test = self
         type(self).global_store = self._started.store
         self.addCleanup(self._started.end)  # if setUp fails later, _join_threads is never called
         self._started.start()
         self.threads = self._started.threads
 
-    def _sanitize(self) -> Sanitize:
-        return sanitize_threads(kinds_of_test(self))
-
     @classmethod
     def _join_threads(cls, threads: Sequence[Any], fn: Callable[[], Any]) -> None:
-        __tracebackhide__ = True
         started: RankThreads | None = getattr(threads[0], "ranks", None) if threads else None
         test = getattr(started, "test", None) or getattr(fn, "__self__", None)
         if started is None or test is None:
@@ -205,7 +194,6 @@ class MultiThreadedTestCase(RankedTestCase):
         cls, failed_ranks: Sequence[tuple[int, ExcInfo]], timeout: float | None, fn: Callable[[], Any]
     ) -> None:
         """Raise the exception for what the ranks raised. An override may judge that, or pass on a part of it."""
-        __tracebackhide__ = True
         if isinstance(failed_ranks, FailedRanks) and failed_ranks.is_complete:
             raise_verdict(failed_ranks.verdict, failed_ranks.test.id(), failed_ranks.test)
             return
@@ -247,9 +235,6 @@ class MultiThreadedTestCase(RankedTestCase):
                     self.perThreadTearDown()
             raise
         self.perThreadTearDown()
-
-    def _accepts_expected(self) -> bool:
-        return not self._is_rank() or self.rank == 0
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
         """assertEqual on one rank only: the threads share one random number generator, so the numbers that each draws

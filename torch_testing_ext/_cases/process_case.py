@@ -10,10 +10,12 @@ import functools
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext import launch
+from torch_testing_ext._asserts import expectations
 from torch_testing_ext._torch.process_state import DYNAMO, INDUCTOR
 from torch_testing_ext.launch import settings
 
@@ -22,13 +24,12 @@ from .invocation import command_of
 from .jobs import job_for_test
 from .ranked import PARENT, RankedTestCase
 from .source_facts import facts_of
-from .verdicts import Interrupted, with_expectations
+from .verdicts import Interrupted
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
 
-__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks: the message is complete
 
 
 class ProcessRanksTestCase(RankedTestCase):
@@ -83,7 +84,14 @@ class ProcessRanksTestCase(RankedTestCase):
             raise Interrupted(f"{self._short_name()} was interrupted; its ranks have been ended") from None
 
     def _with_expectations(self, verdict: launch.Verdict, path: str, world_size: int) -> launch.Verdict:
-        return with_expectations(verdict, path, world_size, command_of(self, self._result))
+        """Fail ranks that disagree about an expectation; when accepting, rewrite the source."""
+        disagreement = expectations.compare_ranks(path, world_size)
+        if not disagreement:
+            return verdict
+        if verdict.outcome is launch.Outcome.PASSED:
+            command = command_of(self, self._result)
+            return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {command}")
+        return replace(verdict, message=f"{verdict.message}\n\n{disagreement}")
 
 
 def _skips_without_set_up(test: RankedTestCase) -> bool:

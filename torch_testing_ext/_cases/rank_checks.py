@@ -1,7 +1,5 @@
 """The checks that the ranks of a test get: collectives are compared, tensors and work are sanitized."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 
@@ -12,7 +10,8 @@ from torch_testing_ext.launch.job import Sanitize
 
 from .verdicts import say, say_once
 
-_NOT_OF_THREADS = (SanitizeKind.HASH,)  # they share the hash seed of their interpreter
+# They share the hash seed of their interpreter, and torch's hooks of optimizers.
+_NOT_OF_THREADS = (SanitizeKind.HASH, SanitizeKind.REPLICAS)
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """The variables by which frameworks find their ranks, as a launcher such as torchrun sets them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One life of a rank that is a process: prepare, announce, body, account, leave, wait for the peers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
@@ -15,11 +13,9 @@ import torch.distributed as dist
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import seeds
 from torch_testing_ext._process import system
-from torch_testing_ext.launch import RankContext
+from torch_testing_ext.launch import RankContext, stopping
 
 from . import accounting, group_creation, rank_environment, shared_devices
-
-__rank_frame__ = True
 
 c10d: Any = dist  # its type stubs lack what comes from C++
 # Importing fewer modules than this in each rank costs less than a preload hint.
@@ -46,6 +42,7 @@ def run_rank(
     count = len(sys.modules)
     try:
         with accounting.recorded(context.account, ends_process=ends_process):
+            stopping.at_test()
             body()
             if context.account.account is None:
                 if leaves_groups:

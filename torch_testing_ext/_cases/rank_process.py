@@ -1,7 +1,5 @@
 """A rank that is a process, with the interface of multiprocessing: its handle in the parent, and their pipe."""
 
-from __future__ import annotations
-
 import enum
 import os
 import signal
@@ -35,7 +33,6 @@ class RankProcess:
         return self.exitcode is None and not self._run.lost
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the rank to end."""
         until = None if timeout is None else launch.now() + timeout
         while self.rank in self._run.alive and self._run.wait_for_event(until):
             pass
@@ -82,7 +79,7 @@ class PipeFromRank:
 
     def __init__(self, run: launch.Run, rank: int):
         self._run = run
-        self._rank = rank
+        self._rank = RankProcess(run, rank)
         self._received = False
         self._stacks: list[str] = []
         self.closed = False
@@ -91,10 +88,8 @@ class PipeFromRank:
         """Wait until the rank has ended, unless it was asked for its stacks; is there a text?"""
         if self._stacks:
             return True
-        until = None if timeout is None else launch.now() + timeout
-        while self._rank in self._run.alive and self._run.wait_for_event(until):
-            pass
-        return self._rank not in self._run.alive and not self._received and self._text() is not None
+        self._rank.join(timeout)
+        return self._rank.rank not in self._run.alive and not self._received and self._text() is not None
 
     def recv(self) -> str:
         if not self.poll(None):
@@ -105,13 +100,14 @@ class PipeFromRank:
         return self._text() or ""
 
     def _text(self) -> str | None:
-        account = launch.read_account(self._run.job.account(self._rank))
+        account = launch.read_account(self._run.job.account(self._rank.rank))
         return account.traceback or None if account else None
 
     def send(self, value: Any) -> None:
-        if value is RankEvent.GET_TRACEBACK and self._rank in self._run.alive:
-            self._run.dump(STACKS_TIMEOUT, [self._rank])
-            file = self._run.job.stacks(self._rank)
+        rank = self._rank.rank
+        if value is RankEvent.GET_TRACEBACK and rank in self._run.alive:
+            self._run.dump(STACKS_TIMEOUT, [rank])
+            file = self._run.job.stacks(rank)
             with suppress(OSError):
                 if text := file.read_text(errors="replace"):
                     self._stacks.append(text)

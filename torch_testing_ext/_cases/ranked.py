@@ -4,8 +4,6 @@ In the parent: the test's name, its limits and checks, and the reason for which 
 In a rank: only the test method runs, and the cleanups that it registers.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import unittest
@@ -15,21 +13,18 @@ from typing import Any, ClassVar
 
 # `_torch` comes first: it postpones the next full collection of garbage, which takes longer than all imports below.
 from torch_testing_ext import _torch, launch  # noqa: F401
-from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TestSkip, first_unmet, is_ours
 from torch_testing_ext._marks.settings_of_tests import kinds_of_test, may_differ, timeout_of
-from torch_testing_ext._process.whole_files import source_file
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
 from .accounting import subtests_of
-from .invocation import command_of
+from .invocation import case_of_test
 from .rank_checks import sanitize_with
-from .test_case import TestCase, clean_expected
+from .test_case import TestCase
 from .verdicts import RankError, rank_error
 
-__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks: the message is complete
 
 
 def _number(text: str) -> float:
@@ -57,6 +52,8 @@ def checked_world_size(given: Any, name: str) -> int:
         size = 0
     if size < 1 or (size != given and not isinstance(given, str)):
         raise ValueError(f"{name} is {given!r}; it must be a number of ranks, 1 or more")
+    if why := settings.too_many(size):
+        raise ValueError(f"{name} is {size}; {why}")
     return size
 
 
@@ -68,7 +65,6 @@ class RankedTestCase(TestCase):
 
     rank: int
     _result: Any = None
-    _recorder: expectations.ExpectationRecorder | None = None  # in ranks that are processes
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         name = method_name if methodName == "runTest" else methodName
@@ -81,6 +77,9 @@ class RankedTestCase(TestCase):
 
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
         """Return the method that replaces a test: in the parent it waits for the ranks, in a rank it runs the test."""
+        return self.join_or_run(test)
+
+    def join_or_run(self, fn: Callable[[], Any]) -> Any:
         raise NotImplementedError
 
     @property
@@ -107,7 +106,6 @@ class RankedTestCase(TestCase):
         return first_unmet(getattr(self, self._name_in_ranks(), None))
 
     def _name_in_ranks(self) -> str:
-        """The name of the test method that the ranks run."""
         return str(self._testMethodName)
 
     @classmethod
@@ -127,7 +125,7 @@ class RankedTestCase(TestCase):
         return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")
 
     def _case(self) -> launch.Case:
-        return launch.Case(self._short_name(), command_of(self, self._result), source_file(type(self)))
+        return case_of_test(self, self._result)
 
     def _timeout(self) -> float | None:
         return None if settings.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
@@ -143,28 +141,6 @@ class RankedTestCase(TestCase):
         return f"{type(self).__qualname__}.{self._testMethodName}"
 
     # -- a rank
-
-    def assertExpectedInline(
-        self,
-        actual: Any,
-        expect: str,
-        skip: int = 0,
-        ignore_comments: bool = False,
-        ignore_empty_lines: bool = False,
-    ) -> None:
-        """Do as TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
-        if self._recorder is not None:
-            got = clean_expected(actual, ignore_comments, ignore_empty_lines)
-            wanted = clean_expected(expect, ignore_comments, ignore_empty_lines)
-            self._recorder.record(expectations.record_of_call(got, wanted, skip))
-        super().assertExpectedInline(actual, expect, skip + 1, ignore_comments, ignore_empty_lines)
-
-    def assertExpected(self, s: str, subname: str | None = None) -> None:
-        """Do as TestCase; a rank that is a process also records its text for the parent, in `_recorder`."""
-        if self._recorder is not None:
-            file = str(expectations.file_of(self, subname))
-            self._recorder.record(expectations.Record(file, expectations.WHOLE_FILE, 1, s, ""))
-        super().assertExpected(s, subname)
 
     def _accepts_expected(self) -> bool:
         """The parent accepts for ranks that are processes; of ranks that are threads, rank 0 accepts."""

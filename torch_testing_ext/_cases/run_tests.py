@@ -9,21 +9,20 @@ import sys
 import traceback
 import unittest
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout, suppress
-from types import FrameType
-from typing import Any, NoReturn, cast
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from types import FrameType, SimpleNamespace
+from typing import Any, NoReturn
 
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import seeds
-from torch_testing_ext._process import shell, signals
+from torch_testing_ext._process import shell, signals, user_commands
 
 from . import invocation
 from .fixtures import FixtureSuite
-from .hardware_classes import HardwareClassification, HardwareClassificationTestLoader, filter_by_hw_classification
+from .pytest_style import PytestStyleTest, if_no_test, pytest_style_tests, why_not_run
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
-
-Hardware = set[HardwareClassification] | None
 
 EXIT_FAILED = 1
 EXIT_NO_TESTS = 5  # as in unittest since Python 3.12
@@ -67,16 +66,17 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace, argv: list[str]) -> int:
-    hardware = options.hw_classification and {HardwareClassification[name] for name in options.hw_classification}
     if options.discover_tests:
-        print("\n".join(_selected(argv, hardware)))
+        print("\n".join(_selected(argv)))
         return 0
     if options.use_pytest:
-        return _run_pytest(argv, hardware)
+        import pytest
+
+        return int(pytest.main(argv))
     if options.subprocess:
-        return _run_each_alone(argv, options.seed, hardware)
+        return _run_each_alone(argv, options.seed)
     for _ in range(max(1, options.repeat)):
-        code = _run_once(argv, hardware)
+        code = _run_once(argv)
         if code:
             return code
     return 0
@@ -113,14 +113,6 @@ def _parser() -> argparse.ArgumentParser:
         help="show local variables in tracebacks",
     )
     add(
-        "--hw-classification",
-        nargs="+",
-        type=str.upper,
-        choices=[one.name for one in HardwareClassification],
-        metavar="KIND",
-        help="run only classes whose hw_classification is one of these: %(choices)s",
-    )
-    add(
         "--hypothesis-profile",
         choices=["search"],
         help="with search, properties that run in ranks run 40 times as many examples, chosen at random",
@@ -138,11 +130,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_once(argv: list[str], hardware: Hardware) -> int:
-    loader = HardwareClassificationTestLoader(hardware)
+def _run_once(argv: list[str]) -> int:
+    loader = unittest.TestLoader()
     loader.suiteClass = _Suite
-    program: Any = unittest.main(module="__main__", argv=argv, testRunner=_Runner, testLoader=loader, exit=False)
-    result = program.result
+    ran: Any = _Program(module="__main__", argv=argv, testRunner=_Runner, testLoader=loader, exit=False)
+    result = ran.result
     if getattr(result, "interrupted", False):
         return EXIT_INTERRUPTED
     if not result.wasSuccessful():
@@ -153,6 +145,40 @@ def _run_once(argv: list[str], hardware: Hardware) -> int:
 def _nothing_tested() -> int:
     print("No test was found, so nothing was tested: --discover-tests lists the tests of the file.", file=sys.stderr)
     return EXIT_NO_TESTS
+
+
+class _Program(unittest.TestProgram):
+    """unittest's command line. Of the tests that it selects, those that only pytest would run are errors, by name."""
+
+    def runTests(self) -> None:
+        _Runner.left_out = self._left_out()
+        super().runTests()
+
+    def _left_out(self) -> list[PytestStyleTest]:
+        known: Any = self  # what the arguments have set
+        if known.testNames is not None:  # of which such tests are no part
+            return []
+        patterns = known.testNamePatterns or ["*"]
+        return [
+            test
+            for test in pytest_style_tests(sys.modules["__main__"], _flatten(known.test))
+            if any(fnmatchcase(f"__main__.{_name_of(test)}", pattern) for pattern in patterns)
+        ]
+
+
+class LeftOut(Exception):
+    """unittest does not run a test that it finds in the file."""
+
+    __module__ = f"{__name__.partition('.')[0]}.common_utils"
+
+
+def _name_of(test: PytestStyleTest) -> str:
+    return f"{test.cls}.{test.method}".lstrip(".")
+
+
+def _explain_left_out(test: PytestStyleTest) -> LeftOut:
+    how = user_commands.command(*invocation.python_arguments, os.path.relpath(sys.argv[0]), "--use-pytest")
+    return LeftOut(f"{why_not_run(test)}. pytest does: {how}\n{if_no_test(test)}")
 
 
 class _Suite(FixtureSuite):
@@ -181,6 +207,7 @@ class _Runner(unittest.TextTestRunner):
     """unittest's runner, except that it prints its report after Ctrl-C and after an exit, too."""
 
     guard: ExitGuard
+    left_out: Sequence[PytestStyleTest] = ()
     resultclass = _Result  # type: ignore[assignment]
 
     def __init__(self, **options: Any) -> None:
@@ -188,6 +215,7 @@ class _Runner(unittest.TextTestRunner):
 
     def run(self, test: Any) -> Any:
         def run_until_interrupted(result: Any) -> None:
+            _unittest_suite: Any = unittest.suite
             try:
                 test(result)
             except KeyboardInterrupt:
@@ -195,8 +223,10 @@ class _Runner(unittest.TextTestRunner):
                 result.stop()
                 self.stream.writeln("\nInterrupted: the tests that follow were not run.")
             except SystemExit:  # in a suite that load_tests made: ours does not let it through
-                _unittest_suite: Any = unittest.suite
                 result.addError(_unittest_suite._ErrorHolder("the tests that follow were not run"), sys.exc_info())
+            for one in self.left_out:
+                error = _explain_left_out(one)
+                result.addError(_unittest_suite._ErrorHolder(_name_of(one)), (LeftOut, error, None))
 
         self.guard.code = None
         result = super().run(run_until_interrupted)  # type: ignore[arg-type]
@@ -214,57 +244,25 @@ def _own_stderr() -> Any:
     return sys.stderr
 
 
-class _Lister:
-    """Takes the place of a runner: lists the names of the tests and runs none."""
-
-    def __init__(self, **options: Any) -> None:
-        pass
-
-    def run(self, suite: Any) -> list[str]:
-        return [test.id().split(".", 1)[1] for test in _flatten(suite)]
-
-
-def _selected(argv: list[str], hardware: Hardware) -> list[str]:
+def _selected(argv: list[str]) -> list[str]:
     """Return the names of the tests that unittest would run for this command line."""
-    loader, lister = HardwareClassificationTestLoader(hardware), cast(Any, _Lister)
-    with redirect_stdout(sys.stderr):  # the loader counts
-        program: Any = unittest.main(module="__main__", argv=argv, testRunner=lister, testLoader=loader, exit=False)
-    names: list[str] = program.result
+    lister: Any = SimpleNamespace(run=lambda suite: [test.id().split(".", 1)[1] for test in _flatten(suite)])
+    listed: Any = _Program("__main__", argv=argv, testRunner=lister, testLoader=unittest.TestLoader(), exit=False)
+    names: list[str] = listed.result
     return names
 
 
 def _flatten(suite: Any) -> Iterator[unittest.TestCase]:
-    if isinstance(suite, unittest.TestCase):
+    if isinstance(suite, unittest.TestCase) or not hasattr(suite, "__iter__"):
         yield suite
         return
     for part in suite:
         yield from _flatten(part)
 
 
-def _run_pytest(argv: list[str], hardware: Hardware) -> int:
-    import pytest
-
-    return int(pytest.main(argv, plugins=[_Deselector(hardware)] if hardware else []))
-
-
-class _Deselector:
-    """A plugin of pytest that keeps the tests of classes for this hardware."""
-
-    def __init__(self, hardware: set[HardwareClassification]) -> None:
-        self._hardware = hardware
-
-    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        kept: list[Any] = []
-        filter_by_hw_classification(
-            items, self._hardware, lambda item: getattr(item, "cls", None), on_match=kept.append
-        )
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
-
-
-def _run_each_alone(argv: list[str], seed: int | None, hardware: Hardware) -> int:
-    names = _selected(argv, hardware)
-    if not names:
+def _run_each_alone(argv: list[str], seed: int | None) -> int:
+    names = _selected(argv)
+    if not names and not _Runner.left_out:
         return _nothing_tested()
     command = [
         sys.executable,
@@ -277,8 +275,10 @@ def _run_each_alone(argv: list[str], seed: int | None, hardware: Hardware) -> in
     failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]
     for name in failed:
         print(f"failed: {name}; to run it alone: {shell.join([*command, name])}", file=sys.stderr)
+    for test in _Runner.left_out:
+        print(f"failed: {_name_of(test)}: {_explain_left_out(test)}", file=sys.stderr)
     print(f"Ran {len(names)} tests, each in a process of its own: {len(failed)} failed.", file=sys.stderr)
-    return EXIT_FAILED if failed else 0
+    return EXIT_FAILED if failed or _Runner.left_out else 0
 
 
 # -- the end of the process

@@ -1,7 +1,5 @@
 """`run_script`: a script that is meant for torchrun, in ranks of ours, or under torchrun itself."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json
@@ -21,7 +19,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.raw import RawRecord, unpack
 from torch_testing_ext._collectives.records import list_of
-from torch_testing_ext._process import messages, reaping, shell, system
+from torch_testing_ext._process import messages, reaping, system, user_commands
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch.job import Sanitize, log_of
@@ -31,6 +29,7 @@ from torch_testing_ext.launch.sanitizer_logs import Logs, records_of
 
 from . import launched_ranks, ranked
 from .accounting import account_for_error
+from .invocation import case_of
 from .jobs import run_to_end
 from .rank_checks import sanitize_with
 from .rank_life import run_rank
@@ -38,9 +37,10 @@ from .ranked import checked_world_size
 from .verdicts import RankError, raise_verdict, say, say_once, without_our_traceback
 
 __unittest = True
-__rank_frame__ = True
+__tracebackhide__ = True  # the same for pytest
 
 LAUNCHERS = (None, "torchrun")
+_OF_LAUNCHERS = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 LONGEST_OUTPUT = 20_000
 _END_TIMEOUT = 5.0
 
@@ -66,7 +66,6 @@ def run_script(
     to the environment. `launcher="torchrun"` has torchrun start the ranks instead, which takes seconds; their
     collectives are compared at the end only.
     """
-    __tracebackhide__ = True
     size = checked_world_size(ranks, "ranks")
     launched_ranks.refuse("run_script")
     script = Path(path).absolute()
@@ -77,10 +76,9 @@ def run_script(
     words = [str(arg) for arg in args]
     if launcher is not None:
         return ScriptRun((_under_torchrun(script, words, size, env or {}, timeout),))
-    case = launch.Case(script.name, file=str(script))
+    case = case_of(script.name, str(script))
 
     def start(make_job: Callable[..., launch.Job]) -> launch.Run:
-        __tracebackhide__ = True
         job = make_job(_run, arguments={"script": str(script)})
         environ = {**job.context.environ, **(env or {})}
         there = launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words))
@@ -105,8 +103,6 @@ def _usual_path(executable: str, python_path: str) -> tuple[str, ...]:
 
 
 def _run(context: launch.RankContext, script: str) -> None:
-    """The body of a rank."""
-
     def body() -> None:
         try:
             _run_as_main(script)
@@ -143,7 +139,6 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
 
     The collectives that these have issued are compared once torchrun has ended.
     """
-    __tracebackhide__ = True
     sanitize = sanitize_with(())
     if SanitizeKind.HASH in sanitize.kinds:
         say_once("ranks that torchrun starts are not checked for: hash")
@@ -151,12 +146,15 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
     directory = launch.new_directory(script.name)
     began = launch.now()
     try:
-        output, how = _output_of(script, words, size, env, timeout or ranked.TIMEOUT_DEFAULT, directory, sanitize)
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
+        wrapper = (str(Path(__file__).with_name("torchrun_rank.py")), str(directory), messages.to_json(sanitize))
+        command = [sys.executable, *launcher, *wrapper, str(script), *words]
+        output, how = _output_of(command, env, timeout or ranked.TIMEOUT_DEFAULT, directory / "output")
         left = _Left(directory, size, sanitize)
         if how != reaping.describe_exit(0):
             finding = left.mismatch()
             why = f"\n\n{finding.text}" if finding is not None else ""
-            again = shell.join(["torchrun", f"--nproc-per-node={size}", str(script), *words])
+            again = user_commands.command(*launcher, str(script), *words)
             raise RankError(
                 f"torchrun {how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
                 f"To run it alone:\n  {again}"
@@ -169,26 +167,14 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
     return output
 
 
-def _output_of(
-    script: Path,
-    words: list[str],
-    size: int,
-    env: Mapping[str, str],
-    limit: float,
-    directory: Path,
-    sanitize: Sanitize,
-) -> tuple[str, str]:
+def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Path) -> tuple[str, str]:
     """Run torchrun; return its output, with that of its ranks, and how it ended."""
-    launched_by = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(launched_by)}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     for name in ("RANK", "WORLD_SIZE"):
         environ.pop(name, None)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    wrapper = [str(Path(__file__).with_name("torchrun_rank.py")), str(directory), messages.to_json(sanitize)]
-    log = directory / "output"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [*command, *wrapper, str(script), *words],
+            command,
             env={**environ, **system.for_gloo(), **env},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -243,4 +229,4 @@ class _Left:
             )
         reports = [launch.RankReport(rank, launch.RankEnding.PASSED, seconds, launch.now()) for rank in self._ranks]
         reports = add_recorders(self._logs.complete(reports), self._left)
-        return judge(reports, False, launch.Case(script.name, file=str(script), note=self._note))
+        return judge(reports, False, replace(case_of(script.name, str(script)), note=self._note))

@@ -1,7 +1,5 @@
 """The base of tests of sharded tensors, and the decorator that gives them a process group and RPC."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +36,6 @@ class ShardedTensorTestBase(MultiProcessTestCase):
         self._spawn_processes()
 
     def init_pg(self, backend: str = "nccl") -> None:
-        """Create the default group."""
         if not dist.is_backend_available(backend):
             raise RuntimeError(f"Backend {backend} not supported!")
         dist.init_process_group(

@@ -3,8 +3,6 @@
 All of this happens when a rank first uses CUDA: a test on the CPU never touches a device. See `_machine/sharing.py`.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -16,8 +14,6 @@ from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.backends import uses_nccl
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 
-__rank_frame__ = True
-
 
 def are_shared(world_size: int) -> bool:
     """Do ranks share devices, where there are this many of them? Only if the user lets them."""
@@ -25,7 +21,6 @@ def are_shared(world_size: int) -> bool:
 
 
 def backend() -> str:
-    """Return the backend of ranks that share CUDA devices."""
     return sharing.shared_backend(_torch.cuda_state.nccl_version(), torch.version.hip is not None)
 
 
@@ -50,19 +45,6 @@ def begin(rank: int, world_size: int) -> None:
         return
     devices = accelerators.device_count()
     ranks = sharing.ranks_on_device(rank, world_size, devices)
-    _share(devices, ranks)
-    own = sharing.device_of(rank, devices)
-
-    def at_first_use() -> None:
-        torch.cuda.set_device(own)
-        total = torch.cuda.get_device_properties(own).total_memory
-        torch.cuda.set_per_process_memory_fraction(sharing.fraction_for(total, ranks), own)
-
-    _torch.cuda_state.when_cuda_is_first_used(at_first_use)
-
-
-def _share(devices: int, ranks: int) -> None:
-    """`ranks`: how many of them use the device of this one."""
     chosen = backend()
     if chosen == "nccl":
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
@@ -71,3 +53,11 @@ def _share(devices: int, ranks: int) -> None:
         names: Any = dist.Backend.default_device_backend_map
         names["cuda"] = chosen  # for groups whose backend is left to torch
     _torch.cuda_state.fold_device_numbers(devices)
+    own = sharing.device_of(rank, devices)
+
+    def at_first_use() -> None:
+        torch.cuda.set_device(own)
+        total = torch.cuda.get_device_properties(own).total_memory
+        torch.cuda.set_per_process_memory_fraction(sharing.fraction_for(total, ranks), own)
+
+    _torch.cuda_state.when_cuda_is_first_used(at_first_use)

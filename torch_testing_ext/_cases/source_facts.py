@@ -3,8 +3,6 @@
 Never imports torch.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

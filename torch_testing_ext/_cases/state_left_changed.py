@@ -3,8 +3,6 @@
 Random state does not count: every test uses it, and every test begins with the same seeds.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The test case that all bases of this kit derive from: it compares tensors, seeds every test and restores state."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re
@@ -38,6 +36,9 @@ class TestCase(expecttest.TestCase):
     # The minimum tolerances of every comparison in the class or test.
     precision: float = 0
     rel_tol: float = 0
+
+    # In ranks that are processes: tells the parent which texts are expected.
+    _recorder: expectations.ExpectationRecorder | None = None
 
     _default_dtype_check_enabled = False
     # Set by setUp; these defaults serve subclasses whose setUp does not call this one.
@@ -200,6 +201,8 @@ class TestCase(expecttest.TestCase):
         """Fail unless the text equals `expect`, a string literal in the test, which EXPECTTEST_ACCEPT=1 rewrites."""
         actual = clean_expected(actual, ignore_comments, ignore_empty_lines)
         expect = clean_expected(expect, ignore_comments, ignore_empty_lines)
+        if self._recorder is not None:
+            self._recorder.record(expectations.record_of_call(actual, expect, skip))
         if not expectations.accepting():
             super().assertExpectedInline(actual, expect, skip + 1)
         elif self._accepts_expected() and (
@@ -213,6 +216,8 @@ class TestCase(expecttest.TestCase):
         A test that calls this several times needs a `subname` for each call, which becomes part of the file's name.
         """
         file = expectations.file_of(self, subname)
+        if self._recorder is not None:
+            self._recorder.record(expectations.Record(str(file), expectations.WHOLE_FILE, 1, s, ""))
         if not expectations.accepting():
             self._compare_with(file, s)
         elif self._accepts_expected():
@@ -231,7 +236,6 @@ class TestCase(expecttest.TestCase):
     # -- warnings and logs
 
     def assertNotWarn(self, callable: Callable[[], Any], msg: str = "") -> None:
-        """Fail if the call warns."""
         with _all_warnings() as caught:
             callable()
         self.assertTrue(not caught, msg or f"it warned: {[str(warning.message) for warning in caught]}")

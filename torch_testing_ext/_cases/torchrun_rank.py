@@ -4,8 +4,6 @@ It is started as a file: torchrun_rank.py FOLDER SANITIZE SCRIPT ARGUMENTS. The 
 what it sets before that, such as environment variables, has its effect.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib.abc
 import importlib.machinery
@@ -14,17 +12,27 @@ import io
 import os
 import sys
 import types
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Calls `then()` once torch has been imported."""
+class Recording(importlib.abc.MetaPathFinder):
+    """The files that this rank leaves in a folder for the process that has started torchrun.
 
-    def __init__(self, then: Callable[[], None]):
-        self._then = then
+    It begins when torch has been imported, which it sees as a finder of modules.
+    """
+
+    def __init__(self, folder: str, sanitize: str):
+        self._folder = folder
+        self._sanitize = sanitize
+        self._rank = int(os.environ["RANK"])
+        self._is_on = False
+        atexit.register(self._leave)
+        if "torch" in sys.modules:
+            self._begin()
+        else:
+            sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
@@ -37,27 +45,10 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
             def exec_module(module: types.ModuleType) -> None:
                 del loader.exec_module  # that of the class again
                 loader.exec_module(module)
-                self._then()
+                self._begin()
 
             loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-class Recording:
-    """The files that this rank leaves in a folder for the process that has started torchrun."""
-
-    def __init__(self, folder: str, sanitize: str):
-        self._folder = folder
-        self._sanitize = sanitize
-        self._rank = int(os.environ["RANK"])
-        self._is_on = False
-
-    def begin_with_torch(self) -> None:
-        atexit.register(self._leave)
-        if "torch" in sys.modules:
-            self._begin()
-        else:
-            sys.meta_path.insert(0, _AfterTorch(self._begin))
 
     def _begin(self) -> None:
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -95,7 +86,7 @@ class Recording:
 
 def main() -> None:
     folder, sanitize, script, *words = sys.argv[1:]
-    Recording(folder, sanitize).begin_with_torch()
+    Recording(folder, sanitize)
     sys.argv = [script, *words]
     if not getattr(sys.flags, "safe_path", False):  # of Python 3.11
         sys.path[0] = os.path.dirname(os.path.realpath(script))

@@ -1,7 +1,5 @@
 """The verdict on ranks as this process tells it: an exception for a failure, a line on stderr for the rest."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -9,15 +7,14 @@ import unittest
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from typing import TypeVar
 
 from torch_testing_ext import launch
-from torch_testing_ext._asserts import expectations
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._process import kept_accounts
 from torch_testing_ext._process.user_warnings import warn_user
 
-__unittest = True  # keeps these frames out of unittest's tracebacks: the message is complete
-__rank_frame__ = True
+__unittest = True  # keeps these frames out of tracebacks: the message is complete
 
 
 # PyTorch's bases raise RuntimeError for an exception in a rank, even for a failed assertion, and AssertionError for an
@@ -27,6 +24,7 @@ class RankError(RuntimeError, AssertionError):
 
     outcome = launch.Outcome.ERROR
     cause_of_failure = launch.Cause.OWN
+    account = ""  # all that is known of the failure, as a text
 
 
 class RankFailure(AssertionError, RuntimeError):
@@ -34,6 +32,14 @@ class RankFailure(AssertionError, RuntimeError):
 
     outcome = launch.Outcome.FAILED
     cause_of_failure = launch.Cause.OWN
+    account = ""
+
+
+for _public in (RankError, RankFailure):
+    _public.__module__ = f"{__name__.partition('.')[0]}.common_distributed"
+
+
+AnyError = TypeVar("AnyError", RankError, RankFailure)
 
 
 class Interrupted(Exception):
@@ -46,8 +52,7 @@ class RankWarning(UserWarning):
 
 def rank_error(verdict: launch.Verdict, test: unittest.TestCase | None = None) -> RankError:
     """Make the exception for a verdict that is an error; `test` is the one that will raise it."""
-    error = RankError(verdict.message)
-    error.outcome, error.cause_of_failure = verdict.outcome, verdict.cause
+    error = _with_account(RankError(verdict.message), verdict)
     if test is not None and test.failureException is AssertionError:
         # To unittest, an exception that derives from this is a failure, any other an error.
         test.failureException = RankFailure
@@ -67,22 +72,17 @@ def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCa
         case launch.Outcome.SKIPPED:
             raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
         case launch.Outcome.FAILED:
-            failure = RankFailure(verdict.message)
-            failure.cause_of_failure = verdict.cause
-            raise failure
+            raise _with_account(RankFailure(verdict.message), verdict)
         case _:
             raise rank_error(verdict, test)
 
 
-def with_expectations(verdict: launch.Verdict, path: str, world_size: int, command: str) -> launch.Verdict:
-    """Fail ranks that disagree about an expectation; when accepting, rewrite the source."""
-    passed = verdict.outcome is launch.Outcome.PASSED
-    disagreement = expectations.compare_ranks(path, world_size)
-    if not disagreement:
-        return verdict
-    if passed:
-        return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {command}")
-    return replace(verdict, message=f"{verdict.message}\n\n{disagreement}")
+def _with_account(error: AnyError, verdict: launch.Verdict) -> AnyError:
+    """Add what the verdict says to its exception. The account is kept in a file unless a runner keeps it."""
+    if verdict.kept_as:
+        kept_accounts.keep(verdict.kept_as, verdict.account)
+    error.outcome, error.cause_of_failure, error.account = verdict.outcome, verdict.cause, verdict.account
+    return error
 
 
 def print_leftovers(name: str, reports: Iterable[launch.RankReport]) -> None:

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from torch_testing_ext import _torch
 
 __unittest = True
-__rank_frame__ = True
 
 
 class DTensorConverter:

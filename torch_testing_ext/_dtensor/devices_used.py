@@ -1,7 +1,5 @@
 """The devices and the number of ranks of DTensor tests. A test file may set the constants in the mirror."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

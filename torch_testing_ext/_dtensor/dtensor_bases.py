@@ -1,7 +1,5 @@
 """The bases of DTensor tests, with fresh ranks, persistent ranks or threads; and `with_comms`."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable
@@ -26,8 +24,7 @@ from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
 from .devices_used import device_type, device_type_for, num_devices
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks
 
 F = TypeVar("F", bound=Callable[..., Any])
 TestFunc = Callable[..., object]
@@ -181,7 +178,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
             dist.barrier(device_ids=[own])
 
 
-class DTensorOpTestBase(MultiThreadedTestCase):
+class DTensorOpTestBase(DTensorTestMixin, MultiThreadedTestCase):
     """A MultiThreadedTestCase for DTensor, with NUM_DEVICES threads: for many operators in short tests."""
 
     @property
@@ -191,10 +188,6 @@ class DTensorOpTestBase(MultiThreadedTestCase):
     @property
     def device_type(self) -> str:
         return device_type()
-
-    def build_device_mesh(self) -> DeviceMesh:
-        """Create a mesh of all ranks in one dimension."""
-        return init_device_mesh(self.device_type, (int(self.world_size),))
 
     def setUp(self) -> None:
         super().setUp()

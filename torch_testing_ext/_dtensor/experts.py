@@ -4,8 +4,6 @@ All communication is a change of placement: gathering tokens is Shard(0) to Repl
 Partial to Shard(0); the backward is the reverse of each.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Such a test runs the same code as real ranks do, for all ranks at once, without other processes or a network.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
@@ -136,15 +134,11 @@ def create_local_tensor_test_class(
     body = {name: value for name, value in vars(orig_cls).items() if name not in ("__dict__", "__weakref__")}
     for name, value in body.items():
         if name in (skipped_tests or ()):
-            body[name] = _skipped
+            body[name] = lambda self: self.skipTest("does not run on local tensors")
         elif name.startswith("test_") and callable(value):
             body[name] = make_wrapped(value, [lambda test: test._get_local_tensor_mode()])
     name = f"{orig_cls.__name__}WithLocalTensor"
     return type(name, (base_class, *orig_cls.__bases__), {**body, "__qualname__": name})
-
-
-def _skipped(self: Any) -> None:
-    self.skipTest("does not run on local tensors")
 
 
 def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., Any]:

@@ -1,9 +1,9 @@
 """Small models of plain layers, independent of DTensor, for tests to shard."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
+
+from torch_testing_ext._fsdp.plain_models import InOrder
 
 
 class RMSNormPython(nn.Module):
@@ -19,7 +19,7 @@ class RMSNormPython(nn.Module):
         return x * torch.rsqrt(mean_square + self.eps) * self.weight
 
 
-class MLPModule(nn.Module):
+class MLPModule(InOrder):
     """Linear 10-16, ReLU, Linear 16-10. It sets the seed itself, so all instances start with equal parameters."""
 
     def __init__(self, device: torch.device | str | None, bias: bool = True) -> None:
@@ -28,10 +28,6 @@ class MLPModule(nn.Module):
         self.net1 = nn.Linear(10, 16, bias=bias, device=device)
         self.relu = nn.ReLU()
         self.net2 = nn.Linear(16, 10, bias=bias, device=device)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.net2(self.relu(self.net1(x)))
-        return output
 
     def reset_parameters(self) -> None:
         for linear in (self.net1, self.net2):

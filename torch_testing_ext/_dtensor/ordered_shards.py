@@ -4,8 +4,6 @@ DTensor itself always goes from the first mesh dimension to the last. These help
 them; forward only.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -64,7 +62,6 @@ def patched_distribute_tensor(
     use_graph_based_transform: bool = True,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """Call `distribute_tensor` with a shard order."""
     chosen = shard_order_to_placement(shard_order, device_mesh) if placements is None else tuple(placements)
     distributed = distribute_tensor(input_tensor, device_mesh, chosen, src_data_rank=src_data_rank)
     _torch.dtensor.take_placements_literally(distributed._spec)
@@ -72,5 +69,4 @@ def patched_distribute_tensor(
 
 
 def make_full_tensor(dtensor_input: DTensor) -> torch.Tensor:
-    """Return the full tensor of a DTensor with any shard order."""
     return redistribute(dtensor_input, dtensor_input.device_mesh, placements=None, shard_order=()).to_local()

@@ -1,7 +1,5 @@
 """Checks of a sharding rule: they run a sample on local shards and compare the gathered result with the full one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -218,7 +218,8 @@ def _second_half_plan(
         # Experts take plain tensors, which are this rank's part of the sequence.
         plan["ffn_norm"] = SequenceParallel(use_local_output=block.has_experts)
     if not block.has_experts:
-        plan |= {"feed_forward.w1": _colwise(seq_parallel), "feed_forward.w2": _rowwise(seq_parallel)}
+        plan["feed_forward.w1"] = ColwiseParallel(input_layouts=Shard(1)) if seq_parallel else ColwiseParallel()
+        plan["feed_forward.w2"] = _rowwise(seq_parallel)
     elif ep_mesh is None:
         layout = Shard(0) if seq_parallel else None
         plan["expert_layer.experts"] = TensorParallelForExpert(input_layouts=layout, output_layouts=layout)
@@ -233,10 +234,6 @@ def _distribute_experts(
     else:
         tp_layout = Shard(0) if seq_parallel else None
         parallelize_module(layer, ep_mesh, ExpertParallelWithTP(ep_mesh, tp_mesh, tp_layout))
-
-
-def _colwise(seq_parallel: bool) -> ColwiseParallel:
-    return ColwiseParallel(input_layouts=Shard(1)) if seq_parallel else ColwiseParallel()
 
 
 def _rowwise(seq_parallel: bool) -> RowwiseParallel:

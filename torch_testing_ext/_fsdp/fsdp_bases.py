@@ -4,22 +4,17 @@ This module imports FSDP and tensor parallelism instead of leaving that to their
 test module is imported and inherit what it imported. No accelerator is touched.
 """
 
-from __future__ import annotations
-
 import os
-import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._cases.accounting import account_for
 from torch_testing_ext._cases.continuous import UNSET, MultiProcContinuousTest
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.multi_process import MultiProcessTestCase
 from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase
-from torch_testing_ext._cases.rank_process import account_behind
 from torch_testing_ext._cases.ranked import checked_world_size
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices
@@ -80,17 +75,9 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
             return None
         return super()._known_skip() or _missing_devices(self, accelerators.most_ranks())
 
-    @classmethod
-    def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
-        self = cls(test_name)
-        self.rank = rank
-        self.file_name = file_name
-        # An override of this method may call it.
-        skip = _missing_devices(self, fsdp_device.most_ranks_here())
-        if skip is not None:
-            sys.exit(account_for(account_behind(pipe), Skipped(skip)))
+    def _skip_in_rank(self) -> TestSkip | None:
         fsdp_device.use(self.device_type)
-        fsdp_device.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
+        return _missing_devices(self, fsdp_device.most_ranks_here())
 
 
 def _test_function(test: FSDPTest) -> Any:

@@ -5,8 +5,6 @@ may set DEVICE_TYPE, DEVICE_COUNT and DISTRIBUTED_BACKEND in the mirror. Importi
 call does.
 """
 
-from __future__ import annotations
-
 import time
 from enum import Enum, auto
 from typing import Any
@@ -78,7 +76,6 @@ def most_ranks_here() -> int:
 
 
 def compute_device(rank: int) -> torch.device:
-    """Return the device on which rank `rank` computes."""
     device = torch.device(device_type())
     return device if device.type == "cpu" else torch.device(device.type, rank % device_count())
 
@@ -120,7 +117,7 @@ def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
 def _init_process_group(test: Any, fake: bool) -> None:
     size = int(test.world_size)
     if fake:
-        from torch_testing_ext._utils.fake_group import FakeStore
+        from torch_testing_ext._utils.mock_group import FakeStore
 
         dist.init_process_group(backend="fake", world_size=size, rank=test.rank, store=FakeStore())
         return

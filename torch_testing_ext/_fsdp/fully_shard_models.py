@@ -63,12 +63,14 @@ class MLPStack(nn.Sequential):
         self, tp_mesh: DeviceMesh, dp_mesh: DeviceMesh, use_activation_checkpointing: bool, **fsdp_kwargs: Any
     ) -> MLPStack:
         """Apply tensor parallelism over `tp_mesh`, then `fully_shard` over `dp_mesh` to each MLP and to the whole."""
+        from torch.distributed._composable import checkpoint  # type: ignore[attr-defined, unused-ignore]
+
         parallelize_module(self, device_mesh=tp_mesh, parallelize_plan=self._plan())
         for module in self:
             if isinstance(module, nn.LayerNorm):
                 continue
             if use_activation_checkpointing:
-                _checkpoint(module)
+                checkpoint(module)
             fully_shard(module, mesh=dp_mesh, **fsdp_kwargs)
         fully_shard(self, mesh=dp_mesh, **fsdp_kwargs)
         return self
@@ -83,12 +85,6 @@ class MLPStack(nn.Sequential):
         if self.with_seq_parallel:
             plan["3"] = SequenceParallel(sequence_dim=1)
         return plan
-
-
-def _checkpoint(module: nn.Module) -> None:
-    from torch.distributed._composable import checkpoint  # type: ignore[attr-defined, unused-ignore]
-
-    checkpoint(module)
 
 
 class DoubleLinear(nn.Module):

@@ -1,7 +1,5 @@
 """Helpers to read, move and compare the parameters and state dicts of FSDP1 and FSDP2 models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy

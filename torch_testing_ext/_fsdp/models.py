@@ -4,8 +4,6 @@
 With `deterministic`, two models built one after the other start with the same parameters.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable

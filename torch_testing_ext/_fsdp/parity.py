@@ -1,7 +1,5 @@
 """FSDPTestMixin, which trains a model under FSDP and under a reference and compares the results."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +21,7 @@ from torch_testing_ext import _torch
 from torch_testing_ext._cases.accounting import account_for
 from torch_testing_ext._cases.distributed_base import run_subtests
 from torch_testing_ext._cases.rank_process import account_behind
-from torch_testing_ext._marks.needs import Skipped, too_few_devices
+from torch_testing_ext._marks.needs import Skipped, TestSkip, too_few_devices
 
 from . import fsdp_device
 from .fsdp_device import DEVICEInitMode
@@ -43,10 +41,15 @@ class FSDPTestMixin:
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
-        if fsdp_device.device_type() != "cpu" and fsdp_device.most_ranks_here() < int(self.world_size):
-            skip = Skipped(too_few_devices(int(self.world_size)))
-            sys.exit(account_for(account_behind(pipe), skip))
+        if (skip := self._skip_in_rank()) is not None:
+            sys.exit(account_for(account_behind(pipe), Skipped(skip)))
         fsdp_device.run_in_group(self, test_name, pipe, bool(kwargs.get("fake_pg")))
+
+    def _skip_in_rank(self: Any) -> TestSkip | None:
+        """Decide in a fresh rank whether the devices are too few."""
+        size = int(self.world_size)
+        are_enough = fsdp_device.device_type() == "cpu" or fsdp_device.most_ranks_here() >= size
+        return None if are_enough else too_few_devices(size)
 
     def run_subtests(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run_subtests(self, *args, **kwargs)

@@ -4,12 +4,10 @@ Each `patch_*` waits at a barrier after it has read the original and before it r
 of one process all read the same original, and all see the replacement until the last one is done.
 """
 
-from __future__ import annotations
-
 import contextlib
+import operator
 import warnings
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 from functools import wraps
 from typing import Any
 
@@ -22,15 +20,17 @@ AnyFunction = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+def _replaced(
+    owner: Any, name: str, replacement: Any, get: AnyFunction = getattr, put: AnyFunction = setattr
+) -> Iterator[None]:
+    original = get(owner, name)
     dist.barrier()
-    setattr(owner, name, replacement)
+    put(owner, name, replacement)
     try:
         yield
     finally:
         dist.barrier()
-        setattr(owner, name, original)
+        put(owner, name, original)
 
 
 def patch_all_gather(new_all_gather_into_tensor: AnyFunction) -> contextlib.AbstractContextManager[None]:
@@ -87,29 +87,24 @@ def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callabl
     warning.
     """
 
-    class FullyShardMode(Enum):
-        EAGER = auto()
-        COMPILED_COMPUTE = auto()
-
     def decorator(test: AnyFunction) -> AnyFunction:
         @wraps(test)
         def in_each_mode(*args: Any, **kwargs: Any) -> None:
-            for mode in FullyShardMode:
-                if mode is FullyShardMode.EAGER:
+            test(*args, **kwargs)
+            if _torch.fsdp.has_triton():
+                # Ranks share the machine, so each compiles in its own process.
+                compiling = _torch.fsdp.compiling_in_this_process()
+                with _compiling_fully_shard(test, compile_compute_on_module), compiling:
                     test(*args, **kwargs)
-                elif _torch.fsdp.has_triton():
-                    with _compiling_fully_shard(test, compile_compute_on_module):
-                        test(*args, **kwargs)
-                else:
-                    warnings.warn(f"{test.__name__}: not run compiled, as Triton is not available here", stacklevel=2)
+            else:
+                warnings.warn(f"{test.__name__}: not run compiled, as Triton is not available here", stacklevel=2)
 
         return in_each_mode
 
     return decorator
 
 
-@contextlib.contextmanager
-def _compiling_fully_shard(test: AnyFunction, only: type | None) -> Iterator[None]:
+def _compiling_fully_shard(test: AnyFunction, only: type | None) -> contextlib.AbstractContextManager[None]:
     from torch.distributed.fsdp import fully_shard
 
     def shard_and_compile(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -118,14 +113,4 @@ def _compiling_fully_shard(test: AnyFunction, only: type | None) -> Iterator[Non
             module.compile()
         return sharded
 
-    names = test.__globals__
-    original = names["fully_shard"]
-    dist.barrier()
-    names["fully_shard"] = shard_and_compile
-    try:
-        # Ranks share the machine, so each compiles in its own process.
-        with _torch.fsdp.compiling_in_this_process():
-            yield
-    finally:
-        dist.barrier()
-        names["fully_shard"] = original
+    return _replaced(test.__globals__, "fully_shard", shard_and_compile, operator.getitem, operator.setitem)

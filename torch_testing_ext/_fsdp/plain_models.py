@@ -3,8 +3,6 @@
 They nest modules, and some have parameters and buffers of their own next to those of their submodules.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
@@ -19,7 +17,16 @@ def _square(device: torch.device) -> torch.Tensor:
     return torch.randn((WIDTH, WIDTH), device=device)
 
 
-class UnitModule(nn.Module):
+class InOrder(nn.Module):
+    """Runs its modules one after the other, in the order in which they were made."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self.children():
+            x = module(x)
+        return x
+
+
+class UnitModule(InOrder):
     """Three linear layers, with ReLU before and after the middle one."""
 
     def __init__(self, device: torch.device):
@@ -28,12 +35,8 @@ class UnitModule(nn.Module):
         self.seq = nn.Sequential(nn.ReLU(), _linear(device), nn.ReLU())
         self.l2 = _linear(device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.l2(self.seq(self.l1(x)))
-        return output
 
-
-class CompositeModel(nn.Module):
+class CompositeModel(InOrder):
     """Two units between two linear layers."""
 
     def __init__(self, device: torch.device):
@@ -43,12 +46,8 @@ class CompositeModel(nn.Module):
         self.u2 = UnitModule(device)
         self.l2 = _linear(device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.l2(self.u2(self.u1(self.l1(x))))
-        return output
 
-
-class UnitParamModule(nn.Module):
+class UnitParamModule(InOrder):
     """A unit whose last layer is a plain parameter."""
 
     def __init__(self, device: torch.device):
@@ -58,11 +57,10 @@ class UnitParamModule(nn.Module):
         self.p = nn.Parameter(_square(device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.seq(self.l(x)) @ self.p
-        return output
+        return super().forward(x) @ self.p
 
 
-class CompositeParamModel(nn.Module):
+class CompositeParamModel(InOrder):
     """Two units, then a plain parameter; it also has a persistent buffer, which the forward does not read."""
 
     def __init__(self, device: torch.device):
@@ -74,8 +72,7 @@ class CompositeParamModel(nn.Module):
         self.register_buffer("buffer", _square(device), persistent=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.u2(self.u1(self.l(x))) @ self.p
-        return output
+        return super().forward(x) @ self.p
 
 
 class FakeSequential(nn.Module):
@@ -94,7 +91,7 @@ class FakeSequential(nn.Module):
         return x
 
 
-class NestedSequentialModel(nn.Module):
+class NestedSequentialModel(InOrder):
     """Nested modules for which breadth-first and depth-first walks differ."""
 
     def __init__(self, device: torch.device) -> None:
@@ -105,10 +102,6 @@ class NestedSequentialModel(nn.Module):
         self.seq1 = nn.Sequential(nn.Linear(1, 1, device=device), middle, nn.Linear(1, 2, device=device))
         self.lin = nn.Linear(2, 2, device=device)
         self.seq2 = nn.Sequential(nn.ReLU(), nn.Linear(2, 3, device=device), last)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.seq2(self.lin(self.seq1(x)))
-        return output
 
 
 # -- models that record the inputs of their forward
@@ -131,7 +124,7 @@ class SaveForwardInputsModule(nn.Module):
         return output
 
 
-class SaveForwardInputsModel(nn.Module):
+class SaveForwardInputsModel(InOrder):
     """Two SaveForwardInputsModules, one after the other; the model records its own input, too."""
 
     def __init__(self, forward_inputs: dict[nn.Module, torch.Tensor], cast_forward_inputs: bool) -> None:
@@ -142,5 +135,4 @@ class SaveForwardInputsModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.forward_inputs[self] = x
-        output: torch.Tensor = self.c2(self.c1(x))
-        return output
+        return super().forward(x)

@@ -1,7 +1,5 @@
 """Checks of distributed state dicts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -13,8 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_
 
 from torch_testing_ext import _torch
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
-__rank_frame__ = True  # and out of the tracebacks of ranks
+__unittest = True  # keeps these frames out of tracebacks
 
 # The keys of an optimizer's state dict.
 _STATE, _GROUPS = "state", "param_groups"

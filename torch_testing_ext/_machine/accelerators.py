@@ -5,10 +5,7 @@ asks, or a new interpreter where forking this process is not safe, and sends bac
 no process is started.
 """
 
-from __future__ import annotations
-
 import functools
-import importlib
 import json
 import os
 import signal
@@ -43,6 +40,9 @@ EXIT_BAD_FORK = 3
 
 class DriverDoesNotAnswer(RuntimeError):
     """A process that asked the driver is stuck."""
+
+    def __init__(self) -> None:
+        super().__init__("the driver of the accelerators has not answered within a minute")
 
 
 def device_count() -> int:
@@ -81,11 +81,13 @@ def runtime() -> str | None:
 
 def peers_have_access() -> bool:
     """Are there several CUDA devices of compute capability 8.0 or higher that can all read each other's memory?"""
-    return device_count() > 1 and accelerator_type() == "cuda" and bool(_answer("ask_peer_access", _masks()))
+    facts = device_facts() if device_count() > 1 else ()
+    enough = bool(facts) and facts[0].capability >= (8, 0)
+    return enough and all(len(one.peers) == len(facts) - 1 for one in facts)
 
 
 def cuda_properties() -> dict[str, Any]:
-    """Return what tests ask about the first CUDA or ROCm device; empty without one."""
+    """Return what tests ask about CUDA or ROCm and its first device; empty without one."""
     found = _answer("ask_cuda_properties", _masks())
     return found if isinstance(found, dict) else {}
 
@@ -94,12 +96,6 @@ def device_facts() -> tuple[DeviceFacts, ...]:
     """Return what is known of each device that this process may use, in its order; empty if nothing is."""
     found = _answer("ask_facts", _masks()) if device_count() else ()
     return facts_from(found)
-
-
-def cuda_libraries() -> dict[str, Any]:
-    """Return what the libraries and the driver of CUDA or ROCm support; empty without a device."""
-    found = _answer("ask_cuda_libraries", _masks())
-    return found if isinstance(found, dict) else {}
 
 
 def xpu_device_id() -> int:
@@ -124,7 +120,8 @@ def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
         return NO_DEVICE
     if _torch.built_with.accelerator_is_initialised():
         return QUESTIONS[question]()
-    answer = _ask_forked(question) if _may_fork() and not _torch.built_with.accelerator_is_in_bad_fork() else None
+    may_fork = not fork_safety.other_threads() and not _torch.built_with.accelerator_is_in_bad_fork()
+    answer = _ask_forked(question) if may_fork else None
     return _ask_new_interpreter(question) if answer is None else answer
 
 
@@ -163,13 +160,6 @@ def ask_uuids() -> list[str]:
         return []
 
 
-def ask_peer_access() -> bool:
-    devices = range(torch.cuda.device_count())
-    if torch.cuda.get_device_capability() < (8, 0):
-        return False
-    return all(torch.cuda.can_device_access_peer(one, other) for one in devices for other in devices if one != other)
-
-
 def ask_cuda_properties() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {}
@@ -186,6 +176,7 @@ def ask_cuda_properties() -> dict[str, Any]:
         "cudnn_version": backends.cudnn.version() or 0,  # checks the capability of each device
         "has_magma": bool(cuda.has_magma),
         "has_tf32": bool(cuda.is_tf32_supported()),
+        "multicast": _has_multicast(),
     }
 
 
@@ -207,40 +198,18 @@ def ask_facts() -> list[dict[str, Any]]:
     ]
 
 
-def ask_cuda_libraries() -> dict[str, Any]:
-    """Facts that only a few tests ask for: each answer may import a library, or ask the driver for a feature."""
-    if not torch.cuda.is_available():
-        return {}
-    backends: Any = torch.backends
-    return {
-        "multicast": _answered(_torch.built_with.has_multicast),
-        "green_contexts": _answered(_torch.cuda_state.supports_green_contexts),
-        "workqueues": _answered(_torch.cuda_state.supports_workqueues),
-        "graph_tools_id": _answered(_graph_nodes_have_tools_ids),
-        "ck_sdpa": _answered(lambda: backends.cuda.is_ck_sdpa_available()),
-        "cusparselt": _answered(lambda: backends.cusparselt.is_available() and backends.cusparselt.version()),
-        "hipblaslt": _answered(_torch.cuda_state.hipblaslt_version),
-    }
-
-
-def _graph_nodes_have_tools_ids() -> bool:
-    """Since torch 2.14; asks the driver."""
-    return bool(importlib.import_module("torch.cuda.graph_annotations").is_available())
-
-
-def _answered(ask: Callable[[], Any]) -> Any:
-    """The answer, or None if this torch or this driver has none."""
+def _has_multicast() -> bool:
     try:
-        return ask()
-    except Exception:
-        return None
+        return _torch.built_with.has_multicast()
+    except Exception:  # this torch or this driver has no answer
+        return False
 
 
 def ask_xpu_id() -> int:
     return int(torch.xpu.get_device_capability()["device_id"])
 
 
-_ASKING = (ask_devices, ask_uuids, ask_peer_access, ask_cuda_properties, ask_facts, ask_cuda_libraries, ask_xpu_id)
+_ASKING = (ask_devices, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
 QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 
 
@@ -254,13 +223,7 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
             return False
         if any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd")):
             return True
-        if sys.platform == "win32":
-            return True
     return _torch.built_with.other_accelerator_is_built()
-
-
-def _may_fork() -> bool:
-    return hasattr(os, "fork") and not fork_safety.other_threads()
 
 
 def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
@@ -277,10 +240,10 @@ def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
         os.kill(pid, signal.SIGKILL)
         if reaping.has_ended(pid, _KILL_TIMEOUT):  # one that the driver blocks ends when the driver answers
             reaping.wait_for_exit(pid)
-        raise _no_answer()
+        raise DriverDoesNotAnswer
     if reaping.wait_for_exit(pid) == EXIT_BAD_FORK:
         return QUESTIONS[question]()  # this process has initialised the driver before: asking here does no more harm
-    return _parse(text)
+    return json.loads(text) if text else None
 
 
 def _answer_and_exit(question: str, send: int) -> NoReturn:
@@ -306,23 +269,14 @@ def _ask_new_interpreter(question: str) -> Any:
         os.close(send)
         if not wait_readable(pipe, time.monotonic() + _INTERPRETER_TIMEOUT):
             child.kill()
-            raise _no_answer()
+            raise DriverDoesNotAnswer
         text = pipe.read()
     ended = reaping.describe_exit(child.wait())
-    answer = _parse(text)
-    if answer is None:
+    if not text:
         raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask {ended}")
-    return answer
-
-
-def _no_answer() -> DriverDoesNotAnswer:
-    return DriverDoesNotAnswer("the driver of the accelerators has not answered within a minute")
+    return json.loads(text)
 
 
 def write_answer(question: str, send: int) -> None:
     """In the child process: ask the runtime and write its answer to the pipe."""
     os.write(send, json.dumps(QUESTIONS[question]()).encode())
-
-
-def _parse(text: bytes) -> Any:
-    return json.loads(text) if text else None

@@ -1,7 +1,5 @@
 """The names of torch.distributed's backends, as tests write them: "nccl2", "cpu:gloo,cuda:nccl"."""
 
-from __future__ import annotations
-
 # torch 2.15 has them all: "nccl" is then what "nccl2" is, and "nccl-legacy" what "nccl" was before.
 NCCL = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
 # The backends of accelerators, by the beginning of their names.

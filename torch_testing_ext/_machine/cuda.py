@@ -4,13 +4,11 @@ A condition is a `LazyVal`: reading its name asks no device. Its first use asks 
 process if this one has not initialised CUDA, so that it can still be forked into ranks.
 """
 
-from __future__ import annotations
-
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -141,16 +139,9 @@ _CDNA3 = ("gfx942", "gfx950", *_CDNA5)
 _CDNA2 = ("gfx90a", *_CDNA3)
 
 
-def CDNA2OrLater() -> bool:
-    return evaluate_gfx_arch_within(_CDNA2)
-
-
-def CDNA3OrLater() -> bool:
-    return evaluate_gfx_arch_within(_CDNA3)
-
-
-def CDNA5OrLater() -> bool:
-    return evaluate_gfx_arch_within(_CDNA5)
+CDNA2OrLater = functools.partial(evaluate_gfx_arch_within, _CDNA2)
+CDNA3OrLater = functools.partial(evaluate_gfx_arch_within, _CDNA3)
+CDNA5OrLater = functools.partial(evaluate_gfx_arch_within, _CDNA5)
 
 
 def first_device() -> torch.device | None:
@@ -200,13 +191,6 @@ def evaluate_platform_supports_cudnn_attention() -> bool:
     return not flag("TEST_WITH_ROCM") and bool(SM80OrLater) and int(TEST_CUDNN_VERSION) >= 90000
 
 
-def evaluate_platform_sdpa_supports_hdim512() -> bool:
-    """Only ROCm's gfx11 devices lack it."""
-    if not flag("TEST_WITH_ROCM"):
-        return True
-    return bool(flag("TEST_CUDA")) and not accelerators.cuda_properties()["arch"].startswith("gfx11")
-
-
 def evaluate_platform_supports_bf16() -> bool:
     if torch.version.cuda is not None:
         return bool(SM80OrLater)
@@ -233,22 +217,6 @@ def evaluate_platform_supports_fp8() -> bool:
 def _rocm_archs_with_fp8() -> tuple[str, ...]:
     since_6_5 = ("gfx95", "gfx120") if rocm_version() >= (6, 5) else ()
     return ("gfx94", *since_6_5, *(_CDNA5 if rocm_version() >= (7, 14) else ()))
-
-
-def evaluate_platform_supports_fp8_sparse() -> bool:
-    if not _on_cuda():
-        return evaluate_platform_supports_hipsparselt()
-    return bool(SM89OrLater) and (accelerators.cuda_libraries().get("cusparselt") or 0) >= 602
-
-
-def hipsparselt_supported_archs() -> list[str]:
-    if rocm_version() < (7, 12):
-        return []
-    return ["gfx942", "gfx950", *(_CDNA5 if rocm_version() >= (7, 14) else ())]
-
-
-def evaluate_platform_supports_hipsparselt() -> bool:
-    return torch.version.hip is not None and evaluate_gfx_arch_within(hipsparselt_supported_archs())
 
 
 def _has_mslk() -> bool:
@@ -282,62 +250,10 @@ PLATFORM_SUPPORTS_FUSED_ATTENTION = LazyVal(
     )
 )
 PLATFORM_SUPPORTS_FUSED_SDPA = LazyVal(lambda: flag("TEST_CUDA") and not flag("TEST_WITH_ROCM"))
-PLATFORM_FUSED_ATTENTION_SUPPORTS_HDIM512 = LazyVal(evaluate_platform_sdpa_supports_hdim512)
 PLATFORM_SUPPORTS_BF16 = LazyVal(evaluate_platform_supports_bf16)
 PLATFORM_SUPPORTS_BF16_ATOMICS = LazyVal(evaluate_platform_supports_bf16_atomics)
 PLATFORM_SUPPORTS_HALF_ATOMICS = LazyVal(evaluate_platform_supports_half_atomics)
 PLATFORM_SUPPORTS_FP8 = LazyVal(evaluate_platform_supports_fp8)
-PLATFORM_SUPPORTS_FP8_SPARSE = LazyVal(evaluate_platform_supports_fp8_sparse)
 PLATFORM_SUPPORTS_FP8_GROUPED_GEMM = LazyVal(evaluate_platform_supports_fp8_grouped_gemm)
 PLATFORM_SUPPORTS_MX_GEMM = LazyVal(evaluate_platform_supports_mx_gemm)
 PLATFORM_SUPPORTS_MXFP8_GROUPED_GEMM = LazyVal(evaluate_platform_supports_mxfp8_grouped_gemm)
-
-
-# -- abilities of CUDA's and ROCm's libraries and drivers beyond the first device's architecture
-
-
-def _supports(name: str) -> bool:
-    return bool(accelerators.cuda_libraries().get(name))
-
-
-def evaluate_platform_supports_ck_sdpa() -> bool:
-    return bool(flag("TEST_WITH_ROCM")) and _supports("ck_sdpa")
-
-
-def evaluate_platform_supports_green_context() -> bool:
-    return _supports("green_contexts")
-
-
-def evaluate_platform_supports_workqueue_config() -> bool:
-    return _supports("workqueues")
-
-
-def hipblaslt_version() -> tuple[int, int, int] | None:
-    """Return the version of hipBLASLt; None without it."""
-    number = accelerators.cuda_libraries().get("hipblaslt") if flag("TEST_WITH_ROCM") else None
-    return (number // 10000, number // 100 % 100, number % 100) if number else None
-
-
-def gfx_arch_supports_opportunistic_fastatomics() -> bool:
-    return evaluate_gfx_arch_within(["gfx942", "gfx950"])
-
-
-def rocm_mx_swizzle(mat_dtype: Any) -> bool:
-    """Does this device take the scales of MX blocks for this dtype in the swizzled layout?"""
-    if torch.version.hip is None or not evaluate_gfx_arch_within(["gfx950"]):
-        return False
-    return rocm_version() >= ((7, 13) if mat_dtype == torch.float4_e2m1fn_x2 else (7, 14))
-
-
-def has_cupti() -> bool:
-    """Is CUPTI usable from Python?"""
-    return not flag("TEST_WITH_ROCM") and _torch.cuda_state.has_cupti()
-
-
-PLATFORM_SUPPORTS_CK_SDPA = LazyVal(evaluate_platform_supports_ck_sdpa)
-PLATFORM_SUPPORTS_GREEN_CONTEXT = LazyVal(evaluate_platform_supports_green_context)
-PLATFORM_SUPPORTS_WORKQUEUE_CONFIG = LazyVal(evaluate_platform_supports_workqueue_config)
-TEST_CUPTI_V13_3 = LazyVal(lambda: has_cupti() and _torch.cuda_state.cupti_version() >= 130300)
-TEST_CUDA_GRAPH_TOOLS_ID = LazyVal(lambda: _supports("graph_tools_id"))
-BF16X9_API_SUPPORTED = LazyVal(lambda: flag("TEST_CUDA") and not flag("TEST_WITH_ROCM") and cuda_version() >= (12, 9))
-BF16X9_SUPPORTED = LazyVal(lambda: bool(BF16X9_API_SUPPORTED) and capability() in ((10, 0), (10, 3)))

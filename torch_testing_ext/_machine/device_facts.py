@@ -90,7 +90,6 @@ def renumbered(facts: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[Dev
 
 
 def suits(facts: DeviceFacts, needs: DeviceNeeds) -> bool:
-    """Does a device have what a test needs of each?"""
     return facts.memory >= needs.memory and facts.capability >= needs.capability
 
 

@@ -10,26 +10,21 @@ with the reservation keeps what it gets until its unit fits, and the others leav
 cannot wait for each other, and none waits for ever.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder, make_private
+
 # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
 LEASED = "TORCH_TESTING_EXT_LEASED"
 _RESERVATION = "reservation"
-
-
-class UnsafeFolder(Exception):
-    """The folder of the lock files could be under the control of another user."""
 
 
 def default_folder() -> Path:
@@ -48,7 +43,7 @@ class DeviceLocks:
 
     def __init__(self, folder: Path, identities: Mapping[str, str], owner: str, ancestors: Collection[str] = ()):
         """Raises OSError or UnsafeFolder. Later nothing does: all files are open then."""
-        _make_safe(folder)
+        make_private(folder)
         self._identities = identities
         self._owner = owner
         self._ancestors = ancestors
@@ -108,7 +103,6 @@ class DeviceLocks:
         return frozenset(name for name, one in self._identities.items() if one in reserved.difference(self._ancestors))
 
     def close(self) -> None:
-        """Unlock everything."""
         self.end_reservation()
         for name in list(self._locked):
             self.release(name)
@@ -121,7 +115,8 @@ class _LockFile:
 
     def __init__(self, folder: Path, identity: str):
         readable = re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:100]
-        self._path = folder / (readable if readable == identity.lstrip(".") else f"{readable}-{_digest(identity)}")
+        digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        self._path = folder / (readable if readable == identity.lstrip(".") else f"{readable}-{digest}")
         self.fd = self._open()
 
     def _open(self) -> int:
@@ -143,7 +138,6 @@ class _LockFile:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def is_locked(self) -> bool:
-        """Whether another run has locked it."""
         self._reopen_if_deleted()
         if not _try_lock(self.fd, fcntl.LOCK_SH):
             return True
@@ -165,24 +159,9 @@ class _LockFile:
         os.close(self.fd)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
 def _try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _make_safe(folder: Path) -> None:
-    """Create the folder for this user alone, or check that it is."""
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise UnsafeFolder(f"{folder} is not a folder of this user")
-    if stat.S_IMODE(found.st_mode) & 0o022:
-        raise UnsafeFolder(f"{folder} can be written to by other users")

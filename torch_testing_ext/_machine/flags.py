@@ -4,8 +4,6 @@ A flag is computed when it is first read, since some take a process or an import
 names, and the variables that set them, are PyTorch's.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util
@@ -22,6 +20,7 @@ from torch_testing_ext import _torch
 from . import accelerators
 
 Flag = Callable[[], Any]
+_backends: Any = torch.backends  # untyped in torch
 
 
 @functools.cache
@@ -40,6 +39,10 @@ def _switch(variable: str, default: bool = False, implied_by: Flag = lambda: Fal
         return text != "0" if default else text == "1"
 
     return value
+
+
+def _words(variable: str) -> list[str]:
+    return os.environ.get(variable, "").split(",")
 
 
 def _machine(*names: str) -> Flag:
@@ -65,27 +68,8 @@ def _is_jetson() -> bool:
     return any(board in platform.platform() for board in boards)
 
 
-def _has_acl() -> bool:
-    return _has_onednn() and _torch.built_with.onednn_uses_arm_compute_library()
-
-
 def _has_onednn() -> bool:
-    mkldnn: Any = torch.backends.mkldnn  # untyped in torch
-    return bool(mkldnn.is_available())
-
-
-def _has_mkl() -> bool:
-    mkl: Any = torch.backends.mkl  # untyped in torch
-    return bool(mkl.is_available())
-
-
-def _has_cuda_graphs() -> bool:
-    return flag("TEST_CUDA") and not flag("TEST_SKIP_CUDAGRAPH")
-
-
-def _has_expandable_segments() -> bool:
-    options = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "").split(",")
-    return "expandable_segments:True" in options
+    return bool(_backends.mkldnn.is_available())
 
 
 def _has_cuda_build_of(name: str) -> Flag:
@@ -102,15 +86,6 @@ def _has_cuda_python_bindings() -> bool:
     # On ROCm, NVIDIA's bindings can be imported but not called; those of hip-python mark themselves.
     runtime = importlib.import_module("cuda.bindings.runtime")
     return bool(getattr(runtime, "HIP_PYTHON", False))
-
-
-def _excludes_cpu() -> bool:
-    return "cpu" in os.environ.get("PYTORCH_TESTING_DEVICE_EXCEPT_FOR", "").split(",")
-
-
-def _is_apple_m1() -> bool:
-    backend: Any = torch.backends.mps
-    return flag("TEST_MPS") and str(backend.get_name()).startswith("Apple M1")
 
 
 def _cpu_has(capability: str) -> Flag:
@@ -132,7 +107,7 @@ _FLAGS: dict[str, Flag] = {
     "IS_ARM64": _machine("arm64", "aarch64", "ARM64"),
     "IS_S390X": _machine("s390x"),
     "IS_JETSON": _is_jetson,
-    "IS_APPLE_M1": _is_apple_m1,
+    "IS_APPLE_M1": lambda: flag("TEST_MPS") and str(_backends.mps.get_name()).startswith("Apple M1"),
     "IS_AVX512_VNNI_SUPPORTED": _cpu_has("avx512_vnni"),
     "IS_CPU_EXT_SVE_SUPPORTED": _cpu_has("sve"),
     "IS_CPU_CAPABILITY_SVE": lambda: _torch.built_with.cpu_kernels() in ("SVE128", "SVE256"),
@@ -157,16 +132,16 @@ _FLAGS: dict[str, Flag] = {
     "TEST_MTIA": _accelerator("mtia"),
     "TEST_PRIVATEUSE1": lambda: _accelerator(_torch.built_with.extension_device_type())(),
     "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: _torch.built_with.extension_device_type(),
-    "TEST_CUDA_GRAPH": _has_cuda_graphs,
+    "TEST_CUDA_GRAPH": lambda: flag("TEST_CUDA") and not flag("TEST_SKIP_CUDAGRAPH"),
     "TEST_CUDA_CUDSS": _has_cuda_build_of("TEST_CUDA"),
     "TEST_CUDA_GRAPH_CONDITIONAL_NODES": _has_cuda_build_of("TEST_CUDA_GRAPH"),
     "TEST_CUSPARSE_GENERIC": lambda: not flag("TEST_WITH_ROCM"),
     "TEST_HIPSPARSE_GENERIC": lambda: bool(flag("TEST_WITH_ROCM")) and torch.version.hip is not None,
     "TEST_SKIP_CUDAGRAPH": _switch("PYTORCH_TEST_SKIP_CUDAGRAPH"),
-    "EXPANDABLE_SEGMENTS": _has_expandable_segments,
+    "EXPANDABLE_SEGMENTS": lambda: "expandable_segments:True" in _words("PYTORCH_CUDA_ALLOC_CONF"),
     # installed packages and build options
-    "TEST_ACL": _has_acl,
-    "TEST_MKL": _has_mkl,
+    "TEST_ACL": lambda: _has_onednn() and _torch.built_with.onednn_uses_arm_compute_library(),
+    "TEST_MKL": lambda: bool(_backends.mkl.is_available()),
     "TEST_ONEDNN": lambda: torch.backends.mkldnn.enabled and _has_onednn(),
     "TEST_NUMPY": _module("numpy"),
     "TEST_SCIPY": _module("scipy"),
@@ -181,7 +156,7 @@ _FLAGS: dict[str, Flag] = {
     "TEST_WITH_ROCM": _switch("PYTORCH_TEST_WITH_ROCM", implied_by=lambda: torch.version.hip is not None),
     "TEST_WITH_MTIA": _switch("PYTORCH_TEST_WITH_MTIA"),
     # settings of the run
-    "NOTEST_CPU": _excludes_cpu,
+    "NOTEST_CPU": lambda: "cpu" in _words("PYTORCH_TESTING_DEVICE_EXCEPT_FOR"),
     "TEST_WITH_ASAN": _switch("PYTORCH_TEST_WITH_ASAN"),
     "TEST_WITH_DEV_DBG_ASAN": _switch("PYTORCH_TEST_WITH_DEV_DBG_ASAN"),
     "TEST_WITH_TSAN": _switch("PYTORCH_TEST_WITH_TSAN"),

@@ -1,7 +1,5 @@
 """Values that are computed when they are first used, and constants that a test module may set."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import sys

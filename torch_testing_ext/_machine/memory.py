@@ -1,11 +1,11 @@
 """The use of this machine's memory, in all and by process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch_testing_ext._process.logs import text_of
 
 from .sharing import in_words
 
@@ -36,10 +36,10 @@ class MachineMemory:
 
     def use(self) -> MemoryUse | None:
         """The memory that is closest to its limit; None if the system does not show it."""
-        found = [use for use in (self._of_machine(), *self._of_groups()) if use is not None]
+        found = [use for use in (self.of_machine(), *self._of_groups()) if use is not None]
         return max(found, key=lambda use: use.share, default=None)
 
-    def _of_machine(self) -> MemoryUse | None:
+    def of_machine(self) -> MemoryUse | None:
         fields = _numbers(self.root / "proc/meminfo")
         total, available = fields.get("MemTotal:"), fields.get("MemAvailable:")
         return MemoryUse((total - available) << 10, total << 10) if total and available is not None else None
@@ -47,11 +47,7 @@ class MachineMemory:
     def _of_groups(self) -> Iterator[MemoryUse]:
         """One for each cgroup around this process that has a limit."""
         mounts = self.root / "sys/fs/cgroup"
-        try:
-            lines = (self.root / "proc/self/cgroup").read_text().splitlines()
-        except OSError:
-            return
-        for line in lines:
+        for line in text_of(self.root / "proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 names = ("memory.max", "memory.current", "")
@@ -82,8 +78,8 @@ def _of_group(folder: Path, limit: str, current: str, prefix: str) -> MemoryUse 
 def _numbers(file: Path) -> dict[str, int]:
     """The numbers of a file of lines that begin with a name and a number."""
     found = {}
-    with suppress(OSError, ValueError):
-        for line in file.read_text().splitlines():
+    with suppress(ValueError):
+        for line in text_of(file).splitlines():
             name, number, *_ = line.split()
             if number.isdecimal():
                 found[name] = int(number)

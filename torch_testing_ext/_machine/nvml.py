@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
 from torch_testing_ext._process import interpreter
 from torch_testing_ext._process.channel import Channel, socket_pair
@@ -94,25 +92,12 @@ class Usage:
     trouble: str = ""  # why it does not answer, such as "GPU is lost"
 
 
-class Nvml(Protocol):
-    """The questions to NVML. Both raise NvmlError if there is no answer."""
-
-    def gpus(self) -> tuple[Gpu, ...]:
-        """All GPUs of the machine that this user can see, in NVML's order."""
-
-    def usage(self) -> Mapping[str, Usage]:
-        """The usage of each GPU and of each MIG instance, by UUID. Cheap enough to poll."""
-
-    def close(self) -> None:
-        """End the process that asks."""
-
-
 def may_have_nvidia_gpus(dev: Path = Path("/dev")) -> bool:
     """Could NVML find a GPU on this machine? False only where that is certain."""
     return any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg"))
 
 
-def open_nvml(timeout: float = ANSWER_TIMEOUT) -> Nvml:
+def open_nvml(timeout: float = ANSWER_TIMEOUT) -> NvmlProcess:
     """Start asking. Raises NvmlError if the library, the driver or the Python package is missing or fails."""
     opened = NvmlProcess(timeout)
     try:
@@ -127,42 +112,26 @@ def open_nvml(timeout: float = ANSWER_TIMEOUT) -> Nvml:
 
 
 @dataclass(frozen=True)
-class AskGpus:
-    """Answered by `Gpus`."""
+class Question:
+    """Asks for all GPUs, or for their current use."""
+
+    is_for_usage: bool
 
 
 @dataclass(frozen=True)
-class AskUsage:
-    """Answered by `Usages`."""
+class Answer:
+    """The answer; with a `refusal`, the library cannot be asked."""
 
-
-@dataclass(frozen=True)
-class Gpus:
-    """All GPUs."""
-
-    gpus: tuple[Gpu, ...]
-
-
-@dataclass(frozen=True)
-class Usages:
-    """The current use of each device, by UUID."""
-
-    by_uuid: Mapping[str, Usage]
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """The library cannot be asked."""
-
-    reason: str
-
-
-Question = AskGpus | AskUsage
-Answer = Gpus | Usages | NoAnswer
+    gpus: tuple[Gpu, ...] = ()
+    usage: Mapping[str, Usage] = field(default_factory=dict)  # of each device, by UUID
+    refusal: str = ""
 
 
 class NvmlProcess:
-    """Asks NVML in a process of its own, which ends when this object is closed or this process ends."""
+    """Asks NVML in a process of its own, which ends when this object is closed or this process ends.
+
+    A question raises NvmlError if there is no answer.
+    """
 
     def __init__(
         self,
@@ -186,32 +155,24 @@ class NvmlProcess:
         self._failure: str | None = None
         self._gpus: tuple[Gpu, ...] | None = None
 
-    def __enter__(self) -> NvmlProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
     def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs of the machine that this user can see, in NVML's order."""
         if self._gpus is None:
-            answer = self._ask(AskGpus())
-            assert isinstance(answer, Gpus)
-            self._gpus = answer.gpus
+            self._gpus = self._ask(Question(is_for_usage=False)).gpus
         return self._gpus
 
     def usage(self) -> Mapping[str, Usage]:
-        answer = self._ask(AskUsage())
-        assert isinstance(answer, Usages)
-        return answer.by_uuid
+        """The usage of each GPU and of each MIG instance, by UUID. Cheap enough to poll."""
+        return self._ask(Question(is_for_usage=True)).usage
 
     def _ask(self, question: Question) -> Answer:
         if self._failure is not None:
             raise NvmlError(self._failure)
         self._channel.send(question)
         answer = self._receive()
-        if isinstance(answer, NoAnswer):
-            self._failure = answer.reason
-            raise NvmlError(answer.reason)
+        if answer.refusal:
+            self._failure = answer.refusal
+            raise NvmlError(answer.refusal)
         return answer
 
     def _receive(self) -> Answer:
@@ -220,11 +181,11 @@ class NvmlProcess:
         while not received:
             if not wait_readable(self._channel, until):
                 self._end()
-                return NoAnswer(f"the NVIDIA driver has not answered NVML within {self._timeout:g} s")
+                return Answer(refusal=f"the NVIDIA driver has not answered NVML within {self._timeout:g} s")
             try:
                 received = self._channel.receive()
             except EOFError:
-                return NoAnswer("the process that asks NVML has died")
+                return Answer(refusal="the process that asks NVML has died")
         return received[0]
 
     def close(self) -> None:

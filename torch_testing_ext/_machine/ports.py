@@ -1,7 +1,5 @@
 """Free ports, and retries for when another process takes one first."""
 
-from __future__ import annotations
-
 import functools
 import random
 import socket
@@ -60,24 +58,18 @@ def retry_on_connect_failures(
         return functools.partial(retry_on_connect_failures, connect_errors=connect_errors)
     texts = (connect_errors,) if isinstance(connect_errors, str) else tuple(connect_errors)
 
-    def is_connect_failure(error: RuntimeError) -> bool:
-        # A TCPStore on libuv writes "address already in use", the older one "Address already in use".
-        return any(text.lower() in str(error).lower() for text in texts)
-
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        for _ in range(TRIES - 1):
+        for left in reversed(range(TRIES)):
             try:
                 return func(*args, **kwargs)
             except RuntimeError as error:
-                if not is_connect_failure(error):
+                # A TCPStore on libuv writes "address already in use", the older one "Address already in use".
+                if not any(text.lower() in str(error).lower() for text in texts):
                     raise
+                if not left:
+                    raise RuntimeError(f"Failing after {TRIES} retries with error: {error}") from error
             time.sleep(_jitter.random())
-        try:
-            return func(*args, **kwargs)
-        except RuntimeError as error:
-            if not is_connect_failure(error):
-                raise
-            raise RuntimeError(f"Failing after {TRIES} retries with error: {error}") from error
+        raise AssertionError
 
     return wrapper

@@ -1,11 +1,10 @@
 """The seed of every test, and a context that restores random state."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -37,18 +36,26 @@ def prepare_to_seed() -> None:
 @contextlib.contextmanager
 def freeze_rng_state() -> Iterator[None]:
     """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""
-    with torch.random.fork_rng(devices=_devices_in_use(), device_type=_device_type_in_use() or "cuda"):
+    # Only an initialised device has random state; this check must not initialise one.
+    kind = next((name for name in ("cuda", "xpu") if getattr(torch, name).is_initialized()), None)
+    devices = [] if kind is None else [getattr(torch, kind).current_device()]
+    with torch.random.fork_rng(devices=devices, device_type=kind or "cuda"):
         yield
 
 
-def _device_type_in_use() -> str | None:
-    """Only an initialised device has random state; this check must not initialise one."""
-    for name in ("cuda", "xpu"):
-        if getattr(torch, name).is_initialized():
-            return name
-    return None
+class RandomState:
+    """The states of the random generators of torch, Python and numpy."""
 
+    def __init__(self) -> None:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        modules: list[Any] = [torch] if accelerator is None else [torch, getattr(torch, accelerator.type)]
+        pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
+        pairs.append((random.getstate, random.setstate))
+        if "numpy" in sys.modules:  # torch does not require it
+            numpy: Any = sys.modules["numpy"]
+            pairs.append((numpy.random.get_state, numpy.random.set_state))
+        self._states = [(put, get()) for get, put in pairs]
 
-def _devices_in_use() -> list[int]:
-    kind = _device_type_in_use()
-    return [getattr(torch, kind).current_device()] if kind else []
+    def restore(self) -> None:
+        for put, state in self._states:
+            put(state)

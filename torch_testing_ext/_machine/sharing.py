@@ -3,8 +3,6 @@
 Nothing is shared unless the user asks: by run_test.py --ranks-per-gpu, or by TORCH_TESTING_EXT_RANKS_PER_GPU.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The GPUs that belong together, by NVLink and by NUMA node. Pure, except for `with_nvlinks`, which asks NVML."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from .device_facts import DeviceFacts
-from .nvml import ComputeMode, Gpu, Nvml, NvmlError, open_nvml
+from .nvml import ComputeMode, Gpu, GpuLink, NvmlError, NvmlProcess, open_nvml
 from .visible_devices import bare_uuid
 
 # Among more groups than these, the first devices are taken: eight of sixteen are 12,870.
@@ -77,7 +75,7 @@ def _cost(group: Sequence[str], free: Sequence[str], gpus: Mapping[str, Gpu]) ->
     return (
         -sum(_is_linked(gpus[one], gpus[other]) for one, other in pairs),
         len(numa),
-        sum(_distance(gpus[one], gpus[other]) for one, other in pairs),
+        sum(gpus[other].links.get(gpus[one].uuid, GpuLink()).distance for one, other in pairs),
         sum(_is_linked(gpus[one], gpus[other]) for one in group for other in rest),
         numa_of_rest,
     )
@@ -85,10 +83,6 @@ def _cost(group: Sequence[str], free: Sequence[str], gpus: Mapping[str, Gpu]) ->
 
 def _is_linked(one: Gpu, other: Gpu) -> bool:
     return one.uuid in other.links and other.links[one.uuid].nvlink
-
-
-def _distance(one: Gpu, other: Gpu) -> int:
-    return other.links[one.uuid].distance if one.uuid in other.links else 50
 
 
 def nvlinks(names: Sequence[str], gpus: Mapping[str, Gpu]) -> list[tuple[int, ...] | None]:
@@ -102,7 +96,7 @@ def nvlinks(names: Sequence[str], gpus: Mapping[str, Gpu]) -> list[tuple[int, ..
 
 
 def with_nvlinks(
-    facts: Sequence[DeviceFacts], uuids: Sequence[str], open_it: Callable[[], Nvml] = open_nvml
+    facts: Sequence[DeviceFacts], uuids: Sequence[str], open_it: Callable[[], NvmlProcess] = open_nvml
 ) -> tuple[DeviceFacts, ...]:
     """The facts with the numbers of the devices that NVLink connects each to; as they are, where NVML does not say.
 

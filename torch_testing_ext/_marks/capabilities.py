@@ -1,13 +1,11 @@
 """The capabilities of a type of device, as a class for it declares them, and tests that need some."""
 
-from __future__ import annotations
-
-import functools
-import unittest
 from collections.abc import Callable
 from typing import Any
 
 from torch_testing_ext._machine import cuda
+
+from .skips import skip_for
 
 Checks = dict[str, Callable[[], Any]]
 
@@ -37,32 +35,29 @@ def _checks(fp8: Any, bf16: Any, flash_attention: Any, mem_efficient_attention: 
     }
 
 
-OF_CPU = _checks(True, True, True, False)
-OF_CUDA = _checks(
-    cuda.PLATFORM_SUPPORTS_FP8,
-    cuda.SM80OrLater,
-    cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION,
-    cuda.PLATFORM_SUPPORTS_MEM_EFF_ATTENTION,
-)
-OF_MPS = _checks(False, True, False, False)
-OF_XPU = _checks(True, True, cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION, True)
+BY_DEVICE_TYPE = {
+    "cpu": _checks(True, True, True, False),
+    "cuda": _checks(
+        cuda.PLATFORM_SUPPORTS_FP8,
+        cuda.SM80OrLater,
+        cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION,
+        cuda.PLATFORM_SUPPORTS_MEM_EFF_ATTENTION,
+    ),
+    "mps": _checks(False, True, False, False),
+    "xpu": _checks(True, True, cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION, True),
+}
 
 
 def requires_capabilities(*caps: str) -> Callable[[Any], Any]:
     """Skip the test where its device lacks one of these. The device's class must declare each."""
 
-    def decorate(fn: Any) -> Any:
-        @functools.wraps(fn)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            known = type(self).get_capabilities()
-            where = f"Device '{type(self).device_type}'"
-            if undeclared := sorted(set(caps) - known.keys()):
-                add = f"Add them to {type(self).__name__}._capabilities()."
-                raise AssertionError(f"{where} has not declared capabilities: {', '.join(undeclared)}. {add}")
-            if lacking := sorted(name for name in set(caps) if not known[name]):
-                raise unittest.SkipTest(f"{where} has unsupported capabilities: {', '.join(lacking)}")
-            return fn(self, *args, **kwargs)
+    def why(self: Any, *args: Any, **kwargs: Any) -> str | None:
+        known = type(self).get_capabilities()
+        where = f"Device '{type(self).device_type}'"
+        if undeclared := sorted(set(caps) - known.keys()):
+            add = f"Add them to {type(self).__name__}._capabilities()."
+            raise AssertionError(f"{where} has not declared capabilities: {', '.join(undeclared)}. {add}")
+        lacking = sorted(name for name in set(caps) if not known[name])
+        return f"{where} has unsupported capabilities: {', '.join(lacking)}" if lacking else None
 
-        return wrapper
-
-    return decorate
+    return skip_for(why)

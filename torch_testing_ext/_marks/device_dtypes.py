@@ -1,8 +1,7 @@
 """Decorators for tests that run once for each type of device: the dtypes they run with, and their tolerances."""
 
-from __future__ import annotations
-
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,47 +36,21 @@ class dtypes:
         return fn
 
 
-class dtypesIfCPU(dtypes):
-    """Replaces the dtypes on CPU."""
+def _dtypes_on(device_type: str | Callable[[], str]) -> Callable[..., dtypes]:
+    """A decorator that replaces the dtypes on one type of device."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, device_type="cpu")
+    def decorator(*args: Any) -> dtypes:
+        return dtypes(*args, device_type=device_type() if callable(device_type) else device_type)
 
-
-class dtypesIfCUDA(dtypes):
-    """Replaces the dtypes on CUDA."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, device_type="cuda")
+    return decorator
 
 
-class dtypesIfXPU(dtypes):
-    """Replaces the dtypes on XPU."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, device_type="xpu")
-
-
-class dtypesIfMPS(dtypes):
-    """Replaces the dtypes on MPS."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, device_type="mps")
-
-
-class dtypesIfHPU(dtypes):
-    """Replaces the dtypes on HPU."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, device_type="hpu")
-
-
-class dtypesIfPRIVATEUSE1(dtypes):
-    """Replaces the dtypes on the device of an extension."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, device_type=_torch.built_with.extension_device_type())
-
+dtypesIfCPU = _dtypes_on("cpu")
+dtypesIfCUDA = _dtypes_on("cuda")
+dtypesIfXPU = _dtypes_on("xpu")
+dtypesIfMPS = _dtypes_on("mps")
+dtypesIfHPU = _dtypes_on("hpu")
+dtypesIfPRIVATEUSE1 = _dtypes_on(_torch.built_with.extension_device_type)
 
 tol = namedtuple("tol", ["atol", "rtol"])
 
@@ -85,32 +58,28 @@ tol = namedtuple("tol", ["atol", "rtol"])
 class precisionOverride:
     """The tests of these dtypes compare with at least these absolute tolerances."""
 
-    def __init__(self, d: dict[torch.dtype, float]) -> None:
-        if not isinstance(d, dict):
-            raise AssertionError("precisionOverride not given a dtype : precision dict!")
-        for dtype in d:
-            if not isinstance(dtype, torch.dtype):
-                raise AssertionError(f"precisionOverride given unknown dtype {dtype}")
-        self.d = d
-
-    def __call__(self, fn: Any) -> Any:
-        fn.precision_overrides = self.d
-        return fn
-
-
-class toleranceOverride:
-    """The tests of these dtypes compare with at least these tolerances: `tol(atol=..., rtol=...)`."""
+    _attribute, _what = "precision_overrides", "precision"
 
     def __init__(self, d: dict[torch.dtype, Any]) -> None:
+        name = type(self).__name__
         if not isinstance(d, dict):
-            raise AssertionError("toleranceOverride not given a dtype : tol dict!")
-        for dtype, tolerance in d.items():
+            raise AssertionError(f"{name} not given a dtype : {self._what} dict!")
+        for dtype in d:
             if not isinstance(dtype, torch.dtype):
-                raise AssertionError(f"toleranceOverride given unknown dtype {dtype}")
-            if not isinstance(tolerance, tol):
-                raise AssertionError("toleranceOverride not given a dtype : tol dict!")
+                raise AssertionError(f"{name} given unknown dtype {dtype}")
         self.d = d
 
     def __call__(self, fn: Any) -> Any:
-        fn.tolerance_overrides = self.d
+        setattr(fn, self._attribute, self.d)
         return fn
+
+
+class toleranceOverride(precisionOverride):
+    """The tests of these dtypes compare with at least these tolerances: `tol(atol=..., rtol=...)`."""
+
+    _attribute, _what = "tolerance_overrides", "tol"
+
+    def __init__(self, d: dict[torch.dtype, Any]) -> None:
+        super().__init__(d)
+        if not all(isinstance(tolerance, tol) for tolerance in d.values()):
+            raise AssertionError("toleranceOverride not given a dtype : tol dict!")

@@ -3,20 +3,20 @@
 They act on the attribute `device_type` of the test's class, so they also serve classes that set it themselves.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import unittest
 from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from torch_testing_ext import _torch
+from torch_testing_ext._machine import memory
 from torch_testing_ext._machine.flags import flag
 
-from . import needs
+from . import needs, skips
 
 Decorator = Callable[[Any], Any]
 Target = str | Collection[str]
@@ -38,16 +38,7 @@ def _matches(device_type: str, target: Target | None) -> bool:
 
 
 def _skip_unless(runs_on: Callable[[Any], bool], reason: Callable[[Any], str]) -> Decorator:
-    def decorate(fn: Any) -> Any:
-        @functools.wraps(fn)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not runs_on(self):
-                raise unittest.SkipTest(reason(self))
-            return fn(self, *args, **kwargs)
-
-        return wrapper
-
-    return decorate
+    return skips.skip_for(lambda test, *args, **kwargs: None if runs_on(test) else reason(test))
 
 
 # -- skips by type of device
@@ -73,75 +64,23 @@ class skipIf:
         return bool(getattr(test, self.dep, True)) if isinstance(self.dep, str) else self.dep is True
 
 
-class _SkipOnType(skipIf):
-    """Skips the test on one type of device, which a subclass names."""
+def _skip_on(device_type: Target | Callable[[], Target]) -> Callable[[bool | str, str], skipIf]:
+    def decorator(dep: bool | str, reason: str) -> skipIf:
+        return skipIf(dep, reason, device_type=device_type() if callable(device_type) else device_type)
 
-    on: Target = ""
-
-    def __init__(self, dep: bool | str, reason: str) -> None:
-        super().__init__(dep, reason, device_type=self.on)
+    return decorator
 
 
-class skipCPUIf(_SkipOnType):
-    """Skips the test on CPU where the condition holds."""
-
-    on = "cpu"
-
-
-class skipCUDAIf(_SkipOnType):
-    """Skips the test on CUDA where the condition holds."""
-
-    on = "cuda"
-
-
-class skipXPUIf(_SkipOnType):
-    """Skips the test on XPU where the condition holds."""
-
-    on = "xpu"
-
-
-class skipGPUIf(_SkipOnType):
-    """Skips the test on CUDA, XPU and MPS where the condition holds."""
-
-    on = ("cuda", "xpu", "mps")
-
-
-class skipLazyIf(_SkipOnType):
-    """Skips the test on lazy tensors where the condition holds."""
-
-    on = "lazy"
-
-
-class skipMetaIf(_SkipOnType):
-    """Skips the test on the meta device where the condition holds."""
-
-    on = "meta"
-
-
-class skipMPSIf(_SkipOnType):
-    """Skips the test on MPS where the condition holds."""
-
-    on = "mps"
-
-
-class skipHPUIf(_SkipOnType):
-    """Skips the test on HPU where the condition holds."""
-
-    on = "hpu"
-
-
-class skipXLAIf(_SkipOnType):
-    """Skips the test on XLA where the condition holds."""
-
-    on = "xla"
-
-
-class skipPRIVATEUSE1If(skipIf):
-    """Skips the test on the device of an extension where the condition holds."""
-
-    def __init__(self, dep: bool | str, reason: str) -> None:
-        super().__init__(dep, reason, device_type=_torch.built_with.extension_device_type())
-
+skipCPUIf = _skip_on("cpu")
+skipCUDAIf = _skip_on("cuda")
+skipXPUIf = _skip_on("xpu")
+skipGPUIf = _skip_on(("cuda", "xpu", "mps"))
+skipLazyIf = _skip_on("lazy")
+skipMetaIf = _skip_on("meta")
+skipMPSIf = _skip_on("mps")
+skipHPUIf = _skip_on("hpu")
+skipXLAIf = _skip_on("xla")
+skipPRIVATEUSE1If = _skip_on(_torch.built_with.extension_device_type)
 
 skipLazy = skipLazyIf(True, "test doesn't work with lazy tensors")
 skipMeta = skipMetaIf(True, "test doesn't work with meta tensors")
@@ -156,14 +95,10 @@ def skipPRIVATEUSE1(fn: Any) -> Any:
 
 
 def skipCUDAIfRocm(func: Any = None, *, msg: str = "test doesn't currently work on the ROCm stack") -> Any:
-    def decorate(fn: Any) -> Any:
-        on_rocm = _skip_unless(
-            lambda test: not (test.device_type == "cuda" and flag("TEST_WITH_ROCM")),
-            lambda test: f"skipCUDAIfRocm: {msg}",
-        )
-        return on_rocm(fn)
-
-    return decorate if func is None else decorate(func)
+    elsewhere = _skip_unless(
+        lambda test: not (test.device_type == "cuda" and flag("TEST_WITH_ROCM")), lambda test: f"skipCUDAIfRocm: {msg}"
+    )
+    return skips.bare_or_called(func, elsewhere)
 
 
 skipCUDAIfNotRocm = _skip_unless(
@@ -238,12 +173,11 @@ class deviceCountAtLeast:
             raise AssertionError(f"deviceCountAtLeast redefinition for {fn.__name__}")
         fn.num_required_devices = self.num_required_devices
 
-        @functools.wraps(fn)
-        def wrapper(self_: Any, devices: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(devices) < self.num_required_devices:
-                raise unittest.SkipTest(f"fewer than {self.num_required_devices} devices detected")
-            return fn(self_, devices, *args, **kwargs)
+        def why(test: Any, devices: Any, *args: Any, **kwargs: Any) -> str | None:
+            are_enough = len(devices) >= self.num_required_devices
+            return None if are_enough else f"fewer than {self.num_required_devices} devices detected"
 
+        wrapper = skips.skip_for(why)(fn)
         # A runner leases that many devices; the check above is by type of device, so it stays.
         need = needs.Need(lambda: None, devices=self.num_required_devices, allow_cpu=True)
         setattr(wrapper, needs.ATTRIBUTE, (need, *needs.needs_of(fn)))
@@ -261,18 +195,12 @@ def largeTensorTest(
         raise AssertionError(f"only bytes or GB supported, got {size!r}")
     fixed = GIBIBYTE * int(size[:-2]) if isinstance(size, str) else size
 
-    def decorate(fn: Any) -> Any:
-        @functools.wraps(fn)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            wanted = fixed(self, *args, **kwargs) if callable(fixed) else fixed
-            place = device or (self.get_primary_device() if hasattr(self, "get_primary_device") else self.device)
-            if not _has_sufficient_memory(place, wanted):
-                raise unittest.SkipTest(f"Insufficient {place} memory")
-            return fn(self, *args, **kwargs)
+    def why(self: Any, *args: Any, **kwargs: Any) -> str | None:
+        wanted = fixed(self, *args, **kwargs) if callable(fixed) else fixed
+        place = device or (self.get_primary_device() if hasattr(self, "get_primary_device") else self.device)
+        return None if _has_sufficient_memory(place, wanted) else f"Insufficient {place} memory"
 
-        return wrapper
-
-    return decorate
+    return skips.skip_for(why)
 
 
 def _has_sufficient_memory(device: str, size: int) -> bool:
@@ -283,7 +211,9 @@ def _has_sufficient_memory(device: str, size: int) -> bool:
         raise unittest.SkipTest(f"the free memory of {place.type} is not known")
     factor = _SANITIZER_FACTOR if any(map(flag, ("TEST_WITH_ASAN", "TEST_WITH_TSAN", "TEST_WITH_UBSAN"))) else 1
     gc.collect()
-    return _free_memory() >= size * factor
+    if (use := memory.MachineMemory().of_machine()) is None:
+        raise unittest.SkipTest("the free memory of this system is not known")
+    return use.limit - use.used >= size * factor
 
 
 def _has_device_memory(place: torch.device, size: int) -> bool:
@@ -299,15 +229,6 @@ def _has_device_memory(place: torch.device, size: int) -> bool:
         return bool(torch.xpu.mem_get_info(index)[0] >= size)
     share = torch.cuda.memory.get_per_process_memory_fraction(index)
     return bool(torch.cuda.mem_get_info(index)[0] * share >= size)
-
-
-def _free_memory() -> int:
-    """The memory that a process can get without swapping."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        raise unittest.SkipTest("the free memory of this system is not known") from None
 
 
 # -- expected failures
@@ -366,43 +287,28 @@ expectedFailureMPS = expectedFailure("mps")
 # -- backends of an operation
 
 
-def disablecuDNN(fn: Any) -> Any:
-    """On CUDA, run the test without cuDNN."""
+def _without(backend: Any, is_used: Callable[[Any], bool]) -> Decorator:
+    """Run the test without a backend, where it would be used."""
 
-    @functools.wraps(fn)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.device_type == "cuda" and getattr(self, "has_cudnn", lambda: False)():
-            with _backends.cudnn.flags(enabled=False):
+    def decorate(fn: Any) -> Any:
+        @functools.wraps(fn)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with backend.flags(enabled=False) if is_used(self) else nullcontext():
                 return fn(self, *args, **kwargs)
-        return fn(self, *args, **kwargs)
 
-    return wrapper
+        return wrapper
 
-
-def disableMkldnn(fn: Any) -> Any:
-    """Run the test without oneDNN."""
-
-    @functools.wraps(fn)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _backends.mkldnn.is_available():
-            with _backends.mkldnn.flags(enabled=False):
-                return fn(self, *args, **kwargs)
-        return fn(self, *args, **kwargs)
-
-    return wrapper
+    return decorate
 
 
-def skipCPUIfNoLapack(fn: Any) -> Any:
-    return skipCPUIf(not _torch.built_with.has_lapack(), "PyTorch compiled without Lapack")(fn)
+disablecuDNN = _without(
+    _backends.cudnn, lambda test: test.device_type == "cuda" and getattr(test, "has_cudnn", lambda: False)()
+)
+disableMkldnn = _without(_backends.mkldnn, lambda test: bool(_backends.mkldnn.is_available()))
 
 
-def skipCPUIfNoMkl(fn: Any) -> Any:
-    return skipCPUIf(not _backends.mkl.is_available(), "PyTorch is built without MKL support")(fn)
-
-
-def skipCPUIfNoMkldnn(fn: Any) -> Any:
-    return skipCPUIf(not _backends.mkldnn.is_available(), "PyTorch is built without mkldnn support")(fn)
-
-
+skipCPUIfNoLapack = skipCPUIf(not _torch.built_with.has_lapack(), "PyTorch compiled without Lapack")
+skipCPUIfNoMkl = skipCPUIf(not _backends.mkl.is_available(), "PyTorch is built without MKL support")
+skipCPUIfNoMkldnn = skipCPUIf(not _backends.mkldnn.is_available(), "PyTorch is built without mkldnn support")
 skipCUDAIfNoCudnn = skipCUDAIf("no_cudnn", "cuDNN not available")
 skipCUDAIfNoMagma = skipCUDAIf("no_magma", "no MAGMA library detected")

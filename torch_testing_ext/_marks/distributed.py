@@ -1,7 +1,5 @@
 """Decorators that declare the devices, ranks, backends and platforms that a distributed test needs."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -130,7 +128,8 @@ skip_if_odd_worldsize = requires(_unless_mpi(lambda size: size % 2 == 1, "odd_wo
 # -- backends. These decorate classes as well as functions, so they use unittest's own skip.
 
 
-def _requires_backend(name: str, available: bool) -> Callable[[Any], Any]:
+def _requires_backend(name: str) -> Callable[[Any], Any]:
+    available = bool(getattr(c10d, f"is_{name}_available")())
     reason = f"c10d was not compiled with the {name.upper()} backend"
 
     def decorate(thing: Any) -> Any:
@@ -141,24 +140,11 @@ def _requires_backend(name: str, available: bool) -> Callable[[Any], Any]:
     return decorate
 
 
-def requires_gloo() -> Callable[[Any], Any]:
-    return _requires_backend("gloo", c10d.is_gloo_available())
-
-
-def requires_nccl() -> Callable[[Any], Any]:
-    return _requires_backend("nccl", c10d.is_nccl_available())
-
-
-def requires_ucc() -> Callable[[Any], Any]:
-    return _requires_backend("ucc", c10d.is_ucc_available())
-
-
-def requires_mpi() -> Callable[[Any], Any]:
-    return _requires_backend("mpi", c10d.is_mpi_available())
-
-
-def requires_xccl() -> Callable[[Any], Any]:
-    return _requires_backend("xccl", c10d.is_xccl_available())
+requires_gloo = functools.partial(_requires_backend, "gloo")
+requires_nccl = functools.partial(_requires_backend, "nccl")
+requires_ucc = functools.partial(_requires_backend, "ucc")
+requires_mpi = functools.partial(_requires_backend, "mpi")
+requires_xccl = functools.partial(_requires_backend, "xccl")
 
 
 def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[Any], Any]:

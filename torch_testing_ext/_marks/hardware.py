@@ -1,7 +1,5 @@
 """Decorators and helpers for particular devices: architecture, peer access, keeping a stream busy."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import time
@@ -15,7 +13,7 @@ from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators, cuda
 from torch_testing_ext._machine.flags import flag
 
-from .skips import Decorator, lazy_skip_if, skip_but_pass_in_sandcastle_if, xfail_where
+from .skips import Decorator, bare_or_called, lazy_skip_if, skip_but_pass_in_sandcastle_if, xfail_where
 
 MI350_ARCH = ("gfx950",)
 MI300_ARCH = ("gfx942",)
@@ -45,7 +43,6 @@ def skipIfRocmArch(arch: Sequence[str]) -> Decorator:
 
 
 def runOnRocmArch(arch: Sequence[str]) -> Decorator:
-    """On ROCm, run on these architectures only."""
     return lazy_skip_if(lambda: flag("TEST_WITH_ROCM") and not isRocmArchAnyOf(arch), f"test only runs on {arch}")
 
 
@@ -80,8 +77,8 @@ def requires_cuda_p2p_access() -> Decorator:
 
 
 def skipIfWindowsXPU(func: Any = None, *, msg: str = "test doesn't currently work on the Windows stack") -> Any:
-    decorator = lazy_skip_if(lambda: flag("IS_WINDOWS") and flag("TEST_XPU"), f"skipIfWindowsXPU: {msg}")
-    return decorator if func is None else decorator(func)
+    on_windows = lazy_skip_if(lambda: flag("IS_WINDOWS") and flag("TEST_XPU"), f"skipIfWindowsXPU: {msg}")
+    return bare_or_called(func, on_windows)
 
 
 # -- expected failures by CUDA's architecture, decided when the test is defined

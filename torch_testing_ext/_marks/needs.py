@@ -1,7 +1,5 @@
 """The needs of a test, stored on its function, where the parent and a runner read them before any rank starts."""
 
-from __future__ import annotations
-
 import functools
 import unittest
 import weakref
@@ -111,7 +109,11 @@ def requires(need: Need) -> Callable[[F], F]:
             skip = need.unmet()
             if skip is None:
                 return func(*args, **kwargs)
-            return _skip_now(args, skip)
+            # The test's class may handle a skip itself.
+            if (handle := getattr(args[0], "_handle_test_skip", None) if args else None) is None:
+                raise Skipped(skip)
+            handle(skip.message)
+            return None
 
         setattr(wrapper, ATTRIBUTE, (need, *needs_of(func)))
         _checked_by[wrapper] = need
@@ -129,14 +131,6 @@ def declare_devices(target: Any, count: int) -> Any:
     """Let a runner lease `count` accelerators for a test, or for each test of a class, that skips without them."""
     setattr(target, ATTRIBUTE, (Need(lambda: None, devices=count), *needs_of(target)))
     return target
-
-
-def _skip_now(args: tuple[Any, ...], skip: TestSkip) -> None:
-    """Raise Skipped, unless the test's class defines `_handle_test_skip`."""
-    handle = getattr(args[0], "_handle_test_skip", None) if args else None
-    if handle is None:
-        raise Skipped(skip)
-    handle(skip.message)
 
 
 def needs_of(func: Any) -> tuple[Need, ...]:

@@ -5,8 +5,6 @@ method by one for each set of values. The function is called as `(test, generic_
 `(test, name suffix, arguments, function from all arguments to the decorators to apply)`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -95,7 +93,7 @@ class parametrize(_TestParametrizer):
 
     def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
         if not self.arg_names:
-            yield test, "", {}, _no_decorators
+            yield test, "", {}, _always(())
             return
         index = -1
         for index, given in enumerate(self.arg_values):
@@ -134,10 +132,6 @@ def _spell(index: int, name: str, value: Any) -> str:
     if isinstance(value, (int, float, str)):
         return f"{name}_{str(value).replace('.', '_')}"
     return f"{name}{index}"
-
-
-def _no_decorators(_: Arguments) -> Iterable[Decorator]:
-    return ()
 
 
 def _always(decorators: Iterable[Decorator]) -> Callable[[Arguments], Iterable[Decorator]]:
@@ -206,7 +200,7 @@ def _add(cls: type, name: str, test: Any) -> None:
 def _specialise(test: Any, name: str, arguments: Arguments, decorators: Iterable[Decorator]) -> Any:
     """Make the method for one case: the generic one with the case's decorators and arguments."""
     for decorator in decorators:
-        test = decorator(_copy(test))  # a copy, as some decorators set attributes of the function
+        test = decorator(copy_of(test))  # a copy, as some decorators set attributes of the function
 
     @functools.wraps(test)
     def instantiated_test(self: Any) -> Any:
@@ -218,7 +212,7 @@ def _specialise(test: Any, name: str, arguments: Arguments, decorators: Iterable
     return instantiated_test
 
 
-def _copy(test: Any) -> Any:
+def copy_of(test: Any) -> Any:
     @functools.wraps(test)
     def decorated(*args: Any, **kwargs: Any) -> Any:
         return test(*args, **kwargs)
@@ -234,4 +228,4 @@ class swap(_TestParametrizer):
 
     def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
         for value in self.swap_values:
-            yield wrapSwapTensorsTest(value)(test), f"swap_{value}", {}, lambda _: []
+            yield wrapSwapTensorsTest(value)(test), f"swap_{value}", {}, _always(())

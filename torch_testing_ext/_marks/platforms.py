@@ -1,15 +1,12 @@
 """Checks of the machine for tests of collectives: multicast, symmetric memory, ROCm versions, EFA."""
 
-from __future__ import annotations
-
 import functools
+import resource
 import shutil
 import subprocess
-import sys
 import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -17,8 +14,7 @@ from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.lazy import LazyVal
 
 from .hardware import getRocmArchName, getRocmVersion, isRocmArchAnyOf
-
-Decorator = Callable[[Any], Any]
+from .skips import Decorator
 
 # ROCm devices on which symmetric memory works.
 _ROCM_WITH_SYMM_MEM = ("gfx942", "gfx950")
@@ -31,7 +27,7 @@ def _on_rocm() -> bool:
 def requires_multicast_support() -> Decorator:
     """Skip where the CUDA devices do not support multicast."""
     on_cuda = accelerators.accelerator_type() == "cuda"
-    has_it = on_cuda and bool(accelerators.cuda_libraries().get("multicast"))
+    has_it = on_cuda and bool(accelerators.cuda_properties().get("multicast"))
     return unittest.skipUnless(has_it, "multicast support is not available")
 
 
@@ -86,11 +82,6 @@ def tp_transports() -> list[str] | None:
 @contextmanager
 def core_dumps_disabled() -> Iterator[None]:
     """Turn core dumps off: with them on, ROCm aborts on a device's exception instead of raising it, as CUDA does."""
-    if sys.platform == "win32":
-        yield
-        return
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     try:

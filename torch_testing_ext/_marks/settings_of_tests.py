@@ -1,7 +1,5 @@
 """Decorators that set something for one test, or the tests of a class: the timeout, the checks of its collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ The skips read the flag when the test runs, so importing a test file computes no
 flag at once: unittest checks for a skip before it creates an instance.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
@@ -23,20 +21,16 @@ from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.flags import flag
 
 from . import needs
+from .parametrized import Decorator as Decorator, copy_of
 
-Decorator = Callable[[Any], Any]
 
-
-def lazy_skip_if(condition_fn: Callable[[], Any], reason: str) -> Decorator:
-    """Skip the decorated test or class where `condition_fn()` is true; it is called before each run of a test."""
+def skip_for(why: Callable[..., str | None]) -> Decorator:
+    """Skip the decorated test where `why`, called with its arguments before each run, returns a reason."""
 
     def decorate(target: Any) -> Any:
-        if isinstance(target, type):
-            return unittest.skip(reason)(target) if condition_fn() else target
-
         @functools.wraps(target)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if condition_fn():
+            if (reason := why(*args, **kwargs)) is not None:
                 raise unittest.SkipTest(reason)
             return target(*args, **kwargs)
 
@@ -45,7 +39,18 @@ def lazy_skip_if(condition_fn: Callable[[], Any], reason: str) -> Decorator:
     return decorate
 
 
-def _bare_or_called(func: Any, decorator: Decorator) -> Any:
+def lazy_skip_if(condition_fn: Callable[[], Any], reason: str) -> Decorator:
+    """Skip the decorated test or class where `condition_fn()` is true; it is called before each run of a test."""
+
+    def decorate(target: Any) -> Any:
+        if isinstance(target, type):
+            return unittest.skip(reason)(target) if condition_fn() else target
+        return skip_for(lambda *args, **kwargs: reason if condition_fn() else None)(target)
+
+    return decorate
+
+
+def bare_or_called(func: Any, decorator: Decorator) -> Any:
     """Support both `@skip` and `@skip(msg=...)`."""
     return decorator if func is None else decorator(func)
 
@@ -55,15 +60,15 @@ def _skip_by(name: str, reason: str, *, unless: bool = False) -> Decorator:
 
 
 def skipIfRocm(func: Any = None, *, msg: str = "test doesn't currently work on the ROCm stack") -> Any:
-    return _bare_or_called(func, _skip_by("TEST_WITH_ROCM", f"skipIfRocm: {msg}"))
+    return bare_or_called(func, _skip_by("TEST_WITH_ROCM", f"skipIfRocm: {msg}"))
 
 
 def skipIfXpu(func: Any = None, *, msg: str = "test doesn't currently work on the XPU stack") -> Any:
-    return _bare_or_called(func, _skip_by("TEST_XPU", f"skipIfXpu: {msg}"))
+    return bare_or_called(func, _skip_by("TEST_XPU", f"skipIfXpu: {msg}"))
 
 
 def skipIfWindows(func: Any = None, *, msg: str = "test doesn't currently work on the Windows stack") -> Any:
-    return _bare_or_called(func, _skip_by("IS_WINDOWS", f"skipIfWindows: {msg}"))
+    return bare_or_called(func, _skip_by("IS_WINDOWS", f"skipIfWindows: {msg}"))
 
 
 skipIfHpu = _skip_by("TEST_HPU", "test doesn't currently work with HPU")
@@ -74,18 +79,23 @@ skipIfNoXPU = _skip_by("TEST_XPU", "test needs PyTorch with XPU", unless=True)
 # -- decided when the test is defined, as in PyTorch: then neither the test nor its setUp runs
 
 
-def requires_cuda(fn: Any) -> Any:
-    return needs.declare_devices(unittest.skipUnless(flag("TEST_CUDA"), "Requires CUDA")(fn), 1)
+def _skip_unless(condition: Callable[[], Any], reason: str, devices: int = 0) -> Decorator:
+    """Skip where the condition does not hold; a runner leases so many devices for the test."""
+
+    def decorate(target: Any) -> Any:
+        decorated = unittest.skipUnless(condition(), reason)(target)
+        return needs.declare_devices(decorated, devices) if devices else decorated
+
+    return decorate
 
 
-def requires_xpu(fn: Any) -> Any:
-    return needs.declare_devices(unittest.skipUnless(flag("TEST_XPU"), "Requires XPU")(fn), 1)
+requires_cuda = _skip_unless(lambda: flag("TEST_CUDA"), "Requires CUDA", 1)
+requires_xpu = _skip_unless(lambda: flag("TEST_XPU"), "Requires XPU", 1)
 
 
 def requires_multigpu(fn: Any) -> Any:
     """Skip with fewer than two CUDA devices, and mark the test with pytest's `multigpu`."""
-    marked = needs.declare_devices(_with_pytest_mark("multigpu", fn), 2)
-    return unittest.skipUnless(flag("TEST_MULTIGPU"), "requires >= 2 GPUs")(marked)
+    return _skip_unless(lambda: flag("TEST_MULTIGPU"), "requires >= 2 GPUs", 2)(_with_pytest_mark("multigpu", fn))
 
 
 def periodic(fn: Any) -> Any:
@@ -95,34 +105,21 @@ def periodic(fn: Any) -> Any:
     return unittest.skipIf(skip, reason)(_with_pytest_mark("periodic", fn))
 
 
-def requires_mkl(fn: Any) -> Any:
-    return unittest.skipUnless(flag("TEST_MKL"), "Test requires MKL")(fn)
-
-
-def requires_onednn(fn: Any) -> Any:
-    return unittest.skipUnless(flag("TEST_ONEDNN"), "Test requires OneDNN/MKLDNN")(fn)
-
-
-def requires_cuda_python_bindings(fn: Any) -> Any:
-    return unittest.skipUnless(flag("TEST_CUDA_PYTHON_BINDINGS"), "requires cuda-python (cuda.bindings)")(fn)
-
-
-def skipIfNoDill(fn: Any) -> Any:
-    return unittest.skipUnless(flag("TEST_DILL"), "no dill")(fn)
-
-
-def skipIfSlowGradcheckEnv(fn: Any) -> Any:
-    reason = "Tests that don't use gradcheck don't need to run on slow_gradcheck CI"
-    return unittest.skipIf(flag("TEST_WITH_SLOW_GRADCHECK"), reason)(fn)
+requires_mkl = _skip_unless(lambda: flag("TEST_MKL"), "Test requires MKL")
+requires_onednn = _skip_unless(lambda: flag("TEST_ONEDNN"), "Test requires OneDNN/MKLDNN")
+requires_cuda_python_bindings = _skip_unless(
+    lambda: flag("TEST_CUDA_PYTHON_BINDINGS"), "requires cuda-python (cuda.bindings)"
+)
+skipIfNoDill = _skip_unless(lambda: flag("TEST_DILL"), "no dill")
+skipIfSlowGradcheckEnv = _skip_unless(
+    lambda: not flag("TEST_WITH_SLOW_GRADCHECK"),
+    "Tests that don't use gradcheck don't need to run on slow_gradcheck CI",
+)
 
 
 def skipIfNotRegistered(op_name: str, message: str) -> Decorator:
     """Always skip: the operators are those of Caffe2, which is no longer a part of PyTorch."""
     return unittest.skip("Pytorch is compiled without Caffe2")
-
-
-def skipIfCompiledWithoutNumpy(fn: Any) -> Any:
-    return unittest.skipUnless(_torch_supports_numpy(), "PyTorch was compiled without numpy support")(fn)
 
 
 def _torch_supports_numpy() -> bool:
@@ -135,16 +132,12 @@ def _torch_supports_numpy() -> bool:
     return True
 
 
+skipIfCompiledWithoutNumpy = _skip_unless(_torch_supports_numpy, "PyTorch was compiled without numpy support")
+
+
 def _with_pytest_mark(name: str, target: Any) -> Any:
     """Mark a class, or a copy of a test function: tests with other parameters may share the function."""
-    if not isinstance(target, type):
-        original = target
-
-        @functools.wraps(original)
-        def target(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs)
-
-    return _marked(name, target)
+    return _marked(name, target if isinstance(target, type) else copy_of(target))
 
 
 def _marked(name: str, target: Any) -> Any:
@@ -292,13 +285,7 @@ def xfail_inherited_tests(tests: Iterable[str]) -> Decorator:
 
     def decorate(cls: Any) -> Any:
         for name in tests:
-            inherited = getattr(cls, name)
-
-            @functools.wraps(inherited)
-            def test(self: Any, *args: Any, _inherited: Any = inherited, **kwargs: Any) -> Any:
-                return _inherited(self, *args, **kwargs)
-
-            setattr(cls, name, unittest.expectedFailure(test))
+            setattr(cls, name, unittest.expectedFailure(copy_of(getattr(cls, name))))
         return cls
 
     return decorate
@@ -327,18 +314,17 @@ def serialTest(condition: bool = True) -> Decorator:
 
 def markDynamoStrictTest(cls_or_func: Any = None, nopython: bool = False) -> Any:
     """Mark a test or class for runs under torch.compile, in which errors of the compiler count."""
-
-    def decorate(target: Any) -> Any:
-        target.dynamo_strict = True
-        target.dynamo_strict_nopython = nopython
-        return target
-
-    return _bare_or_called(cls_or_func, decorate)
+    return bare_or_called(cls_or_func, _with_attributes(dynamo_strict=True, dynamo_strict_nopython=nopython))
 
 
 def unMarkDynamoStrictTest(cls: Any = None) -> Any:
+    return bare_or_called(cls, _with_attributes(dynamo_strict=False))
+
+
+def _with_attributes(**values: object) -> Decorator:
     def decorate(target: Any) -> Any:
-        target.dynamo_strict = False
+        for name, value in values.items():
+            setattr(target, name, value)
         return target
 
-    return _bare_or_called(cls, decorate)
+    return decorate

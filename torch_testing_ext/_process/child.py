@@ -1,7 +1,5 @@
 """The beginning and exit of a process that we start: session, signals, output, exit."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -5,9 +5,8 @@ threads that can be ended and reports the others that Python knows of. The one a
 numpy's OpenBLAS stops its threads in a fork handler, so a thread that is still there after a fork existed during it.
 """
 
-from __future__ import annotations
-
 import ctypes
+import faulthandler
 import os
 import sys
 import threading
@@ -38,6 +37,8 @@ def prepare_to_fork() -> str | None:
         return f"it runs other threads ({', '.join(others[:3])})"
     if system.threads() > 1:
         release_openmp()
+        # pytest's `faulthandler_timeout` has a thread of its own for each test. Ranks have a time limit.
+        faulthandler.cancel_dump_traceback_later()
     return None
 
 
@@ -82,15 +83,19 @@ def check_after_fork() -> str | None:
     """Check, right after a fork, whether this process was safe to fork. Returns the reason if it was not, or None.
 
     A second child serves as a probe. Threads that the child has, or gets back when it asks for them, are not missed:
-    torch's pthreadpool notices a fork and starts its threads again. Nor are threads that end: one that has been joined
-    stays in the process for a moment.
+    torch's pthreadpool notices a fork and starts its threads again. This process asks, too: or they would stand for
+    others. Nor are threads missed that end: one that has been joined stays in the process for a moment.
     """
     if _threads_that_count() <= 1:
         return None
+    _have_torch_start_its_threads()
     of_child, until = _threads_of_a_child(), time.monotonic() + _ENDING
     while (missing := _threads_that_count() - of_child) > 0 and time.monotonic() < until:
         time.sleep(0.001)
-    return f"it runs {missing} native threads that a forked child would miss" if missing > 0 else None
+    if missing <= 0:
+        return None
+    names = ", ".join(system.names_of_threads()[:3])
+    return f"it runs {missing} native threads that a forked child would miss{f' ({names})' if names else ''}"
 
 
 def _threads_that_count() -> int:
@@ -100,11 +105,15 @@ def _threads_that_count() -> int:
 def _threads_of_a_child() -> int:
     pid = fork()
     if pid == 0:
-        with suppress(Exception):
-            if (torch := sys.modules.get("torch")) is not None:
-                torch.set_num_threads(torch.get_num_threads())
+        _have_torch_start_its_threads()
         os._exit(min(system.threads(), 255))
     return reaping.wait_for_exit(pid) or 0  # none where SIGCHLD is ignored: there are no exit statuses then
+
+
+def _have_torch_start_its_threads() -> None:
+    with suppress(Exception):
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(torch.get_num_threads())
 
 
 def fork() -> int:

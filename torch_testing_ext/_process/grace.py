@@ -11,6 +11,8 @@ AFTER_FAILURE = 1.0
 AFTER_FAILURE_FOR_GOOD = 5.0
 # One rank has skipped, others run: they may skip too, or wait for it in vain.
 AFTER_SKIP = 5.0
+# A helper process that exits right after its test is not a leak.
+FOR_HELPERS = 0.1
 # Before SIGKILL.
 AFTER_SIGTERM = 0.2
 # A few milliseconds are enough; a rank that holds the GIL in C writes its stacks, but never its flight recorder.

@@ -1,7 +1,5 @@
 """Commands that start a new interpreter: for a module of this package, and a program that ends with this process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,12 +1,19 @@
 """Texts that processes wrote, cut to a readable length."""
 
-from __future__ import annotations
-
 import os
+import re
+import unicodedata
 from pathlib import Path
 from typing import BinaryIO
 
 LONGEST = 64 * 1024
+# Escape sequences that colour text or move the cursor.
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+
+
+def without_colours(text: str) -> str:
+    """A text without what only a terminal understands."""
+    return _TERMINAL.sub("", text) if "\x1b" in text else text
 
 
 def cut_middle(text: str, longest: int) -> str:
@@ -62,3 +69,27 @@ def read_ends(path: Path, start: int = 0, end: int | None = None, longest: int =
 def _text(file: BinaryIO, start: int, end: int) -> str:
     file.seek(start)
     return file.read(end - start).decode("utf-8", errors="replace")
+
+
+def width(text: str) -> int:
+    """The number of columns that a text takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def _width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, columns: int) -> str:
+    """A text that takes at most so many columns, with dots if something is missing."""
+    if width(text) <= columns:
+        return text
+    kept, used = "", 3
+    for character in text:
+        used += _width(character)
+        if used > columns:
+            break
+        kept += character
+    return f"{kept}..."

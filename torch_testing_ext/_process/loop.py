@@ -1,7 +1,5 @@
 """The event loop: readable descriptors, timers, work for when nothing else is to be done, and children that end."""
 
-from __future__ import annotations
-
 import selectors
 import signal
 import time
@@ -41,6 +39,21 @@ class EventLoop:
         """Call whenever `source`, a descriptor or an object with a fileno(), is readable."""
         self._selector.register(source, selectors.EVENT_READ, call)
 
+    def serve(self, channel: Any, on_message: Callable[[Any], object], on_end: Callable[[], object]) -> None:
+        """Call with each message that a channel receives; at its end, stop listening to it and call `on_end`."""
+
+        def receive() -> None:
+            try:
+                received = channel.receive()
+            except (EOFError, OSError):
+                self.forget(channel)
+                on_end()
+                return
+            for message in received:
+                on_message(message)
+
+        self.listen(channel, receive)
+
     def forget(self, source: Any) -> None:
         """Stop listening to `source`, if this loop listens to it."""
         with suppress(KeyError, ValueError):
@@ -61,7 +74,6 @@ class EventLoop:
         self._idle.append(call)
 
     def drop_idle(self) -> None:
-        """Drop the work that waits for the loop to be idle."""
         self._idle.clear()
 
     def step(self, until: float | None = None) -> bool:

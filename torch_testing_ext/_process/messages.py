@@ -4,8 +4,6 @@ A field may be a number, a string, a bool, None, bytes, a Path, an enum, another
 these. The receiver decodes each field by its annotation.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import enum
@@ -54,7 +52,6 @@ class LineBuffer:
 
 
 def by_name(union: Any) -> dict[str, type]:
-    """The types of a union, or a single type, by name."""
     return {kind.__name__: kind for kind in typing.get_args(union) or (union,)}
 
 

@@ -28,7 +28,7 @@ class ModulePlace:
     @classmethod
     def of(cls, file: str | Path) -> ModulePlace:
         """Without a package, the module has the name of the file, and the root is the file's folder."""
-        folder, parts = Path(file).parent, [module_name(Path(file).stem)]
+        folder, parts = Path(file).parent, [Path(file).stem.replace(".", "_")]  # a dot would separate a package
         while folder.name.isidentifier() and (folder / "__init__.py").is_file():
             parts.insert(0, folder.name)
             folder = folder.parent
@@ -50,11 +50,6 @@ class ModulePlace:
             if module is not None and not _is_at(module, self.folder_of(package)):
                 return f"the name {package} is taken by {getattr(module, '__file__', None) or 'another module'}"
         return ""
-
-
-def module_name(stem: str) -> str:
-    """The name of the module in a file: a dot would separate a package."""
-    return stem.replace(".", "_")
 
 
 def import_packages(place: ModulePlace) -> None:

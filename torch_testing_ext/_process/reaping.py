@@ -1,7 +1,5 @@
 """The ends of processes: waiting for them, bringing them about, and describing them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -67,15 +65,27 @@ def escalate(
 
 
 def end(process: subprocess.Popen[Any], *, by_itself: float = 0.0, after_sigterm: float) -> int:
-    """End a process in this way. Returns its exit code."""
+    """End a process in this way, and at once if the user interrupts that. Returns its exit code."""
 
     def has_ended(seconds: float) -> bool:
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
         return process.returncode is not None
 
-    escalate(has_ended, process.send_signal, by_itself=by_itself, after_sigterm=after_sigterm)
+    try:
+        escalate(has_ended, process.send_signal, by_itself=by_itself, after_sigterm=after_sigterm)
+    except KeyboardInterrupt:
+        process.kill()
+        raise
     return process.wait()
+
+
+def how_it_ended(process: subprocess.Popen[Any], timeout: float) -> str | None:
+    """The end of a process, in words, to follow a subject; None if it has not ended in time."""
+    try:
+        return describe_exit(process.wait(timeout))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def end_children(kept: Container[int] = ()) -> list[str]:
@@ -83,7 +93,8 @@ def end_children(kept: Container[int] = ()) -> list[str]:
     descriptions = []
     while others := [pid for pid in system.children(os.getpid()) if pid not in kept]:
         for pid in others:
-            descriptions.append(system.describe(pid))
+            if not system.is_ending(pid):
+                descriptions.append(system.describe(pid))
             signal_group(pid, signal.SIGKILL)
         for pid in others:
             with suppress(ChildProcessError):

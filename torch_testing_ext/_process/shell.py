@@ -1,7 +1,5 @@
 """Words of commands that a user copies into a shell."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Signals: read as data by an event loop, blocked around a fork, sent to whole process groups."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -30,7 +28,6 @@ def blocked() -> Iterator[None]:
 
 
 def unblock() -> None:
-    """Receive all signals again."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -1,7 +1,5 @@
 """Functions that differ between operating systems. No other module of this folder reads sys.platform."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math
@@ -9,8 +7,11 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from .logs import text_of
 
 LINUX = sys.platform.startswith("linux")
 # macOS can fork, but its frameworks start threads that a child lacks, and there is no way to see them.
@@ -24,7 +25,10 @@ HUGE_PAGE = 2 << 20
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25
+_MAPS = Path("/proc/self/maps")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_EXITING = 0x4  # PF_EXITING, of the flags in /proc/PID/stat
+_handlers: list[object] = []  # that C++ calls, for as long as the process lives
 
 
 @functools.cache
@@ -47,6 +51,30 @@ def die_with(parent: int, by: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent, instead of init, of processes that our children leave behind, so that they can be ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def before_abort(act: Callable[[], None]) -> None:
+    """Call `act` when an exception that no C++ code catches is about to abort this process: a thread of gloo may raise.
+
+    It is called once, in the thread that has raised, and not in processes that this one forks.
+    """
+    try:
+        set_handler = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE  # std::set_terminate
+    except (OSError, AttributeError):
+        return  # another runtime
+    handler = ctypes.CFUNCTYPE(None)
+    pid, left = os.getpid(), [act]
+
+    def call() -> None:
+        with suppress(BaseException):
+            if os.getpid() == pid:
+                left.pop()()
+        handler(before)()
+
+    kept = handler(call)
+    _handlers.append(kept)
+    set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    before = set_handler(ctypes.cast(kept, ctypes.c_void_p))
 
 
 def cores() -> int:
@@ -84,32 +112,38 @@ def threads() -> int:
         return 1
 
 
+def names_of_threads() -> list[str]:
+    """The names of the threads of this process, but for those that have its own."""
+    own = text_of(Path("/proc/self/comm")).strip()
+    names = (text_of(file).strip() for file in Path("/proc/self/task").glob("*/comm"))
+    return sorted(name for name in names if name not in ("", own))
+
+
 def children(pid: int) -> list[int]:
     """The children of a process; none if the system does not show them."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in text.split()]
+    return [int(child) for child in text_of(Path(f"/proc/{pid}/task/{pid}/children")).split()]
 
 
 def descendants(pid: int) -> list[int]:
-    """The children of a process, and theirs."""
     below = children(pid)
     return below + [deeper for child in below for deeper in descendants(child)]
 
 
 def group_members(group: int) -> list[int]:
     """The living members of a process group."""
-    return [pid for pid in _all_pids() if _stat(pid)[1:] == (group, True)]
+    found = ((pid, _stat(pid)) for pid in _all_pids())
+    return [pid for pid, stat in found if stat[2:3] == [str(group)] and stat[0] not in "ZX"]
+
+
+def is_ending(pid: int) -> bool:
+    """Has a process begun to exit? It runs no more code, though it may take a while to return its memory."""
+    stat = _stat(pid)
+    return not stat or bool(int(stat[6]) & _EXITING)
 
 
 def describe(pid: int) -> str:
     """A process by its pid and the beginning of its command line."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        words = ""
+    words = text_of(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
     return f"pid {pid}: {words[:80]}" if words else f"pid {pid}"
 
 
@@ -120,13 +154,9 @@ def _all_pids() -> list[int]:
         return []
 
 
-def _stat(pid: int) -> tuple[int, int, bool]:
-    """Parent, process group, and whether the process is alive (a zombie is not)."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return (0, 0, False)
-    return (int(after_name[1]), int(after_name[2]), after_name[0] not in "ZX")
+def _stat(pid: int) -> list[str]:
+    """Return the words of a process in /proc, from its state on; none if the system does not show them."""
+    return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -134,31 +164,33 @@ def cpu_seconds(pid: int) -> float | None:
 
     Infinite if its main thread is running or wants to: then the process is computing, however little it has got.
     """
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    if not (stat := _stat(pid)):
         return None
-    return math.inf if after_name[0] == "R" else (int(after_name[11]) + int(after_name[12])) / _TICKS_PER_SECOND
+    return math.inf if stat[0] == "R" else (int(stat[11]) + int(stat[12])) / _TICKS_PER_SECOND
 
 
 def has_opened(*paths: str) -> str | None:
     """The first of these files that this process has open; None if it has none, or the system does not show it."""
-    folder = "/proc/self/fd"
-    opened = set()
+    opened = set(_opened("self"))
+    return next((path for path in paths if path in opened), None)
+
+
+def may_spin(pid: int) -> bool:
+    """Does a process use a GPU? It may then compute while it only waits for the device."""
+    return any(path.startswith(("/dev/nvidia", "/dev/kfd")) for path in _opened(pid))
+
+
+def _opened(pid: int | str) -> Iterator[str]:
+    folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for fd in os.listdir(folder):
             with suppress(OSError):  # that of the listing itself is closed
-                opened.add(os.readlink(f"{folder}/{fd}"))
-    return next((path for path in paths if path in opened), None)
+                yield os.readlink(f"{folder}/{fd}")
 
 
 def loaded_library(name: str) -> str | None:
     """The path of a shared library that this process has loaded, by the beginning of its file name."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    for line in maps.splitlines():
+    for line in text_of(_MAPS).splitlines():
         path = line.partition("/")[2]
         if path.rpartition("/")[2].startswith(name):
             return "/" + path
@@ -171,11 +203,7 @@ def memory_regions(piece: int = 4 * HUGE_PAGE) -> list[tuple[int, int]]:
     In pieces of whole huge pages: if a piece began elsewhere, the kernel would leave its edges as they are.
     """
     regions = []
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
+    for line in text_of(_MAPS).splitlines():
         span, mode, _, _, _, *name = line.split(maxsplit=5)
         if mode.startswith("rw-p") and (not name or name[0] == "[heap]"):
             start, end = (int(part, 16) for part in span.split("-"))

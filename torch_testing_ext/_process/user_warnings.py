@@ -1,7 +1,5 @@
 """Warnings for the user from a process that runs tests: on stderr, and for the host of the tests to pass on."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Files: written completely or not at all, behind a descriptor that a test may close, or of source code."""
 
-from __future__ import annotations
-
+import ast
+import functools
 import inspect
 import os
 import tempfile
@@ -9,6 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .logs import content_of
+
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+# The folders that run tests.
+_RUN_TESTS = ("_cases", "_hypothesis", "_pytest_ranks", "_threads", "launch", "runner")
+_HARNESS = tuple(f"{_PACKAGE}{folder}{os.sep}" for folder in _RUN_TESTS)
 DESCRIPTORS_CLOSED = "the test closed file descriptors of its process that were not its own (os.close, os.closerange)"
 
 
@@ -39,6 +45,29 @@ def source_file(of: Any) -> str:
         return inspect.getsourcefile(of) or ""
     except (OSError, TypeError):
         return ""
+
+
+def is_harness(file: str) -> bool:
+    """Does this source file run tests? Those that tests use, as for models and assertions, do not count."""
+    return file.startswith(_HARNESS)
+
+
+def is_library(file: str) -> bool:
+    """Is this source file neither a test's nor its project's?"""
+    return file.startswith((_PACKAGE, "<frozen ")) or "/torch/" in file or "/lib/python3" in file
+
+
+def source_tree(file: str) -> ast.Module | None:
+    """The syntax tree of a source file; None if it cannot be read or parsed."""
+    return _parsed(content_of(Path(file)))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(source: bytes) -> ast.Module | None:
+    try:
+        return ast.parse(source) if source else None
+    except (SyntaxError, ValueError):
+        return None
 
 
 def file_behind(fd: int) -> tuple[int, int] | None:

@@ -10,8 +10,6 @@ from torch_testing_ext import launch
 
 from . import pytest_internals
 
-__rank_frame__ = True
-
 
 def rank_of(config: Any, from_environment: int | None, world_size: int) -> int | None:
     """The rank that has the terminal, if any. --pdb and --trace need one."""

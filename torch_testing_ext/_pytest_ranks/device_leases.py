@@ -17,8 +17,9 @@ from typing import Any
 
 from torch_testing_ext._cases import shared_devices
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_locks import DeviceLocks, UnsafeFolder, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.device_locks import DeviceLocks, default_folder, leased_by_ancestors
 from torch_testing_ext._machine.visible_devices import by_uuid, identity, masks_for, visible_names
+from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext.launch import settings
 
 from . import pytest_internals

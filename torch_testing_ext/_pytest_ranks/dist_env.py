@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,32 @@ _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  #
 
 
 @dataclass(frozen=True)
-class DistEnv:
-    """One rank of a test, and the process group over all of them, which exists already."""
+class RankEnv:
+    """One rank of a test, with no process group."""
 
     rank: int
     world_size: int
     local_rank: int
     device: torch.device
+    devices: int = field(repr=False)  # that the test has leased
+
+    @classmethod
+    def of(cls, spec: RankSpec, rank: int) -> RankEnv:
+        """Choose the device of this rank."""
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        device = torch.device("cpu")
+        if spec.devices and not settings.read().fake_devices:
+            accelerator = torch.accelerator.current_accelerator()
+            assert accelerator is not None, "the parent has counted accelerators"
+            device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
+            torch.accelerator.set_device_index(device.index)
+        return cls(rank, spec.world_size, local_rank, device, spec.devices)
+
+
+@dataclass(frozen=True)
+class DistEnv(RankEnv):
+    """One rank of a test, and the process group over all of them, which exists already."""
+
     backend: str
     group: Any = field(repr=False)
     store: Any = field(repr=False)  # the rendezvous of the group
@@ -34,19 +54,28 @@ class DistEnv:
 
 def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
     """Choose the device of this rank and make the group, which the rank destroys when it ends."""
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    device = torch.device("cpu")
-    if spec.devices and not settings.read().fake_devices:
-        accelerator = torch.accelerator.current_accelerator()
-        assert accelerator is not None, "the parent has counted accelerators"
-        device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
-        torch.accelerator.set_device_index(device.index)
-    backend = spec.backend or _backend_for(device, spec)
-    store = _FileStore(str(directory / "store"), spec.world_size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=spec.world_size)
-    env = DistEnv(rank, spec.world_size, local_rank, device, backend, dist.group.WORLD, store)
+    here = RankEnv.of(spec, rank)
+    store = None
+    if spec.init is None:
+        store = _FileStore(str(directory / "store"), spec.world_size)
+        backend = spec.backend or _backend_for(here.device, spec)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=spec.world_size)
+    else:
+        backend = _make_by(spec.init, here)
+    env = DistEnv(**vars(here), backend=backend, group=dist.group.WORLD, store=store)
     yield env
     vars(env).update(group=None, store=None)  # the group ends with the test
+
+
+def _make_by(init: Callable[..., object], here: RankEnv) -> str:
+    """Let a function of the project make the group. It gets the rank if it requires an argument."""
+    parameters = inspect.signature(init).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [each for each in parameters if each.kind in kinds and each.default is inspect.Parameter.empty]
+    init(*[here][: len(required)])
+    if not dist.is_initialized():
+        raise RuntimeError(f"{getattr(init, '__qualname__', init)}, the init of the mark, has made no process group")
+    return str(dist.get_backend())
 
 
 def _backend_for(device: torch.device, spec: RankSpec) -> str:

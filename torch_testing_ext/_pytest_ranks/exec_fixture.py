@@ -11,6 +11,7 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._cases import spawning
 from torch_testing_ext._cases.distributed_exec import DistributedFixture
+from torch_testing_ext._cases.invocation import case_of
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._process.whole_files import source_file
@@ -18,8 +19,6 @@ from torch_testing_ext._utils.contexts import changed_environment
 
 from . import dist_env
 from .marks import RankSpec, checked_class, spec_for
-
-__rank_frame__ = True
 
 
 def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
@@ -32,7 +31,7 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
         pytest.skip(f"{cls.__name__}: {skip.message}")
     instance = cls()
     timeout = spec.timeout or request.config.getoption("dist_timeout", None)
-    case = launch.Case(f"fixture {cls.__name__}", file=source_file(cls))
+    case = case_of(f"fixture {cls.__name__}", source_file(cls))
     with tempfile.TemporaryDirectory() as directory:
         arguments = (instance, given, spec, Path(directory))
         spawning.run_in_ranks(

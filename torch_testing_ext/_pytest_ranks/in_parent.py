@@ -6,11 +6,12 @@ for each test, when all of that has happened, and ends with the test.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,25 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import invocation, launched_ranks, rank_environment, ranked
+from torch_testing_ext._cases import invocation, launched_ranks, passed_warnings, rank_environment, ranked
 from torch_testing_ext._cases.jobs import job_for_test
 from torch_testing_ext._cases.process_case import expected_imports
 from torch_testing_ext._cases.rank_checks import sanitize_with
 from torch_testing_ext._cases.verdicts import RankError, print_leftovers, raise_verdict, without_our_traceback
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
-from torch_testing_ext._process import shell
-from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.logs import cut_middle, text_of
+from torch_testing_ext._process.user_terminal import UserTerminal
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
-from . import debugging, device_leases, item_in_rank, passed_warnings, pytest_internals
-from .marks import COMMAND, RankSpec, rank_side
+from . import debugging, device_leases, item_in_rank, pytest_internals
+from .marks import COMMAND, SHOW_COMMAND, RankSpec, rank_side
 from .reports import LONGEST_SECTION
+from .shared_ranks import SharedRanks
+
+__tracebackhide__ = True  # keeps these frames out of pytest's tracebacks
 
 
 def set_up(item: Any, spec: RankSpec) -> None:
@@ -44,7 +49,7 @@ def set_up(item: Any, spec: RankSpec) -> None:
         error = pytest_internals.skip_at_test(skip.message)
         error.want = needs.Skipped(skip).want
         raise error
-    names = tuple(sorted(rank_side(item)))
+    names = tuple(sorted(rank_side(item, None if launch.this_launch() else spec)))
     item.stash[item_in_rank.LEFT_OUT] = names
     # pytest sets up what is not there yet.
     item.funcargs.update(dict.fromkeys(names))
@@ -52,7 +57,6 @@ def set_up(item: Any, spec: RankSpec) -> None:
 
 def run(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
-    __tracebackhide__ = True
     if launch.this_launch() is not None:
         _run_in_place(item, spec)
         return
@@ -68,7 +72,8 @@ def run(item: Any, spec: RankSpec) -> None:
         reports, verdict = _run_and_judge(item, spec, directory, chosen)
         extras = [item_in_rank.read_extras(report) for report in reports]
         _add_sections(item, directory, spec)
-        _pass_on(item, reports)
+        item.user_properties.extend(extras[0].properties)
+        passed_warnings.warn_again(reports)
         if any(each.has_quit for each in extras):
             item.session.shouldstop = "the user has quit the debugger"
     finally:
@@ -82,35 +87,56 @@ def run(item: Any, spec: RankSpec) -> None:
 def _run_and_judge(
     item: Any, spec: RankSpec, directory: Path, chosen: settings.Settings
 ) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
-    __tracebackhide__ = True
-    case = launch.Case(_name_of(item), _command(item), str(item.path))
-    test = item_in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank)
-    with (
-        rank_environment.leased(spec.world_size) as addresses,
-        device_leases.leased(item, spec.devices, chosen.fake_devices) as shown,
-    ):
-        job = job_for_test(
-            item_in_rank.run,
-            spec.world_size,
-            directory,
-            {**addresses, **shown},
-            chosen,
-            stream=chosen.stream or (item.config.getoption("capture") == "no" and COMMAND not in item.stash),
-            sanitize=_sanitize(item),
-        )
+    case = invocation.case_of(_name_of(item), str(item.path), _command(item), item.stash.get(SHOW_COMMAND, ""))
+    expected = launch.Expected(may_differ=_may_differ(item))
+    shared = SharedRanks.of(item, spec) if spec.scope != "function" else None
+    with ExitStack() as resources:
+        if (terminal := pytest_internals.live_terminal(item.config)) is not None:
+            resources.callback(os.close, terminal)
+        test = item_in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank, terminal=terminal)
         try:
             with _terminal_for(item, chosen.debug_rank):
-                run = launch.launch_from_here(job, test)
+                if shared is not None:
+                    shared.start(functools.partial(_job, item, spec, chosen, item_in_rank.run_shared), test)
+                else:
+                    job = _job(item, spec, chosen, item_in_rank.run, directory, resources)
+                    run = launch.launch_from_here(job, test)
         except launch.CannotStart as error:
             raise RankError(f"{error}\n\n{_REMEDIES}") from None
         try:
-            expected = launch.Expected(may_differ=_may_differ(item))
-            result = launch.watch(run, _timeout(item, spec, chosen), expected)
+            timeout = _timeout(item, spec, chosen)
+            if shared is not None:
+                result = shared.run(item, timeout, expected, _sanitize(item), directory)
+            else:
+                result = launch.watch(run, timeout, expected)
         except pytest.fail.Exception as error:  # by the signal of pytest-timeout
             raise RankError(f"{error}\n\n{_ENDED}") from None
     # Their output is in sections of the report.
     reports = tuple(replace(report, output="") for report in result.reports)
     return reports, replace(result, reports=reports).verdict(case)
+
+
+def _job(
+    item: Any,
+    spec: RankSpec,
+    chosen: settings.Settings,
+    body: Callable[..., object],
+    directory: Path,
+    resources: ExitStack,
+) -> launch.Job:
+    """Make the job of ranks. They have their addresses and devices as long as `resources` is open."""
+    addresses = resources.enter_context(rank_environment.leased(spec.world_size))
+    shown = resources.enter_context(device_leases.leased(item, spec.devices, chosen.fake_devices))
+    return job_for_test(
+        body,
+        spec.world_size,
+        directory,
+        {**addresses, **shown},
+        chosen,
+        stream=chosen.stream or (item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash),
+        sanitize=_sanitize(item),
+        expects_stops=UserTerminal.here().expects_stops(str(item.path)),
+    )
 
 
 def _may_differ(item: Any) -> bool:
@@ -164,7 +190,7 @@ def _command(item: Any) -> str:
     with suppress(ValueError):
         file = os.path.relpath(file)
     node = f"{file}::{item.nodeid.partition('::')[2]}"
-    return shell.join(["python", "-m", "pytest", *invocation.pytest_arguments, node])
+    return user_commands.command("-m", "pytest", *invocation.pytest_arguments, node)
 
 
 # -- the end
@@ -174,20 +200,12 @@ def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
     for rank in range(spec.world_size):
         kinds = (("stdout and stderr", directory / f"rank{rank}.log"), ("log", item_in_rank.log_file(directory, rank)))
         for kind, file in kinds:
-            with suppress(OSError):
-                if text := file.read_text(errors="replace"):
-                    item.add_report_section("call", f"{kind} of rank {rank}", cut_middle(text, LONGEST_SECTION))
-
-
-def _pass_on(item: Any, ranks: Sequence[launch.RankReport | launch.RankAccount | None]) -> None:
-    """Report the warnings of all ranks, each once, and the properties that rank 0 has recorded."""
-    item.user_properties.extend(item_in_rank.read_extras(ranks[0]).properties)
-    passed_warnings.warn_again(each for one in ranks if one is not None for each in one.warnings)
+            if text := text_of(file):
+                item.add_report_section("call", f"{kind} of rank {rank}", cut_middle(text, LONGEST_SECTION))
 
 
 def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
     """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
-    __tracebackhide__ = True
     if verdict.outcome is launch.Outcome.SKIPPED:
         raise pytest_internals.skip_at_test(verdict.message)
     if verdict.outcome in (launch.Outcome.FAILED, launch.Outcome.ERROR) and xfails and None not in xfails:
@@ -199,9 +217,8 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
 
 
 def _run_in_place(item: Any, spec: RankSpec) -> None:
-    __tracebackhide__ = True
     own = launch.new_directory(item.nodeid)
-    case = launch.Case(_name_of(item), _command(item), str(item.path))
+    case = invocation.case_of(_name_of(item), str(item.path), _command(item), item.stash.get(SHOW_COMMAND, ""))
     try:
         timeout = _timeout(item, spec, settings.read())
         together = launched_ranks.begin(
@@ -210,7 +227,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
         directory = Path(together.directory)
 
         def body(context: launch.RankContext) -> None:
-            context.inherited = item_in_rank.RankTest(item, spec)
+            context.inherited = item_in_rank.RankTest(item, replace(spec, scope="function"))
             try:
                 item_in_rank.run_in_place(item, context.account)
             finally:
@@ -221,7 +238,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
         judged = launched_ranks.judged()
         if launched_ranks.is_first():  # the others' files are here, too
             _add_sections(item, directory, spec)
-            _pass_on(item, judged.accounts)
+            item.user_properties.extend(item_in_rank.read_extras(judged.accounts[0]).properties)
     finally:
         shutil.rmtree(own, ignore_errors=True)
     _raise(_name_of(item), verdict, [item_in_rank.read_extras(judged.accounts[rank]).xfail for rank in judged.failed])

@@ -7,11 +7,16 @@ which has not raised fails the rank.
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import fcntl
+import functools
+import inspect
 import logging
+import os
 import sys
 import traceback
 import unittest
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,17 +25,16 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext import launch
+from torch_testing_ext import _torch, launch
+from torch_testing_ext._cases import accounting, passed_warnings
 from torch_testing_ext._cases.rank_life import run_rank
-from torch_testing_ext._marks.needs import TEST_SKIPS
 from torch_testing_ext._process import messages
 from torch_testing_ext._utils.contexts import changed_environment
+from torch_testing_ext.launch import stopping
 
-from . import debugging, dist_env, passed_warnings, pytest_internals, reports
-from .marks import RankSpec
+from . import debugging, dist_env, pytest_internals, reports
+from .marks import DIST_ENV, RANKS, RankSpec, read
 from .reports import Ending
-
-__rank_frame__ = True
 
 
 class PartFailed(AssertionError):
@@ -60,6 +64,7 @@ class RankTest:
     spec: RankSpec
     debug_rank: int | None = None  # the rank that has the terminal
     has_quit: bool = False  # the user has quit its debugger
+    terminal: int | None = None  # a descriptor, for log_cli and --setup-show
 
 
 def is_rank() -> bool:
@@ -76,9 +81,14 @@ def _here() -> tuple[launch.RankContext, RankTest]:
 
 
 def make_dist_env() -> Iterator[dist_env.DistEnv]:
-    """Make the value of the fixture `dist_env`."""
     context, test = _here()
     return dist_env.make(test.spec, context.directory, context.rank)
+
+
+def this_rank() -> dist_env.RankEnv:
+    """Make the value of the fixture `ranks`."""
+    context, test = _here()
+    return dist_env.RankEnv.of(test.spec, context.rank)
 
 
 def read_extras(of: launch.RankReport | launch.RankAccount | None) -> RankExtras:
@@ -88,7 +98,6 @@ def read_extras(of: launch.RankReport | launch.RankAccount | None) -> RankExtras
 
 
 def log_file(directory: Path, rank: int) -> Path:
-    """The file for the records of `logging`."""
     return directory / f"rank{rank}.logging"
 
 
@@ -105,6 +114,43 @@ def run(context: launch.RankContext) -> None:
     run_rank(context, body, reports_imports=True)
 
 
+def run_shared(context: launch.RankContext) -> None:
+    """Run tests that share their ranks, as the body of a rank. Wider fixtures are torn down after the last of them."""
+    from torch_testing_ext.launch.persistent_ranks import tasks
+
+    test: RankTest = context.inherited
+    session = test.item.session
+    pytest_internals.take_finalizers(test.item)
+    pytest_internals.take_over(session, test.spec.scope, (DIST_ENV, RANKS))
+    items = {item.nodeid: item for item in session.items}
+    of_plugins = vars(test.item).copy()  # set when the parent began the first test, as it has done for each by now
+
+    def body() -> None:
+        if context.rank != test.debug_rank:
+            debugging.never_ask(test.item.config)
+        for task in tasks(context.directory, context.rank):
+            test.item = items[task.name]
+            _do_as_the_parent_did(test.item, of_plugins)
+            with _own_capture(context):
+                _run_and_judge(test.item, task.account)
+            sys.stdout.flush()
+            if task.account.account is None:
+                task.account.passed()
+        pytest_internals.tear_down_session(session)
+
+    run_rank(context, body)
+
+
+def _do_as_the_parent_did(item: Any, of_plugins: dict[str, Any]) -> None:
+    """Repeat what plugins have done with a test in the parent, since these ranks were forked."""
+    for name in of_plugins.keys() - set(dir(item)):
+        setattr(item, name, copy.copy(of_plugins[name]))
+    read(item)
+    pytest_internals.read_xfail_marks(item)
+    done = pytest.CallInfo.from_call(lambda: None, "setup")
+    item.ihook.pytest_runtest_makereport(item=item, call=done)
+
+
 def run_in_place(item: Any, account: launch.AccountWriter) -> None:
     """Run the test in a process that a launcher has started as a rank."""
     _run_and_judge(item, account, judges_again=True)
@@ -116,8 +162,8 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
     known = len(item.user_properties)
     _, test = _here()
-    with warnings.catch_warnings(record=True) as seen, changed_environment(**dict(test.spec.environ)):
-        call = pytest.CallInfo.from_call(lambda: _run_item(item, account), "call")
+    with changed_environment(**dict(test.spec.environ)):
+        call = pytest.CallInfo.from_call(lambda: _run_and_record(item, account), "call")
     parent_knows_xfail = pytest_internals.is_marked_xfail(item)
     if not parent_knows_xfail:
         pytest_internals.read_xfail_marks(item)
@@ -128,11 +174,11 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
         # Of an error that was raised there is an account already, which is kept.
         account.failed(PartFailed(report), assertion=True, traceback=judged.text)
     elif judged.ending is Ending.SKIPPED and account.account is None:
-        _account_for_skip(account, judged.reason)
+        accounting.account_for_skip(account, judged.reason)
     xfail = judged.reason if judged.ending is Ending.EXPECTED_FAILURE else None
     properties = tuple((str(name), _plain(value)) for name, value in item.user_properties[known:])
     extras = RankExtras(xfail, test.has_quit, properties)
-    account.add(map(passed_warnings.pack, seen), messages.to_json(extras))
+    account.add((), messages.to_json(extras))
     if call.excinfo is not None:
         traceback.clear_frames(call.excinfo.tb)
 
@@ -142,16 +188,30 @@ def _plain(value: Any) -> Any:
     return value if value is None or type(value) in (str, int, float, bool) else str(value)
 
 
+def _run_and_record(item: Any, account: launch.AccountWriter) -> None:
+    """Run the test and record its warnings, some of which may be errors."""
+    try:
+        with passed_warnings.recorded(account):
+            _run_item(item, account)
+    except BaseException as error:
+        _account_for(item, error, account)
+        raise
+
+
 def _run_item(item: Any, account: launch.AccountWriter) -> None:
     """Set up the fixtures of ranks, run the test, and tear these fixtures down; account for an error at once."""
-    finalizers = pytest_internals.finalizers(item)
+    is_shared = _here()[1].spec.scope != "function"
+    finalizers = [] if is_shared else pytest_internals.finalizers(item)
     of_parent = finalizers[:]  # which runs them; in the ranks of a launcher, this process
     finalizers.clear()
     try:
-        for name in _left_out(item):
-            del item.funcargs[name]
-        pytest_internals.fill_fixtures(item)
-        type(item).runtest(item)
+        if is_shared:
+            pytest_internals.set_up_in_session(item)
+        else:
+            for name in item.stash.get(LEFT_OUT, ()):  # the parent has not set these up
+                del item.funcargs[name]
+            pytest_internals.fill_fixtures(item)
+        _call(item)
         for error in pytest_internals.kept_errors(item):
             _account_for(item, error, account)
     except BaseException as error:
@@ -161,8 +221,31 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
             test.has_quit = debugging.look_at(item, error)
         raise
     finally:
-        _tear_down(item, finalizers, account)
+        _tear_down(item, pytest_internals.take_finalizers(item) if is_shared else finalizers, account)
         finalizers.extend(of_parent)
+
+
+def _call(item: Any) -> None:
+    """Call the test. A coroutine is run to its end here: the loop of a plugin belongs to the parent process."""
+    function = item.obj
+    is_async = inspect.iscoroutinefunction(function)
+    if pytest_internals.is_of_unittest(item) or not (is_async or inspect.unwrap(function) is not function):
+        type(item).runtest(item)
+        return
+
+    @functools.wraps(function)
+    def called(**arguments: Any) -> Any:
+        __tracebackhide__ = True
+        result = function(**arguments)
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            pytest.fail("the function that was called returned a generator, and nothing of it has run", pytrace=False)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    item.obj = called
+    try:
+        (pytest.Function if is_async else type(item)).runtest(item)  # not a plugin's own way to run a coroutine
+    finally:
+        item.obj = function
 
 
 def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) -> None:
@@ -182,22 +265,15 @@ def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) 
 LEFT_OUT: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 
 
-def _left_out(item: Any) -> tuple[str, ...]:
-    """The fixtures that the parent has not set up."""
-    names: tuple[str, ...] = item.stash.get(LEFT_OUT, ())
-    return names
-
-
 # -- how it ended
 
 
 def _account_for(item: Any, error: BaseException, account: launch.AccountWriter, within: str = "") -> None:
-    if isinstance(error, pytest.skip.Exception) and not within:
-        _account_for_skip(account, error.msg or "")
+    if isinstance(error, (pytest.skip.Exception, unittest.SkipTest)) and not within:
+        accounting.account_for_skip(account, str(error))
         return
-    if isinstance(error, unittest.SkipTest) and not within:
-        _account_for_skip(account, str(error))
-        return
+    if account.account is None and launch.cause_of(error) is launch.Cause.OWN:
+        stopping.at_failure(error)
     try:
         if isinstance(error, PartFailed):
             text = error.text
@@ -206,11 +282,6 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
     except Exception:
         text = launch.format_error(error)
     account.failed(error, isinstance(error, (AssertionError, pytest.fail.Exception)), within, text)
-
-
-def _account_for_skip(account: launch.AccountWriter, reason: str) -> None:
-    generic = TEST_SKIPS["generic"]
-    account.skipped(reason or generic.message, generic.exit_code)
 
 
 def on_report(report: Any) -> None:
@@ -225,17 +296,62 @@ def on_report(report: Any) -> None:
 @contextmanager
 def _own_capture(context: launch.RankContext) -> Iterator[None]:
     """Detach from what pytest captures in the parent: this process has descriptors and files of its own."""
-    config = context.inherited.item.config
-    pytest_internals.forget_captured(config)
-    handlers = pytest_internals.log_handlers(config)
+    item, terminal = context.inherited.item, context.inherited.terminal
+    pytest_internals.forget_captured(item.config)
+    if terminal is None or context.rank > 0:
+        item.config.option.setupshow = False
+    else:
+        pytest_internals.redirect_terminal(item.config, open(terminal, "w", closefd=False))  # noqa: SIM115
+    handlers = pytest_internals.log_handlers(item.config)
     if handlers is None:
         yield
         return
     of_terminal, of_report = handlers
-    logging.getLogger().removeHandler(of_terminal)  # which is the parent's
-    with open(log_file(context.directory, context.rank), "w", errors="backslashreplace", buffering=1) as file:
+    pytest_internals.remove_log_handler(of_terminal)  # which is the parent's
+    _torch.flight_recorder.logger_of_errors().removeHandler(of_report)  # the failure tells the error
+    with (
+        _live_log(item, context),
+        open(log_file(context.directory, context.rank), "w", errors="backslashreplace", buffering=1) as file,
+    ):
         of_report.setStream(file)
         try:
             yield
         finally:
             of_report.setStream(sys.stderr)  # for what is logged until this process ends
+
+
+@contextmanager
+def _live_log(item: Any, context: launch.RankContext) -> Iterator[None]:
+    """With log_cli, show records on the terminal at once."""
+    terminal, how = context.inherited.terminal, pytest_internals.live_log(item.config)
+    if terminal is None or how is None:
+        yield
+        return
+    level, form = how
+    handler = _LiveLog(terminal, context.directory / "live_log", item.nodeid, context.rank)
+    handler.setLevel(level)
+    handler.setFormatter(form)
+    with pytest_internals.logging_to(handler):
+        yield
+
+
+class _LiveLog(logging.Handler):
+    """Writes records to the terminal, the first one of a test below a title. Ranks take turns by a file."""
+
+    def __init__(self, terminal: int, turn: Path, test: str, rank: int):
+        super().__init__()
+        self._terminal, self._turn, self._test, self._rank = terminal, turn, test, rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            lines = [f"[rank{self._rank}] {line}\n" for line in self.format(record).splitlines()]
+            with open(self._turn, "a+") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                turn.seek(0)
+                if turn.read() != self._test:
+                    turn.truncate(0)
+                    turn.write(self._test)
+                    lines.insert(0, f"\n{' live log of ranks '.center(80, '-')}\n")
+                os.write(self._terminal, "".join(lines).encode(errors="backslashreplace"))
+        except Exception:
+            self.handleError(record)

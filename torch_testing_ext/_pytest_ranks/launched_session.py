@@ -1,22 +1,35 @@
-"""A session of pytest in each rank of a launcher: rank 0 reports for all, and the others only what it cannot know."""
+"""A session of pytest in each rank of a launcher: rank 0 reports for all, and whoever is left if it is gone."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torch_testing_ext import launch
+from torch_testing_ext._cases.verdicts import raise_verdict
+from torch_testing_ext._collectives.records import list_of
+from torch_testing_ext.launch.hub import WrongRound
 from torch_testing_ext.launch.member import Member
 
 from . import pytest_internals
 
+# Seconds that ranks wait for each other at the end of their sessions, whose tests without the mark take their own time.
+_LONGEST_WAIT = 120.0
+_SHORTEST_WAIT = 2.0  # if a test does not return
+
 
 def configure(config: pytest.Config) -> None:
-    """Allow one JUnit file, and no xdist, whose workers would all be the same rank. Called before other plugins."""
+    """Allow no xdist, whose workers would all be the same rank. Called before other plugins."""
     where = launch.this_launch()
     if where is None:
         return
@@ -24,45 +37,149 @@ def configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"pytest-xdist cannot run under a launcher, which has started {where.world_size} ranks: run with -n 0"
         )
-    config.pluginmanager.register(_Session(where.rank), "torch_testing_ext launched session")
-    if where.rank > 0:
-        config.option.xmlpath = None
+    session = _FirstSession() if where.rank == 0 else _OtherSession(where.rank, config)
+    config.pluginmanager.register(session, "torch_testing_ext launched session")
 
 
-class _Session:
+class _LaunchedSession:
     """The plugin that adapts a session to its rank."""
 
-    def __init__(self, rank: int):
-        self._rank = rank
-        self._text = io.StringIO()
-        self._is_known_to_rank_0 = True
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        self._silence(config)
+    def __init__(self) -> None:
+        self._item: Any = None  # the current test
+        self._session: Any = None
+        self._failures: list[Any] = []  # reports, of tests that other ranks may have passed
+        self._longest_wait = _LONGEST_WAIT
+        Member.report_end = self._end_now
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        self._silence(session.config)
+        self._session = session
 
-    def _silence(self, config: pytest.Config) -> None:
-        if self._rank > 0:
-            pytest_internals.redirect_terminal(config, self._text)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self._item = item
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
-        if report.failed and not isinstance(getattr(error, "outcome", None), launch.Outcome):
-            self._is_known_to_rank_0 = False
+        report.is_of_all_ranks = isinstance(getattr(error, "outcome", None), launch.Outcome)
         if Member.is_ending():
             item.session.shouldstop = "the launcher has asked this process to end"
         return report
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not getattr(report, "is_of_all_ranks", False):
+            self._failures.append(report)
+
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._is_known_to_rank_0 = False
+            self._failures.append(report)
 
     def pytest_unconfigure(self) -> None:
-        if self._rank > 0 and not self._is_known_to_rank_0:
+        Member.report_end = None
+
+    def _end_now(self, verdict: launch.Verdict) -> None:
+        """Report a test that does not return, and end the session, in another thread than that which hangs in it."""
+        self._longest_wait = _SHORTEST_WAIT
+        item, config = self._item, self._session.config
+        if (capture := pytest_internals.capture_manager(config)) is not None:
+            capture.suspend(in_=True)
+        call = pytest.CallInfo.from_call(lambda: raise_verdict(verdict, item.nodeid), "call")
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
+        self._session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        pytest_internals.finish_without_tear_down(self._session)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+
+
+class _FirstSession(_LaunchedSession):
+    """The session of rank 0, which reports for all ranks."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Report the failures that only other ranks have had, before any report is written."""
+        try:
+            told = Member.of_this_process().hear(self._longest_wait)
+        except WrongRound:
+            return
+        known = {(report.nodeid, report.when) for report in self._failures}
+        for report in _merged(session.config, told):
+            if (report.nodeid, report.when) in known:
+                continue
+            report.is_of_all_ranks = True
+            report.nodeid += f" [{list_of(report.in_ranks)}]"
+            if isinstance(report, pytest.CollectReport):
+                session.config.hook.pytest_collectreport(report=report)
+            else:
+                session.config.hook.pytest_runtest_logreport(report=report)
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _merged(config: Any, told: Mapping[int, tuple[str, ...]]) -> list[Any]:
+    """The reports of other ranks, those of one test once, with the ranks that have told it."""
+    found: dict[Any, Any] = {}
+    ranks: dict[Any, list[int]] = defaultdict(list)
+    for rank, texts in sorted(told.items()):
+        for text in texts:
+            report = config.hook.pytest_report_from_serializable(config=config, data=json.loads(text))
+            ranks[report.nodeid, report.when].append(rank)
+            found.setdefault((report.nodeid, report.when), report).in_ranks = ranks[report.nodeid, report.when]
+    return list(found.values())
+
+
+class _OtherSession(_LaunchedSession):
+    """The session of another rank: it writes nothing, but keeps all for the case that rank 0 is gone at the end."""
+
+    def __init__(self, rank: int, config: Any):
+        super().__init__()
+        self._rank = rank
+        self._text = io.StringIO()
+        self._is_told = False
+        self._junit = config.getoption("xmlpath", None)
+        if self._junit:
+            self._junit = Path(self._junit).absolute()
+            # It has no name that would be left if this process is killed.
+            self._kept = tempfile.TemporaryFile()  # noqa: SIM115
+            config.option.xmlpath = f"/dev/fd/{self._kept.fileno()}"
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        pytest_internals.redirect_terminal(config, self._text)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        super().pytest_sessionstart(session)
+        pytest_internals.redirect_terminal(session.config, self._text)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        hook = session.config.hook
+        data = [hook.pytest_report_to_serializable(config=session.config, report=each) for each in self._failures]
+        with suppress(WrongRound):
+            texts = tuple(json.dumps(each, default=str) for each in data)
+            self._is_told = Member.of_this_process().tell(texts, self._longest_wait)
+
+    def pytest_unconfigure(self) -> None:
+        super().pytest_unconfigure()
+        if not self._is_told and (self._failures or Member.lacks_rank_0()):
             print(f"\npytest in rank {self._rank}:\n{self._text.getvalue()}", file=sys.stderr)
+        self._leave_junit()
+
+    def _end_now(self, verdict: launch.Verdict) -> None:
+        super()._end_now(verdict)
+        self._leave_junit()
+
+    def _leave_junit(self) -> None:
+        """Leave the file of JUnit if rank 0 cannot write it."""
+        if not self._junit:
+            return
+        if Member.lacks_rank_0() and not self._is_told:
+            with suppress(OSError):
+                self._junit.parent.mkdir(parents=True, exist_ok=True)
+                self._kept.seek(0)
+                self._junit.write_bytes(self._kept.read())

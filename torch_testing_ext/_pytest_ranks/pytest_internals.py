@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
+import os
 import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +20,7 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 from _pytest._io import TerminalWriter
 from _pytest.config import ConftestImportFailure, _prepareconfig, create_terminal_writer
 from _pytest.debugging import _enter_pdb
+from _pytest.logging import catching_logs
 from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 from _pytest.unittest import UnitTestCase
 
@@ -42,6 +46,13 @@ def make_config(arguments: list[str], plugins: list[Any]) -> Any:
 def unconfigure(config: Any) -> None:
     """Undo `make_config`, as pytest.main does last."""
     config._ensure_unconfigure()
+
+
+def finish_without_tear_down(session: Any) -> None:
+    """End a session as pytest.main does, but leave its fixtures to a test that does not return."""
+    manager = session.config.pluginmanager
+    finish = manager.subset_hook_caller("pytest_sessionfinish", [manager.get_plugin("runner")])
+    finish(session=session, exitstatus=session.exitstatus)
 
 
 def redirect_terminal(config: Any, stream: TextIO) -> Any:
@@ -109,6 +120,32 @@ def finalizers(item: Any) -> list[Any]:
     return those
 
 
+def take_over(session: Any, scope: str, names: tuple[str, ...]) -> None:
+    """Leave the tear-down of all that is set up to the parent, in a process forked off it; widen these fixtures."""
+    for finalizers, _ in session._setupstate.stack.values():
+        finalizers.clear()
+    for item in session.items:
+        for definition in (each for name in names for each in fixture_definitions(item).get(name, ())[:1]):
+            definition._scope = type(definition._scope)(scope)
+
+
+def set_up_in_session(item: Any) -> None:
+    """Set a test up with all its fixtures, after the tear-down of what the previous test had and it does not need."""
+    item.session._setupstate.teardown_exact(item)
+    item._initrequest()
+    item.session._setupstate.setup(item)
+
+
+def take_finalizers(item: Any) -> list[Any]:
+    """Take the functions that tear a test down away from pytest, if the test has been set up."""
+    those: list[Any] = item.session._setupstate.stack.pop(item, ([], None))[0]
+    return those
+
+
+def tear_down_session(session: Any) -> None:
+    session._setupstate.teardown_exact(None)
+
+
 # -- tests of unittest
 
 
@@ -160,6 +197,36 @@ def plain_text(text: str, path: str, line: int, summary: str) -> Any:
     return ReprExceptionInfo(traceback, ReprFileLocation(path, line, summary))
 
 
+class _ColouredText(ReprEntryNative):
+    """The text of a failure, in colours where there are some."""
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        from torch_testing_ext.launch.screen import LineKind, kind_of
+
+        markup = {
+            LineKind.FAULT: "bold",
+            LineKind.GOT: "red",
+            LineKind.EXPECTED: "green",
+            LineKind.COMMAND: "light",
+        }
+        first, *lines = self.lines[0].rstrip("\n").split("\n")
+        tw.line(first, bold=True)
+        for line in lines:
+            kind = markup.get(kind_of(line))
+            tw.line(line, **({kind: True} if kind else {}))
+
+
+_ColouredText.__name__ = ReprEntryNative.__name__  # by which xdist sends it
+
+
+def colour(report: Any) -> None:
+    """Let a report of a failure on one screen, which may come from a worker of xdist, have colours."""
+    entries: Any = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
+    for at, entry in enumerate(entries):
+        if type(entry) is ReprEntryNative and any("\nrun again:  " in line for line in entry.lines):
+            entries[at] = _ColouredText(entry.lines)
+
+
 # -- debugging, output
 
 
@@ -183,3 +250,36 @@ def log_handlers(config: Any) -> tuple[Any, Any] | None:
     """The handlers by which pytest logs to the terminal and into reports; None without its plugin for logging."""
     plugin = config.pluginmanager.get_plugin("logging-plugin")
     return None if plugin is None else (plugin.log_cli_handler, plugin.report_handler)
+
+
+def remove_log_handler(handler: logging.Handler) -> None:
+    """Remove a handler of pytest from all loggers: from 9.1 on, it is on those, too, that do not propagate."""
+    known = logging.getLogger().manager.loggerDict.values()
+    for logger in (logging.getLogger(), *(each for each in known if isinstance(each, logging.Logger))):
+        logger.removeHandler(handler)
+
+
+def logging_to(handler: logging.Handler) -> Any:
+    """A context in which a handler gets all records that a handler of pytest would get."""
+    return catching_logs(handler)
+
+
+def live_log(config: Any) -> tuple[int, logging.Formatter] | None:
+    """With log_cli, the level and the format of what is shown on the terminal."""
+    plugin = config.pluginmanager.get_plugin("logging-plugin")
+    if plugin is None or not plugin._log_cli_enabled():
+        return None
+    return plugin.log_cli_level or 0, plugin.log_cli_handler.formatter
+
+
+def live_terminal(config: Any) -> int | None:
+    """A new descriptor of the terminal for what log_cli and --setup-show show there; None without them."""
+    reporter, capture = config.pluginmanager.get_plugin(TERMINAL), capture_manager(config)
+    if reporter is None or (live_log(config) is None and not config.getoption("setupshow", False)):
+        return None
+    with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+        reporter.flush()
+        try:
+            return os.dup(reporter._tw._file.fileno())
+        except (AttributeError, OSError, ValueError):  # it has no descriptor
+            return None

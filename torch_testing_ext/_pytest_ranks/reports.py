@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
+from torch_testing_ext._process.kept_accounts import joined
 
 from .pytest_internals import plain_text, text_of
 
@@ -54,6 +55,7 @@ class Judgement:
     verdict: launch.Outcome | None = None  # on ranks, if the report is of one
     need: str | None = None  # which a test that skips has in vain
     cause: launch.Cause = launch.Cause.OWN  # of a failure
+    message: str = ""  # of the verdict on ranks: for a screen, with the account
 
 
 def judge(report: Any, error: BaseException | None = None) -> Judgement:
@@ -87,6 +89,7 @@ def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
         "" if report.when == "call" else _PHASES.get(report.when, ""),
         verdict if isinstance(verdict, launch.Outcome) else None,
         cause=launch.cause_in(title) if error is None else launch.cause_of(error),
+        message=joined(str(error), account) if (account := getattr(error, "account", "")) else "",
     )
 
 

@@ -19,23 +19,17 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import ranked
+from torch_testing_ext._cases import passed_warnings, ranked
 from torch_testing_ext._cases.verdicts import RankError, RankFailure
 from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.reaping import describe_exit
+from torch_testing_ext.launch import left_running
 
-from . import passed_warnings, pytest_internals
+from . import pytest_internals
 from .marks import SPEC
 from .reports import LONGEST_SECTION, Ending, TestReports
-from .standalone_process import (
-    PROCESS,
-    FromStandalone,
-    RaisedWarning,
-    SerializedReport,
-    StandaloneRefusal,
-    StandaloneTest,
-)
+from .standalone_process import PROCESS, FromStandalone, StandaloneTest
 
 _STACKS_TIMEOUT = 2.0
 # For the interpreter of a test in ranks to start and end, beyond the time limit of the ranks.
@@ -53,7 +47,7 @@ def set_up(item: Any) -> None:
 def run(item: Any, timeout: float | None) -> None:
     """Run a test in a new interpreter; raise what it would raise here."""
     __tracebackhide__ = True
-    if item.config.option.usepdb or item.config.option.trace:
+    if item.config.getoption("usepdb", False) or item.config.getoption("trace", False):
         raise RankError(
             f"a debugger has no terminal in a standalone test. Run pytest -p no:torch_testing_ext.pytest_plugin for it "
             f"alone: {item.nodeid}"
@@ -102,7 +96,7 @@ def _environment() -> dict[str, str]:
 
 def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, str, str]:
     """Return the exit code (None: we ended it), how the process ended, in words, and its output."""
-    shown = item.config.getoption("capture") == "no"
+    shown = item.config.getoption("capture", "no") == "no"
     with open(directory / "output", "w+", errors="replace") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", PROCESS, str(directory)],
@@ -151,13 +145,14 @@ def _messages(directory: Path) -> list[FromStandalone]:
 
 def _show(item: Any, received: list[FromStandalone], output: str) -> None:
     """Pass on captured output, properties and warnings."""
-    reports = [json.loads(one.text) for one in received if isinstance(one, SerializedReport)]
+    reports = [json.loads(one.report) for one in received if one.report]
     for latest in reports[-1:]:  # it repeats the sections and properties of those before it
         for title, text in latest.get("sections", ()):
             name, _, when = title.removeprefix("Captured ").rpartition(" ")
             item.add_report_section(when, name, cut_middle(text, LONGEST_SECTION))
         item.user_properties.extend(tuple(each) for each in latest["user_properties"])
-    passed_warnings.warn_again(one.warning for one in received if isinstance(one, RaisedWarning))
+    passed_warnings.raise_again(one.warning for one in received if one.warning is not None)
+    left_running.note(process for one in received for process in one.left_running)
     if output.strip():
         item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
 
@@ -168,8 +163,8 @@ def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str
     hook = item.config.hook
     reports = TestReports()
     for one in received:
-        if isinstance(one, SerializedReport):
-            reports.add(hook.pytest_report_from_serializable(config=item.config, data=json.loads(one.text)))
+        if one.report:
+            reports.add(hook.pytest_report_from_serializable(config=item.config, data=json.loads(one.report)))
     expected_code = 0
     for judged in reports.judge():
         if judged.ending is Ending.STRICT_XPASS and pytest_internals.is_marked_xfail(item):
@@ -178,7 +173,7 @@ def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str
             during = f"in its {judged.phase}: " if judged.phase else ""
             raise RankFailure(f"{during}{judged.title}\n\n{judged.text}")
     if code != expected_code or reports.missing():
-        refused = "\n".join(one.text for one in received if isinstance(one, StandaloneRefusal))
+        refused = "\n".join(one.refusal for one in received if one.refusal)
         raise RankError(f"the interpreter of this standalone test {how}\n\n{refused}".strip())
     if judged.ending is Ending.EXPECTED_FAILURE:
         raise pytest.xfail.Exception(judged.reason)

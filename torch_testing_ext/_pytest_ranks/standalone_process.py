@@ -13,10 +13,9 @@ from typing import Any, TextIO
 
 import pytest
 
+from torch_testing_ext._cases import passed_warnings
 from torch_testing_ext._process import messages, system
-from torch_testing_ext.launch import OwnWarning
-
-from . import passed_warnings
+from torch_testing_ext.launch import OwnWarning, left_running
 
 PROCESS = "torch_testing_ext._pytest_ranks.standalone_process"
 # The option by which our plugin knows that this is the interpreter of the test.
@@ -49,27 +48,13 @@ class StandaloneTest:
 
 
 @dataclass(frozen=True)
-class SerializedReport:
-    """A report as pytest serialises it, in JSON."""
+class FromStandalone:
+    """One thing that the interpreter says."""
 
-    text: str
-
-
-@dataclass(frozen=True)
-class RaisedWarning:
-    """A warning that pytest has recorded."""
-
-    warning: OwnWarning
-
-
-@dataclass(frozen=True)
-class StandaloneRefusal:
-    """The reason why the test was not run."""
-
-    text: str
-
-
-FromStandalone = SerializedReport | RaisedWarning | StandaloneRefusal
+    report: str = ""  # as pytest serialises it, in JSON
+    warning: OwnWarning | None = None  # that pytest has recorded
+    refusal: str = ""  # why the test was not run
+    left_running: tuple[str, ...] = ()  # processes that ranks of the test left running
 
 
 class StandaloneReporter:
@@ -88,19 +73,22 @@ class StandaloneReporter:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._write(SerializedReport(json.dumps(data, default=str)))
+        self._write(FromStandalone(report=json.dumps(data, default=str)))
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(StandaloneRefusal(report.longreprtext))
+            self._write(FromStandalone(refusal=report.longreprtext))
+
+    def pytest_sessionfinish(self) -> None:
+        self._write(FromStandalone(left_running=left_running.take()))
 
     def pytest_warning_recorded(self, warning_message: Any) -> None:
-        self._write(RaisedWarning(passed_warnings.pack(warning_message)))
+        self._write(FromStandalone(warning=passed_warnings.pack(warning_message)))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if len(session.items) != 1:
             names = ", ".join(item.nodeid for item in session.items) or "none"
-            self._write(StandaloneRefusal(f"the new interpreter has collected not this one test, but: {names}"))
+            self._write(FromStandalone(refusal=f"the new interpreter has collected not this one test, but: {names}"))
             session.items.clear()
 
 

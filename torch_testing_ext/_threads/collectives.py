@@ -4,8 +4,6 @@
 record its writes in autograd either.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,19 +35,14 @@ _REDUCTIONS: dict[Any, _Reduction] = {
 }
 
 
-def check_reduction(op: Any) -> None:
-    kind = getattr(op, "op", op)
-    if kind != ReduceOp.PREMUL_SUM and kind not in _REDUCTIONS:
-        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {', '.join(map(str, _REDUCTIONS))}")
-
-
 def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """Reduce on the device of the first tensor."""
-    check_reduction(op)
-    here = [tensor.detach().to(tensors[0].device) for tensor in tensors]
     kind = getattr(op, "op", op)
+    here = [tensor.detach().to(tensors[0].device) for tensor in tensors]
     if kind == ReduceOp.PREMUL_SUM:
         return torch.stack([tensor * op.factor for tensor in here]).sum(0)
+    if kind not in _REDUCTIONS:
+        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {', '.join(map(str, _REDUCTIONS))}")
     return _REDUCTIONS[kind](here)
 
 
@@ -134,8 +127,7 @@ def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
 
 def agreement(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Further properties that must agree in a sanitized collective: reduce operation, root, sizes for each peer."""
-    op, root = options.get("op"), options.get("root")
-    name = None if op is None else str(getattr(op, "op", op)).rpartition(".")[2].lower()
+    name, root = name_of_op(options), options.get("root")
     details = [*([name] if name else []), *([f"root {root}"] if root is not None else [])]
     extra: dict[str, Any] = {"options": [name, root], "details": details}
     if kind == "all_to_all":
@@ -144,15 +136,23 @@ def agreement(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str
     return extra
 
 
+def name_of_op(options: Mapping[str, Any]) -> str | None:
+    """The reduce operation of a collective."""
+    op = options.get("op")
+    return None if op is None else str(getattr(op, "op", op)).rpartition(".")[2].lower()
+
+
 def written_and_read(
     rank: int, kind: str, arguments: Any, options: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors that a collective writes in this rank of the group, and those that it only reads."""
+    """The tensors that a collective writes in this rank of the group, and those that it reads: perhaps the same."""
     if isinstance(arguments, tuple) and arguments:
         outputs, inputs = (list(tensors_of(part)) for part in arguments)
         return outputs, inputs
     tensors = list(tensors_of(arguments))
-    return ([], tensors) if kind == "broadcast" and options.get("root") == rank else (tensors, [])
+    if kind != "broadcast":
+        return tensors, tensors
+    return ([], tensors) if options.get("root") == rank else (tensors, [])
 
 
 def finish_on_device(arguments: Any) -> None:

@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -22,17 +23,15 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._collectives.records import GroupRecord, text_of
+from torch_testing_ext._collectives.records import GroupRecord, RankRecord, grouped, make_record
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import Cause
 
 from . import collectives
-from .collectives import agreement, finish_on_device, tensors_of, written_and_read
+from .collectives import agreement, finish_on_device, name_of_op, tensors_of, written_and_read
 
 if TYPE_CHECKING:
     from .waits import ThreadWaits
-
-__rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
 _KEPT_EVENTS = 1000  # per rank
 _FOLDER = os.path.dirname(__file__) + os.sep
@@ -80,15 +79,15 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
         self.groups: dict[int, list[GroupRecord]] = {}  # that each rank has made
         # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
         self.waiting: dict[int, Callable[[], bool]] = {}
-        self._record_ids = itertools.count(1)
+        self.record_ids = itertools.count(1)
         self.kinds: frozenset[SanitizeKind] = frozenset()  # of the sanitizer
         self.delays: dict[int, Any] = {}  # of each rank, if they are shaken
         self.notes: dict[int, list[dict[str, Any]]] = {}  # what it has found in each rank
         self.waits: dict[int, ThreadWaits] = {}  # of each rank, if its work is followed
 
-    def note(self, rank: int, kind: str, text: str, site: Any) -> None:
+    def note(self, rank: int, kind: str, text: str, site: Any, issued: Any = None) -> None:
         """Note what the sanitizer has found in a rank."""
-        self.notes.setdefault(rank, []).append({"kind": kind, "text": text, "site": site})
+        self.notes.setdefault(rank, []).append({"kind": kind, "text": text, "site": site, "issued": issued})
 
     def _get_world(self) -> WorldData:
         if not hasattr(self._local, "world"):
@@ -101,7 +100,6 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
             return self._rendezvous.setdefault((name, ranks), Rendezvous(self, name, ranks))
 
     def leave(self, rank: int, how: str) -> None:
-        """Mark a rank as ended."""
         with self.changed:
             self.ended.setdefault(rank, how)
             self.changed.notify_all()
@@ -119,48 +117,15 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
             groups.append(group)
             return len(groups) - 1
 
-    def record(
-        self,
-        rank: int,
-        group: str,
-        number: int | None,
-        place: int,
-        kind: str,
-        arguments: Any,
-        options: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Record a collective in a group, which has this number among those of the rank."""
-        tensors = list(tensors_of(arguments))
-        event = {
-            "process_group": [group],
-            "group": number,
-            "collective_seq_id": place,
-            "profiling_name": f"threaded:{kind}",
-            "input_sizes": [list(tensor.shape) for tensor in tensors],
-            "input_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-            "retired": False,
-            "site": site_of_call(),
-            "record_id": next(self._record_ids),
-        }
-        if self.kinds:
-            event.update(agreement(kind, arguments, options))
-        self.events.setdefault(rank, deque(maxlen=_KEPT_EVENTS)).append(event)
-        return event
-
-    def text_of(self, rank: int) -> str:
-        """The collectives of a rank, as a rank that is a process leaves them."""
+    def record_of(self, rank: int) -> RankRecord:
         events = list(self.events.get(rank, ()))
-        return text_of(self.groups.get(rank, []), events, len(events) < _KEPT_EVENTS)
+        return make_record(rank, self.groups.get(rank, []), events, len(events) < _KEPT_EVENTS)
 
 
 def _own(name: str) -> property:
-    def get(self: ThreadLocalWorld) -> Any:
-        return getattr(self._get_world(), name)
-
-    def put(self: ThreadLocalWorld, value: Any) -> None:
-        setattr(self._get_world(), name, value)
-
-    return property(get, put)
+    return property(
+        lambda world: getattr(world._get_world(), name), lambda world, value: setattr(world._get_world(), name, value)
+    )
 
 
 for _name in WorldData.__dataclass_fields__:
@@ -226,10 +191,8 @@ class Rendezvous:
         finish_on_device(arguments)
         if (delays := self._world.delays.get(self._ranks[rank])) is not None:
             delays.wait()
-        if SanitizeKind.NAN in self._world.kinds:
-            self._check_numbers(rank, kind, arguments, options)
-        if SanitizeKind.POISON in self._world.kinds:
-            self._poison(rank, kind, arguments, options)
+        if self._world.kinds:
+            self._check(rank, kind, *written_and_read(rank, kind, arguments, options), options)
         with self._world.changed:
             collective, event = self._enter(rank, kind, arguments, options)
             try:
@@ -252,38 +215,39 @@ class Rendezvous:
             event["raised"] = True
             raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
 
-    def _check_numbers(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> None:
-        """Note a NaN or infinity in the inputs; those of a broadcast or a scatter are its root's."""
-        if kind in ("broadcast", "scatter") and options.get("root") != rank:
-            return
+    def _check(
+        self, rank: int, kind: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Mapping[str, Any]
+    ) -> None:
+        """Note a NaN or infinity in the inputs; overwrite outputs that are no inputs, before other ranks write."""
         from torch_testing_ext._sanitizer import checks  # only where it is asked for
 
-        inputs = arguments[1] if isinstance(arguments, tuple) and arguments else arguments
-        for tensor in tensors_of(inputs):
-            if text := checks.describe_non_finite(tensor):
-                call = f"{kind} {checks.shown(list(tensors_of(inputs)))}"
+        if SanitizeKind.NAN in self._world.kinds:
+            found = (checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)
+            if text := next(filter(None, found), None):
+                call = f"{kind} {checks.shown(inputs)}"
                 self._world.note(self._ranks[rank], "nan", f"{text} enter {call}", site_of_call())
-                return
-
-    def _poison(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> None:
-        """Overwrite the outputs, before another rank may write them. A broadcast has only one kind of tensors."""
-        from torch_testing_ext._sanitizer import checks  # only where it is asked for
-
-        if isinstance(arguments, tuple) and arguments:
-            outputs, inputs = arguments
-        elif kind == "broadcast" and options.get("root") != rank:
-            outputs, inputs = arguments, ()
-        else:
-            return
-        checks.Poison(self._ranks[rank]).overwrite(tensors_of(outputs), tensors_of(inputs))
+        if SanitizeKind.POISON in self._world.kinds:
+            checks.Poison(self._ranks[rank]).overwrite(outputs, inputs)
 
     def _enter(
         self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]
     ) -> tuple[_Collective, dict[str, Any]]:
         self._counts[rank] += 1
-        event = self._world.record(
-            self._ranks[rank], self._name, self._numbers.get(rank), self._counts[rank], kind, arguments, options
-        )
+        tensors = list(tensors_of(arguments))
+        event = {
+            "process_group": [self._name],
+            "group": self._numbers.get(rank),
+            "collective_seq_id": self._counts[rank],
+            "profiling_name": f"threaded:{kind}",
+            "input_sizes": [list(tensor.shape) for tensor in tensors],
+            "input_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            "retired": False,
+            "site": site_of_call(),
+            "record_id": next(self._world.record_ids),
+        }
+        if self._world.kinds:
+            event.update(agreement(kind, arguments, options))
+        self._world.events.setdefault(self._ranks[rank], deque(maxlen=_KEPT_EVENTS)).append(event)
         self._current.arguments[rank] = kind, arguments
         self._world.changed.notify_all()
         return self._current, event
@@ -320,9 +284,7 @@ class Rendezvous:
                 self._world.changed.notify_all()
 
     def _check_agreement(self, collective: _Collective) -> None:
-        by_kind: dict[str, list[str]] = {}
-        for index, (kind, _) in sorted(collective.arguments.items()):
-            by_kind.setdefault(kind, []).append(str(self._ranks[index]))
+        by_kind = grouped((kind, str(self._ranks[index])) for index, (kind, _) in sorted(collective.arguments.items()))
         if len(by_kind) > 1:
             calls = "; ".join(f"{kind} by rank {', '.join(ranks)}" for kind, ranks in by_kind.items())
             raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {calls}")
@@ -338,12 +300,10 @@ def _issuer() -> Any:
 
 def site_of_call() -> tuple[str, int, str] | None:
     """The line of the program that calls a collective."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         file = frame.f_code.co_filename
         if not file.startswith(_OURS) and not _torch.flight_recorder.is_of_torch(file):
-            return file, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+            return file, line, frame.f_code.co_name
     return None
 
 
@@ -393,7 +353,7 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _run(self, kind: str, arguments: Any, work: Callable[..., None], **options: Any) -> dist.Work:
         waits = self._rendezvous.waits_of(self._rank)
-        with nullcontext() if waits is None else waits.issuing():
+        with nullcontext() if waits is None else waits.check.issuing():
             self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
         done = _torch.threads.finished_work(arguments)
         if waits is not None:

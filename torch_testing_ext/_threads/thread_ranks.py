@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,15 +20,12 @@ import torch.distributed as dist
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._collectives.findings import Finding, deadlocked, describe_deadlock, finding_of_rank, waits
-from torch_testing_ext._collectives.records import read_record
 from torch_testing_ext._process import grace
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 from torch_testing_ext.launch.job import Sanitize
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg, site_of_call
-
-__rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
 
 # The other ranks may run on after a failure. Those that wait for the failed rank in a collective end at once;
 # a rank that computes cannot be ended, so it gets the chance to finish.
@@ -84,7 +81,7 @@ class RankThreads:
         self.finding: Finding | None = None  # why their waiting was given up before the time-out
         self._accounts = [launch.AccountWriter(None) for _ in range(world_size)]
         self._exits: dict[int, launch.Exit] = {}
-        self._over = False
+        self.is_over = False
         self.threads = [RankThread(self, rank) for rank in range(world_size)]
 
     def _sanitize(self, sanitize: Sanitize, world_size: int) -> None:
@@ -113,7 +110,8 @@ class RankThreads:
     def _run_rank(self, rank: int) -> None:
         writer, code = self._accounts[rank], 0
         try:
-            with self._followed(rank):
+            waits = self._world.waits.get(rank)
+            with nullcontext() if waits is None else waits.around(SanitizeKind.RACES in self._world.kinds):
                 self._body(rank)
             writer.passed()
         except BaseException as error:
@@ -123,11 +121,6 @@ class RankThreads:
             account = writer.account
             self._exits[rank] = launch.Exit((account.code if account else code & 0xFF) << 8, now())
             self._world.leave(rank, f"has {account.ending.value}" if account else f"left by sys.exit({code})")
-
-    def _followed(self, rank: int) -> AbstractContextManager[None]:
-        """Follow the work of this rank, if that is asked for."""
-        waits = self._world.waits.get(rank)
-        return nullcontext() if waits is None else waits.around(SanitizeKind.RACES in self._world.kinds)
 
     # -- in the thread that waits for them
 
@@ -174,7 +167,7 @@ class RankThreads:
         if len(waiting) + len(ended) < len(self.threads) or any(done() for done in waiting.values()):
             return None
         ranks = range(len(self.threads))
-        records = [record for rank in ranks if (record := read_record(rank, self._world.text_of(rank))) is not None]
+        records = [*map(self._world.record_of, ranks)]
         found = deadlocked({rank: calls for rank, calls in waits(records).items() if rank not in ended}, {})
         return describe_deadlock(found, {}) if found else None
 
@@ -184,7 +177,7 @@ class RankThreads:
         return min(self._exits[rank].at for rank in failed) + GRACE_AFTER_FAILURE if failed else None
 
     def _report(self, rank: int) -> RankReport:
-        recorder = self._world.text_of(rank)
+        recorder = self._world.record_of(rank)
         found = tuple(finding_of_rank(rank, note) for note in self._world.notes.get(rank, ()))
         if rank in self._exits:
             account, ended = self._accounts[rank].account, self._exits[rank]
@@ -193,15 +186,11 @@ class RankThreads:
         stacks = _stack_of(self.threads[rank])
         return RankReport(rank, RankEnding.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
 
-    @property
-    def is_over(self) -> bool:
-        return self._over
-
     def end(self) -> None:
         """Restore c10d's world, and stop all threads that can be stopped."""
-        if self._over:
+        if self.is_over:
             return
-        self._over = True
+        self.is_over = True
         self._world.close()
         if self._world.waits:
             from . import waits

@@ -3,8 +3,6 @@
 Here all work is complete at once. With other ranks, what is found would be a race.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,50 +13,42 @@ from torch_testing_ext._sanitizer.checks import shown
 from torch_testing_ext._sanitizer.watched_works import WaitCheck
 from torch_testing_ext._torch import hook
 
-__rank_frame__ = True  # keeps these frames out of the tracebacks of ranks
-
 # The file, line and function of a call.
 _Site = tuple[str, int, str] | None
 
 
 class ThreadWaits:
-    """Follows the work of one rank. `note` gets the kind of a finding, a sentence, and where the work was issued."""
+    """Follows the work of one rank. `note` gets the kind of a finding, a sentence, its line and the work's."""
 
-    def __init__(self, note: Callable[[str, str, _Site], None], site: Callable[[], _Site]):
+    def __init__(self, note: Callable[[str, str, _Site, _Site], None], site: Callable[[], _Site]):
         self._note = note
         self._site = site
-        self._sites: list[_Site] = []
-        self._check = WaitCheck(self._on_finding, lambda: self._number_of(site()))
+        self._sites: list[_Site] = [None]
+        self.check = WaitCheck(self._on_finding, lambda: self._number_of(site()))
 
     def _number_of(self, site: _Site) -> int:
         self._sites.append(site)
         return len(self._sites) - 1
 
-    def _on_finding(self, kind: str, text: str, number: int) -> None:
-        self._note(kind, text, self._sites[number])
+    def _on_finding(self, kind: str, text: str, number: int, issued: int) -> None:
+        self._note(kind, text, self._sites[number], self._sites[issued])
 
     @contextmanager
     def around(self, watches_uses: bool) -> Iterator[None]:
         """The rank runs its test in this thread. `watches_uses`: look at each operation on tensors, too."""
         if watches_uses:
-            self._check.watch_uses()
+            self.check.watch_uses()
         try:
             yield
         finally:
-            self._check.finish()
-
-    def issuing(self) -> Any:
-        return self._check.issuing()
+            self.check.finish()
 
     def issued(
         self, work: Any, kind: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], issuer: Any
     ) -> None:
         """A collective is complete, and its caller gets this work. In one that works in place, outputs are all."""
         name = " ".join([kind, *([shown(list(inputs or outputs))] if inputs or outputs else [])])
-        self._check.after_in_thread(work, name, outputs, inputs, self._number_of(self._site()), issuer)
-
-    def waited(self, work: Any) -> None:
-        self._check.waited(work)
+        self.check.after_in_thread(work, name, outputs, inputs, self._number_of(self._site()), issuer)
 
 
 def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
@@ -66,6 +56,6 @@ def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
 
     def tell(work: Any) -> None:
         for one in ranks:
-            one.waited(work)
+            one.check.waited(work)
 
     hook.watch_waits(tell if ranks else None, None)

@@ -1,7 +1,5 @@
 """Options with which torch was built, and its accelerators: which there are, and whether this process uses them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

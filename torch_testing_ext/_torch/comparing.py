@@ -1,9 +1,6 @@
 """Comparison of tensors."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,16 +10,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @functools.cache
-def _tensor_pair() -> Callable[..., Any]:
-    from torch.testing._comparison import TensorLikePair
+def _pairs() -> tuple[type, type]:
+    """The classes of two tensors and of two numbers."""
+    from torch.testing._comparison import NumberPair, TensorLikePair
 
     class AnyTensors(TensorLikePair):
-        """Two tensors of any subclasses; the floors can raise the tolerances but not lower them."""
-
-        def __init__(self, actual: Any, expected: Any, *, rtol_floor: float, atol_floor: float, **options: Any) -> None:
-            super().__init__(actual, expected, **options)
-            self.rtol = max(self.rtol, rtol_floor)
-            self.atol = max(self.atol, atol_floor)
+        """Two tensors of any subclasses."""
 
         def _process_inputs(self, actual: Any, expected: Any, *, id: Any, allow_subclasses: bool) -> Any:
             for tensor in (actual, expected):
@@ -36,7 +29,12 @@ def _tensor_pair() -> Callable[..., Any]:
                 return
             super()._compare_regular_values_close(actual, expected, rtol=rtol, atol=atol, **options)
 
-    return AnyTensors
+    class AnyNumbers(NumberPair):
+        """Two numbers of Python, with the default tolerances of 32 bits."""
+
+        _TYPE_TO_DTYPE = {int: torch.int64, float: torch.float32, complex: torch.complex64}  # noqa: RUF012
+
+    return AnyTensors, AnyNumbers
 
 
 def _are_large_and_equal(actual: Any, expected: Any) -> bool:
@@ -53,16 +51,21 @@ def _are_large_and_equal(actual: Any, expected: Any) -> bool:
     return torch.equal(actual, expected)
 
 
-def compare_tensors(actual: torch.Tensor, expected: torch.Tensor, **options: Any) -> None:
-    """Call the equivalent of `torch.testing.assert_close` on two tensors of any subclasses; raise the same errors.
+def compare(actual: Any, expected: Any, *, rtol_floor: float, atol_floor: float, **options: Any) -> None:
+    """Call the equivalent of `torch.testing.assert_close` on two tensors of any subclasses, or two numbers of Python.
+
+    It raises the same errors. The floors can raise the tolerances but not lower them.
 
     The public function imports all of torch.distributed.tensor at its first call, which takes half a second in every
     rank, and refuses subclasses that do not inherit from one another. `torch.testing._comparison`: 2.11 to 2.15.
     """
     from torch.testing._comparison import ErrorMeta
 
+    tensors, numbers = _pairs()
     try:
-        _tensor_pair()(actual, expected, **options).compare()
+        pair: Any = (tensors if isinstance(actual, torch.Tensor) else numbers)(actual, expected, **options)
+        pair.rtol, pair.atol = max(pair.rtol, rtol_floor), max(pair.atol, atol_floor)
+        pair.compare()
     except ErrorMeta as meta:
         error = meta.to_error()
     else:

@@ -1,7 +1,5 @@
 """CUDA: its first use, its allocator, the workspaces and versions of its libraries, and devices that ranks share."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable, Iterator
@@ -18,27 +16,19 @@ def describing_device(capability: tuple[int, ...], arch: str) -> Iterator[None]:
 
     `torch._dynamo.device_interface.caching_worker_device_properties`: 2.11 to 2.15.
     """
+    from unittest import mock
+
     # It takes torch's functions as it is imported: before they are replaced.
     interface: Any = importlib.import_module("torch._dynamo.device_interface")
-    cuda: Any = torch.cuda
-    cached = dict(interface.caching_worker_device_properties)
-    answers = {
+    answers: dict[str, Any] = {
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: capability[:2],
         "get_device_properties": lambda device=None: SimpleNamespace(
             gcnArchName=arch, major=capability[0], minor=capability[1]
         ),
     }
-    before = {name: getattr(cuda, name) for name in answers}
-    for name, answer in answers.items():
-        setattr(cuda, name, answer)
-    try:
+    with mock.patch.multiple(torch.cuda, **answers), mock.patch.dict(interface.caching_worker_device_properties):
         yield
-    finally:
-        for name, original in before.items():
-            setattr(cuda, name, original)
-        interface.caching_worker_device_properties.clear()
-        interface.caching_worker_device_properties.update(cached)
 
 
 def caching_allocator_is_enabled() -> bool:
@@ -55,55 +45,6 @@ def forget_blas_workspaces() -> None:
     for name in ("_cuda_resetCublasWorkspaceSize", "_cuda_resetCublasLtWorkspaceSize", "_cuda_clearCublasWorkspaces"):
         if (call := getattr(torch._C, name, None)) is not None:
             call()
-
-
-def supports_green_contexts() -> bool:
-    """Do the driver and cuda-python support green contexts?
-
-    `torch.cuda.green_contexts._ensure_supported`: 2.11 to 2.15.
-    """
-    return _green_contexts_have("_ensure_supported")
-
-
-def supports_workqueues() -> bool:
-    """Do they support work queues of green contexts? `_ensure_workqueue_supported`: 2.12 to 2.15."""
-    return supports_green_contexts() and _green_contexts_have("_ensure_workqueue_supported")
-
-
-def _green_contexts_have(check: str) -> bool:
-    try:
-        getattr(importlib.import_module("torch.cuda.green_contexts"), check)()
-    except (ImportError, AttributeError, RuntimeError):
-        return False
-    return True
-
-
-def hipblaslt_version() -> int:
-    """The version of hipBLASLt, as one number; 0 without it. `torch._C._cuda_getHipblasltVersion`: 2.11 to 2.15."""
-    ask = getattr(torch._C, "_cuda_getHipblasltVersion", None)
-    try:
-        return int(ask() or 0) if ask is not None else 0
-    except RuntimeError:
-        return 0
-
-
-def has_cupti() -> bool:
-    """Can CUPTI's bindings and torch's part of them be imported? `torch.profiler._cuspy`: 2.14 to 2.15."""
-    try:
-        for name in ("cupti", "torch.profiler._cuspy._cupti_stubs"):
-            importlib.import_module(name)
-    except Exception:  # CUPTI's bindings fail in many ways without their library
-        return False
-    return True
-
-
-def cupti_version() -> int:
-    """The version of CUPTI, as one number; 0 if it does not say. `torch.profiler._cuspy.cupti_python`: 2.14 to 2.15."""
-    try:
-        library: Any = importlib.import_module("torch.profiler._cuspy.cupti_python")
-        return int(library.pylibcupti().get_version())
-    except Exception:
-        return 0
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -151,8 +92,6 @@ def peak_memory() -> dict[int, tuple[int, int]]:
     Empty if it has not used CUDA. Call it in the process itself: it initialises nothing.
     """
     cuda: Any = torch.cuda
-    if not cuda.is_initialized() or cuda._is_in_bad_fork():
-        return {}
     found = {number: (cuda.max_memory_allocated(number), cuda.max_memory_reserved(number)) for number in _used()}
     return {number: peak for number, peak in found.items() if any(peak)}
 
@@ -160,10 +99,11 @@ def peak_memory() -> dict[int, tuple[int, int]]:
 def forget_peak_memory() -> None:
     """Let `peak_memory` start again."""
     cuda: Any = torch.cuda
-    if cuda.is_initialized() and not cuda._is_in_bad_fork():
-        for number in _used():
-            cuda.reset_peak_memory_stats(number)
+    for number in _used():
+        cuda.reset_peak_memory_stats(number)
 
 
 def _used() -> range:
-    return range(torch.cuda.device_count())
+    """The devices, if this process has used CUDA, and may."""
+    cuda: Any = torch.cuda
+    return range(cuda.device_count() if cuda.is_initialized() and not cuda._is_in_bad_fork() else 0)

@@ -1,7 +1,5 @@
 """DTensor: its meshes and caches, special and local tensors, its shard order (since 2.10), its sharding rules."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,11 +4,10 @@ torch's Python functions, and C++ through them, start CUDA and XPU by a few func
 them is called, each is replaced by a function that notes its caller.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
+import traceback
 from types import FrameType
 from typing import Any
 
@@ -66,19 +65,18 @@ def _noting(name: str, original: Any) -> Any:
     return entrance
 
 
-def _note(name: str, frame: FrameType | None) -> None:
+def _note(name: str, frame: FrameType) -> None:
     global _noted
     _noted = _noted or f"{_ENTRANCES[name]}{_place(frame)}"
     stop_noting()
 
 
-def _place(frame: FrameType | None) -> str:
+def _place(innermost: FrameType) -> str:
     """The innermost line that is neither torch's nor ours nor the import system's."""
-    while frame is not None:
+    for frame, line in traceback.walk_stack(innermost):
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, _PACKAGE, "<frozen ")):
-            return f" in {_shortened(file)}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f" in {_shortened(file)}:{line}"
     return ""
 
 

@@ -1,10 +1,9 @@
 """The flight recorder, and the log of the process groups that this process has made."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import logging
+import math
 import os
 import pickle
 import re
@@ -12,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +114,7 @@ class MadeGroup:
     world: str
     made_at: int
     backend: str = ""
+    timeout: float = math.inf
 
     @property
     def fields(self) -> tuple[str, str, tuple[int, ...], int, str, int]:
@@ -142,6 +142,24 @@ def has_flight_recorder() -> bool:
 def made_groups() -> list[MadeGroup]:
     """The process groups that this process has made, in order."""
     return list(_groups)
+
+
+def timeout_of_store(owners: Iterable[Any] | None) -> float | None:
+    """The seconds after which a wait at a store ends; None if this process does not wait at one.
+
+    `owners`: the objects of which it may call a method that stores have; the default store is always one. None if it
+    does not call any. `_get_default_store`, `Store.timeout`: 2.11 to 2.15.
+    """
+    if not _in_creation and owners is None:
+        return None
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return None
+    c10d: Any = dist.distributed_c10d
+    stores = [c10d._get_default_store(), *(one for one in owners or () if isinstance(one, c10d.Store))]
+    ends = [float(store.timeout.total_seconds()) for store in stores]
+    return min([*ends, *(one.timeout for one in _in_creation)])
 
 
 def group_in_creation() -> MadeGroup | None:
@@ -176,11 +194,7 @@ def recorded_collectives() -> list[tuple[int, bytes]]:
 
 def take_collectives() -> list[tuple[int, bytes]]:
     """Like `recorded_collectives`, but without earlier entries; none of these will count again."""
-    taken = []
-    for recorder in _recorders:
-        first = recorder.first
-        taken.append((first, pickle.dumps({"entries": _count_from_now(recorder, stacks=True)})))
-    return taken
+    return [(one.first, pickle.dumps({"entries": _count_from_now(one, stacks=True)})) for one in _recorders]
 
 
 def forget_collectives() -> None:
@@ -191,18 +205,13 @@ def forget_collectives() -> None:
 
 def _count_from_now(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:
     """The entries that counted until now, of which none will count again."""
-    entries = _counting(recorder, stacks)
-    recorder.first = max([recorder.first, *(entry["record_id"] + 1 for entry in entries)])
-    return entries
-
-
-def _counting(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:
     data = recorder.dump(stacks)
     entries = pickle.loads(data).get("entries", []) if data else []  # missing if there are none
     counting: list[dict[str, Any]] = [entry for entry in entries if entry["record_id"] >= recorder.first]
     for entry in counting:
         name = str(entry["process_group"][0])
         _latest[name] = max(_latest.get(name, 0), entry["collective_seq_id"])
+        recorder.first = max(recorder.first, entry["record_id"] + 1)
     return counting
 
 
@@ -286,6 +295,13 @@ def watch_process_groups(creating: Callable[[str], AbstractContextManager[object
     c10d_logger._c10d_logger.addHandler(_ErrorHandler())
 
 
+def logger_of_errors() -> logging.Logger:
+    """The logger by which torch logs each error of a collective, which it also raises: all versions."""
+    from torch.distributed import c10d_logger
+
+    return c10d_logger._c10d_logger
+
+
 @contextmanager
 def _nan_check(backend: str) -> Iterator[None]:
     """While a group of NCCL is made: let `TORCH_NCCL_NAN_CHECK` count for its new backend, too, which has another name.
@@ -321,7 +337,9 @@ def _described(arguments: dict[str, Any], backend: str, began: int) -> MadeGroup
     description = arguments.get("group_desc") or ("" if members else "default_pg")
     members = members or tuple(range(arguments["group_size"]))
     name, index, world = str(arguments["group_name"]), int(arguments["group_rank"]), _world_of(arguments["store"])
-    return MadeGroup(name, str(description), members, index, world, began, backend)
+    timeout = arguments.get("timeout")
+    ends = math.inf if timeout is None else float(timeout.total_seconds())
+    return MadeGroup(name, str(description), members, index, world, began, backend, ends)
 
 
 def _world_of(store: Any) -> str:

@@ -1,7 +1,5 @@
 """FSDP, `replicate`, the compiler that they use, and the state dicts of sharded models."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from types import ModuleType

@@ -7,11 +7,14 @@ installed for as long as some rank is sanitized, and removed again.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -56,19 +59,20 @@ class OpSpec:
 class Listener(Protocol):
     """Hears of each operation before it is issued, and how that went."""
 
-    def before(self, spec: OpSpec, args: tuple[Any, ...]) -> int:
-        """Returns a number for the operation, by which the other methods refer to it."""
+    def before(self, spec: OpSpec, args: tuple[Any, ...]) -> Any:
+        """Returns what the other methods are given, by which they know the operation."""
 
-    def after(self, spec: OpSpec, number: int, args: tuple[Any, ...], result: Any) -> None:
+    def after(self, spec: OpSpec, known: Any, args: tuple[Any, ...], result: Any) -> None:
         """It has been issued; it may still be running."""
 
-    def raised(self, number: int) -> None:
+    def raised(self, known: Any) -> None:
         """It has not been issued, because it raised."""
 
 
 # By the name of the operation: kind, group, inputs, outputs, and what else it has. All of 2.11 to 2.15.
 _IN_PLACE = {"group": 1, "inputs": 0, "outputs": 0}
 _OUT_OF_PLACE = {"group": 2, "inputs": 1, "outputs": 0}
+_REDUCED = {**_OUT_OF_PLACE, "op": 3, "timeout": 5}
 _KNOWN: dict[str, dict[str, Any]] = {
     "allreduce_": {"kind": "all_reduce", **_IN_PLACE, "op": 2, "timeout": 5},
     "allreduce_coalesced_": {"kind": "all_reduce_coalesced", **_IN_PLACE, "op": 2, "timeout": 4},
@@ -81,14 +85,9 @@ _KNOWN: dict[str, dict[str, Any]] = {
     "gather_": {"kind": "gather", **_OUT_OF_PLACE, "root": 3, "timeout": 5},
     "gather_into_tensor_": {"kind": "gather_into_tensor", **_OUT_OF_PLACE, "root": 3, "timeout": 5},
     "scatter_": {"kind": "scatter", **_OUT_OF_PLACE, "root": 3, "timeout": 5},
-    "reduce_scatter_": {"kind": "reduce_scatter", **_OUT_OF_PLACE, "op": 3, "timeout": 5},
-    "_reduce_scatter_base_": {"kind": "reduce_scatter_tensor", **_OUT_OF_PLACE, "op": 3, "timeout": 5},
-    "reduce_scatter_tensor_coalesced_": {
-        "kind": "reduce_scatter_tensor_coalesced",
-        **_OUT_OF_PLACE,
-        "op": 3,
-        "timeout": 5,
-    },
+    "reduce_scatter_": {"kind": "reduce_scatter", **_REDUCED},
+    "_reduce_scatter_base_": {"kind": "reduce_scatter_tensor", **_REDUCED},
+    "reduce_scatter_tensor_coalesced_": {"kind": "reduce_scatter_tensor_coalesced", **_REDUCED},
     "alltoall_": {"kind": "all_to_all", **_OUT_OF_PLACE, "timeout": 4},
     "alltoall_base_": {"kind": "all_to_all_single", **_OUT_OF_PLACE, "splits": 3, "timeout": 6},
     "barrier": {"kind": "barrier", "group": 1, "timeout": 4},
@@ -147,7 +146,6 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Remove the hook again."""
     global _library, _listener
     if _library is not None:
         _library._destroy()
@@ -168,13 +166,13 @@ def _kernel(spec: OpSpec) -> Callable[..., Any]:
         listener = _listener
         if listener is None:
             return redispatch(keys & after, *args)
-        number = listener.before(spec, args)
+        known = listener.before(spec, args)
         try:
             result = redispatch(keys & after, *args)
         except BaseException:
-            listener.raised(number)
+            listener.raised(known)
             raise
-        listener.after(spec, number, args, result)
+        listener.after(spec, known, args, result)
         return result
 
     return kernel
@@ -191,19 +189,27 @@ def group_of(spec: OpSpec, args: tuple[Any, ...]) -> Any:
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
 
-def name_of_reduce_op(number: int) -> str:
+def reduce_op_of(spec: OpSpec, args: tuple[Any, ...]) -> int | None:
+    """The number of the reduce operation; None if there is none. `ScriptObject._get_method`: 2.11 to 2.15."""
+    return None if spec.op is None else int(torch._C.ScriptObject._get_method(args[spec.op], "op")())
+
+
+def name_of_reduce_op(number: int | None) -> str | None:
+    if number is None:
+        return None
     return _REDUCE_OPS[number] if number < len(_REDUCE_OPS) else f"reduce operation {number}"
 
 
 def timeout_of_group(group: Any) -> float | None:
-    """The time-out of a group's operations on the CPU in seconds; None if unknown.
+    """The time-out of a group's operations in seconds, the shortest of its backends; None if unknown.
 
-    `ProcessGroup._get_backend`, `Backend.options`: 2.11 to 2.15.
+    `ProcessGroup._get_backend`, `ProcessGroup._device_types`, `Backend.options`: 2.11 to 2.15.
     """
-    try:
-        return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-    except (RuntimeError, AttributeError):
-        return None
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        with suppress(RuntimeError, AttributeError):
+            found.append(float(group._get_backend(device).options._timeout.total_seconds()))
+    return min(found, default=None)
 
 
 # -- works
@@ -222,32 +228,96 @@ def work_of(result: Any) -> Any:
 _WAITS = ("wait", "synchronize", "get_future", "block_current_stream", "is_completed")
 _on_wait: Callable[[Any], None] | None = None
 _on_error: Callable[[], None] | None = None
-_original_waits: dict[str, Any] = {}  # while they are replaced
+_futures: FutureListener | None = None
+_original_waits: dict[tuple[Any, str], Any] = {}  # while they are replaced
+_USES_OF_FUTURES = ("add_done_callback", "done", "then", "value", "wait")
+_COMPUTING = (torch, torch.Tensor, torch.futures.Future)  # whose functions tell nobody that something is complete
 _waiting: dict[int, int] = {}  # by thread: how many waits it is in that have no time-out of their own
 
 
-def watch_waits(on_wait: Callable[[Any], None] | None, on_error: Callable[[], None] | None) -> None:
+class FutureListener(Protocol):
+    """Hears of the futures of works."""
+
+    def future_taken(self, work: Any, future: Any) -> None:
+        """A caller has got the future of a work."""
+
+    def future_used(self, future: Any) -> None:
+        """A caller waits for a future, or leaves that to others."""
+
+    def future_chained(self, future: Any, result: Any) -> None:
+        """A caller has got the result of a callback that only computes, and can only wait for this."""
+
+
+def watch_waits(
+    on_wait: Callable[[Any], None] | None,
+    on_error: Callable[[], None] | None,
+    futures: FutureListener | None = None,
+) -> None:
     """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises.
 
-    With None, the methods of works are as they were.
+    Without `futures`, whoever asks a work for its future counts as one that waits. With None, the methods of works are
+    as they were. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15.
     """
-    global _on_wait, _on_error
-    _on_wait, _on_error = on_wait, on_error
-    work: Any = torch._C._distributed_c10d.Work
+    global _on_wait, _on_error, _futures
+    _on_wait, _on_error, _futures = on_wait, on_error, futures
     if on_wait is None:
-        for name, method in _original_waits.items():
-            setattr(work, name, method)
+        for (owner, name), method in _original_waits.items():
+            setattr(owner, name, method)
         _original_waits.clear()
     elif not _original_waits:
-        # What getattr gives would not bind self again.
-        _original_waits.update((name, vars(work)[name]) for name in _WAITS if name in vars(work))
-        for name in _original_waits:
-            setattr(work, name, _watched(name, getattr(work, name)))
+        work: Any = torch._C._distributed_c10d.Work
+        for name in _WAITS:
+            _replace(work, name, functools.partial(_watched, name))
+        if futures is not None:
+            for name in _USES_OF_FUTURES:
+                _replace(torch._C.Future, name, functools.partial(_watched_use, name))
+            _replace(torch._C, "_collect_all", _watched_collection)
+
+
+def _replace(owner: Any, name: str, watched: Callable[[Any], Any]) -> None:
+    if name in vars(owner):
+        _original_waits[owner, name] = vars(owner)[name]  # what getattr gives would not bind self again
+        setattr(owner, name, watched(getattr(owner, name)))
+
+
+def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_chained = name == "then" and len(args) == 1 and _only_computes(args[0])
+        result = method(self, *args, **kwargs) if is_chained or name == "done" else None
+        if _futures is not None and is_chained:
+            _futures.future_chained(self, result)
+        elif _futures is not None and result is not False:
+            _futures.future_used(self)
+        return method(self, *args, **kwargs) if result is None else result
+
+    return call
+
+
+def _only_computes(callback: Any) -> bool:
+    """Does a callback use only functions of torch? Another one may tell somebody that it has run."""
+    code = getattr(callback, "__code__", None)
+    names = () if code is None else (*code.co_names, *("" for each in code.co_consts if isinstance(each, CodeType)))
+    return code is not None and all(name == "torch" or any(hasattr(one, name) for one in _COMPUTING) for name in names)
+
+
+def _watched_collection(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def call(futures: list[Any]) -> Any:
+        if _futures is not None:
+            for future in futures:
+                _futures.future_used(future)
+        return collect(futures)
+
+    return call
 
 
 def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "get_future" and _futures is not None and torch._C._current_graph_task_id() == -1:
+            future = method(self)
+            _futures.future_taken(self, future)
+            return future  # in a backward pass, C++ may get the future from a hook
         if name != "is_completed" and _on_wait is not None:
             _on_wait(self)
         thread, is_endless = threading.get_ident(), name == "wait" and not args and not kwargs
@@ -293,6 +363,15 @@ def is_called_by_distributed(issuer: Any) -> bool:
     return bool(issuer.f_code.co_filename.endswith(_DISTRIBUTED))
 
 
+def is_called_as(name: str, issuer: Any) -> bool:
+    """Does a function of torch.distributed of this name issue the operation, perhaps by another one?"""
+    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+        if issuer.f_code.co_name == name:
+            return True
+        issuer = issuer.f_back
+    return False
+
+
 def is_for_join(issuer: Any) -> bool:
     """Does the operation tell ranks without inputs that this one goes on?
 
@@ -327,7 +406,8 @@ class TensorUses(TorchDispatchMode):
             for at, argument in enumerate(func._schema.arguments):
                 is_written = argument.alias_info is not None and argument.alias_info.is_write
                 value = args[at] if at < len(args) else kwargs.get(argument.name)
-                (written if is_written else read).extend(_tensors(value))
+                tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+                (written if is_written else read).extend(tensors)
             self._on_use(str(func).removesuffix(".default"), read, written)
         return func(*args, **kwargs)
 
@@ -354,12 +434,20 @@ def _is_view(func: Any) -> bool:
     return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+# The number that changes nothing in a reduction: a rank that has nothing to add may fill its part with it.
+_NEUTRAL = {"max": -math.inf, "min": math.inf}
 
 
-def non_finite(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Counts the NaN and infinities of a tensor; None if it has none. `_AutoDispatchBelowAutograd`: 2.11 to 2.15."""
+def neutral_of(op: str | None) -> float | None:
+    """The infinity that is to be expected in a reduction; None if there is none."""
+    return _NEUTRAL.get(op or "")
+
+
+def non_finite(tensor: torch.Tensor, neutral: float | None = None) -> tuple[int, int] | None:
+    """Counts the NaN and infinities of a tensor, but for those that are `neutral`; None if it has none.
+
+    `_AutoDispatchBelowAutograd`: 2.11 to 2.15.
+    """
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided or tensor.is_meta:
         return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -368,7 +456,9 @@ def non_finite(tensor: torch.Tensor) -> tuple[int, int] | None:
         data = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)
         if bool(torch.isfinite(data).all()):
             return None
-        return int(torch.isnan(data).sum()), int(torch.isinf(data).sum())
+        infinite = torch.isinf(data) if neutral is None else torch.isinf(data) & (data != neutral)
+        found = int(torch.isnan(data).sum()), int(infinite.sum())
+        return found if any(found) else None
 
 
 def overwrite(tensor: torch.Tensor, value: float) -> None:

@@ -1,12 +1,9 @@
 """The parts of torch that starting, watching and leaving ranks need."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -69,15 +66,12 @@ def fake_process_group() -> Any:
 def register_fake_backend() -> None:
     """Register backend="fake", whose groups do not communicate. Registering twice is harmless.
 
-    `FakeProcessGroup._create_internal` since 2.10; before, its constructor.
+    `FakeProcessGroup._create_internal`: 2.11 to 2.15.
     """
     import torch.distributed as dist
 
-    cls = fake_process_group()
-    create: Callable[..., Any] = getattr(cls, "_create_internal", cls)
-
     def make(common: Any, options: Any) -> Any:
-        return create(common.group_rank, common.group_size, options)
+        return fake_process_group()._create_internal(common.group_rank, common.group_size, options)
 
     dist.Backend.register_backend("fake", make, extended_api=True, devices=["cpu", "cuda", "hpu", "xpu"])
 
@@ -108,9 +102,11 @@ def launcher_store(rank: int, timeout: float) -> Any:
     return c10d.PrefixStore("torch_testing_ext", store)
 
 
-# -- whose fault an error is: most errors of collectives are a RuntimeError, and only the message tells them apart
+# -- whose fault an error is: most errors of collectives are a RuntimeError, and only the message tells them apart. All
+# of 2.11 to 2.15.
 
-_LOST_PEER = re.compile(
+# The process at the other end of a collective or a store has gone.
+LOST_PEER = re.compile(
     # gloo's pairs and TCPStore's sockets, with the system's words for the errno
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by peer|connection lost"
     # NCCL, as ProcessGroupNCCL reports it
@@ -119,21 +115,7 @@ _LOST_PEER = re.compile(
     r"|recvValue failed|sendBytes failed|socket (timeout|error)|failed to recv",
     re.IGNORECASE,
 )
-# gloo's waits, TCPStore, HashStore ("Wait timeout")
-_GAVE_UP = re.compile(r"timed out waiting|timed out after .* waiting|wait timeout", re.IGNORECASE)
-_PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
-
-
-def says_peer_is_lost(message: str) -> bool:
-    """Tell whether a collective or a store failed because the process at its other end has gone. torch 2.11 to 2.15."""
-    return bool(_LOST_PEER.search(message))
-
-
-def says_wait_timed_out(message: str) -> bool:
-    """Tell whether a collective or a store gave up waiting for other ranks. torch 2.11 to 2.15."""
-    return bool(_GAVE_UP.search(message))
-
-
-def says_port_is_in_use(message: str) -> bool:
-    """Tell whether a store or a backend could not listen, since a port is in use. torch 2.11 to 2.15."""
-    return bool(_PORT_IN_USE.search(message))
+# A wait for other ranks was given up, by gloo, TCPStore or HashStore ("Wait timeout").
+GAVE_UP = re.compile(r"timed out waiting|timed out after .* waiting|wait timeout", re.IGNORECASE)
+# A store or a backend could not listen.
+PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)

@@ -1,7 +1,5 @@
 """State of a process beyond tensors: modes of functions, the compiler's caches, the collector of cyclic garbage."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import AbstractContextManager
 from typing import Any

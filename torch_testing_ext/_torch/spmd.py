@@ -1,8 +1,7 @@
 """Private names of tracer, dispatcher and compiler that the SPMD compiler needs."""
 
-from __future__ import annotations
-
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -171,12 +170,10 @@ def roots_of_backward() -> list[Any]:
     """
     from torch.autograd import graph
 
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if frame.f_code is graph._engine_run_backward.__code__:
             outputs = frame.f_locals["t_outputs"]
             return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        frame = frame.f_back  # type: ignore[assignment]
     return []
 
 
@@ -197,13 +194,6 @@ def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
         shape, stride = dtensor.shape, dtensor.stride()
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
     return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def function_mode_class() -> type:
-    """`TorchFunctionMode`, the base of modes that see every function of torch (torch 2.0 to 2.15)."""
-    from torch.overrides import TorchFunctionMode
-
-    return TorchFunctionMode
 
 
 def is_innermost_function_mode(mode: Any) -> bool:

@@ -1,7 +1,5 @@
 """Functions of torch for a tensor subclass that wraps other tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

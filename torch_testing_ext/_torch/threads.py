@@ -1,12 +1,11 @@
 """A world of process groups for each thread, for ranks that are threads."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -58,9 +57,5 @@ def one_sharding_at_a_time() -> Iterator[None]:
     if not hasattr(getattr(module, "ShardingPropagator", None), "_fake_mode_lock"):
         yield
         return
-    propagator = module.ShardingPropagator
-    before, propagator._fake_mode_lock = propagator._fake_mode_lock, threading.Lock()
-    try:
+    with mock.patch.object(module.ShardingPropagator, "_fake_mode_lock", threading.Lock()):
         yield
-    finally:
-        propagator._fake_mode_lock = before

@@ -1,7 +1,5 @@
 """Settings of the backends of operations, for the time of a test: precision of float32, and preferred libraries."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -77,40 +75,24 @@ def _tf32(allowed: bool) -> Iterator[None]:
             yield
 
 
-class _SharedByThreads:
-    """A context that the first thread enters for all, and the last one leaves: its settings are the process's."""
-
-    def __init__(self, context: Callable[[], contextlib.AbstractContextManager[None]]):
-        self._new = context
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._current = context()
-
-    def enter(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._current = self._new()
-                self._current.__enter__()
-            self._inside += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._current.__exit__(None, None, None)
-
-
-_without_tf32 = _SharedByThreads(lambda: _tf32(False))
+_lock, _inside, _shared = threading.Lock(), 0, contextlib.ExitStack()
 
 
 @contextlib.contextmanager
 def tf32_off() -> Iterator[None]:
-    """Compute in full float32. Ranks that are threads may be inside at once."""
-    _without_tf32.enter()
+    """Compute in full float32. Of threads that are inside at once, the first one sets that, and the last one resets."""
+    global _inside
+    with _lock:
+        if _inside == 0:
+            _shared.enter_context(_tf32(False))
+        _inside += 1
     try:
         yield
     finally:
-        _without_tf32.leave()
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _shared.close()
 
 
 @contextlib.contextmanager
@@ -127,13 +109,11 @@ def tf32_on(self: Any, tf32_precision: float = 1e-5) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tf32_enabled() -> Iterator[None]:
-    """Allow TF32."""
     with _tf32(True):
         yield
 
 
 def with_tf32_off(f: Function) -> Function:
-    """Run a test without TF32."""
     return within(tf32_off)(f)
 
 

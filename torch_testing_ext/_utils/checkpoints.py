@@ -1,7 +1,5 @@
 """Decorators for tests of checkpoints."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import shutil

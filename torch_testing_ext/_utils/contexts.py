@@ -7,7 +7,6 @@ import functools
 import gc
 import io
 import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -64,34 +63,30 @@ class DeterministicGuard:
 
 
 @contextlib.contextmanager
-def set_default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def _changed(change: Callable[[Any], object], current: Callable[[], Any], value: Any) -> Iterator[None]:
+    before = current()
+    change(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        change(before)
 
 
-@contextlib.contextmanager
-def set_default_tensor_type(tensor_type: Any) -> Iterator[None]:
-    before = torch.tensor([]).type()
-    torch.set_default_tensor_type(tensor_type)
-    try:
-        yield
-    finally:
-        torch.set_default_tensor_type(before)
+def set_default_dtype(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+    return _changed(torch.set_default_dtype, torch.get_default_dtype, dtype)
 
 
-@contextlib.contextmanager
-def set_warn_always_context(new_val: bool) -> Iterator[None]:
+def set_default_tensor_type(tensor_type: Any) -> contextlib.AbstractContextManager[None]:
+    return _changed(torch.set_default_tensor_type, lambda: torch.tensor([]).type(), tensor_type)
+
+
+def set_warn_always_context(new_val: bool) -> contextlib.AbstractContextManager[None]:
     """Set whether torch repeats warnings that it otherwise gives once per process."""
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(new_val)
-    try:
-        yield
-    finally:
-        torch.set_warn_always(before)
+    return _changed(torch.set_warn_always, torch.is_warn_always_enabled, new_val)
+
+
+def set_cwd(path: str) -> contextlib.AbstractContextManager[None]:
+    return _changed(os.chdir, os.getcwd, path)
 
 
 @contextlib.contextmanager
@@ -141,16 +136,6 @@ def _report_leak(leaked: list[Any], limit: int) -> None:
 
 
 @contextlib.contextmanager
-def set_cwd(path: str) -> Iterator[None]:
-    before = os.getcwd()
-    os.chdir(path)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-@contextlib.contextmanager
 def TemporaryFileName(*args: Any, **kwargs: Any) -> Iterator[str]:
     """Yield the name of an empty file, removed at the end; the arguments are those of `tempfile.NamedTemporaryFile`."""
     with tempfile.NamedTemporaryFile(*args, **kwargs) as file:
@@ -166,13 +151,8 @@ def TemporaryDirectoryName(suffix: str | None = None) -> Iterator[str]:
 @contextlib.contextmanager
 def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
     """Capture the text that the block prints through sys.stdout and sys.stderr."""
-    before = sys.stdout, sys.stderr
-    out, err = io.StringIO(), io.StringIO()
-    sys.stdout, sys.stderr = out, err
-    try:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         yield out, err
-    finally:
-        sys.stdout, sys.stderr = before
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """Checks, inputs and settings that several of PyTorch's distributed suites share."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar

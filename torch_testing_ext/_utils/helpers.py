@@ -1,21 +1,13 @@
 """Small helpers that PyTorch's distributed tests import from common_utils."""
 
-from __future__ import annotations
-
 import functools
-import inspect
-import io
-import itertools
-import math
 import os
 import sys
-import types
 import unittest
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any, NoReturn
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._process.whole_files import source_file
@@ -23,40 +15,6 @@ from torch_testing_ext._process.whole_files import source_file
 GRADCHECK_NONDET_TOL = 1e-12
 # The precisions that PyTorch's oldest tests assume; its name asks not to use it in new ones.
 dtype2prec_DONTUSE = {torch.float: 1e-5, torch.double: 1e-5, torch.half: 1e-2, torch.bfloat16: 1e-1}
-
-
-# -- tensors
-
-
-def noncontiguous_like(t: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with gaps between its elements, filled with conspicuous values; a non-contiguous one stays."""
-    if not t.is_contiguous():
-        return t
-    filler = math.nan if t.dtype.is_floating_point or t.dtype.is_complex else (True if t.dtype == torch.bool else 12)
-    spread = t.new_full((*t.shape, 2), filler)
-    spread[..., 1] = t.detach()
-    return spread[..., 1].requires_grad_(t.requires_grad)
-
-
-def clone_input_helper(input: Any) -> Any:
-    """Clone the tensors in a value that may contain some; sequences become tuples."""
-    if isinstance(input, torch.Tensor):
-        return torch.clone(input)
-    if isinstance(input, Sequence) and not isinstance(input, str):
-        return tuple(clone_input_helper(item) for item in input)
-    return input
-
-
-def to_gpu(obj: Any, type_map: dict[torch.dtype, torch.dtype] | None = None) -> Any:
-    """Copy a value to the current CUDA device: tensors become new leaves, with their dtypes mapped by `type_map`."""
-    if isinstance(obj, torch.Tensor):
-        if not obj.is_leaf:
-            raise ValueError("to_gpu copies leaf tensors only")
-        dtype = (type_map or {}).get(obj.dtype, obj.dtype)
-        return obj.detach().to(dtype=dtype, device="cuda", copy=True).requires_grad_(obj.requires_grad)
-    if isinstance(obj, (list, tuple)):
-        return type(obj)(to_gpu(item, type_map) for item in obj)
-    return obj
 
 
 def _gradcheck_defaults(options: dict[str, Any]) -> dict[str, Any]:
@@ -75,37 +33,7 @@ def gradgradcheck(fn: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any)
     return torch.autograd.gradgradcheck(fn, inputs, grad_outputs, **_gradcheck_defaults(kwargs))
 
 
-class BytesIOContext(io.BytesIO):
-    """A buffer that stays open after a `with`."""
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 # -- tests
-
-
-def patch_test_members(updates: dict[str, Any]) -> Callable[[Any], Any]:
-    """Give the test's instance these attributes while the decorated test runs."""
-
-    def decorate(test: Any) -> Any:
-        @functools.wraps(test)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            before = {name: getattr(self, name) for name in updates}
-            _set_all(self, updates)
-            try:
-                return test(self, *args, **kwargs)
-            finally:
-                _set_all(self, before)
-
-        return wrapper
-
-    return decorate
-
-
-def _set_all(target: Any, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(target, name, value)
 
 
 def mock_wrapper(method: Any) -> Any:
@@ -121,13 +49,6 @@ def mock_wrapper(method: Any) -> Any:
 
     wrapper.mock = mock  # type: ignore[attr-defined]
     return wrapper
-
-
-def copy_func(f: Any) -> Any:
-    """Copy a function, so that its attributes can change without changing `f`."""
-    copied = types.FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
-    copied.__kwdefaults__ = f.__kwdefaults__
-    return functools.update_wrapper(copied, f)
 
 
 def raise_on_run_directly(file_to_call: str) -> NoReturn:
@@ -156,70 +77,17 @@ def _check_defined_in_script(test: Any) -> None:
         )
 
 
-# -- values
-
-
-def is_iterable(obj: Any) -> bool:
-    try:
-        iter(obj)
-    except TypeError:
-        return False
-    return True
-
-
-def is_iterable_of_tensors(iterable: Any, include_empty: bool = False) -> bool:
-    """Are there only tensors in a sized iterable that is no tensor itself? `include_empty` is the answer for none."""
-    if isinstance(iterable, torch.Tensor):
-        return False
-    try:
-        if len(iterable) == 0:
-            return include_empty
-        return all(isinstance(item, torch.Tensor) for item in iterable)
-    except TypeError:
-        return False
-
-
-def iter_indices(tensor: torch.Tensor) -> Iterable[Any]:
-    """Iterate over the indices of all elements: numbers for a vector, none for a scalar, else tuples."""
-    if tensor.dim() < 2:
-        return range(tensor.numel() if tensor.dim() else 0)
-    return itertools.product(*map(range, tensor.shape))
-
-
-def get_function_arglist(func: Callable[..., Any]) -> list[str]:
-    return inspect.getfullargspec(func).args
-
-
-def get_tensors_from(args: Iterable[Any], kwargs: Mapping[str, Any]) -> set[torch.Tensor]:
-    return {value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)}
-
-
 # -- NumPy
 
 
-_NUMPY_DTYPES = {
-    "bool_": torch.bool,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
-}
+_NUMPY_SCALARS = "bool_ uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128"
 
 
 def numpy_to_torch_dtypes() -> dict[Any, torch.dtype]:
     """Map NumPy's scalar types to torch's dtypes. Imports NumPy."""
     import numpy
 
-    return {getattr(numpy, name): dtype for name, dtype in _NUMPY_DTYPES.items()}
+    return {getattr(numpy, name): getattr(torch, name.rstrip("_")) for name in _NUMPY_SCALARS.split()}
 
 
 def torch_to_numpy_dtypes() -> dict[torch.dtype, Any]:
@@ -230,43 +98,21 @@ def torch_to_numpy_dtypes() -> dict[torch.dtype, Any]:
     return {**same, torch.bfloat16: numpy.float32, torch.complex32: numpy.complex64}
 
 
-def numpy_to_torch_dtype(np_dtype: Any) -> torch.dtype:
-    """Return torch's dtype for a scalar type or a dtype of NumPy; a KeyError if there is none."""
-    known = numpy_to_torch_dtypes()
-    return known[np_dtype] if np_dtype in known else known[np_dtype.type]
+class HardwareClassification(Enum):
+    """The hardware that a test class is for: any (GENERIC), every accelerator, or devices of one type."""
+
+    GENERIC = "generic"
+    ACCELERATOR = "accelerator"
+    CPU = "cpu"
+    CUDA = "cuda"
+    MPS = "mps"
+    XPU = "xpu"
 
 
-def has_corresponding_torch_dtype(np_dtype: Any) -> bool:
-    try:
-        numpy_to_torch_dtype(np_dtype)
-    except KeyError:
-        return False
-    return True
-
-
-# -- outputs and gradients
-
-
-def outs_and_grads(fn: Callable[..., Any], graph_inps: Sequence[Any], inps: Any) -> tuple[Any, list[Any]]:
-    """Call `fn(*graph_inps)` and run backward from all outputs. Return these and the gradients of `inps`, now reset."""
-    outputs = fn(*graph_inps)
-    for output in _tensors(outputs):
-        if output.requires_grad:
-            torch.autograd.backward(output.sum(), retain_graph=True)
-    gradients = [tensor.grad for tensor in _tensors(inps)]
-    for tensor in _tensors(inps):
-        tensor.grad = None
-    return outputs, gradients
-
-
-def compare_equal_outs_and_grads(
-    test: Any, m1: Callable[..., Any], m2: Callable[..., Any], inps: Sequence[Any]
-) -> None:
-    """Assert that two functions have the same outputs and gradients for these inputs."""
-    (outputs, gradients), (other_outputs, other_gradients) = (outs_and_grads(fn, inps, inps) for fn in (m1, m2))
-    test.assertEqual(outputs, other_outputs)
-    test.assertEqual(gradients, other_gradients)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
+def get_hw_classification(test_case_cls: type) -> HardwareClassification | None:
+    """Return a test class's own declaration; None without one."""
+    found = getattr(test_case_cls, "hw_classification", None)
+    if found is None or isinstance(found, HardwareClassification):
+        return found
+    name = f"{test_case_cls.__module__}.{test_case_cls.__name__}"
+    raise TypeError(f"{name}.hw_classification must be a HardwareClassification")

@@ -1,9 +1,7 @@
-"""A process group that has a rank and a size, and no collectives.
+"""Process groups for code that only needs one to exist: without collectives, or with ones that do nothing.
 
-Use it for code that reads its rank and the world size but does not communicate.
+The fake group acts as any rank of a world of any size: its collectives return at once and their results mean nothing.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
+from torch_testing_ext import _torch
 
 from .contexts import within
 
@@ -60,3 +60,14 @@ def with_fake_comms(func: Any = None, rank: int = 0, world_size: int = 2) -> Any
     """Decorator, with or without arguments: run a test method as rank `rank` of `world_size`."""
     decorate = within(lambda: with_dist(rank, world_size))
     return decorate if func is None else decorate(func)
+
+
+FakeProcessGroup = _torch.launch.fake_process_group()
+_Store: Any = dist.Store  # type: ignore[attr-defined, unused-ignore]  # missing in the stubs of some versions
+
+
+class FakeStore(_Store):  # type: ignore[misc, unused-ignore]
+    """A store that keeps nothing, for `init_process_group(backend="fake", store=FakeStore(), ...)`."""
+
+
+_torch.launch.register_fake_backend()

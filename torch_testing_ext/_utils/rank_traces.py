@@ -1,15 +1,49 @@
 """Traces of torch's profiler, drawn for Perfetto: each rank is a process with rows of computation and communication."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
+
+from torch.profiler import profile, record_function, supported_activities
 
 MARK = "spmd|"  # begins the name of an event that has a number of bytes and a title
 _ON_HOST, _ON_DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "broadcast")
 
+_NOTHING = nullcontext()
+_is_drawing = False
+
 Event = dict[str, Any]
+
+
+def mark(title: str, nbytes: int) -> AbstractContextManager[Any]:
+    """Name a part of the work and its data, for a picture that may be recorded."""
+    return record_function(f"{MARK}{nbytes}|{title}") if _is_drawing else _NOTHING
+
+
+@contextmanager
+def picture(rank: int, gather: Callable[[Any], list[Any]], path: str | os.PathLike[str]) -> Iterator[None]:
+    """Record the work in this context, which all ranks enter, and let rank 0 write their picture to `path`.
+
+    `gather` returns the objects of all ranks.
+    """
+    global _is_drawing
+    with profile(activities=supported_activities()) as profiler:  # type: ignore[no-untyped-call]
+        _is_drawing = True
+        try:
+            yield
+        finally:
+            _is_drawing = False
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        of_ranks = gather(events_of(rank, json.loads(file.read_text())))
+    if rank == 0:
+        Path(path).write_text(json.dumps({"traceEvents": [event for events in of_ranks for event in events]}))
 
 
 def events_of(rank: int, trace: Mapping[str, Any]) -> list[Event]:

@@ -1,13 +1,12 @@
 """Ways to run a function or a test: again after an exception, in several threads, with a setting for its time."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading
 import time
 import unittest
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,17 @@ def retry(
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            for _ in range(tries - 1):
+            for left in reversed(range(max(1, tries))):
                 try:
                     return function(*args, **kwargs)
                 except ExceptionToCheck as error:
+                    if not left and not skip_after_retries:
+                        raise
+                    if not left:
+                        raise unittest.SkipTest(f"Skipping after {tries} consecutive {error}") from error
                     print(f"{error}, Retrying in {delay} seconds...")
                     time.sleep(delay)
-            try:
-                return function(*args, **kwargs)
-            except ExceptionToCheck as error:
-                if not skip_after_retries:
-                    raise
-                raise unittest.SkipTest(f"Skipping after {tries} consecutive {error}") from error
+            raise AssertionError
 
         return wrapper
 
@@ -65,25 +63,15 @@ def run_concurrently(
         functions = [worker_func] * num_threads
     if num_threads is not None and num_threads != len(functions):
         raise ValueError(f"{len(functions)} functions cannot run in {num_threads} threads")
-    results: list[Any] = [None] * len(functions)
-    errors: list[BaseException] = []
     all_here = threading.Barrier(len(functions))
 
-    def work(index: int, function: Callable[..., Any]) -> None:
-        try:
-            all_here.wait()
-            results[index] = function(*args, **(kwargs or {}))
-        except BaseException as error:
-            errors.append(error)
+    def work(function: Callable[..., Any]) -> Any:
+        all_here.wait()
+        return function(*args, **(kwargs or {}))
 
-    threads = [threading.Thread(target=work, args=each, daemon=True) for each in enumerate(functions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[-1]
-    return results
+    with ThreadPoolExecutor(len(functions)) as pool:
+        running = [pool.submit(work, function) for function in functions]
+    return [one.result() for one in running]
 
 
 # -- settings for the time of a test
@@ -124,7 +112,6 @@ class SwapTensorsGuard:
 
 
 def wrapSwapTensorsTest(swap: bool | None = None) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Run a test with a `SwapTensorsGuard`."""
     return within(lambda: SwapTensorsGuard(swap))
 
 
@@ -150,7 +137,6 @@ def runWithoutCompiledAutograd(
 
 
 def find_library_location(lib_name: str) -> Path:
-    """Return the path of a library of the installed torch."""
     path = Path(torch.__file__).resolve().parent / "lib" / lib_name
     if not path.exists():
         raise FileNotFoundError(f"torch has no library {lib_name!r} in {path.parent}")

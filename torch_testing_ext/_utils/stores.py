@@ -1,7 +1,5 @@
 """Stores, gloo devices and shared directories, as PyTorch's older distributed suites create them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

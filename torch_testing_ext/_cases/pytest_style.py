@@ -1,0 +1,201 @@
+"""Finds out whether a file has tests that only pytest would run: functions, and methods of plain classes.
+
+unittest ignores them. pytest collects them where it is installed; it takes time to import, so a file without such tests
+does without it. The rules are pytest's with its default options, except that imported functions and classes do not
+count: a helper such as `test_directory` is no test of every file that imports it.
+"""
+
+import ast
+import importlib.util
+import inspect
+import re
+import sys
+import unittest
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from torch_testing_ext._process.logs import content_of
+from torch_testing_ext._process.whole_files import source_tree
+
+
+@dataclass(frozen=True)
+class PytestStyleTest:
+    """A test that pytest would collect and unittest does not."""
+
+    cls: str  # "" for a function
+    method: str
+    line: int
+
+
+@dataclass(frozen=True)
+class PytestTest:
+    """A test that pytest has collected, and runs."""
+
+    collection: Any  # a pytest_session.Collection
+    item: Any
+    cls: str  # "" for a function; `Outer::Inner`
+    method: str  # with the names of its parameters
+    line: int
+    together: str  # names the fixtures that it shares with others
+    case: Any  # the test case, if unittest would run it, too
+
+
+# What most files with such tests have in a line of their own, or all files with marks or fixtures of pytest.
+_LOOKS_LIKE_PYTEST = re.compile(
+    rb"^(?:(?:async[ \t]+)?def[ \t]+test|class[ \t]+Test\w*[ \t]*(?:\([ \t]*(?:object[ \t]*)?\))?[ \t]*:)"
+    rb"|\bpytestmark\b|\bpytest[ \t]*\.[ \t]*(?:mark|fixture)\b|^[ \t]*from[ \t]+pytest[ \t]+import\b",
+    re.MULTILINE,
+)
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("pytest") is not None
+
+
+def looks_like_pytest(path: str) -> bool:
+    """Whether a file's source looks as if pytest had something to do with its tests. It may be wrong both ways."""
+    return _LOOKS_LIKE_PYTEST.search(content_of(Path(path))) is not None
+
+
+def has_marks(test: Any) -> bool:
+    """Whether a test of unittest has marks of pytest, which unittest does not heed."""
+    if sys.modules.get("pytest") is None:  # not imported, or not installed
+        return False
+    method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
+    module = sys.modules.get(type(test).__module__)
+    return any(getattr(each, "pytestmark", None) for each in (method, type(test), module))
+
+
+IsFixture = Callable[[FunctionType], bool]
+
+
+def pytest_style_tests(
+    module: ModuleType, collected: Iterable[Any], is_fixture: IsFixture = lambda function: False
+) -> list[PytestStyleTest]:
+    """Find the tests for pytest that a module defines. `collected`: the tests that unittest has found in it.
+
+    `is_fixture`: of old versions of pytest, whose fixtures are functions.
+    """
+    if _is_excluded(module):
+        return []
+    return list(_Finder(module, list(collected), is_fixture).tests())
+
+
+def why_not_run(test: PytestStyleTest) -> str:
+    kind = f"a method of {test.cls}, which is no unittest.TestCase" if test.cls else "a function"
+    return f"not run: {test.method} is {kind}: unittest does not run it"
+
+
+def if_no_test(test: PytestStyleTest) -> str:
+    """The advice for a test that pytest should not run, either."""
+    return f"If it is no test, give it another name or set {test.cls or test.method}.__test__ = False."
+
+
+class _Finder:
+    """Finds the tests of one module."""
+
+    def __init__(self, module: ModuleType, collected: list[Any], is_fixture: IsFixture):
+        self._module = module
+        self._is_fixture = is_fixture
+        self._names_in_source: frozenset[str] | None = None
+        cases = [thing for thing in vars(module).values() if _is_test_case(thing)]
+        # A mixin's methods are tests of the classes that have it as a base.
+        self._bases = {base for cls in (*map(type, collected), *cases) for base in cls.__mro__}
+        self._run_by_unittest = {id(function) for test in collected for function in _functions_of(test)}
+
+    def tests(self) -> Iterator[PytestStyleTest]:
+        for name, thing in list(vars(self._module).items()):
+            if isinstance(thing, FunctionType):
+                if self._is_test_function(name, thing) and self._is_defined_here(name, thing):
+                    yield PytestStyleTest("", name, _line(thing))
+            elif isinstance(thing, type) and self._is_test_class(name, thing) and self._is_defined_here(name, thing):
+                yield from self._methods(name, thing)
+
+    def _is_test_function(self, name: str, function: FunctionType) -> bool:
+        return (
+            _looks_like(name, "test", function)
+            and not _is_excluded(function)
+            and not self._is_fixture(function)
+            and not _is_method(function)
+            and not any(id(one) in self._run_by_unittest for one in _unwrapped(function))
+        )
+
+    def _is_test_class(self, name: str, cls: type) -> bool:
+        return (
+            _looks_like(name, "Test", cls)
+            and not _is_excluded(cls)
+            and not _is_test_case(cls)
+            and cls not in self._bases
+            and all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
+        )
+
+    def _methods(self, name: str, cls: type) -> Iterator[PytestStyleTest]:
+        attributes = {name: thing for base in reversed(cls.__mro__) for name, thing in vars(base).items()}
+        for method, thing in attributes.items():
+            function = thing.__func__ if isinstance(thing, (staticmethod, classmethod)) else thing
+            if isinstance(function, FunctionType):
+                if _looks_like(method, "test", function) and not (_is_excluded(function) or self._is_fixture(function)):
+                    yield PytestStyleTest(name, method, _line(function))
+            elif isinstance(function, type) and self._is_test_class(method, function):
+                yield from self._methods(f"{name}.{method}", function)
+
+    def _is_defined_here(self, name: str, thing: FunctionType | type) -> bool:
+        """Decide by the module, or by the source: a decorator of another module may have replaced the function."""
+        if thing.__module__ == self._module.__name__:
+            return True
+        if self._names_in_source is None:
+            self._names_in_source = frozenset(_definitions(self._module))
+        return name in self._names_in_source
+
+
+def _is_test_case(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, unittest.TestCase)
+
+
+def _looks_like(name: str, prefix: str, thing: Any) -> bool:
+    return name.startswith(prefix) or getattr(thing, "__test__", None) is True
+
+
+def _is_excluded(thing: Any) -> bool:
+    return not getattr(thing, "__test__", True)
+
+
+def _is_method(function: FunctionType) -> bool:
+    """A function to be set on a class."""
+    return function.__code__.co_argcount > 0 and function.__code__.co_varnames[0] == "self"
+
+
+def _functions_of(test: Any) -> Iterator[Any]:
+    """The functions that a test of unittest calls."""
+    method = inspect.getattr_static(type(test), getattr(test, "_testMethodName", ""), None)
+    for function in (method, getattr(test, "_testFunc", None)):
+        yield from _unwrapped(function)
+
+
+def _unwrapped(function: Any) -> Iterator[Any]:
+    """A function, and the functions that its decorators have wrapped."""
+    seen: list[Any] = []
+    while function is not None and not any(function is one for one in seen):
+        seen.append(function)
+        yield function
+        inner = (getattr(function, name, None) for name in ("__wrapped__", "__func__", "func"))
+        function = next((one for one in inner if callable(one)), None)
+
+
+def _line(function: FunctionType) -> int:
+    return getattr(inspect.unwrap(function), "__code__", function.__code__).co_firstlineno
+
+
+def _definitions(module: ModuleType) -> Iterator[str]:
+    """The names of all functions and classes that a module's source defines outside of others."""
+    tree = source_tree(module.__file__ or "")
+    statements: list[ast.AST] = [tree] if tree is not None else []
+    while statements:
+        statement = statements.pop()
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield statement.name
+        else:
+            statements.extend(child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.expr))

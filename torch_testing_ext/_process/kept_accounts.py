@@ -1,0 +1,76 @@
+"""Accounts of failures: in a message behind its screen, and in files, where tests without a runner keep them.
+
+A runner's journal has those of its tests.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .whole_files import write_atomically
+
+CACHE = ".torch_testing_ext"
+_FOLDER = "failures"
+_MOST = 100  # the newest
+# Between a failure on one screen and its account, in one message.
+WHOLE_ACCOUNT = "\n\n-- the whole account --\n"
+
+
+def joined(screen: str, account: str) -> str:
+    return f"{screen}{WHOLE_ACCOUNT}{account}" if account else screen
+
+
+def parts(message: str) -> tuple[str, str]:
+    """The screen and the account of a message; a message without an account is both."""
+    screen, found, account = message.partition(WHOLE_ACCOUNT)
+    return screen, account if found else message
+
+
+def combined(messages: Sequence[str]) -> str:
+    """One message of several failures of a test: the screen of the first, which counts the others; all accounts."""
+    if len(messages) < 2 or not any(WHOLE_ACCOUNT in message for message in messages):
+        return "\n\n".join(messages)
+    screens, accounts = zip(*map(parts, messages), strict=True)
+    others = f"and {len(messages) - 1} more failure{'s' * (len(messages) > 2)} of this test"
+    first, found, commands = screens[0].partition("\nall of it:  ")
+    return joined(f"{first}\n{others}{found}{commands}", "\n\n".join(accounts))
+
+
+def added(message: str, text: str) -> str:
+    screen, found, account = message.partition(WHOLE_ACCOUNT)
+    return f"{screen}\n\n{text}{found}{account}"
+
+
+def keep(test: str, account: str) -> None:
+    """Keep the account of a test's failure, in place of an earlier one. It may fail: the test does not fail by that."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in test)[-100:]
+    folder = Path(CACHE, _FOLDER)
+    with suppress(OSError):
+        make_cache_folder(folder.parent)
+        name = f"{safe}.{hashlib.sha1(test.encode(errors='replace')).hexdigest()[:8]}.txt"
+        write_atomically(folder / name, f"{test}\n\n{account}\n")
+        for old in sorted(folder.glob("*.txt"), key=_age, reverse=True)[_MOST:]:
+            old.unlink(missing_ok=True)
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Creates the folder with a .gitignore that hides it from git."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
+def kept(cache: Path) -> Iterator[tuple[str, str, float]]:
+    """The tests with kept accounts: the name, the account and the time, the newest first."""
+    for file in sorted(cache.glob(f"{_FOLDER}/*.txt"), key=_age, reverse=True):
+        with suppress(OSError):
+            name, _, account = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")
+            yield name, account.rstrip("\n"), _age(file)
+
+
+def _age(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,112 @@
+"""Folders of ours in places that others share, such as /tmp, and the names of sockets there.
+
+Imports nothing of this package: nodes get it, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False  # modules that take long to import are imported where they are needed: a warm client waits
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import TypeVar
+
+    Folder = TypeVar("Folder", str, Path)
+
+LOCK = ".in-use"
+_LONGEST_ADDRESS = 100  # the address of a Unix socket may be this long on every platform
+STALE = 3600.0  # seconds after which an empty folder without a lock is one of a process that was killed
+
+
+class UnsafeFolder(Exception):
+    """A folder of ours could be under the control of another user."""
+
+
+def make_private(folder: Folder, refused: int = 0o022) -> Folder:
+    """Create a folder for this user alone, or check that the one with its name is this user's, and no link.
+
+    `refused`: the rights that others must not have. Raises UnsafeFolder, or OSError.
+    """
+    with suppress(FileExistsError):
+        os.makedirs(folder, 0o700)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UnsafeFolder(f"{folder} is not a folder of this user")
+    if found.st_mode & refused:
+        raise UnsafeFolder(f"{folder} can be {'written to' if found.st_mode & 0o022 else 'entered'} by other users")
+    return folder
+
+
+@contextmanager
+def socket_name(path: str) -> Iterator[str]:
+    """A name for the address of a Unix socket at a path: through a descriptor of its folder if the path is too long."""
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def locked_folder(prefix: str, base: str | None = None) -> Iterator[Path]:
+    """A temporary folder that is in use while this process lives; removes those that are not in use any more."""
+    import shutil
+
+    folder, fd = make_locked(prefix, base)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
+def make_locked(prefix: str, base: str | None = None) -> tuple[Path, int]:
+    """Create a temporary folder and a descriptor: as long as a process has that open, the folder is in use."""
+    import tempfile
+    from pathlib import Path
+
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    try:
+        fd = os.open(folder / f"{LOCK}-soon", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        folder.rmdir()
+        raise
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(folder / f"{LOCK}-soon", folder / LOCK)  # a process that finds the lock finds it locked
+    remove_left(folder.parent, prefix)
+    return folder, fd
+
+
+def remove_left(base: Path, prefix: str) -> list[Path]:
+    """Remove and return the folders with this prefix that nothing uses."""
+    return [folder for folder in base.glob(f"{prefix}*") if _remove_unless_used(folder)]
+
+
+def _remove_unless_used(folder: Path) -> bool:
+    with suppress(OSError):
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return False
+        if not (folder / LOCK).exists():
+            if time.time() - found.st_mtime > STALE:
+                folder.rmdir()  # an error unless it is empty
+            return not folder.exists()
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            import shutil
+
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
+        return not folder.exists()
+    return False

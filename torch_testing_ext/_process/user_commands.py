@@ -1,0 +1,85 @@
+"""The one place that says how a command is written for the project at hand, so that it runs in the user's folder.
+
+The runner has three names: `torchtest`, the console script; this package as a module of Python; and a script of the
+project, such as `run_test.py` in our repository. A printed command has the name by which the user started the runner.
+"""
+
+import functools
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from . import shell
+
+PACKAGE = __package__.partition(".")[0]
+SCRIPT = "torchtest"
+SHOW = "show"
+# What `pip install` needs for each extra of pyproject.toml: this package may be on no index, these are.
+EXTRAS = {
+    "gpu": ("nvidia-ml-py>=12",),
+    "ray": ("ray>=2.40",),
+    "ui": ("rich>=13",),
+    "moving": ("libcst>=1.4",),
+    "upstream": ("libcst>=1.4",),
+}
+
+
+def python() -> str:
+    """The word that starts this interpreter here: `python` if the shell finds it by that name, else its path."""
+    return _python(sys.executable, os.environ.get("PATH", ""), os.getcwd())
+
+
+@functools.lru_cache(maxsize=8)
+def _python(executable: str, path: str, cwd: str) -> str:
+    for word in ("python", "python3"):
+        found = shutil.which(word, path=path)
+        if found and (not executable or os.path.dirname(os.path.abspath(found)) == os.path.dirname(executable)):
+            return word
+    return shell.quote(_from(cwd, executable)) if executable else "python"
+
+
+def command(*words: str) -> str:
+    return f"{python()} {shell.join(words)}"
+
+
+def runner() -> str:
+    """The command that starts the runner, as the user gave it."""
+    given = sys.argv[0]
+    if Path(given).name == SCRIPT:
+        on_path = shutil.which(SCRIPT)
+        same = on_path is not None and os.path.abspath(on_path) == os.path.abspath(given)
+        return SCRIPT if same else shell.quote(_from(os.getcwd(), given))
+    if _is_of_project(given):
+        return f"{python()} {shell.name(_from(os.getcwd(), given))}"
+    return f"{python()} -m {PACKAGE}"
+
+
+def to_show(test: str) -> str:
+    """The command that shows all about the failure of a test that runs without the runner, in this folder."""
+    beside = str(Path(sys.executable).with_name(SCRIPT))
+    runner = SCRIPT if shutil.which(SCRIPT) == beside else f"{python()} -m {PACKAGE}"
+    return f"{runner} {SHOW} {shell.name(test)}"
+
+
+def runner_name() -> str:
+    """The runner's name in what it says about itself."""
+    return Path(sys.argv[0]).name if _is_of_project(sys.argv[0]) else SCRIPT
+
+
+def install(extra: str) -> str:
+    return f"{python()} -m pip install {shell.join(EXTRAS[extra])}"
+
+
+def _is_of_project(given: str) -> bool:
+    """Is this a file of the project that calls the runner? The others are `python -m NAME` and console scripts."""
+    return given.endswith(".py") and Path(given).name != "__main__.py"
+
+
+def _from(cwd: str, path: str) -> str:
+    """A path as it is written in the working directory: relative if it is below that."""
+    path = os.path.abspath(path)
+    below = os.path.relpath(path, cwd)
+    if below.startswith(os.pardir + os.sep):
+        return path
+    return below if os.sep in below or path.endswith(".py") else f".{os.sep}{below}"

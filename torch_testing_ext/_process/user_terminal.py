@@ -1,0 +1,60 @@
+"""The terminal in front of which the user sits, for a debugger in a process that no longer has it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+SETTING = "TORCH_TESTING_EXT_TERMINAL"
+TEST = "{test}"  # in its value: the name of the test
+
+
+def _of_stdin() -> str:
+    try:
+        return os.ttyname(0)
+    except OSError:
+        return ""
+
+
+_AT_START = _of_stdin()  # pytest's capture takes it away later
+
+
+@dataclass(frozen=True)
+class UserTerminal:
+    """A terminal, or the reason why there is none."""
+
+    path: str = ""
+    why_not: str = ""
+    is_chosen: bool = False  # the user has asked for a debugger: it also looks at failures
+    stop_in: int | None = None  # the rank that stops where its test begins
+
+    @classmethod
+    def here(cls) -> UserTerminal:
+        """That of this process; `SETTING` says what it is in the processes of a run."""
+        if (text := os.environ.get(SETTING)) is not None:
+            return cls.read(text)
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            return cls(why_not="the workers of pytest-xdist have no terminal: run pytest without -n")
+        return cls(_AT_START, "" if _AT_START else "no terminal is there: run the test in one")
+
+    @classmethod
+    def read(cls, text: str) -> UserTerminal:
+        """The value of the setting: `RANK:PATH`, where the rank may be missing, or why there is none."""
+        rank, colon, path = text.partition(":")
+        if not colon or not path.startswith("/"):
+            return cls(why_not=text)
+        return cls(path, is_chosen=True, stop_in=int(rank) if rank else None)
+
+    def written(self) -> str:
+        stop_in = "" if self.stop_in is None else self.stop_in
+        return f"{stop_in}:{self.path}" if self.path else self.why_not
+
+    def expects_stops(self, file: str | None) -> bool:
+        """Is a debugger likely to stop ranks of a test in this file? Then what they wait for must have no end."""
+        if not self.path or self.is_chosen or file is None:
+            return bool(self.path) and self.is_chosen
+        try:
+            return b"breakpoint(" in Path(file).read_bytes()
+        except OSError:
+            return False

@@ -1,0 +1,42 @@
+"""Refusals: a marked test that cannot run as it is fails when it would run, and says why once for all parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+
+from . import marks
+
+# The refusals so far, each by its text, with the test that shows it.
+_SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+
+
+class Refused(Exception):
+    """A marked test is not run, since it cannot run as it is."""
+
+
+def refuse(item: Any, why: str) -> NoReturn:
+    raise Refused(f"{_without_parameters(item)}: {why}")
+
+
+def report(made: Any, error: BaseException | None, item: Any) -> None:
+    """Turn the report of a refused test, and that of a test which was marked too late, into a failure that says so."""
+    if isinstance(error, Refused):
+        text = str(error)
+    elif not made.passed or marks.were_read(item):
+        return
+    else:
+        during = "its set-up" if made.when == "setup" else "its call"
+        text = (
+            f"{_without_parameters(item)}: @pytest.mark.{marks.NAME} or standalone was added during {during}, which is "
+            f"too late. Add it in pytest_collection_modifyitems, or in a hook pytest_runtest_setup"
+        )
+    made.outcome, made.longrepr = "failed", text
+    vars(made).pop("wasxfail", None)  # a refusal is not what was expected to fail
+    shown = item.config.stash.setdefault(_SHOWN, {})
+    made.is_refused_again = shown.setdefault(text, item.nodeid) != item.nodeid
+
+
+def _without_parameters(item: Any) -> str:
+    return str(item.nodeid.removesuffix(item.name) + (getattr(item, "originalname", None) or item.name))

@@ -1,0 +1,115 @@
+"""The files and folders that a process has read, and whether they are as they were: asked by stat, never assumed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import Any
+
+# No file system that we know has times coarser than a second: a younger file could change without a trace.
+_COARSEST = 2.0
+_NOT_FILES = ("/proc/", "/dev/", "/sys/", "[")
+
+Stamp = tuple[int, ...]
+
+
+def stamp(path: str) -> Stamp | None:
+    """Identify the contents of a file without reading it; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def names_in(folder: str) -> frozenset[str]:
+    """The names in a folder, but for that of compiled files; none if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return frozenset(os.listdir(folder)) - {"__pycache__"}
+    return frozenset()
+
+
+class ReadRecord:
+    """Files by their stamps, and folders by their names. Files that were looked for in vain count, too."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Stamp | None] = {}
+        self.folders: dict[str, tuple[Stamp | None, frozenset[str]]] = {}
+        self._started = time.time()
+
+    def add_file(self, path: str) -> None:
+        if path not in self.files:
+            self.files[path] = stamp(path)
+
+    def add_folder(self, path: str) -> None:
+        if path not in self.folders:
+            self.folders[path] = stamp(path), names_in(path)
+
+    def changed(self) -> str | None:
+        """A file or folder that is not as it was when it was read; None if all are."""
+        for path, before in self.files.items():
+            if stamp(path) != before:
+                return path
+        for path, (before, names) in [*self.folders.items()]:
+            now = stamp(path)
+            if now != before:
+                if names_in(path) != names:
+                    return path
+                self.folders[path] = (None if self._is_young(now) else now), names
+        return None
+
+    def unsettled(self) -> str | None:
+        """A file that may have changed since this process read it; None if there is none."""
+        young = [path for path, found in self.files.items() if self._is_young(found)]
+        for path, (_, names) in self.folders.items():
+            self.folders[path] = None, names  # the stamp was taken before the names
+        return young[0] if young else self.changed()
+
+    def _is_young(self, found: Stamp | None) -> bool:
+        return found is not None and max(found[3:]) > (min(self._started, time.time()) - _COARSEST) * 1e9
+
+    def add_modules(self, names: list[str]) -> None:
+        """Add the sources of modules, and the shared libraries that this process has mapped."""
+        for name in names:
+            origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+            if isinstance(origin, str) and os.path.isabs(origin):
+                self.add_file(origin)
+        with open("/proc/self/maps") as maps:
+            for path in {line[73:].strip() for line in maps}:
+                if path.startswith("/") and not path.startswith(_NOT_FILES):
+                    self.add_file(path)
+
+    def record_reads(self) -> list[str]:
+        """Add what this process reads from now on, until `stop` is called. Returns the files that it writes."""
+        self._on = on = [True]
+        written: list[str] = []
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:  # stays for good: there is no way to remove one
+            if on and event in ("open", "os.listdir", "os.scandir"):
+                on.clear()
+                try:
+                    self._take(event, written, *arguments)
+                finally:
+                    on.append(True)
+
+        sys.addaudithook(hook)
+        return written
+
+    def stop(self) -> None:
+        self._on.clear()
+
+    def _take(self, event: str, written: list[str], path: Any = None, mode: Any = None, flags: Any = 0) -> None:
+        if not isinstance(path, (str, bytes, type(None))):
+            return
+        path = os.path.abspath(os.fsdecode(path or "."))
+        # The source of a compiled file, wherever that is, is added with its module.
+        if path.startswith(_NOT_FILES) or ".pyc" in os.path.basename(path):
+            return
+        if event != "open":
+            self.add_folder(path)
+        elif flags & os.O_ACCMODE:
+            written.append(path)
+        else:
+            self.add_file(path)
