@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from unittest import mock
 
 import pytest
@@ -10,6 +11,10 @@ from slow_tests import is_slow
 # One thread of torch for each rank, as under torchrun: on two cores, those of several ranks wait for each other, which
 # took a third of the time of tests that compute. torch reads this when it is imported, here, by xdist and in programs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_TESTING_EXT_WARM", "0")  # runs in tests use no server of the developer
+
+# As in an environment that is active: printed commands then begin with `python`, by whatever path this was started.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
 def pytest_configure(config):

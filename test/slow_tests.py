@@ -33,6 +33,9 @@ SLOW = {
         "distributed/*_properties.py::*",
         f"{OURS}faults/test_property_suites_catch_faults.py::*",
     ),
+    "a hundred edits, each followed by a warm and a cold run; test_each_kind_of_edit stays": (
+        f"{OURS}warm/test_warm_is_never_stale.py::NeverStaleTest::test_random_edits",
+    ),
     "a comparison with recorded outcomes, or with PyTorch's kit on whole suites": (
         f"{OURS}conformance/test_conformance.py::ConformanceTest::test_ours_against_recorded_outcomes",
         f"{OURS}upstream/test_drop_in_outcomes.py::*",
@@ -46,13 +49,24 @@ SLOW = {
         f"{OURS}runner/test_shared_leases.py::*::test_many_runs_that_need_several_devices",
         f"{OURS}runner/test_zygote_dies.py::*::test_more_often_than_once_for_each_of_many_tests",
     ),
+    "an editor, whose debugger follows every process; test_breakpoints.py stays": (
+        f"{OURS}launch/test_editors.py::EditorTest::test_breakpoints",
+    ),
     "a whole product; test_same_outcome_for_values_of_every_kind stays": (
         f"{OURS}_asserts/test_assert_equal.py::*::test_same_outcome_for_every_pair_of_values",
     ),
     "installs another Hypothesis from an index; the same test without the generator stays": (
         f"{OURS}_hypothesis/test_replay.py::*::test_another_version_of_hypothesis_with_network",
     ),
-    "a cluster of Ray": (f"{OURS}runner/test_cluster.py::TestOnRay::*",),
+    "new interpreters, or a call that does not end; the other programs and pages stay": (
+        f"{OURS}test_issue_drafts.py::*::test_program_about_the_kit*",
+        f"{OURS}test_found.py::*_endless_search_for_attention",
+        f"{OURS}test_found.py::*::test_gloo_abort_at_exit_runs",
+    ),
+    "a cluster of Ray": (
+        f"{OURS}runner/test_cluster.py::TestOnRay::*",
+        f"{OURS}runner/test_cluster_kills.py::TestKills::*",
+    ),
     "daemons of Slurm": (f"{OURS}runner/test_slurm.py::*Allocation*::*",),
     "end to end on ranks, one row of a table each; of the two styles, `replicate` stays": (
         f"{OURS}_spmd/test_*.py::*fully_shard*",
@@ -75,6 +89,7 @@ SLOW = {
     "the examples of all pages, each as a program": (f"{OURS}test_docs.py::DocsTest::test_examples_run",),
     "collects all tests": (f"{OURS}test_slow_tests.py::SlowTestsTest::test_each_row_matches_a_test",),
     "a search": (f"{OURS}_hypothesis/test_given.py::*::test_options_for_a_search",),
+    "failures of 8 and 32 ranks; test_four_ranks stays": (f"{OURS}runner/test_one_screen.py::ManyRanksTest::*",),
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import unittest
 import zipfile
 from email import message_from_bytes
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import yaml
@@ -25,6 +27,7 @@ except ModuleNotFoundError:  # before Python 3.11; pytest brings the same as a p
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "use-it.md"
+ADDRESS = "https://github.com/someone/project"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TEST = """
 import torch.distributed as dist
@@ -47,11 +50,16 @@ class SumTest(MultiProcessTestCase):
 
 
 def python(*words, cwd, **environ):
-    """Run this interpreter without the settings of the run that this test is in."""
+    return shell(shlex.join([sys.executable, *map(str, words)]), cwd, **environ)
+
+
+def shell(command, cwd, **environ):
+    """Run a command without the settings of the run that this test is in."""
     ours = (settings.PREFIX, "PYTEST_", "PYTHONPATH", "COV_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env={**inherited, **environ}, capture_output=True, text=True)
+    return subprocess.run(
+        ["/bin/sh", "-c", command], cwd=cwd, env={**inherited, **environ}, capture_output=True, text=True
+    )
 
 
 class PackageTest(unittest.TestCase):
@@ -62,7 +70,7 @@ class PackageTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder, copy = Path(folder.name), Path(folder.name, "copy")
-        unwanted = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "*.egg-info")
+        unwanted = shutil.ignore_patterns(".git", ".venv", ".*cache", "build", "dist", "__pycache__", "*.egg-info")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=unwanted)
         with tarfile.open(cls.build("sdist", copy)) as archive:
             archive.extractall(cls.folder)
@@ -77,7 +85,8 @@ class PackageTest(unittest.TestCase):
     def build(cls, kind, source):
         """Build as pip and build do, by the backend; the last line that it prints is the name of the archive."""
         backend = f"import setuptools.build_meta as backend; print(backend.build_{kind}({str(cls.folder)!r}))"
-        done = python("-c", backend, cwd=source)
+        # The wheel has the address from the sdist.
+        done = python("-c", backend, cwd=source, GITHUB_REPOSITORY="someone/project" if kind == "sdist" else "")
         assert done.returncode == 0, done.stdout + done.stderr
         return cls.folder / done.stdout.splitlines()[-1]
 
@@ -93,20 +102,63 @@ class PackageTest(unittest.TestCase):
         self.assertIn("runner/report/page/page.js", ours)
         expected = {f"torch_testing_ext/{name}" for name in ours}
         facts = {f"{self.facts.name}/{name}" for name in self.files(self.facts)}
-        self.assertEqual(self.files(self.installed), expected | facts)
+        self.assertEqual(self.files(self.installed), expected | facts | {"torch_testing_ext_pytest.py"})
         self.assertIn(f"{self.facts.name}/licenses/LICENSE", facts)
 
-    def test_the_sdist_holds_what_builds_the_wheel(self):
-        self.assertLessEqual({"LICENSE", "README.md", "pyproject.toml", "setup.py"}, self.in_sdist)
-        folders = {name.partition("/")[0] for name in self.in_sdist if name.endswith(".py")}
-        self.assertEqual(folders, {"torch_testing_ext", "setup.py"})
+    def test_the_sdist_holds_all_that_git_does(self):
+        """So that whoever has it can run the tests and make the documents."""
+        command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+        known = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+        missing = {name for name in known if (ROOT / name).is_file()} - self.in_sdist
+        self.assertEqual(missing, set())
+        self.assertTrue((self.sdist / "test/torch_testing_ext/launch/kit").is_symlink())
 
     def test_the_metadata(self):
         facts = message_from_bytes((self.facts / "METADATA").read_bytes())
         self.assertEqual(facts["Version"], torch_testing_ext.__version__)
         always = [name for name in facts.get_all("Requires-Dist") if "extra" not in name]
-        self.assertEqual([re.match(r"\w+", name)[0] for name in always], ["torch", "expecttest", "hypothesis", "numpy"])
-        self.assertIn("[pytest11]\ntorch_testing_ext.pytest_plugin", (self.facts / "entry_points.txt").read_text())
+        names = ["torch", "expecttest", "hypothesis", "numpy", "tomli"]
+        self.assertEqual([re.match(r"\w+", name)[0] for name in always], names)
+        entries = (self.facts / "entry_points.txt").read_text()
+        self.assertIn("[pytest11]\ntorch_testing_ext_pytest", entries)
+        self.assertIn("[console_scripts]\ntorchtest = torch_testing_ext.runner.cli:console", entries)
+
+    def test_the_description_leads_somewhere(self):
+        """The wheel was built from the sdist, without the address; the sdist with it."""
+        facts = message_from_bytes((self.facts / "METADATA").read_bytes())
+        urls = dict(url.split(", ") for url in facts.get_all("Project-URL"))
+        self.assertEqual(urls["Source"], ADDRESS)
+        self.assertEqual(set(urls), {"Source", "Documentation", "Changelog", "Issues"})
+        links = re.findall(r"\]\(([^)]+)\)", facts.get_payload())
+        self.assertGreater(len(links), 20)
+        for link in links:
+            page = link.removeprefix(f"{ADDRESS}/blob/HEAD/").partition("#")[0]
+            self.assertTrue(link.startswith("https://") and ((ROOT / page).exists() or page == link), link)
+
+    def test_pytest_rewrites_nothing_and_nothing_stays(self):
+        """After an uninstallation, no module of ours can be imported, since no file is left where it was."""
+        with tempfile.TemporaryDirectory() as folder:
+            site, project = Path(folder, "site"), Path(folder, "project")
+            shutil.copytree(self.installed, site)
+            project.mkdir()
+            (project / "test_it.py").write_text(
+                "import pytest\nfrom torch_testing_ext.common_utils import TestCase\n"
+                "@pytest.mark.world_size(2)\ndef test_it(dist_env):\n    assert dist_env.world_size == 2\n"
+            )
+            environ = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "", "PYTEST_ADDOPTS": ""}
+            done = python("-m", "pytest", "-q", cwd=project, **environ)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual([*site.glob("torch_testing_ext/**/*-pytest-*.pyc")], [])
+            for line in (site / self.facts.name / "RECORD").read_text().splitlines():
+                file = site / line.split(",")[0]
+                file.unlink()
+                if file.suffix == ".py":
+                    Path(cache_from_source(str(file))).unlink(missing_ok=True)
+            self.assertEqual(self.left(site / "torch_testing_ext"), set())
+
+    @staticmethod
+    def left(folder):
+        return {str(file) for file in folder.rglob("*") if file.is_file()}
 
     def test_a_project_that_is_not_ours(self):
         """The configuration of docs/use-it.md, the command of its example for CI, and what GitHub shows."""
@@ -117,19 +169,33 @@ class PackageTest(unittest.TestCase):
         (project / "pyproject.toml").write_text(blocks["toml"])
         self.assertIn("torch_testing_ext", tomllib.loads(blocks["toml"])["tool"])
         steps = yaml.safe_load(blocks["yaml"])["jobs"]["test"]["steps"]
-        (command,) = (step["run"] for step in steps if "torch_testing_ext.runner" in step.get("run", ""))
-        environ = {"PYTHONPATH": str(self.installed), "GITHUB_ACTIONS": "true"}
-        done = python(*command.split()[1:], cwd=project, **environ)
+        (command,) = (step["run"] for step in steps if step.get("run", "").startswith("torchtest "))
+        script = self.folder / "bin" / "torchtest"  # as pip makes it
+        script.parent.mkdir()
+        script.write_text(
+            f"#!{sys.executable}\nimport sys\nfrom torch_testing_ext.runner.cli import console\nsys.exit(console())\n"
+        )
+        script.chmod(0o755)
+        path = os.pathsep.join([str(script.parent), os.environ["PATH"]])
+        environ = {"PYTHONPATH": str(self.installed), "GITHUB_ACTIONS": "true", "PATH": path}
+        done = shell(command, cwd=project, **environ)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertEqual(done.stdout.splitlines()[-1], "1 passed, 1 failed, 0 skipped")
         self.assertRegex(
-            done.stdout, r"(?m)^::error file=tests/test_sum\.py,line=16,title=failed%3A .*test_wrong::rank 1 of 2"
+            done.stdout, r"(?m)^::error file=tests/test_sum\.py,line=17,title=failed%3A .*test_wrong::rank 1 of 2"
         )
-        self.assertIn("\n  python -m torch_testing_ext.runner tests/test_sum.py::SumTest::test_wrong", done.stdout)
+        again = "torchtest tests/test_sum.py::SumTest::test_wrong"
+        self.assertEqual(set(re.findall(r"(?m)^ +(torchtest tests/.*)$", done.stdout)), {again}, done.stdout)
+        self.assertIn(again, (project / "report.html").read_text())
+        alone = shell(again, cwd=project / "tests", **environ)
+        self.assertEqual((alone.returncode, alone.stdout.splitlines()[-1]), (1, "0 passed, 1 failed, 0 skipped"))
         (upload,) = (step["with"]["path"] for step in steps if "upload-artifact" in step.get("uses", ""))
         reports = [project / name for name in upload.split()]
         self.assertTrue(all(file.stat().st_size for file in reports), reports)
-        self.assertIn(str(self.installed), (project / "report.xml").read_text())
+        where = shell(
+            f"{sys.executable} -c 'import torch_testing_ext; print(torch_testing_ext.__file__)'", cwd=project, **environ
+        )
+        self.assertEqual(Path(where.stdout.strip()).parents[1], self.installed)
 
 
 class ProjectFilesTest(unittest.TestCase):
@@ -161,10 +227,10 @@ class ProjectFilesTest(unittest.TestCase):
 
     def test_options_of_the_page_exist(self):
         text = PAGE.read_text(encoding="utf-8")
-        commands = re.findall(r"python -m torch_testing_ext\.runner(.*)", text)
+        commands = re.findall(r"(?m)^(?:      - run: )?torchtest(.*)", text)
         self.assertGreater(len(commands), 1)
         for command in commands:
-            config.read_options(command.split("`")[0].split(), {}, ROOT, ROOT)
+            config.read_options([word for word in command.split() if word != "init"], {}, ROOT, ROOT)
 
 
 if __name__ == "__main__":

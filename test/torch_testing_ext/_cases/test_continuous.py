@@ -91,14 +91,14 @@ class TestOutcomes(TestCase):
             (
                 "fails_in_one",
                 "failed",
-                r"rank 1 of 3 failed \d+\.\d s into Things.fails_in_one: AssertionError: as told",
+                r"rank 1 of 3 failed: AssertionError: as told",
             ),
             ("raises_in_two", "error", "ValueError: rank 1(.|\n)*ValueError: rank 2"),
-            ("dies", "error", r"rank 1 of 3 was killed by SIGKILL \d+\.\d s into Things.dies"),
-            ("exits", "error", r"rank 1 of 3 exited with code 3 \d+\.\d s into .*before the test finished"),
-            ("leaves_at_once", "error", r"rank 1 of 3 exited with code 0 \d+\.\d s into .*before the test finished"),
+            ("dies", "error", r"rank 1 of 3 was killed by SIGKILL"),
+            ("exits", "error", r"rank 1 of 3 exited with code 3 before the test finished"),
+            ("leaves_at_once", "error", r"rank 1 of 3 exited with code 0 before the test finished"),
             ("skips", "skipped", "^not today$"),
-            ("skips_in_one", "failed", "ranks disagree in .*: rank 1 skipped, ranks 0, 2 did not"),
+            ("skips_in_one", "failed", "rank 1 skipped, ranks 0, 2 did not"),
             ("exits_with_a_skip", "skipped", "NCCL"),
             ("needs_devices", "skipped", "at least 1000"),
             ("fails_as_expected", "expected failure", "as expected"),
@@ -135,14 +135,14 @@ class TestOutcomes(TestCase):
     def test_a_stuck_rank(self) -> None:
         ran = run_class(Things, "prints", "hangs_in_one", "passes")
         message = ran.tests["hangs_in_one"].message
-        self.assertRegex(message, r"Things.hangs_in_one timed out after \d+\.\d s; ranks 0, 1, 2 of 3 still running")
+        self.assertRegex(message, r": rank 1 never reached .*, in which ranks 0, 2 wait; timed out after \d+\.\d s\n")
         self.assertRegex(message, r"rank 1: continuous_subject.py:\d+ in hangs_in_one \(threading.Event\(\).wait\(\)\)")
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in hangs_in_one")
         self.assertEqual(ran.tests["passes"], ("passed", ""))
 
     def test_a_stuck_rank_does_not_delay_the_failure_of_another(self) -> None:
         message = run_class(Things, "passes", "fails_while_another_hangs").tests["fails_while_another_hangs"].message
-        self.assertRegex(message, r"rank 2 of 3 failed \d+\.\d s into .*as told")
+        self.assertRegex(message, r"rank 2 of 3 failed: .*as told")
         self.assertRegex(message, r"rank 1: still running after \d+\.\d+ s")
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in fails_while_another_hangs")
 
@@ -200,14 +200,14 @@ class TestState(TestCase):
     @parametrize(
         "what,told",
         [
-            ("default_dtype", "0, 1, 2: default dtype: torch.float32 -> torch.float64"),
-            ("default_device", "0, 1, 2: default device: device(type='cpu') -> device(type='meta')"),
+            ("default_dtype", "0-2: default dtype: torch.float32 -> torch.float64"),
+            ("default_device", "0-2: default device: device(type='cpu') -> device(type='meta')"),
             ("deterministic_algorithms", "0, 2: deterministic algorithms: 0 -> 2"),
-            ("threads", "0, 1, 2: number of threads: "),
-            ("gradients", "0, 1, 2: gradients enabled: True -> False"),
-            ("environment", "0, 1, 2: os.environ['LEFT_BEHIND']: not set -> '1'"),
-            ("directory", "0, 1, 2: working directory: "),
-            ("group", "0, 1, 2: default process group: a ProcessGroup -> none"),
+            ("threads", "0-2: number of threads: "),
+            ("gradients", "0-2: gradients enabled: True -> False"),
+            ("environment", "0-2: os.environ['LEFT_BEHIND']: not set -> '1'"),
+            ("directory", "0-2: working directory: "),
+            ("group", "0-2: default process group: a ProcessGroup -> none"),
         ],
         name_fn=lambda what, told: what,
     )
@@ -232,7 +232,7 @@ class TestState(TestCase):
         self.assertEqual(changed.outcome, "error")
         self.assertRegex(
             changed.message,
-            "GlobalStateWarning: Things.changes_default_dtype left global state changed in ranks 0, 1, 2",
+            "GlobalStateWarning: Things.changes_default_dtype left global state changed in ranks 0-2",
         )
         self.assertEqual(after, ("passed", ""))
 
@@ -255,7 +255,7 @@ class TestClasses(TestCase):
         with mock.patch.object(InitFails, "world_size", 2):
             ran = run_class(InitFails, "passes", "prints")
         for seen in ran.tests.values():
-            self.assertRegex(seen.message, r"rank 1 of 2 raised \d\.\d s into .*OSError: no group")
+            self.assertRegex(seen.message, r"rank 1 of 2 raised OSError: no group")
             self.assertRegex(seen.message, "rank 1's traceback:\nTraceback(.|\n)*in _init_pg")
 
     @parametrize("by", [SystemExit(TEST_SKIPS["multi-gpu-4"].exit_code), unittest.SkipTest("not here")])
@@ -276,7 +276,9 @@ class TestClasses(TestCase):
         """No test of the class has failed; the class has."""
         ran = run_class(RankIsKilledAfterwards, "prints", "passes")
         self.assertEqual([seen.outcome for seen in ran.tests.values()], ["passed", "passed"])
-        self.assertRegex(ran.of_class, r"rank 1 of 3 was killed by SIGKILL .*\(after .*RankIsKilledAfterwards.prints\)")
+        self.assertRegex(
+            ran.of_class, r"rank 1 of 3 was killed by SIGKILL (.|\n)*\(after .*RankIsKilledAfterwards.prints\)"
+        )
 
     def test_a_rank_that_dies_after_the_last_test(self) -> None:
         self.assertRegex(run_class(RankIsKilledAfterwards, "prints").of_class, "rank 1 of 3 was killed by SIGKILL")

@@ -67,7 +67,7 @@ class SpawnTest(TestCase):
             "rank 1 of 2 was killed by SIGKILL": functools.partial(os.kill, 0, signal.SIGKILL),
             "exited with code 0": functools.partial(os._exit, 0),
             "exited with code 3": functools.partial(sys.exit, 3),
-            "ranks disagree": functools.partial(unittest.TestCase().skipTest, "alone"),
+            "skipped": functools.partial(unittest.TestCase().skipTest, "alone"),
         }
         for text, way in ways.items():
             with self.subTest(text=text), self.assertRaisesRegex(RuntimeError, text):
@@ -85,9 +85,9 @@ class SpawnTest(TestCase):
             groups = [dist.new_group() for _ in range(2)]
             dist.all_reduce(torch.ones(1), group=groups[rank])
 
-        with self.assertRaisesRegex(AssertionError, "ranks disagree in call #1"):
+        with self.assertRaisesRegex(AssertionError, "rank 0 calls .*float32, rank 1 calls .*int32 in call #1"):
             spawn(disagree, 2)
-        with self.assertRaisesRegex(AssertionError, "s after its start: rank 0 waits in group"):
+        with self.assertRaisesRegex(AssertionError, "^rank 0 waits in group"):
             spawn(wait_for_each_other, 2, timeout=TIMEOUT)  # although rank 0 serves a TCPStore
         spawn(collectives_may_differ("to test the mark")(disagree), 2)
 
@@ -165,7 +165,7 @@ class RunScriptTest(TestCase):
             run_script(self.script, "fail", ranks=2)
         with self.assertRaisesRegex(RuntimeError, "rank 1 of 2 exited with code 3"):
             run_script(self.script, "exit", ranks=2)
-        with self.assertRaisesRegex(RuntimeError, "rank 1 of 2 still running"):
+        with self.assertRaisesRegex(RuntimeError, "rank 1"):
             run_script(self.script, "sleep", ranks=2, timeout=2)
 
     def test_under_torchrun(self):

@@ -188,7 +188,7 @@ class TestOutcomes(TestCase):
 
     def test_failures_and_errors_are_distinguished(self):
         self.check("fails", "failed", "rank 1 of 2 failed", "Scalars are not equal", "rank 0: passed")
-        self.check("raises", "error", "of 2 raised", "ranks 0, 1 failed alike", "KeyError: 'k'")
+        self.check("raises", "error", "all 2 ranks raised", "KeyError: 'k'", "ranks 0, 1 failed alike")
 
     def test_raised_in_the_parent(self):
         for method, error in (("fails", RankFailure), ("raises", RankError)):
@@ -421,7 +421,7 @@ class TestTimeout(TestCase):
         with mock.patch.dict(ranked.TIMEOUT_OVERRIDE, pauses=0.3):
             seen = outcome_of(Things("pauses"))
         self.assertEqual(seen.outcome, "error")
-        self.assertRegex(seen.message, r"Things\.pauses timed out after 0\.\d s; ranks 0, 1 of 2 still running")
+        self.assertRegex(seen.message, r"timed out after 0\.\d s; all 2 ranks still running")
         self.assertIn("in pauses (threading.Event().wait())", seen.message)
 
     def test_a_sleep_interrupted_by_the_stack_request_is_no_pass(self):

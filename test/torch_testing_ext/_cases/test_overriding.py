@@ -277,7 +277,7 @@ class TestProcesses(TestCase):
         self.assertEqual(outcome_of(Things("exits_with_3")).outcome, "error")
         self.assertEqual(outcome_of(Judges("exits_with_3")), ("passed", ""))
         self.assertRegex(outcome_of(Judges("raises_in_one")).message, "OSError: a rank has reported a KeyError")
-        self.assertRegex(outcome_of(Judges("fails")).message, "RankFailure: rank . of 2 failed")
+        self.assertRegex(outcome_of(Judges("fails")).message, "RankFailure: all 2 ranks failed")
 
     def test_processes_are_joined_by_an_override(self):
         self.assertEqual(outcome_of(Joins("exits_with_3")), ("passed", ""))

@@ -189,6 +189,60 @@ if __name__ == "__main__": run_tests()
 """
 
 
+class TestLeftOut(ScriptTestCase):
+    """Tests that unittest does not run are no part of an OK."""
+
+    SCRIPT = """
+        import sys
+        import pytest
+        from torch_testing_ext.common_utils import TestCase, run_tests
+
+        class CaseTest(TestCase):
+            def test_good(self):
+                pass
+
+        @pytest.mark.world_size(2)
+        def test_bad(dist_env):
+            assert False
+
+        class TestPlain:
+            def test_bad_too(self):
+                assert False
+
+        def test_excluded(): ...
+        test_excluded.__test__ = False
+
+        if __name__ == "__main__":
+            run_tests()
+        """
+
+    def test_tests_for_pytest_only(self):
+        self.write(self.SCRIPT)
+        done = self.run_script()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("ERROR: test_bad\n", done.stderr)
+        self.assertIn("ERROR: TestPlain.test_bad_too\n", done.stderr)
+        self.assertRegex(
+            done.stderr, r"test_bad is a function: unittest does not run it. pytest does: python .*--use-py"
+        )
+        self.assertIn("\nFAILED (errors=2)", done.stderr)
+        self.assertNotIn("test_excluded", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
+        for arguments, code in (
+            (("CaseTest",), 0),
+            (("CaseTest.test_good",), 0),
+            (("-k", "good"), 0),
+            (("-k", "bad"), 1),
+            (("-k", "bad_too"), 1),
+            (("--subprocess",), 1),
+        ):
+            with self.subTest(arguments=arguments):
+                done = self.run_script(*arguments)
+                self.assertEqual(done.returncode, code, done.stderr)
+                named = "test_bad is a function" in done.stderr
+                self.assertEqual(named, arguments in (("-k", "bad"), ("--subprocess",)), done.stderr)
+
+
 class TestEarlyEnds(ScriptTestCase):
     """Whatever ends the process early: its exit code is not that of a success, and it says what was running."""
 

@@ -136,9 +136,10 @@ class UnderTorchrunTest(unittest.TestCase):
         self.assertIsInstance(error, verdicts.RankFailure)
         place = "in call #2 of the default group (ranks 0, 1)"
         calls = "rank 0 calls all_reduce [4] float32, rank 1 calls all_reduce [4] int32"
-        self.assertIn("train.py, ", str(error))
-        self.assertIn(f"ranks disagree {place}: {calls}", str(error))
-        self.assertRegex(str(error), r"rank 1: all_reduce \[4\] int32   train.py:9 in <module>")
+        self.assertTrue(str(error).startswith(f"{calls} in call #2 of the default group\n"), str(error))
+        self.assertIn("\n(train.py, ", error.account)
+        self.assertIn(f"ranks disagree {place}: {calls}", error.account)
+        self.assertRegex(error.account, r"rank 1: all_reduce \[4\] int32   train.py:9 in <module>")
         self.assertEqual(said, "")
 
     def test_the_sanitizer(self):

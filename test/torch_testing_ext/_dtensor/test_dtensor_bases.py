@@ -101,7 +101,7 @@ class TestThreads(TestCase):
         before = getattr(ShardingPropagator, "_fake_mode_lock", None)
         passed, locked, failed = outcomes(InThreads, "redistributes", "takes_turns", "fails")
         self.assertEqual((passed, locked), ("passed", "passed"))
-        self.assertRegex(failed, "rank [0-3] of 4 failed .*as told")
+        self.assertRegex(failed, "(rank [0-3] of|all) 4 (ranks )?failed: .*as told")
         self.assertIs(getattr(ShardingPropagator, "_fake_mode_lock", None), before)
 
     def test_base_classes(self) -> None:
@@ -115,7 +115,7 @@ class TestContinuous(TestCase):
             InPersistentRanks, "redistributes", "runs_subtests", "fails", "redistributes"
         )
         self.assertEqual((passed, subtests, again), ("passed",) * 3)
-        self.assertRegex(failed, "rank [01] of 2 failed .*as told")
+        self.assertRegex(failed, "(rank [01] of|all) 2 (ranks )?failed: .*as told")
 
     def test_base_classes(self) -> None:
         self.assertEqual(DTensorContinuousTestBase.__mro__[1:3], (DTensorTestMixin, MultiProcContinuousTest))

@@ -44,9 +44,17 @@ accelerators.QUESTIONS["ask_cuda_properties"] = lambda: {
     "cudnn_version": 91002,
     "has_magma": True,
     "has_tf32": True,
+    "multicast": True,
 }
-accelerators.QUESTIONS["ask_peer_access"] = lambda: True
-accelerators.QUESTIONS["ask_cuda_libraries"] = lambda: {"multicast": True}
+accelerators.QUESTIONS["ask_facts"] = lambda: [
+    {
+        "name": "fake",
+        "memory": 80 << 30,
+        "capability": [9, 0],
+        "peers": [other for other in range(4) if other != number],
+    }
+    for number in range(4)
+]
 
 
 def _note_first_use():

@@ -269,11 +269,17 @@ class TestDevices(TestCase):
             accelerators._ask_new_interpreter("ask_devices")
 
     def test_peer_access_is_asked_only_of_several_cuda_devices(self):
-        self.pretend(ask_devices=("xpu", 2), ask_peer_access=True)
-        self.assertFalse(accelerators.peers_have_access())
-        self.forget()
-        self.pretend(ask_devices=("cuda", 2), ask_peer_access=True)
-        self.assertTrue(accelerators.peers_have_access())
+        for kind, capability, peers, expected in (
+            ("xpu", None, (), False),
+            ("cuda", [8, 0], ([1], [0]), True),
+            ("cuda", [7, 5], ([1], [0]), False),
+            ("cuda", [8, 0], ([1], []), False),
+        ):
+            with self.subTest(kind=kind, capability=capability, peers=peers):
+                facts = [{"name": "", "memory": 1, "capability": capability, "peers": one} for one in peers]
+                self.forget()
+                self.pretend(ask_devices=(kind, 2), ask_facts=facts)
+                self.assertEqual(accelerators.peers_have_access(), expected)
 
 
 class TestDeviceNodes(TestCase):

@@ -78,7 +78,7 @@ class PlatformsTest(TestCase):
             self.assertTrue(is_skipped(requires_multicast_support()))
         for there in (True, False):
             answer = {"multicast": there}
-            with device(), mock.patch.object(accelerators, "cuda_libraries", lambda answer=answer: answer):
+            with device(), mock.patch.object(accelerators, "cuda_properties", lambda answer=answer: answer):
                 self.assertEqual(is_skipped(requires_multicast_support()), not there)
 
     def test_compute_capability(self) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import unittest
+from types import FunctionType
 from unittest import mock
 
 import torch
@@ -11,7 +12,6 @@ from torch_testing_ext._machine import accelerators, flags
 from torch_testing_ext._marks import hardware
 from torch_testing_ext.common_utils import (
     TestCase,
-    copy_func,
     instantiate_parametrized_tests,
     lazy_skip_if,
     parametrize,
@@ -27,6 +27,10 @@ from torch_testing_ext.common_utils import (
     xfail_inherited_tests,
     xfailIf,
 )
+
+
+def copy_of(function):
+    return FunctionType(function.__code__, function.__globals__, function.__name__)
 
 
 def run_function(test):
@@ -106,11 +110,11 @@ class TestSkips(TestCase):
             raise ValueError("must not run")
 
         self.with_flags(IS_SANDCASTLE=False)
-        skipped = run_function(skip_but_pass_in_sandcastle("why")(copy_func(test_it)))
+        skipped = run_function(skip_but_pass_in_sandcastle("why")(copy_of(test_it)))
         self.assertEqual(skip_reason(skipped), "why")
         self.with_flags(IS_SANDCASTLE=True)
         with mock.patch("sys.stderr", io.StringIO()) as stderr:
-            passed = run_function(skip_but_pass_in_sandcastle_if(True, "why")(copy_func(test_it)))
+            passed = run_function(skip_but_pass_in_sandcastle_if(True, "why")(copy_of(test_it)))
         self.assertTrue(passed.wasSuccessful() and not passed.skipped)
         self.assertIn("why", stderr.getvalue())
         self.assertEqual(len(run_function(skip_but_pass_in_sandcastle_if(False, "why")(test_it)).errors), 1)
@@ -119,7 +123,7 @@ class TestSkips(TestCase):
         def test_it(self):
             raise ValueError
 
-        self.assertEqual(len(run_function(xfailIf(True)(copy_func(test_it))).expectedFailures), 1)
+        self.assertEqual(len(run_function(xfailIf(True)(copy_of(test_it))).expectedFailures), 1)
         self.assertEqual(len(run_function(xfailIf(False)(test_it)).errors), 1)
 
     def test_inherited_expected_failures(self):

@@ -284,5 +284,23 @@ class TestFiles(unittest.TestCase):
         self.assertEqual(logs.read_ends(self.folder / "missing"), "")
 
 
+class TestEndingProcesses(unittest.TestCase):
+    def test_a_process_that_has_begun_to_exit_is_not_running(self) -> None:
+        """Its parent has not waited for it: for what it says in /proc, it is still on its way."""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        os.close(reading)
+        self.assertFalse(system.is_ending(pid))
+        os.close(writing)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self.assertTrue(system.is_ending(pid))
+        os.waitpid(pid, 0)
+        self.assertTrue(system.is_ending(pid))
+
+
 if __name__ == "__main__":
     run_tests()

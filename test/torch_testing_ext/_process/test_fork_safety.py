@@ -1,5 +1,8 @@
 """Which threads keep a process from being forked."""
 
+import _thread
+import ctypes
+import faulthandler
 import importlib.util
 import os
 import subprocess
@@ -74,6 +77,31 @@ class ThreadsTest(unittest.TestCase):
             self.assertEqual((fork_safety.prepare_to_fork(), fork_safety.check_after_fork()), (None, None))
 
     @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
+    def test_the_watchdog_of_pytest_ends(self) -> None:
+        """That of `faulthandler_timeout`, which this process has with any timeout."""
+        self.addCleanup(faulthandler.cancel_dump_traceback_later)
+        faulthandler.dump_traceback_later(3600, file=sys.__stderr__)
+        self.assertIn("1 native threads", str(fork_safety.check_after_fork()))
+        self.assertEqual((fork_safety.prepare_to_fork(), fork_safety.check_after_fork()), (None, None))
+
+    def test_native_threads_are_named(self) -> None:
+        """By the system: a thread of Python's `_thread` module takes the name that it asks for."""
+        done, named = threading.Event(), threading.Event()
+
+        def run() -> None:
+            ctypes.CDLL(None).prctl(15, b"some_library", 0, 0, 0)  # PR_SET_NAME
+            named.set()
+            done.wait()
+
+        _thread.start_new_thread(run, ())
+        named.wait()
+        try:
+            self.assertEqual(
+                fork_safety.check_after_fork(), "it runs 1 native threads that a forked child would miss (some_library)"
+            )
+        finally:
+            done.set()
+
     def test_worker_of_xdist(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "test_it.py")

@@ -54,7 +54,7 @@ class DebuggingTest(unittest.TestCase):
         text = self.on_terminal("p seen + '!'\nq\n", "--pdb", "--dist-debug-rank=1")
         self.assertIn("'in rank 1!'", text)
         self.assertEqual(text.count("entering PDB"), 1, text)  # not again at the verdict
-        self.assertIn("rank 1: failed after", text)
+        self.assertIn("ranks 0, 1  failed  test_subject.py:", text)
         self.assertRegex(text, r"Quitting debugger|quit the debugger")
         self.assertNotIn("passed", text)  # the command ends the session
 
@@ -65,7 +65,9 @@ class DebuggingTest(unittest.TestCase):
 
     def test_help_and_mistakes(self) -> None:
         run = run_pytest({}, "--markers")
-        self.assertRegex(run.text, r"@pytest.mark.world_size\(size, \*, backend=None, .*isolated=False\): run")
+        self.assertRegex(
+            run.text, r"@pytest.mark.world_size\(size, \*, backend=None, .*isolated=False, .*scope=.function.\): run"
+        )
         run = run_pytest({"test_subject.py": SUBJECT}, "--dist-debug-rank=-1")
         self.assertEqual(run.code, 4)
         self.assertIn("--dist-debug-rank", run.errors)

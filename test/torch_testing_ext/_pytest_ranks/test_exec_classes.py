@@ -267,6 +267,47 @@ REFUSED = {
 }
 
 
+# In place of the package: what it makes is known as made by it, and a class or mark says otherwise.
+OF_DEEPSPEED = (
+    HEAD
+    + """
+import sys, types
+deepspeed = types.ModuleType("deepspeed")
+sys.modules["deepspeed"] = deepspeed
+
+def init_distributed(dist_backend=None, *, timeout=0):
+    dist.init_process_group(dist_backend or "gloo")
+    deepspeed.has_made = dist_backend
+
+deepspeed.init_distributed = init_distributed
+
+class by_deepspeed(DistributedFixture):
+    backend = "gloo"
+
+    def run(self):
+        assert deepspeed.has_made == "gloo"
+
+class TestByDeepspeed(DistributedTest):
+    def test_made(self, by_deepspeed):
+        assert deepspeed.has_made is None and dist.get_world_size() == 2
+
+@pytest.mark.world_size(2, scope="class")
+class TestShared(DistributedTest):
+    def test_first(self):
+        deepspeed.is_shared = True
+
+    def test_second(self):
+        assert deepspeed.is_shared
+
+class TestByItself(DistributedTest):
+    init = staticmethod(lambda: dist.init_process_group("gloo"))
+
+    def test_made(self):
+        assert not hasattr(deepspeed, "has_made")
+"""
+)
+
+
 class ExecClassesTest(PytestCase):
     run_of_subject: PytestRun
 
@@ -280,6 +321,12 @@ class ExecClassesTest(PytestCase):
             with self.subTest(test=name):
                 self.assertIn(text, self.run_of_subject.messages[name].partition("\n")[0])
 
+    def test_deepspeed_makes_the_groups(self) -> None:
+        run = run_pytest({"test_x.py": OF_DEEPSPEED})
+        shared = ("TestShared.test_first", "TestShared.test_second")
+        names = ("TestByDeepspeed.test_made", *shared, "TestByItself.test_made")
+        self.assertOutcomes(run, dict.fromkeys(names, "passed"))
+
     def test_a_fixture_that_fails_in_a_rank_is_named(self) -> None:
         message = self.run_of_subject.messages["TestFixture.test_fails"]
         self.assertIn("rank 1 of 2 failed", message)
@@ -287,10 +334,10 @@ class ExecClassesTest(PytestCase):
         self.assertIn("AssertionError: in the fixture", message)
         self.assertNotIn("torch_testing_ext/", message)
 
-    def test_refused_at_collection(self) -> None:
+    def test_refused(self) -> None:
         head = "import pytest\nfrom torch_testing_ext.ranks import DistributedFixture, DistributedTest\n"
         run = run_pytest({f"test_{name}.py": f"{head}{body}\n" for name, (body, _) in REFUSED.items()})
-        self.assertEqual(run.code, 2, run.text)
+        self.assertEqual(run.code, 1, run.text)
         for name, (_, text) in REFUSED.items():
             with self.subTest(name=name):
                 found = re.search(rf"^test_{name}\.py::(?:TestX::)?test_x\S*: (.*)$", run.text, re.M)

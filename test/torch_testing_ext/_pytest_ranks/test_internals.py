@@ -103,6 +103,19 @@ def test_texts(request):
     report.longrepr = internals.plain_text("the text", "path.py", 3, "the summary")
     assert report.longreprtext.startswith("the text") and report.longrepr.reprcrash.message == "the summary"
 
+def test_colours(request, monkeypatch):
+    report = pytest.TestReport.from_item_and_call(request.node, pytest.CallInfo.from_call(fails, "call"))
+    told = "title\\n  Expected: 1\\n  Got:      2\\n\\nrun again:  this"
+    report.longrepr = internals.plain_text(told, "path.py", 3, "the summary")
+    sent = report._to_json()
+    internals.colour(report)
+    assert report._to_json() == sent and internals.text_of(report) == told
+    writer = internals.TerminalWriter(internals.io.StringIO())
+    writer.hasmarkup = True
+    report.toterminal(writer)
+    lines = writer._file.getvalue().splitlines()
+    assert lines[:3] == ["\\x1b[1mtitle\\x1b[0m", "\\x1b[32m  Expected: 1\\x1b[0m", "\\x1b[31m  Got:      2\\x1b[0m"]
+
 def test_debugger(request, monkeypatch):
     monkeypatch.setattr("pdb.Pdb.interaction", lambda *_: None)
     excinfo = call = None
@@ -123,12 +136,40 @@ def test_output(request, tmp_path):
     of_report.setStream(stream := io.StringIO())
     logging.error("logged")
     assert "logged" in stream.getvalue()
-    logging.getLogger().removeHandler(of_terminal)
+    internals.remove_log_handler(of_terminal)
+    assert of_terminal not in logging.getLogger().handlers
+    with internals.logging_to(logging.StreamHandler(stream)):
+        logging.error("logged twice")
+    assert stream.getvalue().count("logged twice") == 2
+    assert internals.live_log(request.config) is internals.live_terminal(request.config) is None
+    request.config.option.setupshow = True
+    os.close(internals.live_terminal(request.config))
+    request.config.option.setupshow = False
+    request.config.option.log_cli_level = "WARNING"
+    assert internals.live_log(request.config)[1] is not None
+    request.config.option.log_cli_level = None
     for name in [internals.TERMINAL]:
         assert request.config.pluginmanager.get_plugin(name) is not None
     if (pid := os.fork()) == 0:
         internals.forget_captured(request.config)
         os._exit("_global_capturing=None" not in repr(manager))
+    assert os.waitpid(pid, 0)[1] == 0
+
+def test_shared_set_up(request):
+    session = request.session
+    other = next(item for item in session.items if "value" in item.fixturenames)
+    if (pid := os.fork()) == 0:
+        try:
+            assert internals.take_finalizers(request.node) and not internals.take_finalizers(request.node)
+            internals.take_over(session, "module", ("value",))
+            assert internals.fixture_definitions(other)["value"][0].scope == "module"
+            internals.set_up_in_session(other)
+            assert other.funcargs["value"] == 3 and internals.finalizers(other)
+            internals.tear_down_session(session)
+            assert not internals.take_finalizers(other)
+            os._exit(0)
+        finally:
+            os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
 
 def test_sessions(tmp_path):
@@ -146,6 +187,14 @@ def test_sessions(tmp_path):
     module = pytest.Module.from_parent(session, path=path)
     assert internals.imported_module(module) is None
     assert module.obj is internals.imported_module(module)
+    class Noting:
+        def pytest_sessionfinish(self, exitstatus):
+            finished.append(int(exitstatus))
+    finished, session.exitstatus = [], pytest.ExitCode.TESTS_FAILED
+    config.pluginmanager.register(Noting())
+    internals.finish_without_tear_down(session)
+    assert finished == [1]
+    assert config.pluginmanager.get_plugin("runner") is not None
     internals.unconfigure(config)
     Path(tmp_path, "conftest.py").write_text("1 / 0")
     with pytest.raises(Exception) as raised:
@@ -156,8 +205,10 @@ def test_sessions(tmp_path):
 """
 MODEL = {
     **dict.fromkeys(["test_fixtures[1]", "test_added_fixtures", "test_finalizers", "test_finalizers_were_called"]),
-    **dict.fromkeys(["XunitTest.test_unittest", "TestXunit.test_of_pytest", "test_texts", "test_debugger"]),
-    **dict.fromkeys(["test_output", "test_sessions"]),
+    **dict.fromkeys(
+        ["XunitTest.test_unittest", "TestXunit.test_of_pytest", "test_texts", "test_colours", "test_debugger"]
+    ),
+    **dict.fromkeys(["test_output", "test_sessions", "test_shared_set_up"]),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kit.pytest_runs import PytestCase, PytestRun, run_pytest
 from torch_testing_ext.common_utils import run_tests
 
 SUBJECT = """
-import logging, os, signal, sys, threading, unittest, warnings
+import asyncio, functools, logging, os, signal, sys, threading, unittest, warnings
 from pathlib import Path
 import pytest, torch
 import torch.distributed as dist
@@ -23,6 +24,12 @@ class OwnWarning(UserWarning): ...
 
 def until_killed():
     threading.Event().wait()
+
+def drives(function):
+    return functools.wraps(function)(lambda *args, **kwargs: [None for _ in function(*args, **kwargs)] and None)
+
+def returns(function):
+    return functools.wraps(function)(lambda *args: function(*args))
 
 class TestPasses:
     pytestmark = pytest.mark.world_size(2)
@@ -72,6 +79,30 @@ class TestPasses:
     def test_capfd(self, capfd):
         os.write(1, b"raw")
         assert capfd.readouterr().out == "raw"
+
+@pytest.mark.world_size(2)
+class TestAsync:
+    async def test_coroutine(self, dist_env):
+        await asyncio.sleep(0)
+        assert dist_env.rank == 0, "in a coroutine"
+
+    @pytest.mark.asyncio
+    async def test_coroutine_for_a_plugin(self, dist_env):
+        await asyncio.sleep(0)
+
+    @drives
+    def test_generator_that_is_driven(self, dist_env):
+        yield
+        assert dist_env.rank == 0, "in a generator"
+
+    @returns
+    def test_generator_that_is_returned(self):
+        yield
+
+@pytest.mark.world_size(2)
+class CoroutineTest(unittest.IsolatedAsyncioTestCase):
+    async def test_coroutine(self):
+        self.assertEqual(rank(), 0)
 
 @pytest.mark.world_size([1, 2])
 def test_sizes():
@@ -247,6 +278,11 @@ MODEL = {
     "TestPasses.test_parametrized[1]": ("passed", ""),
     "TestPasses.test_parametrized[2]": ("passed", ""),
     "TestPasses.test_capfd": ("passed", ""),
+    "TestAsync.test_coroutine": ("failed", "AssertionError: in a coroutine"),
+    "TestAsync.test_coroutine_for_a_plugin": ("passed", ""),
+    "TestAsync.test_generator_that_is_driven": ("failed", "AssertionError: in a generator"),
+    "TestAsync.test_generator_that_is_returned": ("failed", "returned a generator, and nothing of it has run"),
+    "CoroutineTest.test_coroutine": ("failed", "rank 1 of 2 failed"),
     "test_sizes[world_size=1]": ("passed", ""),
     "test_sizes[world_size=2]": ("passed", ""),
     "UnittestTest.test_passes": ("passed", ""),
@@ -262,7 +298,7 @@ MODEL = {
     "TestFails.test_exits_with_0": ("failed", "rank 1 of 2 exited with code 0"),
     "TestFails.test_sys_exit_with_0": ("failed", "SystemExit: 0"),
     "TestFails.test_pytest_exit": ("failed", "Exit: enough"),
-    "TestFails.test_skips_in_one_rank": ("failed", "ranks disagree"),
+    "TestFails.test_skips_in_one_rank": ("failed", "skipped"),
     "TestFails.test_hangs": ("failed", "timed out after"),
     "TestFails.test_both_hang_after_the_end": ("failed", "timed out after"),
     "TestFails.test_thread_raises_and_exits": ("failed", "exited with code 0"),
@@ -305,9 +341,10 @@ class MarkedTestsTest(PytestCase):
         text = self.run_of_subject.text
         _, _, failure = text.partition("_ TestFails.test_assertion _")
         failure = failure[: failure.index("\n____")]
-        self.assertEqual(failure.count("rank 1's traceback"), 1)
-        self.assertIn(">       assert value == 0\nE       assert 1 == 0\n", failure)
-        self.assertIn("python -m pytest test_subject.py::TestFails::test_assertion\n", failure)
+        self.assertEqual(failure.count("rank 1 of 2 failed: "), 1)
+        self.assertEqual(len(re.findall(r"  > +\d+ \| +assert value == 0\n", failure)), 1, failure)
+        self.assertIn("assert 1 == 0\n", failure)
+        self.assertIn("run again:  python -m pytest test_subject.py::TestFails::test_assertion\n", failure)
         self.assertIn("Captured stdout and stderr of rank 0 call ---", failure)
         self.assertEqual(failure.count("\nbefore the assertion"), 2)
         for frame in ("torch_testing_ext/", "pluggy", "RankFailure"):
@@ -322,6 +359,78 @@ class MarkedTestsTest(PytestCase):
         self.assertEqual(self.run_of_subject.text.count("UserWarning: warned"), 1)
         self.assertEqual(self.run_of_subject.text.count(" OwnWarning: own"), 1)
         self.assertNotIn("UserWarning: observed", self.run_of_subject.text)
+
+
+class WarningsTest(PytestCase):
+    def test_exceptions_in_threads_and_finalizers_are_warnings_of_ranks_of_every_kind(self) -> None:
+        """With a filter `error`, they fail the test, also where the ranks were forked under other filters."""
+        source = """
+import threading, warnings
+import pytest
+from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+from torch_testing_ext.ranks import spawn
+
+class Finalized:
+    def __del__(self):
+        raise ValueError("finalized")
+
+def in_a_thread(name):
+    thread = threading.Thread(target=lambda: {}[name], name=name)
+    thread.start()
+    thread.join()
+
+def in_a_finalizer(name):
+    Finalized.__del__.__qualname__ = name
+    Finalized()
+
+def in_a_cycle(name):
+    Finalized.__del__.__qualname__ = name
+    finalized = Finalized()
+    finalized.itself = finalized
+
+def warned(name):
+    warnings.warn(name)
+
+def methods_of(kind, *sources):
+    return {f"test_{source.__name__}": method(source, f"{kind}_{source.__name__}") for source in sources}
+
+def method(source, name):
+    return lambda self: source(name)
+
+def spawning(source, name):
+    return lambda self: spawn(lambda rank: source(name), 2)
+
+def set_up(self):
+    super(type(self), self).setUp()
+    self._spawn_processes()
+
+SOURCES = (in_a_thread, in_a_finalizer, warned)
+TestMarked = pytest.mark.world_size(2)(type("TestMarked", (), methods_of("marked", *SOURCES, in_a_cycle)))
+TestSpawn = type("TestSpawn", (), {f"test_{one.__name__}": spawning(one, f"spawn_{one.__name__}") for one in SOURCES})
+OwnTest = type("OwnTest", (MultiProcessTestCase,), {"world_size": 2, "setUp": set_up, **methods_of("own", *SOURCES)})
+KeptTest = type("KeptTest", (MultiProcContinuousTest,), {"world_size": 2, **methods_of("kept", *SOURCES)})
+ERROR = pytest.mark.filterwarnings("error")
+TestMarkedError = ERROR(type("TestMarkedError", (TestMarked,), {}))
+TestSpawnError = ERROR(type("TestSpawnError", (TestSpawn,), {}))
+OwnErrorTest = ERROR(type("OwnErrorTest", (MultiProcessTestCase,), vars(OwnTest) | methods_of("own", *SOURCES)))
+"""
+        run = run_pytest({"test_x.py": source})
+        names = {
+            "in_a_thread": "PytestUnhandledThreadExceptionWarning: Exception in thread ",
+            "warned": "UserWarning: ",
+        }
+        names["in_a_finalizer"] = names["in_a_cycle"] = "PytestUnraisableExceptionWarning: Exception ignored in"
+        expected = {}
+        for cls, kind in (("TestMarked", "marked"), ("TestSpawn", "spawn"), ("OwnTest", "own"), ("KeptTest", "kept")):
+            for one in names if kind == "marked" else list(names)[:3]:
+                name = f"{cls}.test_{one}"
+                expected[name] = "passed"
+                self.assertRegex(run.text, rf"{names[one]}.*{kind}_{one}\b", name)
+                if kind != "kept":
+                    failed = cls.removesuffix("Test") + ("ErrorTest" if cls.endswith("Test") else "Error")
+                    expected[f"{failed}.test_{one}"] = "failed"
+                    self.assertIn(names[one], run.messages[f"{failed}.test_{one}"])
+        self.assertOutcomes(run, expected)
 
 
 class OptionsTest(PytestCase):
@@ -341,6 +450,84 @@ def test_b(): ...
         self.assertOutcomes(run, {"test_a": "failed"})
         self.assertIn("[rank0] streamed\n", run.errors)
         self.assertIn("[rank1] streamed\n", run.errors)
+
+    def test_log_cli_and_setup_show(self) -> None:
+        """Records appear while the test runs, each after its rank and below one title; fixtures appear once."""
+        source = """
+import logging, time
+import pytest
+
+@pytest.fixture
+def of_ranks(dist_env):
+    yield dist_env.rank
+
+@pytest.mark.world_size(3)
+def test_a(of_ranks):
+    logging.warning("a record of %s", of_ranks)
+
+alone = logging.getLogger("alone")
+alone.propagate = False  # from 9.1 on, pytest has its handlers there, too
+
+@pytest.mark.world_size(2)
+def test_b(of_ranks):
+    logging.info("too fine")
+
+def test_c():
+    logging.warning("without ranks")
+
+@pytest.mark.world_size(2)
+def test_d(of_ranks):
+    alone.warning("a record of %s alone", of_ranks)
+"""
+        passed = dict.fromkeys(("test_a", "test_b", "test_c", "test_d"), "passed")
+        run = run_pytest({"test_x.py": source}, "-v", "-o", "log_cli=true", "--log-cli-level=WARNING")
+        self.assertOutcomes(run, passed)
+        shown = [line for line in run.text.splitlines() if line.startswith("[rank") or "live log" in line]
+        alone = [line for line in run.text.splitlines() if "alone:test_x.py" in line]
+        self.assertEqual(len(alone), 2 if pytest.version_tuple >= (9, 1) else 0)
+        self.assertEqual({line[:6] for line in alone}, {"[rank0", "[rank1"} if alone else set())
+        shown = shown[: len(shown) - len(alone) - 1] if alone else shown
+        first, *records, call = shown
+        self.assertEqual((first.strip(" -"), call.strip(" -")), ("live log of ranks", "live log call"))
+        self.assertEqual(len(records), 3)
+        for rank, record in enumerate(sorted(records)):
+            self.assertRegex(record, rf"\[rank{rank}\] WARNING +root:test_x.py:11 a record of {rank}")
+        run = run_pytest({"test_x.py": source}, "--setup-show")
+        self.assertOutcomes(run, passed)
+        for what in "SETUP", "TEARDOWN":
+            self.assertEqual(len(re.findall(rf"{what} +F of_ranks", run.text)), 3)
+
+    def test_what_torch_logs_of_an_error(self) -> None:
+        """From 9.1 on, pytest captures torch's own record of each error, with all of gloo's text."""
+        source = """
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.mark.world_size(2)
+def test_a(dist_env):
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.broadcast(torch.ones(1), src=7)
+    assert not dist_env
+"""
+        run = run_pytest({"test_x.py": source})
+        self.assertOutcomes(run, {"test_a": "failed"})
+        self.assertNotIn("func_name", run.text)
+
+    def test_without_plugins_of_pytest(self) -> None:
+        """Their options are not there, either."""
+        source = """
+import pytest
+
+@pytest.mark.world_size(2)
+def test_a(dist_env): ...
+
+@pytest.mark.standalone
+def test_b(): ...
+"""
+        without = [word for name in ("capture", "debugging", "setuponly", "logging") for word in ("-p", f"no:{name}")]
+        run = run_pytest({"test_x.py": source}, *without)
+        self.assertOutcomes(run, {"test_a": "passed", "test_b": "passed"})
 
     def test_ranks_that_cannot_be_forked_are_an_error_that_says_why(self) -> None:
         source = """

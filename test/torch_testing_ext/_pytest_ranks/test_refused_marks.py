@@ -1,4 +1,4 @@
-"""Marked tests that cannot run are refused at collection, with a remedy; a run that has none pays nothing."""
+"""Marked tests that cannot run are refused when they would, with a remedy; a run that has none pays nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_testing_ext.common_utils import run_tests
 if sys.version_info >= (3, 11):
     import tomllib
 
-# Each is the body of a file, with the test and the text that must be in the error of its collection.
+# Each is the body of a file, with the test and the text that must be in its error.
 REFUSED = {
     "zero": ("@mark(0)\ndef test_x(): ...", "the world size is 0; it must be a number of ranks, 1 or more"),
     "negative": ("@mark(-2)\ndef test_x(): ...", "the world size is -2"),
@@ -33,9 +33,9 @@ REFUSED = {
     "devices": ("@mark(2, devices='all')\ndef test_x(): ...", "devices is 'all'"),
     "timeout": ("@mark(2, timeout=0)\ndef test_x(): ...", "timeout is 0"),
     "isolated": ("@mark(2, isolated=1)\ndef test_x(): ...", "isolated is 1; it must be True or False"),
-    "coroutine": ("@mark(2)\nasync def test_x(): ...", "it is `async def`"),
-    "generator": ("import functools\ndef plain(f):\n    return functools.wraps(f)(lambda: f())\n"
-                  "@mark(2)\n@plain\ndef test_x():\n    yield", "it contains `yield`"),
+    "coroutine": ("import unittest\nclass T(unittest.TestCase):\n    @mark(2)\n    async def test_x(self): ...",
+                  "it is `async def`, which this class does not run"),
+    "generator": ("@mark(2)\nasync def test_x():\n    yield", "it contains `yield`"),
     "hypothesis": ("from hypothesis import given, strategies\n@mark(2)\n@given(strategies.integers())\n"
                    "def test_x(number): ...", "Hypothesis would draw other examples in each rank"),
     "no_mark": ("def test_x(dist_env): ...", "it uses dist_env, which only ranks have. Mark it"),
@@ -54,25 +54,117 @@ HEAD = "import pytest\nmark = pytest.mark.world_size\n"
 
 
 class RefusalsTest(PytestCase):
-    def test_refused_at_collection(self) -> None:
+    def test_each_is_refused_alone_and_the_rest_runs(self) -> None:
         files = {f"test_{name}.py": f"{HEAD}{body}\n" for name, (body, _) in REFUSED.items()}
-        files["test_fine.py"] = "def test_x(): open('has_run', 'w').close()"
+        files["test_fine.py"] = (
+            f"{HEAD}def test_x(): open('has_run', 'w').close()\n"
+            "@mark(0)\n@pytest.mark.skip\ndef test_skipped(): ...\n"
+            "@mark(0)\n@pytest.mark.xfail\ndef test_expected(): ...\n"
+            "@mark(0)\ndef test_deselected(): ...\n"
+            "@mark(0)\n@pytest.mark.parametrize('number', range(3))\ndef test_parameters(number): ...\n"
+        )
         with tempfile.TemporaryDirectory() as folder:
-            run = run_pytest(files, folder=folder)
-            self.assertFalse(Path(folder, "has_run").exists())
-        self.assertEqual(run.code, 2, run.text)
+            run = run_pytest(files, "--deselect=test_fine.py::test_deselected", folder=folder)
+            self.assertTrue(Path(folder, "has_run").exists())
+        self.assertEqual(run.code, 1, run.text)
         for name, (_, text) in REFUSED.items():
             with self.subTest(name=name):
-                found = re.search(
-                    rf"^test_{name}\.py::(?:T::)?test_x\S*: @pytest.mark.world_size: (.*)$", run.text, re.M
-                )
+                found = re.search(rf"^test_{name}\.py::(?:T::)?test_x: @pytest.mark.world_size: (.*)$", run.text, re.M)
                 self.assertIsNotNone(found, run.text)
                 assert found is not None
                 self.assertIn(text, found.group(1))
+        parameters = {f"test_parameters[{number}]": "error" for number in range(3)}
+        rest = {
+            name: outcome for name, outcome in run.outcomes.items() if not name.removeprefix("T.").startswith("test_x")
+        }
+        self.assertEqual(rest, {"test_skipped": "skipped", "test_expected": "error", **parameters})
+        self.assertEqual(len(re.findall("^test_fine.py::test_parameters: ", run.text, re.M)), 1, run.text)
+        self.assertRegex(run.text, r"1 passed, 1 skipped, 1 deselected, \d+ errors, 3 refused")
+
+    def test_marks_that_hooks_add_count_or_are_refused(self) -> None:
+        """As pytest's own marks do, until the test is set up; a mark that comes later fails the test by name."""
+        conftest = """
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "from_hook" in item.name:
+            item.add_marker(pytest.mark.world_size(2))
+        if "list" in item.name:
+            item.add_marker(pytest.mark.world_size([2, 3]))
+        if "alone" in item.name:
+            item.add_marker("standalone")
+        if "doctest" in item.name:
+            item.add_marker(pytest.mark.world_size(2))
+
+def pytest_runtest_setup(item):
+    if "from_set_up" in item.name:
+        item.parent.add_marker(pytest.mark.world_size(2))
+
+@pytest.fixture
+def adds(request):
+    request.applymarker(pytest.mark.world_size(2))
+"""
+        source = """
+import os
+import pytest
+
+def size():
+    return os.environ.get("WORLD_SIZE")
+
+def test_from_hook():
+    assert size() == "2"
+
+def test_unmarked():
+    assert size() is None
+    test_unmarked.pid = os.getpid()
+
+def test_alone():
+    assert getattr(test_unmarked, "pid", None) is None
+
+@pytest.mark.world_size([2, 3])
+def test_other_size_from_hook(): ...
+
+class TestSetUp:
+    def test_from_set_up(self):
+        assert size() == "2"
+
+def test_list(): ...
+
+def test_fixture(adds):
+    raise SystemError("it ran")
+
+def test_body(request):
+    request.node.add_marker(pytest.mark.world_size(2))
+
+@pytest.mark.world_size(2)
+def test_body_in_ranks(request):
+    request.node.add_marker(pytest.mark.world_size(2))
+
+def of_doctest():
+    ">>> pass"
+"""
+        run = run_pytest({"conftest.py": conftest, "test_x.py": source}, "--doctest-modules")
+        refused = {
+            "test_x.of_doctest": "it is a DoctestItem; only functions and methods can run so",
+            "test_other_size_from_hook[world_size=2]": "it has the mark twice",
+            "test_other_size_from_hook[world_size=3]": "it has the mark twice",
+            "test_list": "what a hook marks after the collection, can have one number",
+            "test_fixture": "was added during its set-up, which is too late",
+            "test_body": "was added during its call, which is too late",
+            "test_body_in_ranks": "was added during its call, which is too late",
+        }
+        for name, text in refused.items():
+            self.assertIn(run.outcomes.pop(name), ("error", "failed"), run.text)
+            self.assertIn(text, run.messages[name])
+        passed = ("test_from_hook", "test_unmarked", "test_alone", "TestSetUp.test_from_set_up")
+        self.assertOutcomes(run, dict.fromkeys(passed, "passed"))
 
     def test_a_fixture_of_the_parent_cannot_get_dist_env(self) -> None:
         source = HEAD + (
-            "@pytest.fixture\ndef hidden(request):\n    return request.getfixturevalue('dist_env')\n"
+            "def helper(request): return request.getfixturevalue('dist_env')\n"
+            "@pytest.fixture\ndef hidden(request): return helper(request)\n"
             "@mark(2)\ndef test_x(hidden): ...\n"
             "@mark(2)\ndef test_y(request):\n    assert request.getfixturevalue('dist_env').world_size == 2\n"
         )
@@ -89,7 +181,8 @@ import sys
 
 def test_plain():
     ours = [name for name in sys.modules if name.startswith("torch_testing_ext.")]
-    assert ours == ["torch_testing_ext.pytest_plugin"]
+    terminal = ["torch_testing_ext._process", "torch_testing_ext._process.user_terminal"]
+    assert ours == [*terminal, "torch_testing_ext.pytest_plugin"]
     assert "torch" not in sys.modules
 """
         with tempfile.TemporaryDirectory() as folder:
@@ -105,9 +198,8 @@ def test_plain():
 
     def test_the_mark_is_explained(self) -> None:
         run = run_pytest({}, "--markers")
-        self.assertIn(
-            "@pytest.mark.world_size(size, *, backend=None, devices=0, timeout=None, isolated=False): run", run.text
-        )
+        signature = "size, *, backend=None, devices=0, timeout=None, isolated=False, init=None, scope='function'"
+        self.assertIn(f"@pytest.mark.world_size({signature}): run", run.text)
         marked = run_pytest({"test_x.py": f"{HEAD}@mark(1)\ndef test_x(): ..."}, "--strict-markers")
         self.assertOutcomes(marked, {"test_x": "passed"})
 

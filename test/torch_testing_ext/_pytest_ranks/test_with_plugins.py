@@ -161,7 +161,7 @@ class WithPluginsTest(PytestCase):
         lines = MEASURED.splitlines()
         missed = [lines[number - 1].strip() for number in measured["missing_lines"]]
         self.assertEqual(missed, ['return "never"', "return 7"])
-        self.assertIn("rank 1 of 2 failed", run.messages["test_fails"])
+        self.assertIn("rank 1 of 2 failed: AssertionError: assert 1 == 0", run.messages["test_fails"])
         self.assertIn("Timeout", run.messages["test_hangs"])
         self.assertIn("timeout=60", run.messages["test_hangs"])  # the remedy
 
@@ -171,13 +171,18 @@ class WithPluginsTest(PytestCase):
     def test_all_under_xdist(self) -> None:
         self.run_all("-n", "2")
 
-    def test_what_cannot_work_is_refused(self) -> None:
+    def test_async_fixtures_of_ranks_are_refused(self) -> None:
         source = """
 import pytest, pytest_asyncio
 
 @pytest.mark.asyncio
 @pytest.mark.world_size(2)
-async def test_async(): ...
+async def test_async(fixture_of_parent, dist_env):
+    assert fixture_of_parent + dist_env.rank == 1
+
+@pytest_asyncio.fixture
+async def fixture_of_parent():
+    return 1
 
 @pytest_asyncio.fixture
 async def group(dist_env): ...
@@ -193,8 +198,8 @@ async def values(dist_env):
 def test_generator(values): ...
 """
         run = run_pytest({"test_x.py": source})
-        self.assertEqual(run.code, 2)
-        self.assertIn("test_x.py::test_async: @pytest.mark.world_size: it is `async def`", run.text)
+        self.assertOutcomes(run, {"test_async": "failed", "test_fixture": "error", "test_generator": "error"})
+        self.assertIn("rank 1 of 2 failed: AssertionError: assert (1 + 1) == 1", run.messages["test_async"])
         for name, fixture in (("test_fixture", "group"), ("test_generator", "values")):
             self.assertIn(f"test_x.py::{name}: @pytest.mark.world_size: its fixture {fixture!r} is `async`", run.text)
 

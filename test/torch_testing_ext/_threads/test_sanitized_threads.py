@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.outcomes import AccountsResult
 
 from torch_testing_ext._cases import verdicts
 from torch_testing_ext._sanitizer import checks
@@ -125,7 +126,7 @@ class Decorated(unittest.TestCase):
 
 class SanitizedThreadsTest(unittest.TestCase):
     def run_one(self, test):
-        result, said = unittest.TestResult(), io.StringIO()
+        result, said = AccountsResult(), io.StringIO()
         verdicts.say_once.cache_clear()
         with contextlib.redirect_stderr(said):
             test.run(result)

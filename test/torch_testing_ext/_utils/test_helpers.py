@@ -18,15 +18,12 @@ from torch_testing_ext.common_utils import (
     TemporaryFileName,
     TestCase,
     check_leaked_tensors,
-    clone_input_helper,
     disable_gc,
     freeze_rng_state,
     get_cycles_per_ms,
     gradcheck,
     load_tests as load_tests_of_script,
     mock_wrapper,
-    noncontiguous_like,
-    patch_test_members,
     run_tests,
     set_cwd,
     set_default_dtype,
@@ -105,21 +102,6 @@ class TestContexts(TestCase):
 
 
 class TestSmallHelpers(TestCase):
-    def test_noncontiguous(self):
-        for tensor in (torch.rand(2, 3, requires_grad=True), torch.tensor([True, False]), torch.arange(3)):
-            like = noncontiguous_like(tensor)
-            self.assertFalse(like.is_contiguous())
-            self.assertEqual(like, tensor)
-            self.assertEqual(like.requires_grad, tensor.requires_grad)
-        strided = torch.ones(2, 3).t()
-        self.assertIs(noncontiguous_like(strided), strided)
-
-    def test_clones(self):
-        tensor = torch.ones(2)
-        first, (second, text) = clone_input_helper([tensor, (tensor, "ab")])
-        tensor.zero_()
-        self.assertEqual([first, second, text], [torch.ones(2), torch.ones(2), "ab"])
-
     def test_lazy_value(self):
         made = mock.Mock(return_value=3)
         value = LazyVal(made)
@@ -128,20 +110,6 @@ class TestSmallHelpers(TestCase):
         self.assertTrue(value == 3 and value > 2 and not value < 3)
         self.assertEqual([value + 1, int(value), [0, 1, 2, 3][value], -value], [4, 3, 3, -3])
         made.assert_called_once_with()
-
-    def test_members_are_patched_for_the_test(self):
-        class Case(TestCase):
-            limit = 1
-
-            @patch_test_members({"limit": 5})
-            def test_it(self):
-                self.seen = self.limit
-                raise KeyError
-
-        case = Case("test_it")
-        with self.assertRaises(KeyError):
-            case.test_it()
-        self.assertEqual([case.seen, case.limit], [5, 1])
 
     def test_mocked_methods_still_work(self):
         class Thing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from torch_testing_ext._process.channel import socket_pair
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
 from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
-from torch_testing_ext.runner.cluster.commands import CommandLauncher
+from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.model import NodeOfRun
 from torch_testing_ext.runner.options.options import Options
@@ -44,17 +45,15 @@ class WarmLauncher(CommandLauncher):
 
 def prepare_for(root: Path, **more: Any) -> PrepareNode:
     chosen: dict[str, Any] = {
-        "drop_in": False,
         "jobs": 2,
-        "devices": None,
         "fake_devices": (),
-        "timeout": 60.0,
-        "slow": 30.0,
-        "stream": False,
         "command": "python run_test.py",
         "environ": {},
     }
-    return PrepareNode(str(root), **{**chosen, **more})
+    fields = {field.name for field in dataclasses.fields(PrepareNode)}
+    options = {name: value for name, value in more.items() if name not in fields}
+    more = {name: value for name, value in more.items() if name in fields}
+    return PrepareNode(str(root), Options(**{"timeout": 60.0, **options}), **{**chosen, **more})
 
 
 class Nodes:

@@ -16,6 +16,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 
 from torch_testing_ext.common_utils import TestCase
 
+from .outcomes import AccountsResult
+
 SUITES = Path(__file__).resolve().parents[2] / "distributed"
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -84,7 +86,7 @@ class SuiteFaultsTestCase(TestCase):
     """Runs the cases of a module, and asserts that they fail, or pass."""
 
     def run_with_fault(self, faulty: type[FaultySuites], case: Case) -> unittest.TestResult:
-        result = unittest.TestResult()
+        result = AccountsResult()
         getattr(faulty, case.class_name)(case.test).run(result)
         self.assertEqual(result.skipped, [])
         return result
@@ -93,7 +95,7 @@ class SuiteFaultsTestCase(TestCase):
         """The test fails with the case's message; with `errors_too`, by any exception, not only AssertionError."""
         result = self.run_with_fault(faulty, case)
         if not errors_too:
-            self.assertEqual([text for _, text in result.errors], [])
+            self.assertEqual(result.errors, [], "\n".join(text for _, text in result.errors))
         texts = [text for _, text in result.failures + result.errors]
         self.assertEqual(len(texts), 1, f"{case.test} passed with the fault")
         self.assertRegex(texts[0], f"(?s){case.message}")

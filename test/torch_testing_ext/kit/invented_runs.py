@@ -6,6 +6,8 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from torch_testing_ext._collectives.lanes import RankLane, TimedCall
+from torch_testing_ext._process.kept_accounts import joined
 from torch_testing_ext.runner.events import (
     AttemptEnded,
     Event,
@@ -31,7 +33,7 @@ from torch_testing_ext.runner.model import (
     Unit,
 )
 
-MESSAGE = """rank 1 of 2 failed 0.0 s into ExampleTest.test_{0}: AssertionError: 1 != 2
+MESSAGE = """rank 1 of 2 failed: AssertionError: 1 != 2
 
   rank 1: failed after 0.02 s: AssertionError: 1 != 2
   rank 0: passed after 0.01 s
@@ -59,6 +61,37 @@ def finished_test(method: str, *outcomes: TestOutcome, **more) -> FinishedTest:
 
 def ranks(outputs: Sequence[str], stacks: str = "") -> tuple[RankLog, ...]:
     return tuple(RankLog(number, output, stacks) for number, output in enumerate(outputs))
+
+
+SCREEN = """rank 2 never reached all_reduce #2 [4], in which ranks 0, 1, 3 wait
+  rank 2         after all_reduce #1 [4]  test_x.py:25 in test_hang
+  ranks 0, 1, 3  in all_reduce #2 [4]     test_x.py:26 in test_hang
+
+       24 | if self.rank == 2:
+  >    25 |     time.sleep(1000)  # "for ever"
+  >    26 | dist.all_reduce(torch.ones(4))
+  Expected: [5.0]
+  Got:      [4.0]
+
+all of it:  python run_test.py show test_x.py::T::test_hang
+run again:  python run_test.py test_x.py::T::test_hang"""
+
+
+def hang_of_ranks(size: int, clock: float = 1_790_000_000.0, **more) -> FinishedTest:
+    """A test that hung, since rank 2 did not come to the second call of all ranks. It began with the run."""
+
+    def lane(rank: int) -> RankLane:
+        first = TimedCall(
+            "all_reduce #1 [4]", "the default group, 0", 1, clock + 1.0 + rank / 100, True, "test_x.py:20"
+        )
+        second = TimedCall("all_reduce #2 [4]", "the default group, 0", 2, clock + 2.0, False, "test_x.py:26")
+        return RankLane(rank, clock, clock + 0.5, clock + 4.0, "stopped", (first, second) if rank != 2 else (first,))
+
+    logs = tuple(RankLog(rank, lane=lane(rank)) for rank in range(size))
+    message = joined(SCREEN, "the account")
+    test = a_test("test_hang", world_size=size)
+    one = attempt("", TestOutcome.TIMEOUT, test=test, message=message, ranks=logs, seconds=4.0, **more)
+    return FinishedTest((one,))
 
 
 def every_outcome() -> tuple[FinishedTest, ...]:

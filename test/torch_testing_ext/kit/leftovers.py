@@ -32,7 +32,7 @@ def _settle() -> None:
         asked: Any = types.SimpleNamespace(dumped=False, alive=[], lost=None)
         server.runs[-1] = asked
         server.send(Dump(-1, (), 0.0))
-        while not asked.dumped and server.step(time.monotonic() + 5):
+        while not asked.dumped and server.loop.step(time.monotonic() + 5):
             pass
         del server.runs[-1]
 

@@ -3,15 +3,24 @@
 import unittest
 from typing import NamedTuple
 
+from torch_testing_ext._process.kept_accounts import joined
+
 
 class Seen(NamedTuple):
     outcome: str  # passed, skipped, failed, error, expected failure, unexpected success
     message: str
 
 
+class AccountsResult(unittest.TestResult):
+    """A result whose texts have, behind each failure of ranks, its account."""
+
+    def _exc_info_to_string(self, err, test):
+        return joined(super()._exc_info_to_string(err, test), getattr(err[1], "account", ""))
+
+
 def outcome_of(test: unittest.TestCase) -> Seen:
     """Run one test case, and return its outcome in unittest."""
-    result = unittest.TestResult()
+    result = AccountsResult()
     test.run(result)
     for outcome, entries in (
         ("error", result.errors),

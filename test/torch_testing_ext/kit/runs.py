@@ -68,19 +68,21 @@ class RunsCase(FolderCase):
         self.stderr = err
         return out or ""
 
-    def wait_for_writer(self, fifo: str, process: Any) -> None:
-        """Wait until something has opened the FIFO and closed it; fails if the run ends before."""
+    def wait_for_writer(self, fifo: str, process: Any) -> str:
+        """Wait until something has written into the FIFO, and closed it. Returns that; fails if the run ends before."""
         reading, ended = os.open(self.root / fifo, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(process.pid)
         try:
             poll = select.poll()
             poll.register(reading, select.POLLIN | select.POLLHUP)
             poll.register(ended, select.POLLIN)
             happened = [fd for fd, _ in poll.poll()]
+            if reading in happened:
+                os.set_blocking(reading, True)
+                return b"".join(iter(lambda: os.read(reading, 4096), b"")).decode()
         finally:
             os.close(reading)
             os.close(ended)
-        if reading not in happened:
-            self.fail(f"the run ended: {self.finish(process, 0, 1, 2, 3)}{self.stderr}")
+        self.fail(f"the run ended: {self.finish(process, 0, 1, 2, 3, 4)}{self.stderr}")
 
     def results(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.root / "results.json").read_text())

@@ -26,7 +26,10 @@ ROWS = (
     ("upstream",),
     ("_pytest_ranks",),
     ("pytest_plugin",),
+    ("moving",),
+    ("warm",),
     ("runner",),
+    ("__main__",),
 )
 ROW_OF = {folder: number for number, row in enumerate(ROWS) for folder in row}
 LONGEST_SENTENCE = 120

@@ -102,6 +102,11 @@ def start_warm(
     return process
 
 
+def start_on_terminal(*words: str, cwd: Path | str, env: Mapping[str, str], terminal: int) -> WarmProcess:
+    """Start `python *words` with a terminal as stdin, stdout and stderr."""
+    return _the_server().start(words, cwd, env, (terminal, terminal, terminal))
+
+
 def start_agent(stream: socket.socket, errors: IO[bytes], env: Mapping[str, str]) -> WarmProcess:
     """Start the agent of a node on a stream, in a session of its own. Its zygote is a fork of it, too."""
     streams = (stream.fileno(), stream.fileno(), errors.fileno())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import unittest
 import warnings
 
+from torch_testing_ext._cases import passed_warnings
 from torch_testing_ext._process import messages
-from torch_testing_ext._pytest_ranks import passed_warnings
-from torch_testing_ext._pytest_ranks.standalone_process import FromStandalone, RaisedWarning
+from torch_testing_ext._pytest_ranks.standalone_process import FromStandalone
 from torch_testing_ext.common_utils import run_tests
 
 
@@ -38,20 +38,21 @@ class PassedWarningsTest(unittest.TestCase):
             for message, category, *_ in rows:
                 warnings.warn_explicit(message, category, "file.py", 3)
                 warnings.warn_explicit(message, category, "file.py", 3)
-        sent = [messages.to_json(RaisedWarning(passed_warnings.pack(each))) for each in seen]
+        sent = [messages.to_json(FromStandalone(warning=passed_warnings.pack(each))) for each in seen]
         received = [messages.from_json(line, messages.by_name(FromStandalone)).warning for line in sent]
         with warnings.catch_warnings(record=True) as again:
             warnings.simplefilter("always")
-            passed_warnings.warn_again(received)
+            passed_warnings.raise_again(received)
         self.assertEqual(
             [(str(each.message), each.category, each.filename, each.lineno) for each in again],
             [(text, category, "file.py", 3) for *_, text, category in rows],
         )
 
-    def test_a_filter_that_makes_an_error_of_it(self) -> None:
-        with warnings.catch_warnings():
+    def test_what_a_rank_let_pass_is_no_error_here(self) -> None:
+        with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("error")
-            passed_warnings.warn_again([passed_warnings.OwnWarning("text", "builtins.UserWarning", "file.py", 3)])
+            passed_warnings.raise_again([passed_warnings.OwnWarning("text", "builtins.UserWarning", "file.py", 3)])
+        self.assertEqual([str(each.message) for each in seen], ["text"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,126 @@
+"""`--watch` on a terminal: runs after saves, what the page shows, its keys, and its end."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import sys
+import tempfile
+import termios
+import unittest
+from pathlib import Path
+
+from kit.processes import wait_until_gone
+from kit.warm_runs import WarmBench
+
+TESTS = """
+import os, signal, unittest
+import helper
+
+class OneTest(unittest.TestCase):
+    def test_value(self):
+        self.assertEqual(helper.VALUE, 2)
+
+    def test_waits(self):
+        if helper.WAITS:
+            with open({fifo!r}, "w") as file:
+                file.write(str(os.getpid()))
+            signal.pause()
+"""
+
+
+class Terminal:
+    """A program on a terminal of its own, and what it has written there."""
+
+    def __init__(self, columns, words, cwd, env):
+        self.pid, self.ours = pty.fork()
+        if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            os.chdir(cwd)
+            os.execve(sys.executable, [sys.executable, *words], env)
+        self._unread = ""
+        self.widest = 0
+
+    def expect(self, text):
+        while text not in self._unread:
+            written = os.read(self.ours, 1 << 16).decode()
+            moved = re.sub(r"\x1b\[[0-9;?]*[A-HJKhl]", "\n", written)  # to another place
+            shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", moved)
+            self.widest = max(self.widest, *(len(line) for line in re.split("[\r\n]+", shown)))
+            self._unread += shown
+        self._unread = self._unread.partition(text)[2]
+
+    def press(self, keys):
+        os.write(self.ours, keys.encode())
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.ours)
+
+
+class WatchTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.bench = WarmBench(Path(folder.name))
+        self.addCleanup(self.bench.close)
+        self.fifo = str(self.bench.project / "fifo")
+        os.mkfifo(self.fifo)
+        self.write = self.bench.write
+        self.write("tests/test_one.py", TESTS.format(fifo=self.fifo))
+        self.write("tests/test_two.py", "import unittest\nclass T(unittest.TestCase):\n    def test_two(self): pass\n")
+        self.save(1)
+
+    def save(self, value, waits=False):
+        self.write("tests/helper.py", f"VALUE, WAITS = {value}, {waits}")
+
+    def test_saves_and_keys(self):
+        environ = {**self.bench.environ, "TERM": "xterm"}
+        environ.pop("COLUMNS", None)
+        terminal = Terminal(80, ("-m", "torch_testing_ext", "--watch"), self.bench.project, environ)
+        self.addCleanup(terminal.close)
+        expect, press = terminal.expect, terminal.press
+        expect("2 passed, 1 failed")
+        expect("test_one.py::OneTest::test_value")
+        expect("AssertionError: 1 != 2")
+        expect("a all  f failed  l last output  w where  q quit")
+        self.save(2)
+        expect("2 passed ·")
+        press("l")
+        expect("2 passed, 0 failed, 0 skipped")
+        press(" f")
+        expect("no test has failed")
+        press("a")
+        expect("3 passed ·")
+        self.write("tests/test_two.py", "import nosuch")
+        expect("1 failed ·")
+        expect("nosuch")
+        self.write("tests/test_two.py", "")
+        self.write("tests/test_three.py", TESTS.format(fifo=self.fifo).replace("OneTest", "NewTest"))
+        expect("4 passed ·")  # the others may import the new file, too
+        (self.bench.project / "tests/test_three.py").unlink()
+        self.save(2, waits=True)
+        with open(self.fifo) as file:
+            file.read()
+        press("w")
+        expect("in test_waits")
+        self.save(3)  # ends the run, and begins another
+        expect("1 passed, 1 failed")
+        press("f")
+        expect("1 failed ·")
+        self.save(2, waits=True)
+        with open(self.fifo) as file:
+            pid = int(file.read())
+        press("q")
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]), 1)
+        self.assertEqual(wait_until_gone([pid], 60), [])
+        self.assertLessEqual(terminal.widest, 80)
+
+
+if __name__ == "__main__":
+    unittest.main()
