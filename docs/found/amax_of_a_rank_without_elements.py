@@ -3,7 +3,7 @@
 With two elements over three ranks the last rank has none, and its part raises "amax(): Expected reduction dim to be
 specified", while the others wait for it in the all-reduce. The same goes for amin, max and min of all elements, argmax,
 argmin, the norm of order inf, and cov with weights. Pooling fails likewise in a rank without channels:
-adaptive_max_pool1d, 2d and 3d and, on torch 2.15.0, avg_pool3d and its kin.
+adaptive_max_pool1d, 2d and 3d and, on torch 2.15.0, avg_pool3d and its kin. aminmax also does where torch shards it.
 
 Seen on torch 2.11.0, 2.13.0 and 2.15.0, on CPU. Found by test/distributed/tensor/test_dtensor_opinfo_properties.py.
 

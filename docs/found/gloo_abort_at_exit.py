@@ -6,7 +6,8 @@ for gloo's threads. While the interpreter exits, one of these threads releases i
 tensor, which Python still holds: the thread requests the GIL and is terminated inside a destructor, "terminate called
 without an active exception". A pause before the exit avoids the abort.
 
-Run this file: it runs 20 pairs of ranks with and without a pause, and prints how many aborted.
+Run this file: it runs 20 pairs of ranks (or as many as its argument says) with and without a pause, and prints how many
+aborted.
 """
 
 import os
@@ -45,5 +46,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         rank(int(sys.argv[3]), sys.argv[1], float(sys.argv[2]))
     else:
+        pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
         for pause in ("0", "0.002"):
-            print(f"pause of {pause} s: {sum(aborted(pause) for _ in range(20))} of 20 aborted")
+            print(f"pause of {pause} s: {sum(aborted(pause) for _ in range(pairs))} of {pairs} aborted", flush=True)

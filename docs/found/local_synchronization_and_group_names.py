@@ -33,9 +33,13 @@ def create(rank: int, file: str) -> bool:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
+        ended, ends = os.pipe()
         if os.fork() == 0:
+            os.close(ends)
             create(1, f"{directory}/store")
+            os.read(ended, 1)  # until rank 0 is done: it may still be connecting to this rank
             os._exit(0)
         right = create(0, f"{directory}/store")
+        os.close(ends)
         os.wait()
     sys.exit(not right)

@@ -47,6 +47,7 @@ def train(rank: int, file: str) -> bool:
     except RuntimeError as error:
         print(f"rank {rank}: {str(error)[:60]}", flush=True)
         return False
+    dist.barrier()  # the other rank may still be receiving
     got = [parameter.grad for parameter in model[rank].parameters()]
     print(f"rank {rank}: gradients {got}, should be {wanted}", flush=True)
     return all(

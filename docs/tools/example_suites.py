@@ -81,8 +81,9 @@ C10D = Suite(
     "c10d_examples",
     """\
 import torch
+from collective_programs import Program, Step
 
-from torch_testing_ext.hypothesis_utils import PartitionPlan, PerRank, Program, Step
+from torch_testing_ext.hypothesis_utils import PartitionPlan, PerRank
 """,
     (
         Property("TestCollectives.test_programs_over_the_world", "OVER_THE_WORLD", 25),

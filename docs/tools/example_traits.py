@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,11 @@ from example_source import source_of
 from torch.distributed.tensor import Shard
 
 from torch_testing_ext._hypothesis.strategies.meshes import PartitionPlan
-from torch_testing_ext.hypothesis_utils import DTensorPlan, MeshPlan, PerRank, Program, Step
+from torch_testing_ext.hypothesis_utils import DTensorPlan, MeshPlan, PerRank
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "test" / "distributed"))
+
+from collective_programs import Program, Step
 
 
 def traits(value: Any, name: str = "") -> Iterator[str]:

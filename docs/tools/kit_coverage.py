@@ -55,13 +55,13 @@ def measure(kits: Kits) -> list[ModuleCoverage]:
 
 def _measure(pair: MirroredModule, kits: Kits) -> ModuleCoverage:
     covered = ModuleCoverage(pair.theirs, pair.ours)
-    ours = importlib.import_module(pair.ours) if pair.is_here else None
+    ours = importlib.import_module(pair.ours)
     found = {version: kits[version].get(pair.theirs, frozenset()) for version in kit_names.in_order(kits)}
     for name in sorted(frozenset.union(*found.values())):
         versions = [version for version, has in found.items() if name in has]
         if len(versions) < len(found):
             covered.versions[name] = versions
-        if ours is not None and hasattr(ours, name):
+        if hasattr(ours, name):
             covered.here.append(name)
         elif reason := refused_names.reason_of(name):
             covered.refused[name] = reason

@@ -50,11 +50,14 @@ def page_of(module: str) -> str:
 
 
 def public_names(tree: ast.Module) -> list[str]:
-    """The names that a module defines for others, or imports for them (`import x as x`) from our own modules."""
+    """The names that a module defines for others, or imports for them (`import x as x`, `*`) from our own modules."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name):
             found |= {alias.name for alias in node.names if alias.asname == alias.name}
+            if node.names[0].name == "*":
+                source = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+                found |= set(public_names(ast.parse(source.read_text(encoding="utf-8"))))
     found |= {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     return sorted(name for name in found if not name.startswith("_"))
 
