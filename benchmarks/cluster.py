@@ -69,7 +69,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tte_", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary, "project")
         write_project(folder, arguments.tests)
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        Path(temporary, "ray").mkdir()  # in TMPDIR, Ray expects it
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": temporary}
         cluster = subprocess.Popen(
             [sys.executable, "-c", CLUSTER, temporary, str(SLOTS)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True,

@@ -1,4 +1,5 @@
-"""Measure what it costs to compare the collectives of all ranks: the same tests with and without, in turns.
+"""Measure what it costs to compare the collectives of all ranks: the same tests with and without, and with the
+default kinds of `--sanitize`, in turns.
 
     python benchmarks/collectives.py [--rounds N] [--files FILE ...] [--quick]
     python benchmarks/collectives.py --sanitizer
@@ -27,6 +28,7 @@ ROOT = HERE.parent
 SUITES = "test/distributed"
 QUICK = "test/distributed/tensor/parallel/test_ddp_2d_parallel.py"
 MOST_PERCENT, MOST_MS = 2.0, 1.0
+MOST_PERCENT_SANITIZED = 10.0
 MOST_US = 25.0
 
 WITHOUT = """
@@ -164,15 +166,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         environments = {name: environment(folder, name, code) for name, code in (("without", WITHOUT), ("with", WITH))}
+        sanitized = environment(folder, "sanitized", WITH)
+        environments["sanitized"] = {**sanitized, "TORCH_TESTING_EXT_SANITIZE": "default"}
         test = one_test(environments, folder, 20 * rounds)
         whole = suites(environments, files, rounds)
     for name, (wall, cpu) in whole.items():
-        print(f"{name:>8}: one test of 4 ranks {test[name]:.2f} ms; suites {wall:.2f} s, CPU {cpu:.2f} s")
-    more = [100 * (whole["with"][at] / whole["without"][at] - 1) for at in (0, 1)]
+        print(f"{name:>9}: one test of 4 ranks {test[name]:.2f} ms; suites {wall:.2f} s, CPU {cpu:.2f} s")
+    more, more_sanitized = (
+        [100 * (whole[name][at] / whole["without"][at] - 1) for at in (0, 1)] for name in ("with", "sanitized")
+    )
     targets = [
         Target("one test of 4 ranks with 10 collectives, ms more", test["with"] - test["without"], MOST_MS),
         Target("suites, wall, % more", more[0], MOST_PERCENT),
         Target("suites, CPU, % more", more[1], MOST_PERCENT),
+        Target("suites with --sanitize, CPU, % more", more_sanitized[1], MOST_PERCENT_SANITIZED),
     ]
     print(*targets, sep="\n")
     return 0 if all(target.reached for target in targets) else 1

@@ -63,7 +63,7 @@ def ours(units: list[Unit], devices: int, guess: Callable[[float], float | None]
     leases = Leases(tuple(map(str, range(devices))), 1)
     queue = Queue([replace(unit, seconds=guess(truth[unit.number])) for unit in units], leases)
     starts = forecast(queue, leases, lambda unit: truth[unit.number])
-    return max(start.until for start in starts)
+    return max(start.ended for start in starts)
 
 
 def on_nodes(units: list[Unit], nodes: int, devices: int) -> float:
@@ -72,7 +72,7 @@ def on_nodes(units: list[Unit], nodes: int, devices: int) -> float:
     for number in range(nodes):
         leases.add(f"node{number}", tuple(map(str, range(devices))), 1)
     queue = Queue(units, leases)
-    return max(start.until for start in forecast(queue, leases, lambda unit: unit.seconds or 0.0))
+    return max(start.ended for start in forecast(queue, leases, lambda unit: unit.seconds or 0.0))
 
 
 def dealt_out(units: list[Unit], nodes: int, devices: int) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -39,23 +40,17 @@ from torch_testing_ext.distributed._spmd import DataParallel, compile
 
 Step = Callable[[], Any]
 STYLES = ("replicate", "fully_shard")
-BACKENDS = ("fx", "inductor")  # of recorded programs
-ALL_BACKENDS = ("engine", *BACKENDS)
+BACKENDS = ("engine", "capture", "inductor")
 MLP, DEEP, TRANSFORMER = "MLP", "12 x Linear 512", "4-layer transformer"
-TARGETS = [  # model, variant, compared with, kinds of time, bound
-    (MLP, "replicate engine", "DDP eager", ("wall",), 1.2),
-    *((m, "replicate engine", "DDP eager", ("wall",), 1.05) for m in (DEEP, TRANSFORMER)),
-    *((m, "fully_shard engine", "FSDP2 eager", ("wall",), 0.8) for m in (DEEP, TRANSFORMER)),
-    (MLP, "replicate fx", "DDP eager", ("cpu",), 0.85),
-    (MLP, "replicate inductor", "DDP eager", ("cpu",), 0.5),
-    (MLP, "fully_shard fx", "FSDP2 eager", ("cpu",), 0.45),
-    *((m, f"replicate {b}", "DDP eager", ("wall", "cpu", "all"), 0.9) for m in (DEEP, TRANSFORMER) for b in BACKENDS),
-    *(
-        (m, f"fully_shard {b}", "FSDP2 eager", ("wall", "cpu", "all"), 0.8)
-        for m in (DEEP, TRANSFORMER)
-        for b in BACKENDS
-    ),
+LARGE = (DEEP, TRANSFORMER)
+TARGETS = [  # model, variant, compared with, bound of the ratio of wall times
+    (MLP, "replicate engine", "DDP eager", 1.2),
+    *((m, "replicate engine", "DDP eager", 1.05) for m in LARGE),
+    *((m, "fully_shard engine", "FSDP2 eager", 0.8) for m in LARGE),
+    *((m, "replicate capture", "DDP eager", 0.9) for m in LARGE),
+    *((m, "fully_shard capture", "FSDP2 eager", 0.45) for m in LARGE),
 ]
+FIRST_CALLS = (("engine", 5), ("capture", 60))  # at most so many steps of DDP
 KINDS = {"wall": "wall", "cpu": "CPU", "all": "all CPU"}
 
 
@@ -133,7 +128,6 @@ def variants(
             step(model, optimizer, batch)
             seconds[name].append(time.perf_counter() - begin)
         steps[name] = lambda step=step, model=model, optimizer=optimizer, batch=batch: step(model, optimizer, batch)
-        steps[name].compiled = step  # type: ignore[attr-defined]
     return steps
 
 
@@ -152,28 +146,6 @@ def measure(steps: dict[str, Step], count: int, rounds: int) -> dict[str, dict[s
     return {name: {kind: statistics.median(t) for kind, t in taken.items()} for name, taken in times.items()}
 
 
-def overhead(step: Step) -> float:
-    """The overhead of one call in microseconds: the time of a call whose graph does nothing."""
-    plan = step.compiled.last  # type: ignore[attr-defined]
-    run, recorded = plan.run, []
-
-    def run_and_record(inputs: Any) -> Any:
-        recorded.append(run(inputs))
-        return recorded[0]
-
-    plan.run = run_and_record
-    step()
-    plan.run = lambda inputs: recorded[0]
-    count, taken = 2000, []
-    for _ in range(5):
-        begin = time.thread_time()
-        for _ in range(count):
-            step()
-        taken.append((time.thread_time() - begin) / count * 1e6)
-    plan.run = run
-    return min(taken)
-
-
 def rank_main(rank: int, world: int, folder: str, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store{world}", world), rank=rank, world_size=world)
@@ -183,8 +155,6 @@ def rank_main(rank: int, world: int, folder: str, options: argparse.Namespace) -
         steps = variants(title, seconds, options.backends)
         count = options.steps if title == MLP else max(options.steps // 20, 3)
         results[title] = {"times": measure(steps, count, options.rounds), "first": seconds}
-        if "fx" in options.backends:
-            results[title]["overhead"] = max(overhead(steps[f"{style} fx"]) for style in STYLES)
     if rank == 0:
         Path(folder, f"results{world}").write_text(json.dumps(results))
     dist.destroy_process_group()
@@ -262,7 +232,7 @@ def measure_memory(folder: str, title: str, name: str) -> Any:
 
 def show_memory(folder: str, backends: Sequence[str]) -> None:
     print("\nMemory of one of 2 ranks, MiB: between calls, and at the peak of a call, with activations")
-    for title in (DEEP, TRANSFORMER):
+    for title in LARGE:
         print(f"  {title}")
         for name in names_of(backends):
             between, peak = measure_memory(folder, title, name)
@@ -271,14 +241,11 @@ def show_memory(folder: str, backends: Sequence[str]) -> None:
 
 def show_targets(results: dict[str, Any]) -> bool:
     rows = []
-    for title, name, other, kinds, bound in TARGETS:
+    for title, name, other, bound in TARGETS:
         if title in results and name in results[title]["times"]:
             times = results[title]["times"]
-            rows += [(f"{title}: {name} / {other}, {KINDS[k]}", times[name][k] / times[other][k], bound) for k in kinds]
-    for title, limit in ((MLP, 30), (DEEP, 40)):
-        if "overhead" in results.get(title, ()):
-            rows.append((f"{title}: overhead of a call, microseconds", results[title]["overhead"], limit))
-    for title, backend, bound in ((t, b, n) for t in (DEEP, TRANSFORMER) for b, n in (("engine", 5), ("fx", 60))):
+            rows.append((f"{title}: {name} / {other}", times[name]["wall"] / times[other]["wall"], bound))
+    for title, (backend, bound) in itertools.product(LARGE, FIRST_CALLS):
         if title in results and f"replicate {backend}" in results[title]["first"]:
             found = results[title]
             first = max(found["first"][f"{style} {backend}"][0] for style in STYLES) * 1e6
@@ -300,7 +267,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=9, help="turns per variant (default: %(default)s)")
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 1], help="numbers of ranks (default: 2 1)")
-    parser.add_argument("--backends", nargs="+", choices=ALL_BACKENDS, default=ALL_BACKENDS, help="default: all")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="default: all")
     parser.add_argument("--models", nargs="+", choices=[*MODELS], help="the models to measure (default: all)")
     parser.add_argument("--memory", action="store_true", help="measure the memory only")
     parser.add_argument("--quick", action="store_true", help="few and short turns, as a smoke test")
