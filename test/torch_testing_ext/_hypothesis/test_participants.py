@@ -6,12 +6,14 @@ The suite finds each mutant and reports the smallest possible example.
 import os
 import signal
 import time
+from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
+from torch_testing_ext._hypothesis.strategies.meshes import PartitionPlan
 from torch_testing_ext._hypothesis.watchdog import Watchdog
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
 from torch_testing_ext.common_utils import run_tests
@@ -89,6 +91,33 @@ class TestDrawing(Properties):
         total = torch.ones(1)
         dist.all_reduce(total, group=partition.mine)
         self.assertEqual(total.item(), len(partition.members))
+
+    @settings(max_examples=1, database=None)
+    @given(partition=st.just(PartitionPlan(((0, 1, 2), (3,)))))
+    def starts_when_rank_2_has_its_group(self, partition):
+        self.arrived.touch()
+        self.assertTrue(self.created.exists())
+
+    def test_no_rank_starts_before_all_have_their_groups(self):
+        self.arrived, self.created = Path(self.file_name + ".arrived"), Path(self.file_name + ".created")
+
+        def create_late(*args):
+            while not self.arrived.exists():
+                time.sleep(0.001)
+            group = new_group(*args)
+            self.created.touch()
+            return group
+
+        def arrive():
+            self.arrived.touch()
+            barrier()
+
+        new_group, barrier = dist.new_group, dist.barrier
+        late = self.rank == 2
+        with mock.patch.multiple(
+            dist, new_group=create_late if late else new_group, barrier=barrier if late else arrive
+        ):
+            self.starts_when_rank_2_has_its_group()
 
     @PROFILE
     @given(n=NUMBERS)
