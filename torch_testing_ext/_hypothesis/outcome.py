@@ -92,7 +92,7 @@ class JudgedExample:
 
     def describe(self) -> str:
         ranks = sorted(range(len(self.outcomes)), key=lambda rank: (rank not in self.culprits, rank))
-        return "\n".join(f"  rank {rank}: {_line(self.outcomes[rank])}" for rank in ranks)
+        return "\n".join(f"  rank {rank}: {line_of(self.outcomes[rank])}" for rank in ranks)
 
     def tracebacks(self) -> str:
         """Show each traceback of the culprits once, with the ranks that share it."""
@@ -123,7 +123,8 @@ def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:
     return JudgedExample(next((kind for kind in order if kind in kinds), ExampleKind.PASSED), tuple(outcomes))
 
 
-def _line(outcome: ExampleOutcome) -> str:
+def line_of(outcome: ExampleOutcome) -> str:
+    """How the example ended in one rank, on one line."""
     ending: str = outcome.kind.value
     first = _first_line(outcome.summary)
     if outcome.kind is ExampleKind.INTERRUPTED or not first:

@@ -35,6 +35,7 @@ from .outcome import (
     JudgedExample,
     PropertyResult,
     judge_example,
+    line_of,
     outcome_of_error,
 )
 from .watchdog import Watchdog
@@ -112,6 +113,7 @@ class Leader(Participant):
         self.last_failed: JudgedExample | None = None
         self.failed_example = ""  # the example of `last_failed`, as a call of the test
         self.arguments: dict[str, Any] = {}  # those of the latest example, before each rank takes its share
+        self.ended: dict[int, ExampleOutcome] = {}  # the ranks whose outcome of the current example is known
         self.count = self.passed = 0
 
     def run_example(self, body: Body, drawn: dict[str, Any]) -> None:
@@ -129,10 +131,11 @@ class Leader(Participant):
             name: example_values.SharedData(functools.partial(self._draw_for_all, value), self.rank)
             for name, value in interactive.items()
         }
-        outcome = self._perform_mine(body, mine, bool(interactive))
-        others = [one.outcome for one in self._receive_from_all() if isinstance(one, ExampleEnds)]
+        self.ended = {}
+        self.ended[0] = self._perform_mine(body, mine, bool(interactive))
+        self._receive_from_all()
         self.watchdog.finish()
-        self._conclude_example(judge_example([outcome, *others]))
+        self._conclude_example(judge_example([self.ended[each] for each in range(self.world_size)]))
 
     def _perform_mine(self, body: Body, drawn: dict[str, Any], interactive: bool) -> ExampleOutcome:
         try:
@@ -185,20 +188,23 @@ class Leader(Participant):
             if link.is_lost:  # at once: to wait for it in a collective takes long
                 self._raise_lost(rank)
 
-    def _receive_from_all(self) -> list[MainMessage]:
+    def _receive_from_all(self) -> None:
         """Receive one message from each rank in turn. If one is lost, the ranks before it are interrupted, so that they
         do not delay its discovery."""
-        return [self._receive_from(rank) for rank in self.links]
+        for rank in self.links:
+            self._receive_from(rank)
 
-    def _receive_from(self, rank: int) -> MainMessage:
+    def _receive_from(self, rank: int) -> None:
         link = self.links[rank]
         while not link.has_message(INTERRUPT_TIMEOUT / 10):
             if self.watchdog.seconds_since_interrupt(self.number) > INTERRUPT_TIMEOUT:
                 self._raise_stuck(rank)
         try:
-            return link.receive()
+            message = link.receive()
         except (EOFError, OSError):
             self._raise_lost(rank)
+        if isinstance(message, ExampleEnds):
+            self.ended[rank] = message.outcome
 
     def _raise_lost(self, rank: int) -> NoReturn:
         raise Abandoned(f"rank {rank} was lost {self._where()}")
@@ -209,9 +215,13 @@ class Leader(Participant):
 
     def _raise_stuck(self, first: int) -> NoReturn:
         stuck = [rank for rank, link in self.links.items() if rank >= first and not link.has_message(0)]
+        for rank in self.links:
+            if rank > first and rank not in stuck:
+                self._receive_from(rank)
+        failed = (f"rank {rank} {line_of(one)}; " for rank, one in self.ended.items() if one.kind is ExampleKind.FAILED)
         raise Abandoned(
-            f"{list_of(stuck)} could not be interrupted, as only waits on the network can be; the other ranks left "
-            f"{INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where()}"
+            f"{next(failed, '')}{list_of(stuck)} could not be interrupted, as only waits on the network can be; "
+            f"the other ranks left {INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where()}"
         )
 
     def finish(self, result: PropertyResult) -> None:

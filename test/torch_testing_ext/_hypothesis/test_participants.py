@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
+from torch_testing_ext._hypothesis import participants
 from torch_testing_ext._hypothesis.strategies.meshes import PartitionPlan
 from torch_testing_ext._hypothesis.watchdog import Watchdog
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
@@ -198,6 +199,21 @@ class TestShrinking(Properties):
         """Every hang lasts until the deadline, so the example has little to shrink."""
         if self.rank == 3 and not stay:
             return
+        dist.barrier()
+
+    @PROFILE
+    @fails_with(
+        "rank 3 failed: AssertionError: too much; rank 1 could not be interrupted",
+        "in this example: test_failure_while_another_rank_does_not_wait_on_the_network(n=",
+        error=RankError,
+    )
+    @given(n=NUMBERS)
+    def test_failure_while_another_rank_does_not_wait_on_the_network(self, n):
+        participants.INTERRUPT_TIMEOUT = 2.0
+        if self.rank == 3 and n > 16:
+            self.fail("too much")
+        if self.rank == 1 and n > 16:
+            time.sleep(1000)
         dist.barrier()
 
     @PROFILE
