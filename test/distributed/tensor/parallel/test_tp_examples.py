@@ -142,7 +142,8 @@ def some_loss(output: torch.Tensor) -> torch.Tensor:
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """The whole tensor. Detached: before torch 2.13, a parameter has no whole tensor in inference mode."""
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def dtensor_supports_attention(mesh: DeviceMesh) -> bool:
