@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from .stashed_modules import Stash
 
@@ -72,7 +72,6 @@ def become(
         signal.signal(number, signal.SIG_IGN)
     if signal.SIGINT not in request.ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
     pid = os.getpid()
 
     def restart(why: str, environ: dict[str, str | None], folders: list[str]) -> None:
@@ -92,12 +91,14 @@ def become(
         vars(main).update(fresh.main)
         sys.modules["__main__"] = main
         sys.orig_argv[:] = request.command
-        return _PREPARE[request.kind](request.words, main)
+        program = _PREPARE[request.kind](request.words, main)
     except BaseException:  # whatever it was, a new interpreter does not depend on it
         start_cold(request, cwd, given)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)  # not before: a new interpreter would lose an interrupt
+    return program
 
 
-def start_cold(request: ProgramRequest, cwd: int, given: dict[int, tuple[int, ...]]) -> None:
+def start_cold(request: ProgramRequest, cwd: int, given: dict[int, tuple[int, ...]]) -> NoReturn:
     """Replace this process by a new interpreter for the program, from its beginning. `given`: its descriptors."""
     _take_back(given)
     signal.setitimer(signal.ITIMER_REAL, 0)

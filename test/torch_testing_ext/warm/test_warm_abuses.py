@@ -13,11 +13,13 @@ import time
 import unittest
 import venv
 from pathlib import Path
+from unittest import mock
 
 from kit.processes import ROOT
 from kit.warm_runs import WarmBench
 
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.warm import warm_program
 from torch_testing_ext.warm.read_record import ReadRecord
 
 SHOWS = "import torch, mine; print(torch.initial_seed(), mine.VALUE)"
@@ -157,6 +159,28 @@ class AbusesTest(unittest.TestCase):
             self.assertIn(client.returncode, (-signal.SIGINT, 1), errors)
             if (pid := self.bench.project / "pid").exists() and (text := pid.read_text()):
                 self.assertFalse(Path("/proc", text).exists(), errors)
+
+    def test_interrupted_while_it_prepares(self) -> None:
+        """A program that cannot begin starts again without the server, and would have lost the interrupt."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.signal(2, signal.default_int_handler)
+                signal.pthread_sigmask(signal.SIG_BLOCK, [2])  # as its keeper leaves it
+                sys.orig_argv[:] = [sys.executable, "-c"]
+                message = {name: [] for name in ("ignored", "blocked", "numbers")}
+                message |= {"kind": "-c", "words": [""], "environ": {}, "umask": 0}
+                with (
+                    mock.patch.dict(warm_program._PREPARE, {"-c": lambda *_: os.kill(os.getpid(), 2)}),
+                    mock.patch.object(warm_program, "start_cold", lambda *_: os._exit(3)),
+                ):
+                    request = warm_program.ProgramRequest(message, [os.open(".", os.O_RDONLY)])
+                    warm_program.become(request, warm_program.FreshInterpreter([], []), mock.MagicMock(), print)
+            except KeyboardInterrupt:
+                os._exit(0)
+            finally:
+                os._exit(4)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
 
     def test_a_reader_that_leaves(self) -> None:
         """`| head`: the program gets what a new interpreter gets."""
