@@ -124,7 +124,7 @@ def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:
 
 
 def line_of(outcome: ExampleOutcome) -> str:
-    """How the example ended in one rank, on one line."""
+    """Return how the example ended in one rank, on one line."""
     ending: str = outcome.kind.value
     first = _first_line(outcome.summary)
     if outcome.kind is ExampleKind.INTERRUPTED or not first:

@@ -71,8 +71,9 @@ STAND_INS = """
     scope = {}
     exec("from torch.testing._internal.common_distributed import *", scope)
     assert scope["MultiProcessTestCase"] is MultiProcessTestCase
-    assert scope["retrieve_result_from_completion_queue"].__module__ == "torch.testing._internal.common_distributed"
     assert "RankError" not in scope and "os" in scope
+    exec("from torch.testing._internal.common_utils import *", scope)
+    assert scope["random_square_matrix_of_rank"].__module__ == "torch.testing._internal.common_utils"
     assert torch.testing._internal.common_utils.__file__.endswith("common_utils.py")
 """
 
