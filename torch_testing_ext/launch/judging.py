@@ -56,6 +56,8 @@ def _judge(
         reports = [_by_error_in_flight(r) for r in reports]
         return _failed(reports, [r for r in reports if r.rank in interrupted], case, expected, finding)
     if finding is not None:
+        if finding.kind is FindingKind.MISMATCH:  # since it was found, other ranks may have come to the same collective
+            finding = _mismatch(reports, expected) or finding
         return _found(reports, finding, case)
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
     deciding = [r for r in reports if expected.decides(r) and r not in running]

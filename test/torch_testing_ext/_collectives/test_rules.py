@@ -157,6 +157,20 @@ class TestMismatch(unittest.TestCase):
         self.assertIsNone(first_mismatch(world(one, one, one, groups=groups)))
 
 
+class TestJudgedLater(unittest.TestCase):
+    def test_a_rank_that_came_after_the_finding(self):
+        """The verdict is told from the newest records."""
+        one, other = entry(0, 0, over=False), entry(0, 0, "all_gather", over=False)
+        found = first_mismatch(world([one], [other], []))
+        reports = [
+            RankReport(rank, RankEnding.STOPPED, 1.0, recorder=newest)
+            for rank, newest in enumerate(world([one], [other], [one]))
+        ]
+        self.assertIn("rank 0 calls all_reduce", found.title)
+        said = judge(reports, False, Case("test_it", file="/home/me/test_thing.py"), finding=found).message
+        self.assertIn("rank 1 calls all_gather [4] float32, ranks 0, 2 call all_reduce [4] float32", said)
+
+
 class TestManyRanks(unittest.TestCase):
     """In a world of 64 ranks, the numbers are told once, and ranks that did the same share a line."""
 
