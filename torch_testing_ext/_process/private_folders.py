@@ -80,7 +80,8 @@ def make_locked(prefix: str, base: str | None = None) -> tuple[Path, int]:
     except OSError:
         folder.rmdir()
         raise
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    with suppress(OSError):  # where files cannot be locked, nobody finds that this one is not
+        fcntl.flock(fd, fcntl.LOCK_EX)
     os.rename(folder / f"{LOCK}-soon", folder / LOCK)  # a process that finds the lock finds it locked
     remove_left(folder.parent, prefix)
     return folder, fd

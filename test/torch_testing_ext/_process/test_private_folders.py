@@ -1,5 +1,7 @@
 """Folders in shared places: only one of this user, which others cannot write to and which is no link, is used."""
 
+import errno
+import fcntl
 import os
 import tempfile
 import unittest
@@ -60,6 +62,14 @@ class PrivateFoldersTest(unittest.TestCase):
             self.assertEqual(sorted(names), sorted(os.listdir(base)))
         self.assertFalse(own.exists())
         self.assertEqual(remove_left(self.shared, "run"), [])
+
+    def test_files_that_cannot_be_locked(self):
+        """Some network file systems have no locks: the folder is used, and nobody removes it for another process."""
+        refuses = OSError(errno.ENOSYS, "no locks")
+        with mock.patch.object(fcntl, "flock", side_effect=refuses), locked_folder("run", str(self.shared)) as own:
+            self.assertEqual(remove_left(self.shared, "run"), [])
+            self.assertTrue(own.is_dir())
+        self.assertFalse(own.exists())
 
 
 if __name__ == "__main__":
