@@ -30,13 +30,9 @@ _cache: dict[Any, Any] = {}
 
 
 def cached(key: Any, create: Callable[[], Any]) -> Any:
-    """Call `create` once for each default group. All ranks must ask for the same keys in the same order.
-
-    No rank goes on before all have created it: the watchdog cannot cut the connection that a rank still waits for.
-    """
+    """Call `create` once for each default group. All ranks must ask for the same keys in the same order."""
     if key not in _cache:
         _cache[key] = create()
-        dist.barrier()
     return _cache[key]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._torch import flight_recorder
 
 from .groups import Connections
 from .links import ExampleLeft, InterruptExample, StopWatching, WatchdogMessage
@@ -171,5 +172,7 @@ class Watchdog:
                 return
             if self.interrupted != example:
                 self.interrupted, self._interrupted_at = example, time.monotonic()
-            if self._inside == example:
+            # Members of a new group connect to each other: one that is cut off leaves others waiting for a connection,
+            # which no cut ends. The creation ends by itself, and what follows is cut.
+            if self._inside == example and flight_recorder.group_in_creation() is None:
                 self._connections.cut(include_busy=time.monotonic() - self._interrupted_at > BUSY)

@@ -6,7 +6,6 @@ The suite finds each mutant and reports the smallest possible example.
 import os
 import signal
 import time
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -14,10 +13,10 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 
 from torch_testing_ext._hypothesis import participants
-from torch_testing_ext._hypothesis.strategies.meshes import PartitionPlan
 from torch_testing_ext._hypothesis.watchdog import Watchdog
+from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
-from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.hypothesis_utils import (
     assume,
     data,
@@ -93,33 +92,6 @@ class TestDrawing(Properties):
         dist.all_reduce(total, group=partition.mine)
         self.assertEqual(total.item(), len(partition.members))
 
-    @settings(max_examples=1, database=None)
-    @given(partition=st.just(PartitionPlan(((0, 1, 2), (3,)))))
-    def starts_when_rank_2_has_its_group(self, partition):
-        self.arrived.touch()
-        self.assertTrue(self.created.exists())
-
-    def test_no_rank_starts_before_all_have_their_groups(self):
-        self.arrived, self.created = Path(self.file_name + ".arrived"), Path(self.file_name + ".created")
-
-        def create_late(*args):
-            while not self.arrived.exists():
-                time.sleep(0.001)
-            group = new_group(*args)
-            self.created.touch()
-            return group
-
-        def arrive():
-            self.arrived.touch()
-            barrier()
-
-        new_group, barrier = dist.new_group, dist.barrier
-        late = self.rank == 2
-        with mock.patch.multiple(
-            dist, new_group=create_late if late else new_group, barrier=barrier if late else arrive
-        ):
-            self.starts_when_rank_2_has_its_group()
-
     @PROFILE
     @given(n=NUMBERS)
     def test_one_rank_may_reject(self, n):
@@ -162,6 +134,21 @@ class TestDrawing(Properties):
             target(float(mine))
             if mine >= 99_000:
                 self.fail("high")
+
+
+class TestWatchdog(TestCase):
+    def test_no_cut_while_a_group_is_created(self):
+        """The other members would wait for this rank's connections for ever."""
+        connections = mock.Mock()
+        watchdog = Watchdog({}, is_leader=True, connections=connections, deadline=None)
+        self.addCleanup(watchdog.close)
+        watchdog.begin(1)
+        watchdog.enter(1, str)
+        with mock.patch.object(flight_recorder, "group_in_creation", lambda: "a group"):
+            watchdog._interrupt(1)
+            connections.cut.assert_not_called()
+        watchdog._interrupt(1)
+        connections.cut.assert_called()
 
 
 class TestShrinking(Properties):
