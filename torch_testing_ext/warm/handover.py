@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -31,3 +32,10 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
     if not data:
         raise EOFError
     return json.loads(data), fds
+
+
+def signal_news(sock: socket.socket) -> None:
+    """From now on, `receive` does not wait, and this process gets SIGIO when there is something to receive."""
+    sock.setblocking(False)
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)

@@ -6,7 +6,6 @@ It is a fork of the stage whose modules the program gets, and needs neither that
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -49,9 +48,7 @@ def keep(client: socket.socket, close_its: Callable[[], object], leads: bool, ad
     try:
         _tell(client, begun=True)
         close_its()
-        client.setblocking(False)
-        fcntl.fcntl(client, fcntl.F_SETOWN, keeper)
-        fcntl.fcntl(client, fcntl.F_SETFL, fcntl.fcntl(client, fcntl.F_GETFL) | os.O_ASYNC)
+        handover.signal_news(client)
         _watch(client, pid, pid if leads else keeper)
         if adopts:
             reaping.end_children()

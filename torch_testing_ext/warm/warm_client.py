@@ -230,7 +230,8 @@ def hand_over(
         "leads": leads,
         "adopts": adopts,
     }
-    handover.send(client, message, [cwd, *fds.values()])
+    with contextlib.suppress(ConnectionError):  # the server has just ended, as the answer will say
+        handover.send(client, message, [cwd, *fds.values()])
     os.close(cwd)
     news = _receive(client)
     if "ready" not in news:
@@ -262,9 +263,7 @@ def _receive(client: socket.socket) -> dict[str, Any]:
 
 def _follow(client: socket.socket, passed: set[int]) -> int:
     """Pass signals on until the program ends. Returns its wait status."""
-    client.setblocking(False)
-    fcntl.fcntl(client, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(client, fcntl.F_SETFL, fcntl.fcntl(client, fcntl.F_GETFL) | os.O_ASYNC)
+    handover.signal_news(client)
     while True:
         with contextlib.suppress(BlockingIOError):
             while True:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from kit.processes import ROOT
 from kit.warm_runs import WarmBench
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.warm import warm_program
+from torch_testing_ext.warm import warm_client, warm_program
 from torch_testing_ext.warm.read_record import ReadRecord
 
 SHOWS = "import torch, mine; print(torch.initial_seed(), mine.VALUE)"
@@ -34,9 +35,9 @@ class AbusesTest(unittest.TestCase):
         self.torch = self.bench.packages / "torch" / "__init__.py"
         self.bench.write("mine.py", "VALUE = 1\n")
 
-    def run_both(self, *words: str, **options) -> subprocess.CompletedProcess[str]:
+    def run_both(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run without and with a server; the ends and the outputs are the same."""
-        cold, warm = (self.bench.run(*words, warm=is_warm, **options) for is_warm in (False, True))
+        cold, warm = (self.bench.run(*words, warm=is_warm) for is_warm in (False, True))
         self.assertEqual((warm.returncode, warm.stdout, warm.stderr), (cold.returncode, cold.stdout, cold.stderr))
         return warm
 
@@ -144,6 +145,14 @@ class AbusesTest(unittest.TestCase):
         gone()
         ended()
         self.run_both("-c", SHOWS)
+
+    def test_the_server_ends_before_it_is_asked(self) -> None:
+        """As when its files have changed: the client tries again, and says nothing."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.close()
+        program = warm_client.WarmProgram("-c", ["pass"])
+        with ours, self.assertRaisesRegex(warm_client.NoServer, "^stale$"):
+            warm_client.hand_over(ours, program, {}, {}, leads=False)
 
     def test_interrupted_at_any_moment(self) -> None:
         """The client ends as a new interpreter does, which has code 1 while it is starting; the program ends, too."""

@@ -116,8 +116,9 @@ class WarmTestCase(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        folder = cls.enterClassContext(tempfile.TemporaryDirectory())  # type: ignore[attr-defined]
-        cls.bench = WarmBench(Path(folder), cls.torch)
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.bench = WarmBench(Path(folder.name), cls.torch)
         cls.addClassCleanup(cls.bench.close)
         while ": 0 runs" in cls.bench.run("-c", "pass").stdout + cls.bench.status():  # files of the bench are too young
             pass
