@@ -35,7 +35,7 @@ class WarmServer:
         self._notes.setblocking(False)
         self._set_by: dict[str, dict[str, str | None]] = {}  # variables that programs set before they import torch
         self._cold: dict[str, ReadRecord] = {}  # programs with modules of their own, while these folders are so
-        self._runs, self._began = 0, time.time()
+        self._runs = 0
         self._stage = Stage(0, write_notes.detach(), fresh, Stash(fresh.modules, fresh.path))
         record = self._stage.record
         record.add_modules([*sys.modules])
@@ -81,7 +81,7 @@ class WarmServer:
         match message["ask"]:
             case "status":
                 size = system.descendants(os.getpid())
-                return {"pid": os.getpid(), "runs": self._runs, "began": self._began, "processes": len(size) + 1}
+                return {"pid": os.getpid(), "runs": self._runs, "processes": len(size) + 1}
             case "stop":
                 return {"stopped": os.getpid()}
         self._take_notes()

@@ -31,11 +31,13 @@ from .read_record import ReadRecord
 from .stashed_modules import RecordingEnviron, Stash, StashedLayer, native
 from .warm_program import FreshInterpreter, ProgramRequest
 
-_KIT = ("unittest", "expecttest", "pytest", "common_utils", "common_distributed", "pytest_plugin", "launch.fork_server")
-_PYTEST = ("_pytest_ranks.in_parent", "_pytest_ranks.item_in_rank")
+_OURS = (
+    *("common_utils", "common_distributed", "pytest_plugin", "launch.fork_server"),
+    *("_pytest_ranks.in_parent", "_pytest_ranks.item_in_rank"),
+)
 _PACKAGE = __name__.partition(".")[0]
 # The modules of the stages, from top to bottom.
-MODULES = (("torch",), (*_KIT[:3], *(f"{_PACKAGE}.{name}" for name in (*_KIT[3:], *_PYTEST))))
+MODULES = (("torch",), ("unittest", "expecttest", "pytest", *(f"{_PACKAGE}.{name}" for name in _OURS)))
 _MOST_CHILDREN = 2
 _BUILD_TIMEOUT = 60.0
 _SETTLING = 2.5

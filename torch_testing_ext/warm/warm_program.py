@@ -59,9 +59,7 @@ class FreshInterpreter:
         self.streams = [(stream.encoding, stream.errors) for stream in (sys.stdin, sys.stdout, sys.stderr)]
 
 
-def become(
-    request: ProgramRequest, fresh: FreshInterpreter, stash: Stash, tell: Callable[[dict[str, Any]], object]
-) -> Any:
+def become(request: ProgramRequest, fresh: FreshInterpreter, stash: Stash, tell: Tell) -> Any:
     """Take on the client's surroundings. Returns the program, to be run by the caller, without arguments."""
     cwd = _take_descriptors(request)
     given = {number: _file_behind(number) for number in request.numbers}
