@@ -13,7 +13,6 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from . import interpreter
@@ -195,15 +194,6 @@ def merged(one: dict[str, str] | None, other: dict[str, str] | None) -> dict[str
     if one is None or other is None:
         return None
     return {**one, **{path: found if one.get(path, found) == found else CHANGED for path, found in other.items()}}
-
-
-def changed(files: dict[str, str], known: dict[str, str]) -> Iterable[str]:
-    """The paths whose hashes differ from those of now, which `known` keeps."""
-    for path, before in files.items():
-        if path not in known:
-            known[path] = CHANGED if path.startswith(PROGRAM) else hash_of(path)
-        if before == CHANGED or known[path] != before:
-            yield path
 
 
 def _source(path: str) -> str:

@@ -75,7 +75,7 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     if options.action is Action.CLUSTER_DRY_RUN:
         from .cluster.cluster_site import shipment
 
-        print(shipment(options, root, chosen.files).describe())
+        print(shipment(root, chosen.files).describe())
         return ExitCode.PASSED
     earlier = EarlierRuns(options)
     affected = Affected(options, root, earlier)

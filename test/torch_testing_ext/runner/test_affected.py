@@ -74,6 +74,11 @@ os.wait()
 """
 
 
+def git(folder, *words):
+    who = ("-c", "user.name=n", "-c", "user.email=e@x")
+    subprocess.run(["git", "-C", folder, *who, *words], check=True, stdout=subprocess.DEVNULL)
+
+
 class FileReadsTest(RunsCase):
     def test_what_a_process_and_its_forks_read(self):
         for name in ("a.txt", "b.txt", "in_child.txt", "data/x", "module.py"):
@@ -116,11 +121,11 @@ class RecordsTest(RunsCase):
             self.earlier = EarlierRuns(options)
             return Affected(options, self.root, self.earlier)
 
-    def record(self, tests=None, **more):
-        def hashes(*names):
-            return {str(self.root / name): file_reads.hash_of(str(self.root / name)) for name in names}
+    def hashes(self, *names):
+        return {str(self.root / name): file_reads.hash_of(str(self.root / name)) for name in names}
 
-        reads = {TestId("test_a.py"): hashes("test_a.py", "shared.py"), self.test: hashes("own.txt"), **more}
+    def record(self, tests=None):
+        reads = {TestId("test_a.py"): self.hashes("test_a.py", "shared.py"), self.test: self.hashes("own.txt")}
         self.affected().record(reads, map(Test, tests or [self.test]), [self.test])
 
     def why(self, *argv, **environ):
@@ -151,15 +156,11 @@ class RecordsTest(RunsCase):
         self.record(tests=[self.test, other])
         self.assertTrue(self.affected().file_is("test_a.py"), "one of its tests has not run")
         self.write("shared.py", "changed again")
-        self.affected().record(
-            {TestId("test_a.py"): {str(self.root / "shared.py"): file_reads.hash_of(str(self.root / "shared.py"))}},
-            [Test(self.test)],
-        )
+        self.affected().record({TestId("test_a.py"): self.hashes("shared.py")}, [Test(self.test)])
         self.assertIn("imports something else", self.why())
         self.record()
         with mock.patch.dict(os.environ, MY_VARIABLE="1"):
-            read = [str(self.root / name) for name in ("test_a.py", "shared.py")]
-            listed = {TestId("test_a.py"): {name: file_reads.hash_of(name) for name in read}}
+            listed = {TestId("test_a.py"): self.hashes("test_a.py", "shared.py")}
             self.affected().record(listed, [Test(self.test)])  # as `--list` does
             self.assertIn("another environment", self.why())
         self.affected().record({TestId("test_a.py"): None}, [Test(self.test)], [self.test])
@@ -176,15 +177,11 @@ class RecordsTest(RunsCase):
         self.assertIn("git does not say", self.why())
         self.assertEqual(len(self.earlier.warnings), 1)
 
-        def git(*words):
-            who = ("-c", "user.name=n", "-c", "user.email=e@x")
-            subprocess.run(["git", "-C", self.root, *who, *words], check=True, stdout=subprocess.DEVNULL)
-
-        git("init", "-q", "-b", "trunk")
+        git(self.root, "init", "-q", "-b", "trunk")
         self.assertIn("git does not say", self.why(), "there is no commit yet")
         self.write(".gitignore", "tmp\n.torch_testing_ext\nown.txt\n")
-        git("add", ".")
-        git("commit", "-qm", "first")
+        git(self.root, "add", ".")
+        git(self.root, "commit", "-qm", "first")
         self.assertEqual(self.why(), "")
         self.write("own.txt", "which git ignores")
         self.assertIn("own.txt has changed since its last run", self.why())
@@ -192,8 +189,8 @@ class RecordsTest(RunsCase):
         self.write("shared.py", "not committed")
         self.record()
         self.assertIn("shared.py differs from the last commit", self.why())
-        git("checkout", "-qb", "branch")
-        git("commit", "-qam", "second")
+        git(self.root, "checkout", "-qb", "branch")
+        git(self.root, "commit", "-qam", "second")
         self.assertEqual(self.why(), "")
         self.assertIn("shared.py differs from trunk", self.why("--affected", "--since", "trunk"))
         self.assertEqual(self.why("--affected", "--since", "branch"), "")
@@ -210,16 +207,15 @@ class AffectedRunsTest(RunsCase):
         for name in ("fixture.txt", "shared.py", "of_ranks.py", "unread.py"):
             self.write(f"tests/{name}", "")
         self.write("tests/rank1.json", "1")
-        subprocess.run(["git", "init", "-q"], cwd=self.root, check=True)
+        git(self.root, "init", "-q")
         self.write(".gitignore", "*")
         self.write("committed", "")
-        who = ("-c", "user.name=n", "-c", "user.email=e@x")
-        subprocess.run(["git", "add", "-f", "committed"], cwd=self.root, check=True)
-        subprocess.run(["git", *who, "commit", "-qm", "first"], cwd=self.root, check=True)
+        git(self.root, "add", "-f", "committed")
+        git(self.root, "commit", "-qm", "first")
 
     def ran(self, *codes):
         self.finish(self.start("--affected", "--results=results.json"), *codes)
-        return {test["id"].rpartition("::")[2] for test in self.results()["tests"]}
+        return set(self.outcomes())
 
     def test_a_project(self):
         everything = {"test_in_ranks", "test_plain", "test_program"}
@@ -241,7 +237,7 @@ class AffectedRunsTest(RunsCase):
         self.assertEqual(self.ran(0), {"test_in_ranks", "test_program"})
         self.write("tests/unread.py", "x = 1")
         self.assertEqual(self.ran(0), {"test_program"})
-        why = self.finish(self.start("--why", "tests/test_ranks.py", "--why", "test_program"), 4)
+        self.finish(self.start("--why", "tests/test_ranks.py", "--why", "test_program"), 4)
         self.assertIn("no test file has this name", self.stderr)
         why = self.finish(self.start("--why", "test_ranks", "--why", "test_plain.py::test_program"), 0)
         self.assertIn("test_in_ranks: not selected: none of the", why)

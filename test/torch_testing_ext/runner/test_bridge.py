@@ -11,7 +11,6 @@ import tarfile
 import tempfile
 import types
 import unittest
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -71,9 +70,9 @@ class TestEnvironment(unittest.TestCase):
                 )
 
 
-def connect(**more):
+def connect(nodes=None):
     empty = dict.fromkeys(("folder", "archive", "root", "digest", "setup"), "")
-    return Connect(Wish("host:1", None, None, None), environ={}, path=(), **{**empty, **more})
+    return Connect(Wish("host:1", nodes, None, None), environ={}, path=(), **empty)
 
 
 class TestNodesOfBridge(unittest.TestCase):
@@ -183,7 +182,7 @@ class TestNodesOfBridge(unittest.TestCase):
 
     def looking(self, nodes=None):
         """A bridge that sees the nodes of a dictionary, takes them without Ray, and notes what it sends."""
-        bridge = Bridge(None, replace(connect(), wish=Wish("host:1", nodes, None, None)), None)
+        bridge = Bridge(None, connect(nodes), None)
         bridge._ground, self.sent, self.seen = None, [], dict.fromkeys("abc", Room(2, 0))
         bridge._view = types.SimpleNamespace(
             look=lambda: [SeenNode(name, name, room, room) for name, room in self.seen.items()]
@@ -406,8 +405,9 @@ class TestShipping(unittest.TestCase):
         ray_actor._unpack((self.folder / "sent.tar").read_bytes(), str(self.folder / "node"), {"a.py": 10**18 + 1})
         self.assertTrue((self.folder / "node" / "empty" / "in_empty").is_dir())
         self.assertEqual((self.folder / "node" / "a.py").stat().st_mtime_ns, 10**18 + 1)
-        self.assertEqual(shipping.sent_file(self.folder / "sent.tar", "a.py"), b"")
-        self.assertIsNone(shipping.sent_file(self.folder / "sent.tar", "x.log"))
+        with tarfile.open(self.folder / "sent.tar") as archive:
+            self.assertEqual(shipping.sent_file(archive, "a.py"), b"")
+            self.assertIsNone(shipping.sent_file(archive, "x.log"))
         (root / "ignored" / "sub").mkdir()
         inside = shipping.choose(root / "ignored")  # the project is in an ignored folder: git lists nothing
         self.assertEqual(set(inside.files), {"test_i.py", "other.py", "pack/x.py", "sub"})

@@ -36,11 +36,11 @@ class OneScreenCase(RunsCase):
         super().setUp()
         shutil.copytree(DAY, self.root, dirs_exist_ok=True)
 
-    def run_project(self, *words, size=4, columns=80):
+    def run_project(self, *words, size=4):
         """Run it; return its output, and the part of each test that has failed, by name."""
         environ = {
             "SIZE": str(size),
-            "COLUMNS": str(columns),
+            "COLUMNS": "80",
             "PYTHONPATH": os.pathsep.join([str(self.root), str(ROOT)]),
             "FORCE_COLOR": "1",
             "CI": "",  # where pytest shows all of a difference
@@ -48,7 +48,7 @@ class OneScreenCase(RunsCase):
         run = self.start("-j1", *words, environ=environ, stdout=-1, stderr=-1)
         self.coloured = self.finish(run, 1)
         output = STYLES.sub("", self.coloured)
-        progress, _, _ = output.partition("\n" + "=" * min(columns, 100))
+        progress, _, _ = output.partition("\n" + "=" * 80)
         return output, self.failures_in(progress)
 
     def failures_in(self, progress):

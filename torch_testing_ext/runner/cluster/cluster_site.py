@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,20 +49,20 @@ def on_cluster(options: Options, root: Path, files: Sequence[str]) -> Iterator[C
     """The nodes of the cluster that the options name, where agents are started for these test files."""
     warnings = notes_on_environment(os.environ, options.cluster_env)
     leases = NodeLeases()
-    with locked_folder("torch_testing_ext_run_") as folder:
+    with locked_folder("torch_testing_ext_run_") as folder, ExitStack() as open_files:
         if options.cluster == SLURM:
             launcher = slurm_launcher(options, root, _prepare(options, root), folder, os.environ)
             coming_back = None
         elif options.cluster_root is not None:
             launcher, coming_back = _on_ray(options, root, folder, warnings), None
         else:
-            launcher, coming_back = _with_copies(options, root, files, folder, warnings)
+            launcher, coming_back = _with_copies(options, root, files, folder, warnings, open_files)
         with ClusterPlace(launcher, leases, options.cluster_timeout, _say) as place:
             place.nodes.coming_back = coming_back
             yield ClusterSite(place, leases, warnings)
 
 
-def shipment(options: Options, root: Path, files: Sequence[str]) -> Shipment:
+def shipment(root: Path, files: Sequence[str]) -> Shipment:
     """Choose what is sent: also test files that git ignores, and folders of the project on PYTHONPATH."""
     below, _ = split_path(os.environ.get("PYTHONPATH", ""), root, Path.cwd())
     return choose(root, [*files, *(name for name in below if name != ".")])
@@ -143,16 +144,16 @@ def _prepare(options: Options, root: Path) -> PrepareNode:
 
 
 def _with_copies(
-    options: Options, root: Path, files: Sequence[str], folder: Path, warnings: list[str]
+    options: Options, root: Path, files: Sequence[str], folder: Path, warnings: list[str], open_files: ExitStack
 ) -> tuple[RayLauncher, ComingBack]:
     """The launcher for nodes that get a copy of the project, and what brings files back from there."""
-    archive, sent = folder / "project.tar", shipment(options, root, files)
+    archive, sent = folder / "project.tar", shipment(root, files)
     write(sent, archive)
     warnings += sent.warnings
-    environ = environment_for_nodes(os.environ, options.cluster_env)
+    launcher = _on_ray(options, root, folder, warnings, archive=str(archive), times=sent.times)
+    environ = launcher.prepare.environ
     logs = environ.get(LOGS)
     elsewhere = {LOGS_OF_NODES: Path(logs).expanduser().absolute()} if logs else {}
-    launcher = _on_ray(options, root, folder, warnings, archive=str(archive), times=sent.times)
     launcher.copies_of = str(root)
     launcher.prepare = replace(
         launcher.prepare,
@@ -160,7 +161,7 @@ def _with_copies(
         fetch=(*options.cluster_fetch, *elsewhere),
         accepts=bool(environ.get("EXPECTTEST_ACCEPT")),
     )
-    return launcher, ComingBack(root, partial(sent_file, archive), elsewhere)
+    return launcher, ComingBack(root, partial(sent_file, open_files.enter_context(tarfile.open(archive))), elsewhere)
 
 
 def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **more: Any) -> RayLauncher:

@@ -87,10 +87,10 @@ def write(shipment: Shipment, target: Path) -> None:
         raise ClusterError(f"{root} cannot be sent to the nodes: {error}") from error
 
 
-def sent_file(archive: Path, name: str) -> bytes | None:
+def sent_file(archive: tarfile.TarFile, name: str) -> bytes | None:
     """A file as the nodes got it; None if they did not."""
-    with tarfile.open(archive) as tar, suppress(KeyError):
-        file = tar.extractfile(name)
+    with suppress(KeyError):
+        file = archive.extractfile(name)
         return None if file is None else file.read()
     return None
 

@@ -10,7 +10,7 @@ from torch_testing_ext.launch.folding import warnings_once
 
 from ..model import Attempt, Category
 from . import text
-from .journal import JournalError, RecordedRun, find, read
+from .journal import JournalError, find, read
 
 
 def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
@@ -37,10 +37,10 @@ def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
     at = path.stat().st_mtime
     for one in run.summary.finished:
         if any(run.header.policy.verdict(attempt.outcome) is Category.FAILED for attempt in one.attempts):
-            yield text.test_name(one.test.id), "\n\n".join(_account(run, attempt) for attempt in one.attempts), at
+            yield text.test_name(one.test.id), "\n\n".join(_account(attempt) for attempt in one.attempts), at
 
 
-def _account(run: RecordedRun, attempt: Attempt) -> str:
+def _account(attempt: Attempt) -> str:
     parts = [f"{attempt.outcome.value} after {text.duration(attempt.seconds)}, attempt {attempt.number}"]
     parts += [text.account(attempt)]
     parts += [f"output of {heading}:\n{warnings_once(words)}" for heading, words in text.logs(attempt)]

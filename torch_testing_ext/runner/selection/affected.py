@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process import file_reads, messages
 
 from ..model import Test, TestId
@@ -47,6 +48,8 @@ class Affected:
         self._now: dict[str, str] = {}  # hashes, by path
         self._of: dict[str, dict[str, Any]] = {}  # the records of each file of tests
         self._reasons: dict[str, str | None] = {}  # for files of tests
+        self._digests: dict[str, str] = {}  # of what the import of each file of tests reads
+        self._differing: dict[str, bool] = {}  # whether git says so, by path
 
     # -- selection
 
@@ -64,7 +67,9 @@ class Affected:
         record = self._record(test.file)
         if (own := record.get(_name(test))) is None:
             return _NO_RECORD
-        if own["of"] != _digest(record[_SHARED]):
+        if test.file not in self._digests:
+            self._digests[test.file] = _digest(record[_SHARED])
+        if own["of"] != self._digests[test.file]:
             return "its file imports something else than when it ran, or in another environment"
         return self._reason(own["files"])
 
@@ -116,7 +121,9 @@ class Affected:
         if (change := self._change(files)) is not None:
             return change
         for path in files if self._by_git else ():
-            if os.path.realpath(os.path.join(self._root, path)) in self._by_git:
+            if path not in self._differing:
+                self._differing[path] = os.path.realpath(os.path.join(self._root, path)) in self._by_git
+            if self._differing[path]:
                 return f"{path} differs from {self._options.since or 'the last commit'}"
         return None
 
@@ -179,10 +186,10 @@ class Affected:
         self, reads: Mapping[TestId, dict[str, str] | None], known: Iterable[Test], finished: Iterable[TestId] = ()
     ) -> None:
         """Keep what files of tests, and tests that have finished, have read. `known`: all tests of these files."""
-        known, finished = [*known], [*finished]
+        tests = grouped((test.id.file, test) for test in known)
+        ran = grouped((test.file, test) for test in finished if test.method)
         for file in [test.file for test in reads if not test.method]:
-            tests = [test for test in known if test.id.file == file]
-            self._record_file(file, reads, tests, [test for test in finished if test.file == file and test.method])
+            self._record_file(file, reads, tests.get(file, ()), ran.get(file, ()))
 
     def _record_file(
         self, file: str, reads: Mapping[TestId, dict[str, str] | None], tests: Sequence[Test], ran: Sequence[TestId]
@@ -201,17 +208,18 @@ class Affected:
             if imported is None:
                 values.clear()
                 return
-            values[_SHARED] = shared
+            values[_SHARED], digest = shared, _digest(shared)
             for test in ran:
                 if (own := reads.get(test)) is None:
                     values.pop(_name(test), None)
                 else:
-                    values[_name(test)] = {"of": _digest(shared), "files": self._kept(own)}
+                    values[_name(test)] = {"of": digest, "files": self._kept(own)}
             for name in values.keys() - {_SHARED, *(_name(test.id) for test in tests)}:
                 del values[name]
 
         self._place(file).update(change)
         self._of.pop(file, None)
+        self._digests.pop(file, None)
 
     def _kept(self, files: Mapping[str, str]) -> dict[str, str]:
         """The files by their paths from the root, without temporary ones."""
