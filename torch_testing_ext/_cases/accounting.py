@@ -53,10 +53,15 @@ def account_for_error(
     account: launch.AccountWriter, error: BaseException, failure: type[BaseException] = AssertionError
 ) -> None:
     """Record an exception, whatever its type, with the subtests in which it was raised."""
-    if account.account is None and launch.cause_of(error) is launch.Cause.OWN:
-        stopping.at_failure(error)
+    stop_at_own(account, error)
     within = "".join(f"in subtest {described}: " for described in subtests_of(error))
     account.failed(error, isinstance(error, failure), within)
+
+
+def stop_at_own(account: launch.AccountWriter, error: BaseException) -> None:
+    """Let the user look at an exception that is the first of its rank, and the rank's own."""
+    if account.account is None and launch.cause_of(error) is launch.Cause.OWN:
+        stopping.at_failure(error)
 
 
 def account_for_skip(account: launch.AccountWriter, reason: str, code: int | None = None) -> int:

@@ -87,7 +87,7 @@ def run(item: Any, spec: RankSpec) -> None:
 def _run_and_judge(
     item: Any, spec: RankSpec, directory: Path, chosen: settings.Settings
 ) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
-    case = invocation.case_of(_name_of(item), str(item.path), _command(item), item.stash.get(SHOW_COMMAND, ""))
+    case = _case_of(item)
     expected = launch.Expected(may_differ=_may_differ(item))
     shared = SharedRanks.of(item, spec) if spec.scope != "function" else None
     with ExitStack() as resources:
@@ -179,6 +179,10 @@ def _timeout(item: Any, spec: RankSpec, chosen: settings.Settings) -> float | No
     return spec.timeout or given or ranked.TIMEOUT_DEFAULT
 
 
+def _case_of(item: Any) -> launch.Case:
+    return invocation.case_of(_name_of(item), str(item.path), _command(item), item.stash.get(SHOW_COMMAND, ""))
+
+
 def _name_of(item: Any) -> str:
     return str(item.nodeid.rpartition("/")[2].partition("::")[2] or item.name)
 
@@ -218,7 +222,7 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
 
 def _run_in_place(item: Any, spec: RankSpec) -> None:
     own = launch.new_directory(item.nodeid)
-    case = invocation.case_of(_name_of(item), str(item.path), _command(item), item.stash.get(SHOW_COMMAND, ""))
+    case = _case_of(item)
     try:
         timeout = _timeout(item, spec, settings.read())
         together = launched_ranks.begin(

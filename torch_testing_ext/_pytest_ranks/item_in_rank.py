@@ -30,7 +30,6 @@ from torch_testing_ext._cases import accounting, passed_warnings
 from torch_testing_ext._cases.rank_life import run_rank
 from torch_testing_ext._process import messages
 from torch_testing_ext._utils.contexts import changed_environment
-from torch_testing_ext.launch import stopping
 
 from . import debugging, dist_env, pytest_internals, reports
 from .marks import DIST_ENV, RANKS, RankSpec, read
@@ -272,8 +271,7 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
     if isinstance(error, (pytest.skip.Exception, unittest.SkipTest)) and not within:
         accounting.account_for_skip(account, str(error))
         return
-    if account.account is None and launch.cause_of(error) is launch.Cause.OWN:
-        stopping.at_failure(error)
+    accounting.stop_at_own(account, error)
     try:
         if isinstance(error, PartFailed):
             text = error.text

@@ -217,7 +217,7 @@ def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
             "methods of a unittest.TestCase, and what a hook marks after the collection, can have one number"
         )
     if size is not None and size not in sizes:
-        raise BadMark(f"it was made for {PARAMETER[1:11]}={size}, but a mark that was added later says {mark.args[0]}")
+        raise BadMark(f"it was made for {NAME}={size}, but a mark that was added later says {mark.args[0]}")
     return sizes[0] if size is None else size
 
 

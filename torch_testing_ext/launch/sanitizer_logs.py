@@ -88,8 +88,8 @@ class Logs:
                 report = replace(report, issued=content.record(report.rank), found=found)
             completed.append(report)
         if have_passed and completed:
-            found = tuple(self._of_order(list(records_of(contents).values())))
-            completed[0] = replace(completed[0], found=(*completed[0].found, *found))
+            issued = [one.issued for one in completed if one.issued is not None]
+            completed[0] = replace(completed[0], found=(*completed[0].found, *self._of_order(issued)))
         return self._with_parted(completed)
 
     def _with_parted(self, reports: Sequence[RankReport]) -> list[RankReport]:

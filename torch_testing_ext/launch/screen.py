@@ -58,6 +58,11 @@ class Fault:
     finding: Finding | None = None
     is_alone: bool = False  # a test without ranks
 
+    @property
+    def first(self) -> RankReport | None:
+        """The first report of a culprit."""
+        return next((r for r in self.reports if r.rank in self.culprits), None)
+
 
 def height(text: str, columns: int = WIDTH) -> int:
     """The number of lines that a text takes on a terminal."""
@@ -80,7 +85,7 @@ def show_error(error: BaseException, case: Case, within: str = "") -> str:
 def show(fault: Fault) -> str:
     """The text. The first line is the title, whole: the console breaks it."""
     rows = _rows(fault)
-    first = next((r for r in fault.reports if r.rank in fault.culprits), None)
+    first = fault.first
     values = list(_values(first, fault.reports)) if first is not None else []
     printed = list(_printed(first))[-_LEVELS[0][-1] :] if first is not None else []
     sites = list(dict.fromkeys(row.site for row in rows if row.site is not None))[:2]
@@ -193,7 +198,7 @@ def _rows(fault: Fault) -> list[Row]:
 
 def _is_victim(report: RankReport, fault: Fault) -> bool:
     """Did this rank only lose its peer, or was it ended for the failure of another?"""
-    first = next((r for r in fault.reports if r.rank in fault.culprits), None)
+    first = fault.first
     has_failed = first is not None and first.ending.is_failure and first.ending is not RankEnding.STOPPED
     return is_victim(report) or (has_failed and report.ending is RankEnding.STOPPED)
 
@@ -308,8 +313,7 @@ def excerpts(sites: Iterable[Site], context: int) -> list[str]:
     for file, numbers in wanted.items():
         source = text_of(Path(file)).splitlines()
         known = {number: source[number - 1] for number in sorted(numbers) if 0 < number <= len(source)}
-        texts = textwrap.dedent("\n".join(known.values()) + "\nx").expandtabs().splitlines()[:-1]
-        if not any(text.strip() for text in texts):
+        if not any(line.strip() for line in known.values()):
             continue
         common = min(len(line) - len(line.lstrip()) for line in known.values() if line.strip())
         for number, line in known.items():
