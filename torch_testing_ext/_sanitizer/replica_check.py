@@ -99,8 +99,11 @@ class ReplicaCheck(Check):
         for owner, keys in list(self._keys.items()):
             if isinstance(owner, DistributedDataParallel) and any(id(one) in held for one in owner.parameters()):
                 found.update((key, replicated.of_ddp(owner)) for key in keys.values())
+        keys_of_groups: dict[Any, str | None] = {}
         for group, replica in replicated.dtensors_of(optimizer, lambda: self._names_of(optimizer)):
-            if (key := self._key(type(optimizer).__name__, optimizer, group)) is not None:
+            if group not in keys_of_groups:
+                keys_of_groups[group] = self._key(type(optimizer).__name__, optimizer, group)
+            if (key := keys_of_groups[group]) is not None:
                 found.setdefault(key, []).append(replica)
         return found
 

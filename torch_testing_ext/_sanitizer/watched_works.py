@@ -60,7 +60,7 @@ class WaitCheck(Check):
 
     wants_results = True
 
-    def __init__(self, note: Note, site: Callable[[], int] | None = None):
+    def __init__(self, note: Note, site: Callable[[], int]):
         """`site`: the number of the line that runs now, to find the uses of buffers when they happen."""
         self._note = note
         self._site = site
@@ -183,7 +183,7 @@ class WaitCheck(Check):
         with self._lock:
             for found in self._open.values():
                 if found.use_by([], pieces_of([tensor])):
-                    found.buffers.append(Buffer.alias(alias, self._site_here(found)))
+                    found.buffers.append(Buffer.alias(alias, self._site()))
 
     def _on_use(self, operation: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
         if self._open and not self._is_issuing:
@@ -197,18 +197,15 @@ class WaitCheck(Check):
             is_ordered = queue is not None and queue == found.queue
             if not found.is_told and not is_ordered and (how := found.use_by(read, written)):
                 found.is_told = True
-                here = self._site_here(found) if site is None else site
+                here = self._site() if site is None else site
                 self._note("race", f"a buffer of {found.name} was {how} by {by} before wait()", here, found.site)
-
-    def _site_here(self, found: _OpenWork) -> int:
-        return self._site() if self._site is not None else found.site
 
     def _check_buffers(self, found: _OpenWork) -> None:
         happened = [(how, buffer.site) for buffer in found.buffers if (how := buffer.what_happened())]
         if happened and not found.is_told:
             how, site = max(happened, key=lambda one: one[1])  # a line that is known
             text = f"a buffer of {found.name} was {how} before wait()"
-            self._note("race", text, site or self._site_here(found), found.site)
+            self._note("race", text, site or self._site(), found.site)
 
     def _find_dropped(self) -> None:
         """The caller of the latest operation has its work by now; one that nobody has any more is not waited for."""

@@ -191,7 +191,7 @@ class Rendezvous:
         finish_on_device(arguments)
         if (delays := self._world.delays.get(self._ranks[rank])) is not None:
             delays.wait()
-        if self._world.kinds:
+        if self._world.kinds & {SanitizeKind.NAN, SanitizeKind.POISON}:
             self._check(rank, kind, *written_and_read(rank, kind, arguments, options), options)
         with self._world.changed:
             collective, event = self._enter(rank, kind, arguments, options)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_testing_ext._collectives.records import grouped
+
 _WHOLE = 1024  # a parameter of at most so many elements is summed whole
 _SAMPLE = 256
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -17,7 +19,7 @@ class Checksum:
 
     def __init__(self) -> None:
         self._of: tuple[tuple[int, torch.Size], ...] = ()
-        self._turns: dict[int, list[torch.Tensor]] = {}
+        self._turns: dict[int, list[list[torch.Tensor]]] = {}  # views, by dtype and device
 
     def of(self, tensors: Sequence[torch.Tensor], turn: int) -> torch.Tensor | None:
         """A tensor with the sum; None if there is nothing to sum."""
@@ -26,10 +28,9 @@ class Checksum:
             self._of, self._turns = now, {}
         turn %= 8  # views of so many samples are kept
         if turn not in self._turns:
-            self._turns[turn] = [sample(tensor, turn) for tensor in tensors if tensor.numel()]
-        views = self._turns[turn]
-        kinds = dict.fromkeys((view.dtype, view.device) for view in views)
-        sums = [torch.cat([v for v in views if (v.dtype, v.device) == kind]).sum(dtype=torch.int64) for kind in kinds]
+            views = (sample(tensor, turn) for tensor in tensors if tensor.numel())
+            self._turns[turn] = [*grouped(((view.dtype, view.device), view) for view in views).values()]
+        sums = [torch.cat(alike).sum(dtype=torch.int64) for alike in self._turns[turn]]
         return sum(sums[1:], start=sums[0]) if sums else None
 
 
