@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from launch import cpu_of_children
 
 from torch_testing_ext._process import system
 
@@ -98,11 +99,6 @@ def run(file: Path, torch: Path) -> Run:
         if not report.exists():
             raise SystemExit(f"{file} has no report:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
         return Run(seconds, cpu_of_children() - cpu, outcomes_of(report))
-
-
-def cpu_of_children() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def outcomes_of(report: Path) -> Outcomes:
