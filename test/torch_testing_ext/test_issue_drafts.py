@@ -20,7 +20,7 @@ import torch._functorch.aot_autograd
 import torch.distributed as dist
 import torch.distributed.pipelining
 import torch.distributed.tensor
-from test_found import FIXED_IN, RAISED_BEFORE, WRONG_SINCE, imports_of, repaired
+from test_found import FIXED, RAISED_BEFORE, imports_of, repaired
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, timeout
@@ -53,9 +53,7 @@ class Draft:
 
     @property
     def is_fixed(self):
-        fixed = FIXED_IN.get(self.page)
-        since = WRONG_SINCE.get(self.page, (0, 0))
-        return (fixed is not None and torch.__version__ >= fixed) or torch.__version__ < since
+        return self.page in FIXED
 
     def explains(self, error):
         """Whether an error is the one that the draft describes."""

@@ -481,13 +481,6 @@ class TestBlocked(unittest.TestCase):
 
 
 class TestProof(unittest.TestCase):
-    def test_what_keeps_a_deadlock_from_being_proven(self):
-        state = replace(BLOCKED, others=(OTHER,))
-        once = self.probe(self.NOTHING, *self.DEADLOCK, state=state)
-        twice = self.probe(once.evidence, *self.DEADLOCK, state=state)
-        self.assertEqual((once.doubt, twice.finding), ("", None))
-        self.assertEqual(twice.doubt, "rank 0: its thread beat (test_x.py:3) may issue collectives")
-
     """What follows from one probe after another."""
 
     NOTHING = Evidence()
@@ -498,6 +491,13 @@ class TestProof(unittest.TestCase):
         running = {rank: record for rank, record in records.items() if rank not in ended}
         left = {rank: records[rank] for rank in ended}
         return conclude(before, running, left, dict.fromkeys(ended, "passed"), rules or ProofRules(endless=60.0))
+
+    def test_what_keeps_a_deadlock_from_being_proven(self):
+        state = replace(BLOCKED, others=(OTHER,))
+        once = self.probe(self.NOTHING, *self.DEADLOCK, state=state)
+        twice = self.probe(once.evidence, *self.DEADLOCK, state=state)
+        self.assertEqual((once.doubt, twice.finding), ("", None))
+        self.assertEqual(twice.doubt, "rank 0: its thread beat (test_x.py:3) may issue collectives")
 
     def test_ranks_that_go_on(self):
         after = self.probe(self.NOTHING, [entry(0, 1)], [entry(0, 1)], [])

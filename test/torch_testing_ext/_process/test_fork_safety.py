@@ -76,7 +76,6 @@ class ThreadsTest(unittest.TestCase):
             thread.join()
             self.assertEqual((fork_safety.prepare_to_fork(), fork_safety.check_after_fork()), (None, None))
 
-    @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
     def test_the_watchdog_of_pytest_ends(self) -> None:
         """That of `faulthandler_timeout`, which this process has with any timeout."""
         self.addCleanup(faulthandler.cancel_dump_traceback_later)
@@ -102,6 +101,7 @@ class ThreadsTest(unittest.TestCase):
         finally:
             done.set()
 
+    @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
     def test_worker_of_xdist(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "test_it.py")

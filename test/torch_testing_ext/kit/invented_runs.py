@@ -77,8 +77,9 @@ all of it:  python run_test.py show test_x.py::T::test_hang
 run again:  python run_test.py test_x.py::T::test_hang"""
 
 
-def hang_of_ranks(size: int, clock: float = 1_790_000_000.0, **more) -> FinishedTest:
+def hang_of_ranks(size: int) -> FinishedTest:
     """A test that hung, since rank 2 did not come to the second call of all ranks. It began with the run."""
+    clock = 1_790_000_000.0
 
     def lane(rank: int) -> RankLane:
         first = TimedCall(
@@ -90,7 +91,7 @@ def hang_of_ranks(size: int, clock: float = 1_790_000_000.0, **more) -> Finished
     logs = tuple(RankLog(rank, lane=lane(rank)) for rank in range(size))
     message = joined(SCREEN, "the account")
     test = a_test("test_hang", world_size=size)
-    one = attempt("", TestOutcome.TIMEOUT, test=test, message=message, ranks=logs, seconds=4.0, **more)
+    one = attempt("", TestOutcome.TIMEOUT, test=test, message=message, ranks=logs, seconds=4.0)
     return FinishedTest((one,))
 
 

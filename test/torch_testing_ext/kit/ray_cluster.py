@@ -21,7 +21,6 @@ from kit.runs import ROOT, RunsCase
 from torch_testing_ext._process import system
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
-NODES = ("127.0.0.2", "127.0.0.3")
 _CLUSTER = """
 import os, sys, time
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_raylet_start_wait_time_s="120", RAY_worker_niceness="0")

@@ -90,7 +90,7 @@ IN_FLIGHT = [
     in_finally_after_one_that_was_handled,
     in_finally_that_handles_another,
 ]
-HANDLED = [handled, alone]
+HANDLED = [handled, in_finally_of_a_handler, alone]
 
 
 class InFlightTest(TestCase):
