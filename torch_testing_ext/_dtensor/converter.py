@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from torch_testing_ext import _torch
 
@@ -104,15 +104,11 @@ def check_all_placements(test: Any, mesh: DeviceMesh, op: Callable[..., Any], ar
 
 
 def check_dtensors(test: Any, op: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    full_args, full_kwargs = tree_map(_full_copy, (args, kwargs))
-    expected = tree_leaves(op(*full_args, **full_kwargs))
+    # Copies, since the operation may work in place.
+    copies = tree_map_only(DTensor, lambda leaf: leaf.full_tensor().detach().clone(), (args, kwargs))
+    expected = tree_leaves(op(*copies[0], **copies[1]))
     got = [leaf.full_tensor() for leaf in tree_leaves(op(*args, **kwargs))]
     test.assertEqual(got, expected)
-
-
-def _full_copy(leaf: Any) -> Any:
-    """Copy the full tensor before the operation, which may work in place."""
-    return leaf.full_tensor().detach().clone() if isinstance(leaf, DTensor) else leaf
 
 
 def _after(text: str) -> Callable[[str], str]:

@@ -18,13 +18,9 @@ def _type() -> str:
 constants: Any = ComputedNames(
     DEVICE_COUNT=lambda: accelerators.device_count(),  # looked up late
     DEVICE_TYPE=_type,
-    NUM_DEVICES=lambda: _default_ranks(accelerators.most_ranks()),
+    NUM_DEVICES=lambda: min(count, DEFAULT_RANKS) if (count := accelerators.most_ranks()) > 1 else DEFAULT_RANKS,
     PG_BACKEND=lambda: dist.get_default_backend_for_device(_type()),
 )
-
-
-def _default_ranks(count: int) -> int:
-    return min(count, DEFAULT_RANKS) if count > 1 else DEFAULT_RANKS
 
 
 def num_devices() -> int:

@@ -6,7 +6,7 @@ Module and parameter names are those of PyTorch's test model, so plans and state
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.wv = nn.Linear(args.dim, args.dim, bias=False)
         self.wo = nn.Linear(args.dim, args.dim, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         attended = F.scaled_dot_product_attention(
             self._by_head(self.wq(x)),
             self._by_head(self.wk(x)),
@@ -68,8 +68,7 @@ class Attention(nn.Module):
             is_causal=self.use_attn_mask,
         )
         batch, _, seq_len, _ = attended.shape
-        output: torch.Tensor = self.resid_dropout(self.wo(attended.transpose(1, 2).reshape(batch, seq_len, -1)))
-        return output
+        return self.resid_dropout(self.wo(attended.transpose(1, 2).reshape(batch, seq_len, -1)))
 
     def _by_head(self, x: torch.Tensor) -> torch.Tensor:
         batch, seq_len, _ = x.shape
@@ -86,9 +85,8 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(hidden_dim, dim)
         self.resid_dropout = nn.Dropout(dropout_p)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.resid_dropout(self.w2(self.gelu(self.w1(x))))
-        return output
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.resid_dropout(self.w2(self.gelu(self.w1(x))))
 
 
 class TransformerBlock(nn.Module):
@@ -105,11 +103,10 @@ class TransformerBlock(nn.Module):
         else:
             self.feed_forward = FeedForward(args.dim, 4 * args.dim, args.dropout_p)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         h = x + self.attention(self.attention_norm(x))
         second_half = self.expert_layer if self.has_experts else self.feed_forward
-        output: torch.Tensor = h + second_half(self.ffn_norm(h))
-        return output
+        return h + second_half(self.ffn_norm(h))
 
 
 class Transformer(nn.Module):
@@ -128,7 +125,7 @@ class Transformer(nn.Module):
         self.checkpoint_activations = args.checkpoint_activations
         self._tie_weights()
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> Any:
         seq_len = tokens.shape[1]
         if seq_len > self.max_seq_len:
             raise ValueError(f"the sequence has {seq_len} tokens, but max_seq_len is {self.max_seq_len}")
@@ -136,8 +133,7 @@ class Transformer(nn.Module):
         h = self.dropout(self.tok_embeddings(tokens) + self.pos_embeddings(positions))
         for layer in self.layers:
             h = checkpoint(layer, h, use_reentrant=False) if self.checkpoint_activations else layer(h)
-        logits: torch.Tensor = self.output(self.norm(h)).float()
-        return logits
+        return self.output(self.norm(h)).float()
 
     def _blocks(self) -> list[TransformerBlock]:
         return cast("list[TransformerBlock]", list(self.layers))

@@ -117,12 +117,11 @@ class TransformerWithSharedParams(FSDPTestModel):
         target = torch.arange(4 * self.bs, device=device).view(4, self.bs)
         return source, target
 
-    def forward(self, src_ids: torch.Tensor, tgt_ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, src_ids: torch.Tensor, tgt_ids: torch.Tensor) -> Any:
         source = self.embed_tokens(src_ids)
         source = source + self.vocab_bias + self.long_buffer.type_as(source)
         target = self.bn(self.embed_tokens(tgt_ids))
-        output: torch.Tensor = self.output_proj(self.transformer(source, target))
-        return output
+        return self.output_proj(self.transformer(source, target))
 
     def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         target = input[1]
@@ -203,9 +202,8 @@ class NestedWrappedModule(FSDPTestModel):
         torch.manual_seed(1 + self.rank)
         return (torch.rand(4, 8, device=device),)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.module(x)
-        return output
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x)
 
     def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         return output.sum()
@@ -297,9 +295,8 @@ class ModuleWithDelay(FSDPTestModel):
     def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         return self.module.get_input(device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.module(x)
-        return output
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x)
 
     def get_loss(self, input: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         loss = self.module.get_loss(input, output)
@@ -392,13 +389,12 @@ class MixtureOfExperts(NestedWrappedModule):
             shared = FSDP(shared, group, **fsdp_kwargs)
         self.module = nn.Sequential(linear(8, 12), shared, expert, linear(12, 8))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         delayed: AbstractContextManager[None] = nullcontext()
         if self.delay_before_free_ms > 0 and self.wrap_fsdp:
             delayed = _torch.fsdp.reshard_preceded_by(lambda: device.delay(self.delay_before_free_ms))
         with delayed:
-            output: torch.Tensor = self.module(x)
-            return output
+            return self.module(x)
 
     def run_backward(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
@@ -436,9 +432,8 @@ class SkipModule(nn.Module):
         super().__init__()
         self.lin = nn.Linear(10, 10, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.lin(x)
-        return output
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.lin(x)
 
 
 class NestedLinear(nn.Module):
@@ -449,9 +444,8 @@ class NestedLinear(nn.Module):
         linear = nn.Linear(10, 10, bias=False).to(device.device_type())
         self.nested_linear = wrap(linear) if fsdp_wrap else linear
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.nested_linear(x)
-        return output
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.nested_linear(x)
 
 
 class SkipModel(nn.Module):
@@ -464,9 +458,8 @@ class SkipModel(nn.Module):
         self.linear_skip = SkipModule().to(kind)
         self.nested_linear = wrap(NestedLinear(fsdp_wrap=double_nest), device_id=kind)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.nested_linear(self.linear_skip(self.linear(x)))
-        return output
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.nested_linear(self.linear_skip(self.linear(x)))
 
 
 def _check_mode(mode: FSDPInitMode) -> None:

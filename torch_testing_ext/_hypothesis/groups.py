@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
+from torch_testing_ext._torch import flight_recorder
 
 # A wait in a store is not interrupted: it ends by itself after the first of these times. Creating a new group, to which
 # all ranks come, has the longer time: the machine may be busy.
@@ -101,6 +102,8 @@ class Connections:
         for inode, connection in _open_connections():
             if inode in self._excluded or inode in self._held or (_has_unread(connection) and not include_busy):
                 continue
+            if flight_recorder.group_in_creation() is not None:  # it has just begun, and the connection may be its own
+                return
             self._held[inode] = connection.dup()
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)

@@ -92,16 +92,12 @@ def _cpu_has(capability: str) -> Flag:
     return lambda: bool(_torch.built_with.cpu_capabilities().get(capability, False))
 
 
-def _macos_version() -> float:
-    return float(".".join(platform.mac_ver()[0].split(".")[:2]) or -1)
-
-
 _FLAGS: dict[str, Flag] = {
     # platform
     "IS_LINUX": lambda: sys.platform == "linux",
     "IS_WINDOWS": lambda: sys.platform == "win32",
     "IS_MACOS": lambda: sys.platform == "darwin",
-    "MACOS_VERSION": _macos_version,
+    "MACOS_VERSION": lambda: float(".".join(platform.mac_ver()[0].split(".")[:2]) or -1),
     "IS_PPC": _machine("ppc64le"),
     "IS_X86": _machine("x86_64", "i386"),
     "IS_ARM64": _machine("arm64", "aarch64", "ARM64"),

@@ -87,7 +87,8 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
         mask = environ.get(variable)
         if mask is None:
             continue
-        entries = list(itertools.takewhile(lambda entry: entry not in _HIDES_THE_REST, map(_entry, mask.split(","))))
+        texts = (text.strip() if "." in text else _as_cuda_reads(text) for text in mask.split(","))
+        entries = list(itertools.takewhile(lambda entry: entry not in _HIDES_THE_REST, texts))
         if problem := _problem(entries, count, known):
             return f"{variable}={mask} {problem}"
         if kind != "hip":
@@ -98,10 +99,6 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
 Known = Callable[[str], bool]
 # For ROCm, the mask of the runtime below comes first: the others number what it leaves.
 _ORDER = {**MASKS, "hip": ("ROCR_VISIBLE_DEVICES", *MASKS["hip"])}
-
-
-def _entry(text: str) -> str:
-    return text.strip() if "." in text else _as_cuda_reads(text)
 
 
 def _problem(entries: Sequence[str], count: int, known: Known | None) -> str | None:

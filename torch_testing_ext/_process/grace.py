@@ -16,5 +16,5 @@ FOR_HELPERS = 0.1
 # Before SIGKILL.
 AFTER_SIGTERM = 0.2
 # A few milliseconds are enough; a rank that holds the GIL in C writes its stacks, but never its flight recorder.
-FOR_STACKS = 1.0
+FOR_STACKS = 3.0
 FOR_STACKS_AFTER_DEATH = 0.3

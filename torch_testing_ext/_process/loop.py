@@ -131,6 +131,7 @@ class ParentLoop(EventLoop):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # A child may be asked where it is before it has a handler for that: the question must not kill it.
         signal.signal(system.DUMP_STACKS, signal.SIG_IGN)
+        signal.signal(system.DUMP_STACKS_NOW, signal.SIG_IGN)
         signals.unblock()
         self.running = True
         while self.running:

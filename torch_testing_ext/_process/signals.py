@@ -10,7 +10,7 @@ from typing import Any
 from . import system
 
 # A child that is forked while these are blocked receives none of them before it has handlers of its own.
-_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, system.DUMP_STACKS}
+_BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, system.DUMP_STACKS, system.DUMP_STACKS_NOW}
 
 
 @contextmanager

@@ -18,6 +18,7 @@ LINUX = sys.platform.startswith("linux")
 CAN_FORK = LINUX
 # A real-time signal where they exist: tests use SIGUSR1 and SIGUSR2 for purposes of their own.
 DUMP_STACKS: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+DUMP_STACKS_NOW = DUMP_STACKS - 1  # see stacks.py
 LOOPBACK = "lo" if LINUX else "lo0"
 
 HUGE_PAGE = 2 << 20

@@ -210,20 +210,25 @@ class ForkServer:
         chosen = self._ranks_of(message.run, message.ranks)
         for one in chosen:
             signal_group(one.pid, signal.SIGCONT)  # a stopped process does not answer
-        self._ask(chosen, lambda one: os.kill(one.pid, system.DUMP_STACKS), rank_process.STACKS_DONE, deadline)
+        done, soon = rank_process.STACKS_DONE, deadline - message.timeout * 0.7
+        silent = self._ask(chosen, lambda one: one.link.send(rank_process.ASK_STACKS), done, soon)
+        self._ask(silent, lambda one: os.kill(one.pid, system.DUMP_STACKS_NOW), done, deadline)
         self._ask(chosen, lambda one: one.link.send(rank_process.ASK_RECORDER), rank_process.RECORDER_DONE, deadline)
         self._client.send(wire.Dumped(message.run))
 
-    def _ask(self, ranks: list[_Rank], ask: Callable[[_Rank], object], answer: bytes, deadline: float) -> None:
+    def _ask(self, ranks: list[_Rank], ask: Callable[[_Rank], object], answer: bytes, deadline: float) -> list[_Rank]:
+        """Ask these ranks, and wait for their answers. Returns those that have given none."""
         from multiprocessing.connection import wait  # only where a rank is asked
 
-        waiting = []
+        waiting = {}
         for one in ranks:
             with suppress(OSError):
                 ask(one)
-                waiting.append(one.link)
+                waiting[one.link] = one
         while waiting and (ready := wait(waiting, max(0.0, deadline - now()))):
-            waiting = [link for link in waiting if link not in ready or not _has_answered(link, answer)]
+            for link in [link for link in waiting if link in ready and _has_answered(link, answer)]:
+                del waiting[link]
+        return [*waiting.values()]
 
     # -- ends of ranks
 

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from torch_testing_ext._machine import ports
 from torch_testing_ext._process import child, fork_safety, interpreter, reaping
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.logs import content_of
 from torch_testing_ext._process.loop import EventLoop, wait_readable
 from torch_testing_ext._process.messages import unexpected
 
@@ -193,21 +192,9 @@ class Run:
         self.server.send(wire.Signal(self.number, number, rank))
 
     def dump(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
-        """Have these ranks, or all that are still running, write their stacks and flight recorders.
-
-        While faulthandler calls the next handler of its signal, it does not handle another one: a rank that was just
-        asked before may write no stacks, and is asked once more.
-        """
-        chosen = tuple(self.alive if ranks is None else ranks)
-        before = {rank: len(content_of(self.job.stacks(rank))) for rank in chosen}
-        self._dump(timeout, chosen)
-        silent = (rank for rank in chosen if len(content_of(self.job.stacks(rank))) == before[rank])
-        if again := tuple(rank for rank in silent if rank in self.alive):
-            self._dump(timeout, again)
-
-    def _dump(self, timeout: float, ranks: tuple[int, ...]) -> None:
+        """Have these ranks, or all that are still running, write their stacks and flight recorders."""
         self.dumped = False
-        self.server.send(wire.Dump(self.number, ranks, timeout))
+        self.server.send(wire.Dump(self.number, tuple(self.alive if ranks is None else ranks), timeout))
         self.wait_until(lambda: self.dumped, timeout)
 
     def probe(self, ranks: Iterable[int]) -> None:

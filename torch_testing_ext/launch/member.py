@@ -8,12 +8,10 @@ it waits for another, is ended with its process: nothing else ends a collective.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import queue
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from torch_testing_ext._process import stacks
 from torch_testing_ext._process.channel import Channel
 
 from . import hub, recording, rounds
@@ -198,10 +197,7 @@ def _connection(launched: Launched) -> tuple[socket.socket, HubAddress, Hub | No
 
 
 def _stacks() -> str:
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        threads = file.read().split("\n\n")
+    threads = stacks.take().split("\n\n")
     return "\n\n".join(thread for thread in threads if __file__ not in thread and hub.__file__ not in thread)
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._process import child, signals, system
+from torch_testing_ext._process import child, signals, stacks, system
 
 from . import recording, stopping
 from .account_writer import AccountWriter
@@ -33,7 +33,7 @@ __first_frames__ = ("_run", "_answer")
 # its probe file.
 ASK_RECORDER, RECORDER_DONE = b"R", b"r"
 ASK_COLLECTIVES = b"C"
-STACKS_DONE = bytes([system.DUMP_STACKS])
+ASK_STACKS, STACKS_DONE = b"S", bytes([system.DUMP_STACKS_NOW])
 
 
 def run_and_exit(
@@ -121,7 +121,7 @@ def _exit_status(leaving: SystemExit, account: AccountWriter) -> int:
 
 
 def _listen(job: Job, rank: int, link: socket.socket) -> None:
-    """Prepare to answer where this rank is: stacks on a signal, the flight recorder through a thread.
+    """Prepare to answer where this rank is, through a thread; where that does not run, stacks on a signal.
 
     The signal's chain ends in Python's own C-level handler, which writes its number to the wake-up descriptor: so the
     parent knows when the stacks are complete, even if this process holds the GIL in C forever.
@@ -130,13 +130,12 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     here = StopContext(job.terminal, job.directory, rank, job.world_size)
     if job.debug_rank != rank:
         stopping.prepare(here)
-    stacks = os.open(job.stacks(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    file = os.open(job.stacks(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     # A registration of the parent's would still count as such, although the next line replaces its handler.
-    faulthandler.unregister(system.DUMP_STACKS)
-    signal.signal(system.DUMP_STACKS, lambda *_: None)
+    faulthandler.unregister(system.DUMP_STACKS_NOW)
+    signal.signal(system.DUMP_STACKS_NOW, lambda *_: None)
     signal.set_wakeup_fd(link.fileno(), warn_on_full_buffer=False)
-    faulthandler.enable(file=stacks)
-    faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True, chain=True)
+    stacks.write_on_request(file, chain=True)
     signals.unblock()
     # Where the watchdog of NCCL writes what it knows. A name that a test chooses counts before this one.
     os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(job.directory / "nccl_trace_rank_"))
@@ -144,10 +143,10 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     system.before_abort(functools.partial(_tell, job.recorder(rank), job.in_flight(rank)))
     # Not a threading.Thread: a test that counts or joins threads should not see it.
     call = open_fifo(job.directory, rank) if job.terminal.path else -1
-    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), link, here, call))
+    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, here, call))
 
 
-def _answer(target: Path, in_flight: Path, link: socket.socket, here: StopContext, call: int) -> None:
+def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here: StopContext, call: int) -> None:
     # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
     poll.register(link, select.POLLIN)
@@ -165,6 +164,10 @@ def _answer(target: Path, in_flight: Path, link: socket.socket, here: StopContex
             return
         if not asked:
             return  # the process that started this rank is gone
+        if ASK_STACKS in asked:
+            stacks.write(file)
+            with suppress(OSError):
+                link.send(STACKS_DONE)
         if ASK_COLLECTIVES in asked:
             with suppress(Exception):
                 recording.answer(target, with_state=True)

@@ -135,8 +135,7 @@ class HangTest(TestCase):
         message = self.hang("has_another_thread")
         # Their stacks are alike: one of them stands for all.
         self.assertIn("ranks 0-3 wait alike; rank 0's stacks", message)
-        self.assertEqual(message.count("Current thread 0x"), 1)
-        self.assertEqual(message.count("\nThread 0x"), 1)
+        self.assertEqual(message.count("hread 0x"), 2)
 
 
 if __name__ == "__main__":

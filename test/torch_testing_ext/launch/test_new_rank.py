@@ -14,6 +14,10 @@ from torch_testing_ext.launch import client
 TIMES = 40
 
 
+def length(number):
+    return len(str(number))
+
+
 class NewRank(FourRanks):
     world_size = 2
 
@@ -23,6 +27,10 @@ class NewRank(FourRanks):
     def waits(self):
         while True:
             signal.pause()
+
+    def computes(self):
+        while True:
+            sum(map(length, range(100)))
 
     def uses_batch_scheduling(self):
         self.assertEqual(os.sched_getscheduler(0), os.SCHED_BATCH)
@@ -75,6 +83,16 @@ class TestNewRank(TestCase):
             test = self.start()
             test._launched.dump(0.0)
             self.assertEqual(self.end(test), [0, 0])
+
+    def test_asking_one_that_computes_does_not_end_it(self):
+        """faulthandler's own handler ends Python code that it interrupts once in a hundred or thousand times."""
+        test = self.start("computes")
+        for _ in range(4 * TIMES):
+            test._launched.dump(600.0)
+        self.assertEqual([process.exitcode for process in test.processes], [None, None])
+        for process in test.processes:
+            process.terminate()
+        self.assertEqual(self.end(test), [-signal.SIGTERM, -signal.SIGTERM])
 
     def test_a_request_for_stacks_is_answered_however_early(self):
         test = self.start("waits")

@@ -133,7 +133,7 @@ class FileProcess(ForkParent[worker_messages.ToFile]):
     def on_message(self, message: worker_messages.ToFile) -> None:
         match message:
             case worker_messages.StartUnit():
-                self.start_unit(message, self._run_worker)
+                self.start_unit(message, lambda unit, *rest: worker.run_and_exit(unit, lambda: self._file.tests, *rest))
             case worker_messages.PreloadModules(modules):
                 self._preload(modules)
             case worker_messages.Kill():
@@ -153,11 +153,6 @@ class FileProcess(ForkParent[worker_messages.ToFile]):
             self.channel.send(
                 worker_messages.FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}")
             )
-
-    def _run_worker(
-        self, unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int
-    ) -> NoReturn:
-        worker.run_and_exit(unit, lambda: self._file.tests, channel, log)
 
 
 def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int) -> NoReturn:

@@ -6,10 +6,11 @@ its devices are free by then. If its client is gone, it ends everything at once.
 kernel ends the worker, and the nanny's parent ends the rest.
 """
 
+import glob
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -130,19 +131,30 @@ class Nanny:
 
     def _take_stacks(self) -> None:
         """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
-        asked = [pid for pid in (self._worker, *system.descendants(self._worker)) if _handles(pid, system.DUMP_STACKS)]
-        for pid in asked:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-                os.kill(pid, system.DUMP_STACKS)
-        deadline, sizes = time.monotonic() + grace.FOR_STACKS, None
-        while sizes != (sizes := self._sizes_of_stacks()) and time.monotonic() < deadline:
+        silent = (self._worker, *system.descendants(self._worker))
+        deadline = time.monotonic() + grace.FOR_STACKS
+        for number in (system.DUMP_STACKS, system.DUMP_STACKS_NOW):
+            silent = tuple(pid for pid in silent if _handles(pid, number))
+            at_first = sizes = self._sizes_of_stacks(silent)
+            for pid in silent:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+                    os.kill(pid, number)
             time.sleep(_QUIET)
+            while sizes != (sizes := self._sizes_of_stacks(silent)) and time.monotonic() < deadline:
+                time.sleep(_QUIET)
+            silent = tuple(pid for pid in silent if sizes[pid] == at_first[pid])
         self._channel.send(worker_messages.StacksTaken())
 
-    def _sizes_of_stacks(self) -> list[int]:
-        files = [self._unit.stacks, *sorted(self._unit.ranks.glob("*/*.stacks"))]
-        return [file.stat().st_size for file in files if file.exists()]
+    def _sizes_of_stacks(self, pids: Iterable[int]) -> dict[int, int]:
+        """The sizes of the files to which processes write their stacks. A rank of a test has a file of its own."""
+        files = [str(file) for file in (*self._unit.ranks.glob("*/*.stacks"), self._unit.stacks)]
+        sizes = {}
+        for pid in pids:
+            with suppress(OSError):  # it has ended
+                opened = {os.readlink(file) for file in glob.iglob(f"/proc/{pid}/fd/*")}
+                sizes[pid] = next((os.stat(file).st_size for file in files if file in opened), 0)
+        return {pid: sizes.get(pid, 0) for pid in pids}
 
 
 def describe(pid: int) -> str:

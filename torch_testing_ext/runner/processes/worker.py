@@ -1,6 +1,5 @@
 """The process in which a unit's tests run, from its first instruction to its exit."""
 
-import faulthandler
 import itertools
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 from torch_testing_ext import launch
 from torch_testing_ext._cases.pytest_style import PytestTest
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process import child, file_reads, fork_safety, messages, signals, system
+from torch_testing_ext._process import child, file_reads, fork_safety, messages, signals, stacks
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.user_terminal import UserTerminal
 from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED, file_behind, write_atomically
@@ -91,9 +90,7 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     child.detach(log)
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.environ)
-    stacks = os.open(unit.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.enable(file=stacks)
-    faulthandler.register(system.DUMP_STACKS, file=stacks, all_threads=True)
+    stacks.write_on_request(os.open(unit.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     client.work_in(unit.session)
     stopping.prepare(StopContext(UserTerminal.here(), unit.directory))
     fork_safety.mark_fork_safe()  # its parents were checked before they forked it

@@ -39,7 +39,7 @@ class FinalSummary:
             [details] if self.in_full else self._failures(),
             self._outcomes(),
             self._slowest(),
-            self._skipped(),
+            _table("skipped:", ((str(number), reason) for reason, number in text.skip_reasons(self.summary))),
             self._flaky(),
             self._leaked(),
             self._unfinished(),
@@ -113,9 +113,6 @@ class FinalSummary:
         ran = [one for one in self.summary.finished if one.outcome is not TestOutcome.SKIPPED]
         chosen = sorted(ran, key=lambda one: -one.seconds)[: self.slowest]
         return _table("slowest:", ((text.duration(one.seconds), self._name(one)) for one in chosen))
-
-    def _skipped(self) -> list[str]:
-        return _table("skipped:", ((str(number), reason) for reason, number in text.skip_reasons(self.summary)))
 
     def _flaky(self) -> list[str]:
         ones = [one for one in self.summary.finished if one.outcome is TestOutcome.FLAKY]

@@ -128,7 +128,7 @@ class _ResourceQueue:
         self._resize()
         arrival = self._to_waiting(unit)
         place = len(self._waiting)
-        while place and self._is_overtaken_by(self._waiting[place - 1], arrival):
+        while place and arrival.key < (one := self._waiting[place - 1]).key and one.overtaken < self._most_overtaken:
             place -= 1
         self._work += arrival.area
         self._longest_ever = max(self._longest_ever, arrival.seconds)
@@ -174,9 +174,6 @@ class _ResourceQueue:
         width = self._width(unit)
         assert width <= self._widest, f"unit {unit.number} needs {width} of {self._widest}: it can never start"
         return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
-
-    def _is_overtaken_by(self, one: _Waiting, arrival: _Waiting) -> bool:
-        return arrival.key < one.key and one.overtaken < self._most_overtaken
 
     def _insert(self, place: int, one: _Waiting) -> None:
         for pushed_back in self._waiting[place:]:

@@ -31,7 +31,7 @@ def parse_marks(text: str) -> MatchesMarks:
 
     Raises UsageError.
     """
-    matches = _Parser(text, "-m", "the name of a mark", _mark).parse()
+    matches = _Parser(text, "-m", "the name of a mark", lambda name: lambda test: name in (test.marks or ())).parse()
     return lambda test: test.marks is None or matches(test)
 
 
@@ -88,10 +88,6 @@ def _word(word: str) -> Matches:
     if "*" in word:
         return lambda test: any(fnmatchcase(name, word) for name in (_dotted(test), _dotted_from_module(test)))
     return lambda test: word.lower() in _dotted(test).lower() or word.lower() in str(test).lower()
-
-
-def _mark(name: str) -> MatchesMarks:
-    return lambda test: name in (test.marks or ())
 
 
 def _dotted(test: TestId) -> str:

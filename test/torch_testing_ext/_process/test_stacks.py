@@ -1,0 +1,77 @@
+"""Tests stacks on request: of a process that runs Python code, and of one that does not come to it."""
+
+import ctypes
+import os
+import signal
+import tempfile
+import unittest
+from pathlib import Path
+
+from torch_testing_ext._process import stacks, system
+from torch_testing_ext.common_utils import run_tests
+
+
+def length(number):
+    return len(str(number))
+
+
+def computes():
+    while True:
+        sum(map(length, range(100)))
+
+
+def keeps_the_gil():
+    mutex = ctypes.create_string_buffer(64)  # zeroed: a mutex that is free
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+
+class StacksTest(unittest.TestCase):
+    def start(self, function):
+        """Run a function in a fork of this process, which has announced that it can be asked."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = os.path.join(folder.name, "stacks")
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.addCleanup(os.close, file)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            stacks.write_on_request(file)
+            os.close(writing)
+            function()
+        self.addCleanup(os.waitpid, pid, 0)
+        self.addCleanup(os.kill, pid, signal.SIGKILL)
+        os.close(writing)
+        os.read(reading, 1)  # the end of the file: it has closed its end, too
+        os.close(reading)
+        return pid, path
+
+    def ask(self, pid, path, number, wanted):
+        """Returns what a process writes to its file, when it has written this."""
+        os.truncate(path, 0)
+        os.kill(pid, number)
+        while wanted not in (text := Path(path).read_text()):
+            self.assertEqual(os.waitpid(pid, os.WNOHANG), (0, 0))
+        return text
+
+    def test_of_python_code(self):
+        """Asked at so many moments, one of them would be a wrong one for faulthandler's own handler."""
+        pid, path = self.start(computes)
+        for _ in range(400):
+            text = self.ask(pid, path, system.DUMP_STACKS, "in computes")
+        self.assertNotIn(stacks.__file__, text)
+
+    def test_of_c_code_with_the_gil(self):
+        pid, path = self.start(keeps_the_gil)
+        self.ask(pid, path, system.DUMP_STACKS_NOW, "in keeps_the_gil")
+
+    def test_a_closed_file(self):
+        reading, writing = os.pipe()
+        os.close(reading)
+        os.close(writing)
+        stacks.write(writing)
+
+
+if __name__ == "__main__":
+    run_tests()
