@@ -89,6 +89,16 @@ class TestTitle(unittest.TestCase):
         self.assertEqual(message.count("=> "), 1)
         self.assertIn(f"\n=> {sentence}", message)
 
+    def test_ranks_that_wait_for_each_other(self):
+        """Nobody has proven that, or it would have ended the test before its time-out."""
+        reports = [
+            running(rank, recorded(entry("all_reduce", 0, group=rank), groups=(ALL, ALL), rank=rank)) for rank in (0, 1)
+        ]
+        message = self.verdict(*reports, culprit=0)
+        self.assertRegex(
+            message, r"\Asuspected: rank 0 waits in .* for rank 1, which waits in .* for rank 0; timed out"
+        )
+
     def test_a_rank_that_is_over(self):
         waits = running(1, recorded(entry("all_reduce", 0), rank=1))
         message = self.verdict(over(0, recorded()), waits, culprit=0)
