@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext._hypothesis.groups import Connections, _has_unread, _open_connections
+from torch_testing_ext._process.private_folders import socket_name
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -84,14 +85,16 @@ class TestCutDuringASend(MultiProcessTestCase):
         listener = socket.socket(socket.AF_UNIX)
         self.inherited = {inode for inode, _ in _open_connections()}
         if self.rank == 1:
-            listener.bind(address)
+            with socket_name(address) as name:
+                listener.bind(name)
             listener.listen()
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
         (self.be_cut_off if self.rank == 0 else self.cut_off)(listener, address)
 
     def be_cut_off(self, link, address):
-        link.connect(address)
+        with socket_name(address) as name:
+            link.connect(name)
         work = dist.isend(torch.ones(3), 1)
         (gloo_connection,) = (
             connection.dup() for inode, connection in _open_connections() if inode not in self.inherited
