@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
-from kit.ranks import Ranks, ranks_told
+from kit.ranks import Ranks, files_not_kept, ranks_told
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcessTestCase, RankError, RankFailure, get_timeout
@@ -371,7 +371,7 @@ class TestProcesses(TestCase):
 
     def test_nothing_is_left(self):
         for end in ("tearDown", "doCleanups"):
-            with self.subTest(end=end):
+            with self.subTest(end=end), files_not_kept():
                 test = self.start("pauses")
                 pids = [process.pid for process in test.processes]
                 directory = os.path.dirname(test.file_name)
