@@ -155,32 +155,29 @@ class AbusesTest(unittest.TestCase):
             warm_client.hand_over(ours, program, {}, {}, leads=False)
 
     def test_interrupted_at_any_moment(self) -> None:
-        """The client ends as a new interpreter does, which has code 1 while it is starting; the program ends, too."""
+        """The client ends as a new interpreter does, which has code 1 while it is starting; the program ends, too.
+
+        Python itself loses one of some hundred interrupts, those in certain lines of an import.
+        """
         self.bench.run("-c", "pass")
-        chance = random.Random(7)
+        chance, lost = random.Random(7), 0
         code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
         for _ in range(12):
             (self.bench.project / "pid").unlink(missing_ok=True)
             client = self.bench.start("-c", code, preexec_fn=lambda: signal.signal(2, signal.default_int_handler))
+            self.addCleanup(client.kill)
             time.sleep(chance.uniform(0, 0.2))  # whenever it is, what follows holds
             client.send_signal(signal.SIGINT)
-            errors = self.errors_until_the_end(client)
+            try:
+                errors = client.communicate(timeout=10)[1]
+            except subprocess.TimeoutExpired:
+                lost += 1
+                client.send_signal(signal.SIGINT)
+                errors = client.communicate(timeout=60)[1]
             self.assertIn(client.returncode, (-signal.SIGINT, 1), errors)
             if (pid := self.bench.project / "pid").exists() and (text := pid.read_text()):
                 self.assertFalse(Path("/proc", text).exists(), errors)
-
-    def errors_until_the_end(self, client: subprocess.Popen[str]) -> str:
-        """Python itself loses an interrupt that comes in certain lines of an import, and says so: then once more."""
-        said = b""
-        for _ in range(12):
-            try:
-                return client.communicate(timeout=5)[1]
-            except subprocess.TimeoutExpired as error:
-                said = error.stderr or b""  # bytes, whatever the pipe has
-                if b"Exception ignored in" in said:
-                    client.send_signal(signal.SIGINT)
-        client.kill()
-        self.fail(f"an interrupted client does not end; it said: {said.decode()}")
+        self.assertLess(lost, 3)
 
     def test_interrupted_while_it_prepares(self) -> None:
         """A program that cannot begin starts again without the server, and would have lost the interrupt."""
