@@ -331,6 +331,7 @@ def one_step_more_in_a_pipeline(self):
 def send_that_nobody_receives(self):
     if self.rank == 0:
         dist.isend(ones(), 1)
+    dist.barrier()  # else rank 1 may have ended before, which fails the send
 
 
 @fault(
