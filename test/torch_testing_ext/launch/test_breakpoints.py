@@ -171,7 +171,8 @@ class WithoutATerminalTest(FolderCase):
 
         no_terminal = mock.patch.object(user_terminal, "_AT_START", "")
         with no_terminal, mock.patch.dict(os.environ):
-            os.environ.pop("PYTEST_XDIST_WORKER", None)
+            for name in ("PYTEST_XDIST_WORKER", user_terminal.SETTING):
+                os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
                     options(*argv, **environ).require_terminal()

@@ -147,7 +147,7 @@ def _unshared(command: str, directory: Path) -> str:
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", command],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_TESTING_EXT_LOGS": ""},  # a runner keeps the files of ranks
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

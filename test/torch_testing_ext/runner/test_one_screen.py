@@ -67,7 +67,6 @@ class OneScreenCase(RunsCase):
             with mock.patch.dict(os.environ, {"COLUMNS": str(columns), **colour}):
                 code, said = self.run_here("report")
             self.assertEqual(code, 1)
-            said = said.replace(user_commands.runner(), "python run_test.py")
             rule = "\n" + "=" * min(columns, 100) + "\n"
             parts = [part.strip("\n") for part in said.split(rule)[1:-1]]
             both.append({STYLES.sub("", part).splitlines()[0].partition(": ")[2]: part for part in parts})
@@ -80,7 +79,8 @@ class OneScreenCase(RunsCase):
         os.chdir(self.root)
         try:
             with contextlib.redirect_stdout(said):
-                return main(list(argv), self.root), said.getvalue()
+                code = main(list(argv), self.root)
+                return code, said.getvalue().replace(user_commands.runner(), "python run_test.py")
         finally:
             os.chdir(before)
 

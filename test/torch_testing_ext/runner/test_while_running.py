@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kit.processes import heed_ctrl_c
 from kit.project import Project
+from kit.runs import RunsCase
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -214,6 +215,18 @@ class TestRanks(TestCase):
         self.assertIsNone(ran["test_skips"].want)
         self.assertEqual([log.output for log in ran["test_passes"].ranks], ["rank 0\n", "rank 1\n"])
         self.assertEqual(ran["test_passes"].test.world_size, 2)
+
+
+class TestKeptLogs(RunsCase):
+    def test_those_of_an_earlier_run_are_not_shown(self):
+        self.write("test_it.py", HANGS.replace("time.sleep(600)", "raise ValueError"))
+        kept, found = self.root / "logs", []
+        for number in (1, 2):
+            run = self.start("test_it.py", "--junit=x.xml", environ={"TORCH_TESTING_EXT_LOGS": str(kept)})
+            self.finish(run, 1)
+            found.append((self.root / "x.xml").read_text().count("rank 0 waits"))
+            self.assertEqual(len([*kept.glob("*/unit*/*/rank0.log")]), number)
+        self.assertEqual(found[0], found[1])
 
 
 if __name__ == "__main__":

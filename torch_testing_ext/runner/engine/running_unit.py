@@ -110,7 +110,7 @@ class RunningUnit:
     def _make_spec(self) -> worker_messages.UnitSpec:
         directory = self.files.directory / f"unit{self.unit.number}"
         kept = os.environ.get(LOGS)
-        ranks = Path(kept) / directory.name if kept else directory / "ranks"
+        ranks = Path(kept, self.files.directory.name, directory.name) if kept else directory / "ranks"
         directory.mkdir(exist_ok=True)
         names = [shell.name(str(test.id)) for test in self.unit.tests]
         terminal = {SETTING: self.environ[SETTING].replace(TEST, names[0])} if SETTING in self.environ else {}
