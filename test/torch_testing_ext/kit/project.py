@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from kit.files import write
 from torch_testing_ext.runner import events
@@ -116,7 +118,9 @@ class Project:
         leases = Leases(inventory.names, chosen.jobs)
         queue = Queue(planned.units, leases)
         engine = Engine(LocalPlace(self.zygote, chosen, inventory), chosen, inventory, leases, queue, recorder)
-        summary = engine.run(planned, not_run)
+        with mock.patch.dict(os.environ):
+            os.environ.pop("TORCH_TESTING_EXT_LOGS", None)  # of a runner that has started the test
+            summary = engine.run(planned, not_run)
         for file in self.zygote._files.values():
             file.close()  # the process of a file without tests has not ended yet
         while self.zygote._gone:

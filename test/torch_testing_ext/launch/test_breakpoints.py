@@ -177,7 +177,8 @@ class WithoutATerminalTest(FolderCase):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
                     options(*argv, **environ).require_terminal()
         with mock.patch.object(user_terminal, "_AT_START", "/dev/pts/9"), mock.patch.dict(os.environ):
-            os.environ.pop("PYTEST_XDIST_WORKER", None)
+            for name in ("PYTEST_XDIST_WORKER", user_terminal.SETTING):
+                os.environ.pop(name, None)
             for argv, written in ((("--pdb",), ":/dev/pts/9"), (("--debug", "x", "--rank", "2"), "2:/dev/pts/9")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
