@@ -36,9 +36,10 @@ class StacksTest(unittest.TestCase):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.addCleanup(os.close, file)
         reading, writing = os.pipe()
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
             try:
+                system.die_with(parent, signal.SIGKILL)
                 stacks.write_on_request(file)
                 os.close(writing)
                 function()
