@@ -222,7 +222,9 @@ class TestKeptLogs(RunsCase):
         self.write("test_it.py", HANGS.replace("time.sleep(600)", "raise ValueError"))
         kept, found = self.root / "logs", []
         for number in (1, 2):
-            run = self.start("test_it.py", "--junit=x.xml", environ={"TORCH_TESTING_EXT_LOGS": str(kept)})
+            # Cold: the end of this module's project would end the server of warm runs, a child of this process, too.
+            environ = {"TORCH_TESTING_EXT_LOGS": str(kept)}
+            run = self.start("test_it.py", "--junit=x.xml", environ=environ, cold=True)
             self.finish(run, 1)
             found.append((self.root / "x.xml").read_text().count("rank 0 waits"))
             self.assertEqual(len([*kept.glob("*/unit*/*/rank0.log")]), number)
