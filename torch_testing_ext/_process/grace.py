@@ -15,6 +15,6 @@ AFTER_SKIP = 5.0
 FOR_HELPERS = 0.1
 # Before SIGKILL.
 AFTER_SIGTERM = 0.2
-# A few milliseconds are enough; a rank that holds the GIL in C writes its stacks, but never its flight recorder.
+# Milliseconds are enough, unless the machine is busy; a rank that holds the GIL in C never writes its flight recorder.
 FOR_STACKS = 3.0
 FOR_STACKS_AFTER_DEATH = 0.3

@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 from . import system
 
@@ -27,12 +28,14 @@ def write(file: int) -> None:
         os.write(file, take().encode())
 
 
-def write_on_request(file: int, chain: bool = False) -> None:
-    """Write to `file` on DUMP_STACKS, at the next line of Python, and on DUMP_STACKS_NOW, at once.
+def write_on_request(path: Path, chain: bool = False) -> int:
+    """Write to a file on DUMP_STACKS, at the next line of Python, and on DUMP_STACKS_NOW, at once.
 
-    `chain`: then call the handler that DUMP_STACKS_NOW has now.
+    `chain`: then call the handler that DUMP_STACKS_NOW has now. Returns the descriptor of the file.
     """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     signal.signal(system.DUMP_STACKS, lambda *_: write(file))
     signal.siginterrupt(system.DUMP_STACKS, False)
     faulthandler.enable(file=file)
     faulthandler.register(system.DUMP_STACKS_NOW, file=file, all_threads=True, chain=chain)
+    return file

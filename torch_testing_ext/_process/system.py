@@ -172,16 +172,17 @@ def cpu_seconds(pid: int) -> float | None:
 
 def has_opened(*paths: str) -> str | None:
     """The first of these files that this process has open; None if it has none, or the system does not show it."""
-    opened = set(_opened("self"))
-    return next((path for path in paths if path in opened), None)
+    found = set(opened("self"))
+    return next((path for path in paths if path in found), None)
 
 
 def may_spin(pid: int) -> bool:
     """Does a process use a GPU? It may then compute while it only waits for the device."""
-    return any(path.startswith(("/dev/nvidia", "/dev/kfd")) for path in _opened(pid))
+    return any(path.startswith(("/dev/nvidia", "/dev/kfd")) for path in opened(pid))
 
 
-def _opened(pid: int | str) -> Iterator[str]:
+def opened(pid: int | str) -> Iterator[str]:
+    """The files that a process has open; nothing if it has ended, or the system does not show it."""
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for fd in os.listdir(folder):

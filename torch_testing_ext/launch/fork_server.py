@@ -210,7 +210,7 @@ class ForkServer:
         chosen = self._ranks_of(message.run, message.ranks)
         for one in chosen:
             signal_group(one.pid, signal.SIGCONT)  # a stopped process does not answer
-        done, soon = rank_process.STACKS_DONE, deadline - message.timeout * 0.7
+        done, soon = rank_process.STACKS_DONE, now() + 0.3 * message.timeout
         silent = self._ask(chosen, lambda one: one.link.send(rank_process.ASK_STACKS), done, soon)
         self._ask(silent, lambda one: os.kill(one.pid, system.DUMP_STACKS_NOW), done, deadline)
         self._ask(chosen, lambda one: one.link.send(rank_process.ASK_RECORDER), rank_process.RECORDER_DONE, deadline)
@@ -220,15 +220,14 @@ class ForkServer:
         """Ask these ranks, and wait for their answers. Returns those that have given none."""
         from multiprocessing.connection import wait  # only where a rank is asked
 
-        waiting = {}
+        waiting = []
         for one in ranks:
             with suppress(OSError):
                 ask(one)
-                waiting[one.link] = one
-        while waiting and (ready := wait(waiting, max(0.0, deadline - now()))):
-            for link in [link for link in waiting if link in ready and _has_answered(link, answer)]:
-                del waiting[link]
-        return [*waiting.values()]
+                waiting.append(one)
+        while waiting and (ready := wait([one.link for one in waiting], max(0.0, deadline - now()))):
+            waiting = [one for one in waiting if one.link not in ready or not _has_answered(one.link, answer)]
+        return waiting
 
     # -- ends of ranks
 

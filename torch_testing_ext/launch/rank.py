@@ -130,12 +130,11 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     here = StopContext(job.terminal, job.directory, rank, job.world_size)
     if job.debug_rank != rank:
         stopping.prepare(here)
-    file = os.open(job.stacks(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     # A registration of the parent's would still count as such, although the next line replaces its handler.
     faulthandler.unregister(system.DUMP_STACKS_NOW)
     signal.signal(system.DUMP_STACKS_NOW, lambda *_: None)
     signal.set_wakeup_fd(link.fileno(), warn_on_full_buffer=False)
-    stacks.write_on_request(file, chain=True)
+    file = stacks.write_on_request(job.stacks(rank), chain=True)
     signals.unblock()
     # Where the watchdog of NCCL writes what it knows. A name that a test chooses counts before this one.
     os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(job.directory / "nccl_trace_rank_"))

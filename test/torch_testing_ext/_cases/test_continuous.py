@@ -28,7 +28,7 @@ from continuous_subject import (
     Things,
 )
 from kit.outcomes import Seen, outcome_of
-from kit.ranks import files_not_kept
+from kit.processes import files_not_kept
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import ranked

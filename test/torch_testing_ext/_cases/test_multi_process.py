@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
-from kit.ranks import Ranks, files_not_kept, ranks_told
+from kit.processes import files_not_kept
+from kit.ranks import Ranks, ranks_told
 
 from torch_testing_ext._cases import ranked
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcessTestCase, RankError, RankFailure, get_timeout

@@ -3,10 +3,10 @@
 import ctypes
 import os
 import signal
-import tempfile
 import time
-import unittest
 from pathlib import Path
+
+from kit.files import FolderCase
 
 from torch_testing_ext._process import stacks, system
 from torch_testing_ext.common_utils import run_tests
@@ -27,20 +27,16 @@ def keeps_the_gil():
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
-class StacksTest(unittest.TestCase):
+class StacksTest(FolderCase):
     def start(self, function):
         """Run a function in a fork of this process, which has announced that it can be asked."""
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = os.path.join(folder.name, "stacks")
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.addCleanup(os.close, file)
+        path = self.write("stacks")
         reading, writing = os.pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             try:
                 system.die_with(parent, signal.SIGKILL)
-                stacks.write_on_request(file)
+                stacks.write_on_request(path)
                 os.close(writing)
                 function()
             finally:
@@ -59,7 +55,7 @@ class StacksTest(unittest.TestCase):
         """
         os.truncate(path, 0)
         asked = 0.0
-        while wanted not in (text := Path(path).read_text()):
+        while wanted not in (text := path.read_text()):
             if time.monotonic() - asked > 1:
                 asked = time.monotonic()
                 os.kill(pid, number)

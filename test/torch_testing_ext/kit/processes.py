@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch_testing_ext
 from torch_testing_ext._process import system
@@ -28,6 +30,14 @@ def clean_environ(**more: str) -> dict[str, str]:
     """The environment for another interpreter, which imports this tree and has no settings of this run."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     return {**clean, "PYTHONPATH": str(ROOT), **more}
+
+
+@contextlib.contextmanager
+def files_not_kept() -> Iterator[None]:
+    """Where a runner has started the test, it keeps the files of ranks for its report."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("TORCH_TESTING_EXT_LOGS", None)
+        yield
 
 
 def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from kit.files import write
+from kit.processes import files_not_kept
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.place import LocalPlace
@@ -118,8 +117,7 @@ class Project:
         leases = Leases(inventory.names, chosen.jobs)
         queue = Queue(planned.units, leases)
         engine = Engine(LocalPlace(self.zygote, chosen, inventory), chosen, inventory, leases, queue, recorder)
-        with mock.patch.dict(os.environ):
-            os.environ.pop("TORCH_TESTING_EXT_LOGS", None)  # of a runner that has started the test
+        with files_not_kept():
             summary = engine.run(planned, not_run)
         for file in self.zygote._files.values():
             file.close()  # the process of a file without tests has not ended yet

@@ -4,8 +4,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,14 +38,6 @@ class Ranks(MultiProcessTestCase):
 
 class FourRanks(Ranks):
     world_size = 4
-
-
-@contextmanager
-def files_not_kept() -> Iterator[None]:
-    """Where a runner has started the test, it keeps the files of ranks for its report."""
-    with mock.patch.dict(os.environ):
-        os.environ.pop("TORCH_TESTING_EXT_LOGS", None)
-        yield
 
 
 def wait_for(condition: Callable[[], object]) -> None:

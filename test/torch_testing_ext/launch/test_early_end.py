@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit.files import write
 from kit.outcomes import outcome_of
-from kit.processes import ROOT, heed_ctrl_c, wait_until_gone
+from kit.processes import ROOT, clean_environ, heed_ctrl_c, wait_until_gone
 from kit.ranks import FourRanks
 
 from torch_testing_ext import launch
@@ -147,7 +147,7 @@ def _unshared(command: str, directory: Path) -> str:
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", command],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_TESTING_EXT_LOGS": ""},  # a runner keeps the files of ranks
+        env=clean_environ(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

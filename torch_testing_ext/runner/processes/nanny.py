@@ -6,7 +6,6 @@ its devices are free by then. If its client is gone, it ends everything at once.
 kernel ends the worker, and the nanny's parent ends the rest.
 """
 
-import glob
 import os
 import signal
 import time
@@ -16,6 +15,7 @@ from typing import NoReturn
 
 from torch_testing_ext._process import child, grace, reaping, system
 from torch_testing_ext._process.channel import Channel
+from torch_testing_ext._process.logs import content_of
 from torch_testing_ext._process.loop import ParentLoop
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.signals import signal_group
@@ -135,6 +135,8 @@ class Nanny:
         deadline = time.monotonic() + grace.FOR_STACKS
         for number in (system.DUMP_STACKS, system.DUMP_STACKS_NOW):
             silent = tuple(pid for pid in silent if _handles(pid, number))
+            if not silent:
+                break
             at_first = sizes = self._sizes_of_stacks(silent)
             for pid in silent:
                 with suppress(ProcessLookupError):
@@ -148,13 +150,9 @@ class Nanny:
 
     def _sizes_of_stacks(self, pids: Iterable[int]) -> dict[int, int]:
         """The sizes of the files to which processes write their stacks. A rank of a test has a file of its own."""
-        files = [str(file) for file in (*self._unit.ranks.glob("*/*.stacks"), self._unit.stacks)]
-        sizes = {}
-        for pid in pids:
-            with suppress(OSError):  # it has ended
-                opened = {os.readlink(file) for file in glob.iglob(f"/proc/{pid}/fd/*")}
-                sizes[pid] = next((os.stat(file).st_size for file in files if file in opened), 0)
-        return {pid: sizes.get(pid, 0) for pid in pids}
+        files = [file.resolve() for file in (*self._unit.ranks.glob("*/*.stacks"), self._unit.stacks)]
+        opened = {pid: set(system.opened(pid)) for pid in pids}
+        return {pid: next((len(content_of(one)) for one in files if str(one) in opened[pid]), 0) for pid in pids}
 
 
 def describe(pid: int) -> str:

@@ -90,7 +90,7 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     child.detach(log)
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.environ)
-    stacks.write_on_request(os.open(unit.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    stacks.write_on_request(unit.stacks)
     client.work_in(unit.session)
     stopping.prepare(StopContext(UserTerminal.here(), unit.directory))
     fork_safety.mark_fork_safe()  # its parents were checked before they forked it
