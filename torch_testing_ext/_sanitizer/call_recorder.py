@@ -67,10 +67,10 @@ class CallRecorder:
         root, peer, tag = (None if place is None else int(args[place]) for place in (spec.root, spec.peer, spec.tag))
         splits = None if spec.splits is None else (tuple(args[spec.splits]), tuple(args[spec.splits + 1]))
         timeout = args[spec.timeout] if spec.timeout is not None and len(args) > spec.timeout else -1
-        blocks = hook.is_synchronous(spec, args) or (
-            spec.is_p2p and hook.is_called_as(spec.kind, hook.issuer_of(sys._getframe(3)))
-        )
-        details = hook.reduce_op_of(spec, args), root, peer, tag, splits, timeout, blocks, self._parts(sys._getframe(3))
+        kernel = sys._getframe(2)
+        blocks = hook.is_synchronous(spec, args)
+        blocks = blocks or (spec.is_p2p and hook.is_called_as(spec.kind, hook.issuer_of(kernel)))
+        details = hook.reduce_op_of(spec, args), root, peer, tag, splits, timeout, blocks, self._parts(kernel.f_back)
         key = spec.name, known[0], inputs, outputs, details
         what = self._whats.get(key)
         if what is None:

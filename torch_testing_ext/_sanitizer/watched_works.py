@@ -84,7 +84,7 @@ class WaitCheck(Check):
             return
         with self._lock:
             self._find_dropped()
-            if hook.is_synchronous(spec, args) or not _is_for_caller(hook.issuer_of(sys._getframe(3))):
+            if hook.is_synchronous(spec, args) or not _is_for_caller(hook.issuer_of(sys._getframe(2))):
                 return
             work = hook.work_of(result)
             if work is not None:

@@ -293,7 +293,7 @@ class Rendezvous:
 def _issuer() -> Any:
     """The frame that has called a method of a group."""
     frame: Any = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_FOLDER):
+    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
         frame = frame.f_back
     return frame
 

@@ -249,9 +249,7 @@ class FutureListener(Protocol):
 
 
 def watch_waits(
-    on_wait: Callable[[Any], None] | None,
-    on_error: Callable[[], None] | None,
-    futures: FutureListener | None = None,
+    on_wait: Callable[[Any], None] | None, on_error: Callable[[], None] | None, futures: FutureListener | None = None
 ) -> None:
     """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises.
 
@@ -349,18 +347,22 @@ def is_synchronous(spec: OpSpec, args: tuple[Any, ...]) -> bool:
     return spec.timeout is not None and len(args) >= spec.timeout and args[spec.timeout - 1] is False
 
 
-def issuer_of(frame: Any) -> Any:
-    """The frame that issues the operation, where `frame` has called the kernel: itself, or below our mode."""
-    if frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
+def issuer_of(kernel: Any) -> Any:
+    """The frame that issues the operation, where `kernel` is that of the kernel: its caller, or below our mode.
+
+    None in a thread of C++ alone, such as that in which autograd runs the backward of a GPU.
+    """
+    frame = kernel.f_back
+    if frame is not None and frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
         frame = frame.f_back.f_back
-        while frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(_AROUND_MODES):
+        while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(_AROUND_MODES)):
             frame = frame.f_back
     return frame
 
 
 def is_called_by_distributed(issuer: Any) -> bool:
     """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work."""
-    return bool(issuer.f_code.co_filename.endswith(_DISTRIBUTED))
+    return issuer is not None and issuer.f_code.co_filename.endswith(_DISTRIBUTED)
 
 
 def is_called_as(name: str, issuer: Any) -> bool:

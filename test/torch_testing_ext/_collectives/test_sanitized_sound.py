@@ -1,11 +1,16 @@
 """Sound programs under all checks of the sanitizer: nothing is found, and the tests pass."""
 
+import _thread
 import contextlib
 import io
 import os
+import queue
 import threading
 import unittest
+from collections import deque
 from datetime import timedelta
+from functools import partial
+from operator import methodcaller
 from unittest import mock
 
 import torch
@@ -103,6 +108,18 @@ class Sound(MultiProcessTestCase):
         mine.fill_(self.rank)
         dist.all_gather_into_tensor(whole, mine)
         self.assertEqual(whole, torch.arange(3.0).repeat_interleave(4))
+
+    def issued_by_a_thread_without_python(self):
+        """As by DDP's hooks in autograd's thread for a GPU: no frame of Python has called the kernel."""
+        self.join()
+        mine, done, group = torch.full((4,), float(self.rank)), queue.SimpleQueue(), dist.group.WORLD.boxed()
+        for is_asynchronous in (True, False):
+            kernel = torch.ops.c10d.broadcast_.default._op
+            calls = [partial(kernel, [mine], group, 2, 0, is_asynchronous, -1), partial(done.put, "issued")]
+            _thread.start_new_thread(deque, (map(methodcaller("__call__"), calls),))
+            done.get()
+        dist.barrier()
+        self.assertEqual(mine, 2 * ones())
 
     def messages_in_a_ring(self):
         self.join()
