@@ -1,7 +1,6 @@
 """Private names of tracer, dispatcher and compiler that the SPMD compiler needs."""
 
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -166,15 +165,20 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
 def roots_of_backward() -> list[Any]:
     """The tensors from which the backward started whose end calls this function (torch 2.4 to 2.15).
 
-    The engine does not tell them; the frame of torch's own function has them.
+    The engine does not tell them; the frame of torch's own function has them. Where a GPU has finished the backward,
+    its thread of the engine calls this, and that frame waits in another thread.
     """
+    own = _roots_in(sys._getframe(1))
+    return own or [root for frame in sys._current_frames().values() for root in _roots_in(frame)]
+
+
+def _roots_in(frame: Any) -> list[Any]:
     from torch.autograd import graph
 
-    for frame, _ in traceback.walk_stack(sys._getframe(1)):
-        if frame.f_code is graph._engine_run_backward.__code__:
-            outputs = frame.f_locals["t_outputs"]
-            return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    return []
+    while frame is not None and frame.f_code is not graph._engine_run_backward.__code__:
+        frame = frame.f_back
+    outputs = () if frame is None else frame.f_locals["t_outputs"]
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
 def gather_into(into: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:

@@ -3,6 +3,7 @@
 import copy
 import sys
 import threading
+import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from torch_testing_ext._torch.spmd import roots_of_backward
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
@@ -346,6 +348,26 @@ class TestEngineErrors(DTensorContinuousTestBase):
 
 
 instantiate_parametrized_tests(TestEngineErrors)
+
+
+class TestRootsOfBackward(unittest.TestCase):
+    """Asked for at its end, by whichever thread that is: on a GPU, one of the engine's."""
+
+    def test_from_any_thread(self):
+        leaf, found = torch.ones(2, requires_grad=True), []
+
+        def ask(_):
+            found.append(roots_of_backward())
+            thread = threading.Thread(target=lambda: found.append(roots_of_backward()))
+            thread.start()
+            thread.join()
+
+        leaf.register_hook(ask)
+        first, second = leaf * 2, leaf * 3
+        torch.autograd.backward([first, second], [torch.ones(2)] * 2)
+        self.assertEqual([[id(root) for root in roots] for roots in found], [[id(first), id(second)]] * 2)
+        self.assertEqual(roots_of_backward(), [])
+
 
 if __name__ == "__main__":
     run_tests()
