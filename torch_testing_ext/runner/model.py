@@ -77,6 +77,7 @@ class Test:
     shared_by: int = 0  # the ranks that share its devices, as there are too few; 0 if each has its own
     backend: str | None = None
     timeout: float | None = None  # set by @timeout
+    has_ranks: bool = False  # its launch layer ends them at the time-out, and explains that
     together: str = ""  # tests of one file with the same value share fixtures, hence a process
     skip: str | None = None  # reason to skip it, if known before it runs
     want: str | None = None  # if there are not enough devices for it: what it needs ("4 devices")

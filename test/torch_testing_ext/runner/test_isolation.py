@@ -136,6 +136,33 @@ class TestOutcomes(TestCase):
         frames = re.findall(r'^  File ".*", line \d+ in (.*)$', stacks, re.MULTILINE)
         self.assertEqual(frames, ["wait_for_nothing", "test_hangs"], "the test's own frames, and none of unittest's")
 
+    def test_a_timeout_of_one_rank_is_explained_by_its_ranks(self):
+        """Also where its thread cannot be ended, which takes a second more."""
+        ran = self.run_source(
+            """
+            import time
+            from torch_testing_ext import common_distributed
+            from torch_testing_ext.common_utils import timeout
+            class Process(common_distributed.MultiProcessTestCase):
+                world_size = 1
+                def setUp(self):
+                    super().setUp()
+                    self._spawn_processes()
+                @timeout(0.5)
+                def test_process(self): time.sleep(600)
+            class Thread(common_distributed.MultiThreadedTestCase):
+                world_size = 1
+                def setUp(self):
+                    super().setUp()
+                    self._spawn_threads()
+                @timeout(0.5)
+                def test_thread(self): time.sleep(600)
+            """
+        )
+        self.assertEqual(set(ran.outcomes.values()), {"timeout"})
+        for name in ("test_process", "test_thread"):
+            self.assertIn("rank 0 of 1 still running", ran[name].message)
+
     def test_output_is_kept_and_long_output_is_cut(self):
         ran = self.run_source(
             """

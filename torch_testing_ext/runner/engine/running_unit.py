@@ -24,8 +24,9 @@ from ..processes.file_processes import FileProcesses
 from .unit_files import UnitFiles
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 
-# The launch layer explains a hang of ranks best, so it times out first: its dumps, escalation and verdict take a while.
-BACKSTOP = 10.0
+# The launch layer explains a hang of ranks best, so it times out first: its dumps, the answer of NCCL and the verdict
+# take a while.
+BACKSTOP = 15.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
 START_TIMEOUT = 180.0
 # A nanny that takes longer to end its unit is stuck.
@@ -272,7 +273,7 @@ class RunningUnit:
 
     def _time_to_end(self, test: Test) -> float:
         """The time after which the unit is ended, if its launch layer has not ended the test before."""
-        return self._time_limit(test) + (BACKSTOP if test.world_size > 1 else 0.0)
+        return self._time_limit(test) + (BACKSTOP if test.has_ranks else 0.0)
 
     def _arm(self, number: int, least: float = 0.0) -> None:
         """Set the deadlines of a test, replacing those before. Those of the last test hold until the unit ends.

@@ -299,6 +299,7 @@ def describe(one: NamedTest, file: str, devices: int) -> Test:
     test = one.test
     if isinstance(test, PytestTest):
         return _describe_pytest(one, file, devices)
+    from torch_testing_ext._cases.ranked import RankedTestCase
     from torch_testing_ext._marks.needs import needs_of
 
     method = _method(test)
@@ -311,6 +312,7 @@ def describe(one: NamedTest, file: str, devices: int) -> Test:
         of_devices=DeviceNeeds.of_all(need.of_devices for need in needs),
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
+        has_ranks=ranks > 1 or isinstance(test, RankedTestCase),
         together=_together(type(test), one.cls),
         skip=_known_skip(test, method),
         line=_line(test),
@@ -332,6 +334,7 @@ def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
         of_devices=DeviceNeeds.of_all([found.of_devices, case.of_devices]),
         backend=found.backend or case.backend,
         timeout=found.timeout or case.timeout,
+        has_ranks=found.has_ranks or case.has_ranks,
         skip=case.skip if found.skip is None else found.skip,
     )
 

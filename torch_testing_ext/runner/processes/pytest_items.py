@@ -137,6 +137,7 @@ def describe(test: PytestTest, name: TestId, available: int) -> Test:
         of_devices=DeviceNeeds.of_all(need.of_devices for need in declared),
         backend=spec.backend if spec is not None else None,
         timeout=timeout if spec is None else spec.timeout or timeout or item.config.getoption("dist_timeout", None),
+        has_ranks=spec is not None,
         together=test.together,
         skip=_reason(skip) if skip is not None else None,
         marks=tuple(sorted({mark.name for mark in item.iter_markers()})),
