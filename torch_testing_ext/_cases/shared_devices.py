@@ -52,6 +52,7 @@ def begin(rank: int, world_size: int) -> None:
     else:
         names: Any = dist.Backend.default_device_backend_map
         names["cuda"] = chosen  # for groups whose backend is left to torch
+        _torch.cuda_state.gather_lists_one_by_one()
     _torch.cuda_state.fold_device_numbers(devices)
     own = sharing.device_of(rank, devices)
 

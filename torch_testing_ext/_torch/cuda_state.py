@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -84,6 +85,29 @@ def _folding(select: Any, count: int) -> Any:
 
     selecting.folds = True  # type: ignore[attr-defined]
     return selecting
+
+
+@functools.cache
+def gather_lists_one_by_one(key: str = "CUDA") -> Any:
+    """Gather the tensors of a list one after the other, on devices with this dispatch key.
+
+    gloo takes the addresses of a list for memory of the CPU, so CUDA tensors kill the process, and functional
+    collectives and DTensors always gather lists (2.11 to 2.15).
+    """
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+
+    def gather(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any, *_: Any) -> Any:
+        unboxed = torch._C._distributed_c10d.ProcessGroup.unbox(group)
+        work = unboxed._allgather_base(outputs[0], inputs[0])
+        for output, mine in zip(outputs[1:], inputs[1:], strict=True):
+            work.wait()
+            work = unboxed._allgather_base(output, mine)
+        return work.boxed()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it replaces torch's kernel
+        library.impl("allgather_into_tensor_coalesced_", gather, key)
+    return library
 
 
 def peak_memory() -> dict[int, tuple[int, int]]:

@@ -9,6 +9,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases import shared_devices
@@ -229,6 +231,27 @@ class BasesTest(OneGpuCase):
         self.assertIsNone(Plain("test_it")._known_skip())
         with mock.patch.dict(os.environ, {sharing.RANKS_PER_GPU: "2"}):
             self.assertIsNotNone(Plain("test_it")._known_skip())
+
+
+class GatherListsTest(DistributedTestBase):
+    """gloo would crash with CUDA tensors. On the CPU it does not, so the operations are counted."""
+
+    world_size = 3
+
+    def test_one_by_one(self):
+        self.create_pg("cpu")
+        _torch.cuda_state.gather_lists_one_by_one("CPU")
+        mine = [torch.full((2,), float(self.rank)), torch.tensor([self.rank]), torch.empty(0)]
+        ranks, group = torch.arange(3), dist.group.WORLD
+        gather = mock.Mock(side_effect=dist.ProcessGroup._allgather_base)
+        with mock.patch.object(dist.ProcessGroup, "_allgather_base", lambda *args: gather(*args)):
+            wholes = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(mine, 3, group.group_name)
+            wholes = [torch.ops._c10d_functional.wait_tensor(whole) for whole in wholes]
+            self.assertEqual(wholes, [ranks.float().repeat_interleave(2), ranks, torch.empty(0)])
+            self.assertEqual(gather.call_count, 3)
+            whole = DTensor.from_local(mine[1], init_device_mesh("cpu", (3,)), [Shard(0)]).full_tensor()
+            self.assertEqual(whole, ranks)
+            self.assertEqual(gather.call_count, 4)
 
 
 if __name__ == "__main__":
