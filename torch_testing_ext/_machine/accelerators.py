@@ -5,6 +5,7 @@ asks, or a new interpreter where forking this process is not safe, and sends bac
 no process is started.
 """
 
+import ctypes
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +27,9 @@ from torch_testing_ext._process.loop import wait_readable
 from . import sharing
 from .device_facts import DeviceFacts, facts_from
 
-# A process has these open once CUDA or ROCm is initialised in it, by whichever library. NVML does not open them.
-_OPEN_WHEN_IN_USE = ("/dev/nvidia-uvm", "/dev/kfd")
+# A process has this open once ROCm is initialised in it, by whichever library.
+_OPEN_WHEN_IN_USE = "/dev/kfd"
+_driver_is_initialised = False
 NO_DEVICE: tuple[str | None, int] = (None, 0)
 # These decide which devices the runtime shows: an answer holds while they stay the same.
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -133,8 +136,22 @@ def unsafe_to_fork() -> str | None:
         return first
     if _torch.built_with.accelerator_is_initialised() or _torch.built_with.accelerator_is_in_bad_fork():
         return "an accelerator is initialised"
-    opened = system.has_opened(*_OPEN_WHEN_IN_USE)
-    return f"a library has initialised an accelerator ({opened} is open)" if opened else None
+    if _cuda_driver_is_initialised():
+        return "a library has initialised CUDA"
+    is_open = _OPEN_WHEN_IN_USE in system.opened("self")
+    return f"a library has initialised an accelerator ({_OPEN_WHEN_IN_USE} is open)" if is_open else None
+
+
+def _cuda_driver_is_initialised() -> bool:
+    """Has any library initialised CUDA's driver in this process, or in one that it was forked from after this call?
+
+    The driver itself answers, if it is loaded. The files that are open do not tell: NVML opens the same ones.
+    """
+    global _driver_is_initialised
+    with suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1", os.RTLD_NOLOAD)
+        _driver_is_initialised |= driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
+    return _driver_is_initialised
 
 
 def check_to_fork() -> str | None:

@@ -8,6 +8,7 @@ numpy's OpenBLAS stops its threads in a fork handler, so a thread that is still 
 import ctypes
 import faulthandler
 import os
+import re
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ _OMP_PAUSE_HARD = 2
 _PLUGINS_WITH_THREADS = ("pytest_rerunfailures", "pytest_timeout")
 # pytest-xdist's workers read what their controller sends in a thread of execnet's, which `threading` does not know.
 _READER_OF_A_WORKER = os.path.join("execnet", "gateway_base.py")
+# The thread of NVIDIA's driver that waits for events, from the first use of NVML on (580): a child starts its own.
+_OF_THE_DRIVER = re.compile("cuda[0-9a-f]{11}")
 _ENDING = 1.0  # for a thread that has been joined to leave the process; there is no event for that
 _safe_pid = os.getpid()  # the process that is known not to lack any thread
 
@@ -99,7 +102,8 @@ def check_after_fork() -> str | None:
 
 
 def _threads_that_count() -> int:
-    return system.threads() - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker()
+    of_driver = sum(map(bool, map(_OF_THE_DRIVER.fullmatch, system.names_of_threads())))
+    return system.threads() - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker() - of_driver
 
 
 def _threads_of_a_child() -> int:

@@ -48,11 +48,7 @@ def wait_until_gone(pids: list[int], timeout: float = 1.0) -> None:
 
 
 def escalate(
-    have_ended: Callable[[float], bool],
-    send: Callable[[int], object],
-    *,
-    by_itself: float = 0.0,
-    after_sigterm: float,
+    have_ended: Callable[[float], bool], send: Callable[[int], object], *, by_itself: float = 0.0, after_sigterm: float
 ) -> None:
     """End processes: SIGTERM to those that do not end by themselves in so many seconds, and SIGKILL after some more.
 

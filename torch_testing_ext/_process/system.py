@@ -170,12 +170,6 @@ def cpu_seconds(pid: int) -> float | None:
     return math.inf if stat[0] == "R" else (int(stat[11]) + int(stat[12])) / _TICKS_PER_SECOND
 
 
-def has_opened(*paths: str) -> str | None:
-    """The first of these files that this process has open; None if it has none, or the system does not show it."""
-    found = set(opened("self"))
-    return next((path for path in paths if path in found), None)
-
-
 def may_spin(pid: int) -> bool:
     """Does a process use a GPU? It may then compute while it only waits for the device."""
     return any(path.startswith(("/dev/nvidia", "/dev/kfd")) for path in opened(pid))

@@ -1,5 +1,6 @@
 """After the import of each suite and each module, a process can still be forked into ranks that use CUDA."""
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -32,20 +33,30 @@ def check(c):
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
+    from torch_testing_ext._machine import accelerators
+
     spoilt = []
     for name, load in (*_modules(), *_suites(c.root)):
         load()
-        if torch.cuda.is_initialized() or _uses_the_driver():
-            spoilt.append(name)
+        if (why := accelerators.unsafe_to_fork()) is not None:
+            spoilt.append(f"{name}: {why}")
             break
     c.expect(not spoilt, "no module of the kit and no suite initialises CUDA when it is imported", spoilt)
     c.expect(_child_can_use_cuda(torch), "a forked child uses CUDA after all of these imports")
-    from torch_testing_ext._machine import accelerators
-
+    c.expect(torch.cuda.is_available(), "torch finds the devices by NVML")
+    why = accelerators.check_to_fork()
+    c.expect(why is None, "a process that has used NVML counts as safe to fork", why)
+    c.expect(_child_can_use_cuda(torch), "a forked child uses CUDA after its parent has used NVML")
     c.figure("devices counted without touching them", accelerators.device_count())
     c.expect(accelerators.device_count() > 0, "the kit finds the devices")
     c.expect(not torch.cuda.is_initialized(), "counting devices does not initialise CUDA")
     c.expect(_child_can_use_cuda(torch), "a forked child uses CUDA after the devices were counted")
+    c.expect(
+        _in_child(
+            lambda: _initialise_the_driver() and accelerators.unsafe_to_fork() and _child_is_unsafe(accelerators)
+        ),
+        "a process in which a library has initialised the driver counts as unsafe to fork, and so do its forks",
+    )
 
 
 def on_cpu(c):
@@ -56,9 +67,13 @@ def on_cpu(c):
         c.expect(not torch.cuda.is_initialized(), f"importing {name} initialises nothing")
 
 
-def _uses_the_driver():
-    """Whether any library has initialised CUDA in this process: then it has this file open."""
-    return any(os.path.realpath(f"/proc/self/fd/{fd}") == "/dev/nvidia-uvm" for fd in os.listdir("/proc/self/fd"))
+def _initialise_the_driver():
+    """As a library other than torch does."""
+    return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+
+
+def _child_is_unsafe(accelerators):
+    return _in_child(lambda: accelerators.unsafe_to_fork() is not None)
 
 
 def _modules():
@@ -83,11 +98,16 @@ def _import(path: Path):
 
 
 def _child_can_use_cuda(torch):
+    return _in_child(lambda: torch.ones(2, device="cuda").sum().item() == 2)
+
+
+def _in_child(holds):
+    """Does this hold in a forked child?"""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            code = int(torch.ones(2, device="cuda").sum().item() != 2)
+            code = int(not holds())
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

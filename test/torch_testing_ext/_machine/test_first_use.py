@@ -4,6 +4,9 @@ CUDA is a fake (see `fake_cuda.py`). The check `fork-survives` of benchmarks/gpu
 """
 
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -334,16 +337,41 @@ class TestNobodyUsesIt(FirstUseCase):
         self.assertNotIn("torch_testing_ext:", output)
 
 
-class TestOtherLibraries(unittest.TestCase):
+DRIVER = """
+int is_initialised;
+int cuInit(unsigned flags) { is_initialised = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return is_initialised ? 0 : 3; }
+"""
+ASK = """
+import ctypes, os, sys
+from torch_testing_ext._machine import accelerators
+ask = accelerators._cuda_driver_is_initialised
+answers = [ask()]
+driver = ctypes.CDLL(sys.argv[1])
+answers.append(ask())
+driver.cuInit(0)
+answers.append(ask())
+print(answers, flush=True)
+if os.fork() == 0:
+    ctypes.c_int.in_dll(driver, "is_initialised").value = 0  # a fork cannot use what its parent has initialised
+    print([ask()], flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+class TestOtherLibraries(FolderCase):
     """Covered on a GPU by the check `fork-survives`, which initialises CUDA by ctypes."""
 
-    def test_a_file_that_only_a_process_with_a_driver_has_open(self):
-        """Covered on a GPU by the check `fork-survives`."""
-        from torch_testing_ext._process import system
-
-        with tempfile.NamedTemporaryFile() as file:
-            self.assertEqual(file.name, system.has_opened("/dev/nvidia-uvm", file.name))
-        self.assertIsNone(system.has_opened("/dev/nvidia-uvm", file.name))
+    @unittest.skipUnless(shutil.which("cc"), "there is no C compiler")
+    def test_the_driver_is_asked(self):
+        """A new interpreter: a library stays loaded. Its driver is a fake, compiled here."""
+        library = self.root / "libcuda.so.1"
+        source = self.write("driver.c", DRIVER)
+        subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source], check=True)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        asked = subprocess.run([sys.executable, "-c", ASK, library], env=environment, stdout=subprocess.PIPE, text=True)
+        self.assertEqual("[False, False, True]\n[True]\n", asked.stdout)
 
 
 if __name__ == "__main__":

@@ -83,23 +83,30 @@ class ThreadsTest(unittest.TestCase):
         self.assertIn("1 native threads", str(fork_safety.check_after_fork()))
         self.assertEqual((fork_safety.prepare_to_fork(), fork_safety.check_after_fork()), (None, None))
 
-    def test_native_threads_are_named(self) -> None:
-        """By the system: a thread of Python's `_thread` module takes the name that it asks for."""
+    def check_with_thread(self, name: bytes) -> str | None:
+        """A thread of Python's `_thread` module takes the name that it asks for."""
         done, named = threading.Event(), threading.Event()
 
         def run() -> None:
-            ctypes.CDLL(None).prctl(15, b"some_library", 0, 0, 0)  # PR_SET_NAME
+            ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
             named.set()
             done.wait()
 
         _thread.start_new_thread(run, ())
         named.wait()
         try:
-            self.assertEqual(
-                fork_safety.check_after_fork(), "it runs 1 native threads that a forked child would miss (some_library)"
-            )
+            return fork_safety.check_after_fork()
         finally:
             done.set()
+
+    def test_native_threads_are_named(self) -> None:
+        expected = "it runs 1 native threads that a forked child would miss (%s)"
+        for name in ("some_library", "cuda-EvtHandlr"):
+            self.assertEqual(self.check_with_thread(name.encode()), expected % name)
+
+    def test_the_thread_of_nvml_is_not_missed(self) -> None:
+        """Covered on a GPU by the check `fork-survives`."""
+        self.assertIsNone(self.check_with_thread(b"cuda00001c00008"))
 
     @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
     def test_worker_of_xdist(self) -> None:
