@@ -1,6 +1,7 @@
 """Verification of programs against the engine: faults must be noticed, and undone on all ranks."""
 
 import contextlib
+import unittest
 from unittest import mock
 
 import torch
@@ -162,6 +163,45 @@ class TestVerify(DTensorContinuousTestBase):
 
 
 instantiate_parametrized_tests(TestVerify)
+
+
+class TestDifferences(unittest.TestCase):
+    """What counts as rounding."""
+
+    def compare(self, mine, theirs, **options):
+        runs = [{name: torch.tensor(values) for name, values in run.items()} for run in (mine, theirs)]
+        return verification.first_difference(*runs, **options)
+
+    def test_what_follows_from_a_gradient_that_differs(self):
+        """The first two elements of the gradient are sums that cancel: they differ, relative to themselves."""
+        grads = {"gradient of w": [2.0e-5, -3.0e-3, 1.0]}, {"gradient of w": [2.1e-5, -3.00009e-3, 1.0]}
+        for name in ("parameter w", "state['exp_avg'] of w"):
+            with self.subTest(name):
+                expected = {**grads[0], name: [1.0, 2.0, 3.0]}
+                self.assertIsNone(self.compare({**grads[1], name: [1.5, 2.0, 3.0]}, expected))
+                wrong = self.compare({**grads[1], name: [1.0, 2.5, 3.0]}, expected)
+                self.assertRegex(wrong, "differs by up to 0.5")
+                self.assertIsNotNone(self.compare({**grads[1], name: [1.0, 2.0, 3.5]}, expected))
+                self.assertIsNotNone(self.compare({**grads[0], name: [1.5, 2.0, 3.0]}, expected))
+
+    def test_kernels_that_switch_a_relu(self):
+        """A part of one element of a gradient is missing, which shifts all those before it a little."""
+        theirs = {"gradient of w": [1.0] * 400, "result 0": [1.0] * 400}
+        for changed, all_of_them, accepted in (
+            (1.04, 1.0, True),
+            (1.06, 1.0, False),
+            (1.0, 1.005, True),
+            (1, 1.02, False),
+        ):
+            with self.subTest(changed=changed, all_of_them=all_of_them):
+                mine = [changed * all_of_them, *[all_of_them] * 399]
+                differing = {**theirs, "gradient of w": mine}
+                self.assertIsNotNone(self.compare(differing, theirs))
+                self.assertEqual(self.compare(differing, theirs, same_kernels=False) is None, accepted)
+                self.assertIsNotNone(self.compare({**theirs, "result 0": mine}, theirs, same_kernels=False))
+        self.assertIsNotNone(
+            self.compare({"gradient of w": [float("nan")]}, {"gradient of w": [1.0]}, same_kernels=False)
+        )
 
 
 if __name__ == "__main__":
