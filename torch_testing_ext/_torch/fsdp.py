@@ -69,19 +69,6 @@ def keeps_parameters_after_forward(model: Any) -> bool:
     return model.sharding_strategy in NO_RESHARD_AFTER_FORWARD_STRATEGIES
 
 
-@contextlib.contextmanager
-def syncs_on_cpu() -> Iterator[None]:
-    """Within this context, FSDP1 accepts `sync_module_states=True` for modules on the CPU too.
-
-    It refuses them because NCCL cannot broadcast their tensors, but gloo can. The check is the function
-    `_init_utils._check_module_states_for_sync_module_states`: all.
-    """
-    from torch.distributed.fsdp import _init_utils
-
-    with mock.patch.object(_init_utils, "_check_module_states_for_sync_module_states", lambda states: None):
-        yield
-
-
 def compiled_autograd(compiler: Callable[[Any], Any], dynamic: bool = True) -> contextlib.AbstractContextManager[None]:
     """Within this context, backward passes are captured as one graph and passed to `compiler`.
 
@@ -90,18 +77,6 @@ def compiled_autograd(compiler: Callable[[Any], Any], dynamic: bool = True) -> c
     from torch._dynamo import compiled_autograd
 
     return compiled_autograd._enable(compiler, dynamic=dynamic)
-
-
-def replicated_parameters(module: Any) -> dict[str, Any]:
-    """Return the parameters whose gradients `replicate` reduces, by name, once the module has run.
-
-    `replicate` replaces DTensors by local tensors, which `module.parameters()` does not show after a forward.
-    `replicate.state(...)._param_list`, `_param_names`: all.
-    """
-    from torch.distributed._composable.replicate import replicate
-
-    state = replicate.state(module)
-    return dict(zip(state._param_names, state._param_list, strict=True))
 
 
 def compiling_in_this_process() -> contextlib.AbstractContextManager[Any]:

@@ -400,7 +400,9 @@ class DDP_TP_Test(CompilerTestCase):
             compiled(batch).sum().backward()
         net(torch.cat(batches).to(device_type)).sum().div(2).backward()
         self.assertGreater(counters["compiled_autograd"]["captures"], 0, "no backward was compiled")
-        eager_params, params = map(_torch.fsdp.replicated_parameters, nets)
+        # `parameters()` shows none after a forward: `replicate` replaces DTensors by local tensors.
+        states = map(replicate.state, nets)
+        eager_params, params = (dict(zip(one._param_names, one._param_list, strict=True)) for one in states)
         for name, whole in net.named_parameters():
             where = f"gradient of {name}, rank {self.rank}"
             grad = params[name].grad

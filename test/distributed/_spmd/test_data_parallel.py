@@ -59,7 +59,7 @@ class TestDataParallel(DTensorTestBase):
         batch = batch or self._batch
         torch.manual_seed(self.rank)
         model = (model or SimpleMLP)().to(self.device_type)
-        reference = DDP(deepcopy(model), device_ids=None if self.device_type == "cpu" else [self.rank])
+        reference = DDP(deepcopy(model))
         optim, ddp_optim = make_optimizer(model.parameters()), make_optimizer(reference.parameters())
 
         step(reference, ddp_optim, batch(seed=0))

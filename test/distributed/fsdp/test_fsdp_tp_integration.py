@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel as FSDP, ShardingStrategy
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel as FSDP, ShardingStrategy, _init_utils
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_testing_ext import _torch
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest
 from torch_testing_ext.common_utils import run_tests
@@ -27,11 +27,8 @@ TP_SIZE = 2
 
 # The collectives of one forward and backward, without the two of FSDP itself.
 TP_COLLECTIVES = {"reduce_scatter_tensor": 2, "all_gather_into_tensor": 2, "all_reduce": 1}
-# By backend: gloo has no all-gather of a single tensor, and runs the one for lists of tensors.
-FSDP_COLLECTIVES = {
-    "gloo": {"allgather_": 1, "_reduce_scatter_base_": 1},
-    "other": {"_allgather_base_": 1, "_reduce_scatter_base_": 1},
-}
+# FSDP gathers a list of tensors on the CPU, and else one tensor, over gloo, too.
+FSDP_GATHERS = {"cpu": {"allgather_": 1}, "other": {"_allgather_base_": 1}}
 
 
 class SimpleModel(nn.Module):
@@ -202,10 +199,9 @@ class TestTPFSDPIntegration(FSDPTest):
         fsdp_model = FSDP(model, device_mesh=mesh["dp"], device_id=self.device)
         with CommDebugMode() as comm:
             fsdp_model(torch.rand(2, 10, device=self.device)).sum().backward()
-        backend = dist.get_backend()
-        fsdp_collectives = FSDP_COLLECTIVES.get(backend, FSDP_COLLECTIVES["other"])
+        gather = FSDP_GATHERS.get(self.device_type, FSDP_GATHERS["other"])
         counts = {op.__name__: count for op, count in comm.get_comm_counts().items()}
-        self.assertEqual(counts, {**TP_COLLECTIVES, **fsdp_collectives})
+        self.assertEqual(counts, {**TP_COLLECTIVES, **gather, "_reduce_scatter_base_": 1})
         grads = [param.grad for param in fsdp_model.parameters() if param.grad is not None]
         self.assertGreater(len(grads), 0)
         for grad in grads:
@@ -219,7 +215,8 @@ class TestTPFSDPIntegration(FSDPTest):
         for name in ("param", "buf"):
             self.assertFalse(self._equal_over_dp(getattr(model, name), mesh), f"{name} before")
         # FSDP1 refuses to sync modules on the CPU, which NCCL does not support; gloo does.
-        with _torch.fsdp.syncs_on_cpu() if self.device_type == "cpu" else nullcontext():
+        check = "_check_module_states_for_sync_module_states"
+        with mock.patch.object(_init_utils, check) if self.device_type == "cpu" else nullcontext():
             fsdp_model = FSDP(model, device_mesh=mesh["dp"], sync_module_states=True, device_id=self.device)
         with FSDP.summon_full_params(fsdp_model):
             for name in ("param", "buf"):

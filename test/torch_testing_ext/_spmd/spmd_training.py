@@ -161,8 +161,7 @@ def train_both(test: Any, case: Case, decorate: Callable[[Callable[..., Any]], A
     torch.manual_seed(test.rank)
     model = case.model().to(test.device_type)
     reference = copy.deepcopy(model)
-    devices = [torch.device(test.device_type, test.rank)] if test.device_type != "cpu" else None
-    wrapped = DistributedDataParallel(reference, device_ids=devices, **case.ddp)
+    wrapped = DistributedDataParallel(reference, **case.ddp)
     optimizer, reference_optimizer = case.optimizer(model.parameters()), case.optimizer(reference.parameters())
     compiled = decorate(case.step)
     for i in range(case.iterations):

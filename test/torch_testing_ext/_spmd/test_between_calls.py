@@ -53,8 +53,7 @@ class TestBetweenCalls(DTensorTestBase):
         torch.manual_seed(self.rank)
         mine = model().to(self.device_type)
         reference = copy.deepcopy(mine)
-        devices = None if self.device_type == "cpu" else [self.rank]
-        wrapped = DistributedDataParallel(reference, device_ids=devices)
+        wrapped = DistributedDataParallel(reference)
         options = {"lr": 0.1, "momentum": 0.9, **options}
         optimizers = [torch.optim.SGD(m.parameters(), **options) for m in (mine, reference)]
         compiled = capture(parallel_mode=DataParallel(style), verify=verify)(function)
@@ -93,7 +92,7 @@ class TestBetweenCalls(DTensorTestBase):
             second.step()
 
         _, _, mine, reference, optimizers = self._pair(style, fused=True)
-        wrapped = DistributedDataParallel(reference, device_ids=None if self.device_type == "cpu" else [self.rank])
+        wrapped = DistributedDataParallel(reference)
         seconds = [torch.optim.SGD(model.parameters(), lr=0.1, fused=True) for model in (mine, reference)]
         compiled = capture(parallel_mode=DataParallel(style), verify="off")(function)
         case = Case("two fused optimizers", mlp, normal_batch(6, 10), tolerance=1e-6)
@@ -281,7 +280,7 @@ class TestBetweenCalls(DTensorTestBase):
             torch.optim.SGD(reference.parameters(), lr=0.1),
             torch.optim.SGD(reference.layers[0].parameters(), lr=0.5),
         ]
-        wrapped = DistributedDataParallel(reference, device_ids=None if self.device_type == "cpu" else [self.rank])
+        wrapped = DistributedDataParallel(reference)
         compiled = capture(parallel_mode=DataParallel("fully_shard"))(distil)
         again = capture(parallel_mode=DataParallel("default"))(step)
         for i in range(2):

@@ -245,8 +245,7 @@ class TestCaptureErrors(DTensorContinuousTestBase):
 
     def test_modules(self):
         model, optimizer = self._model()
-        devices = None if self.device_type == "cpu" else [self.rank]
-        wrapped = DistributedDataParallel(model, device_ids=devices)
+        wrapped = DistributedDataParallel(model)
         self._refused(capture()(step), wrapped, optimizer, "DistributedDataParallel", "plain module")
 
     def test_without_gradients(self):
