@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-ON_GPU, ON_CPU = (2048, 12, 512), (64, 3, 8)  # width, layers, batch
+from torch_testing_ext import _torch
+
+# Width, layers, batch, and how many steps are timed together. gloo's go through the CPU.
+ON_GPU, OVER_GLOO, ON_CPU = (2048, 12, 512, 30), (1024, 12, 512, 1), (64, 3, 8, 1)
 STYLES = ("replicate", "fully_shard")
 PEERS = {"replicate": "DDP eager", "fully_shard": "FSDP2 eager"}
 
@@ -84,6 +87,8 @@ def rank_main(rank: int, world: int, group: str, folder: str, backend: str, quic
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     if torch.cuda.device_count():
         torch.cuda.set_device(rank % torch.cuda.device_count())
+        if group == "gloo":
+            _torch.cuda_state.gather_lists_one_by_one()
     dist.init_process_group(group, store=dist.FileStore(f"{folder}/store{world}", world), rank=rank, world_size=world)
     results: dict[str, Any] = {}
     weights: dict[str, list[torch.Tensor]] = {}
@@ -112,7 +117,7 @@ def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> 
 def train(name: str, quick: bool) -> tuple[dict[str, Any], list[torch.Tensor]]:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.device_count() else "cpu"
-    width, count, rows = ON_GPU if device == "cuda" else ON_CPU
+    width, count, rows, timed = ON_CPU if device == "cpu" else OVER_GLOO if dist.get_backend() == "gloo" else ON_GPU
     layers = [layer for _ in range(count) for layer in (nn.Linear(width, width, device=device), nn.ReLU())]
     model: nn.Module = nn.Sequential(*layers)
     step, model = variant(name, model)
@@ -129,7 +134,7 @@ def train(name: str, quick: bool) -> tuple[dict[str, Any], list[torch.Tensor]]:
     synchronize()
     found: dict[str, Any] = {"first": time.perf_counter() - began}
     weights = [whole(parameter.detach()).clone() for parameter in model.parameters()]
-    found["step"] = seconds_of(call, (10 if quick else 30) if device == "cuda" else 1)
+    found["step"] = seconds_of(call, min(timed, 10) if quick else timed)
     found.update(profiled(call))
     if device == "cuda" and dist.get_world_size() == 1 and name.startswith(STYLES):
         found["graph"] = in_a_graph(call)
