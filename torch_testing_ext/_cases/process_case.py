@@ -53,12 +53,7 @@ class ProcessRanksTestCase(RankedTestCase):
 
     @classmethod
     def _job(
-        cls,
-        body: Callable[..., None],
-        world_size: int,
-        directory: Path,
-        add_cleanup: Callable[..., Any],
-        **others: Any,
+        cls, body: Callable[..., None], world_size: int, directory: Path, add_cleanup: Callable[..., Any], **others: Any
     ) -> launch.Job:
         """Make the job of the ranks. Their ports are leased until the clean-up."""
         lease = rank_environment.leased(world_size, keep=True)

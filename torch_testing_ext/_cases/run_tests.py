@@ -106,12 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--subprocess", action="store_true", help="run each test in an interpreter of its own")
     add("--discover-tests", action="store_true", help="list the tests without running them")
     add("--accept", action="store_true", help="rewrite expected output to match the actual output")
-    add(
-        "--showlocals",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="show local variables in tracebacks",
-    )
+    add("--showlocals", action=argparse.BooleanOptionalAction, default=False, help="show local variables in tracebacks")
     add(
         "--hypothesis-profile",
         choices=["search"],

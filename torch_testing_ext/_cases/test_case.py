@@ -191,12 +191,7 @@ class TestCase(expecttest.TestCase):
     # -- expected output
 
     def assertExpectedInline(
-        self,
-        actual: Any,
-        expect: str,
-        skip: int = 0,
-        ignore_comments: bool = False,
-        ignore_empty_lines: bool = False,
+        self, actual: Any, expect: str, skip: int = 0, ignore_comments: bool = False, ignore_empty_lines: bool = False
     ) -> None:
         """Fail unless the text equals `expect`, a string literal in the test, which EXPECTTEST_ACCEPT=1 rewrites."""
         actual = clean_expected(actual, ignore_comments, ignore_empty_lines)

@@ -127,9 +127,7 @@ class RawRecord:
         return None
 
 
-def _merged(
-    recorded: list[list[tuple[Mapping[str, Any], int | None]]],
-) -> list[tuple[Mapping[str, Any], int | None]]:
+def _merged(recorded: list[list[tuple[Mapping[str, Any], int | None]]]) -> list[tuple[Mapping[str, Any], int | None]]:
     """The entries of all recorders by their time, numbered again: each recorder counts its own."""
     if len(recorded) < 2:
         return recorded[0] if recorded else []

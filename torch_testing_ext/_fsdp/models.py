@@ -219,9 +219,7 @@ class NestedWrappedModule(FSDPTestModel):
         fsdp_kwargs: dict[str, Any] | None = None,
         deterministic: bool = False,
     ) -> nn.Module:
-        return _init_nested(
-            NestedWrappedModule, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
-        )
+        return _init_nested(NestedWrappedModule, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic)
 
 
 class AlwaysWrapNestedWrappedModule(NestedWrappedModule):
@@ -272,9 +270,7 @@ class NonUniformReqGradNWM(NestedWrappedModule):
         fsdp_kwargs: dict[str, Any] | None = None,
         deterministic: bool = False,
     ) -> nn.Module:
-        model = _init_nested(
-            NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
-        )
+        model = _init_nested(NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic)
         # "module.2.1.", with or without the level that FSDP inserts between the two numbers.
         NonUniformReqGradNWM._set_nonuniform_req_grad(model, re.compile(r"module\.2.*\.1.*"))
         return model
@@ -339,16 +335,8 @@ class NestedWrappedModuleWithDelay(ModuleWithDelay):
         delay_after_loss_ms: int = 0,
         delay_before_reduction_ms: int = 0,
     ) -> nn.Module:
-        return ModuleWithDelay.init(
-            NestedWrappedModule,
-            group=group,
-            fsdp_init_mode=fsdp_init_mode,
-            device_init_mode=device_init_mode,
-            fsdp_kwargs=fsdp_kwargs,
-            deterministic=deterministic,
-            delay_after_loss_ms=delay_after_loss_ms,
-            delay_before_reduction_ms=delay_before_reduction_ms,
-        )
+        model: Any = NestedWrappedModule.init(group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic)
+        return ModuleWithDelay(model, delay_after_loss_ms, delay_before_reduction_ms)
 
 
 class MixtureOfExperts(NestedWrappedModule):
@@ -414,14 +402,9 @@ class MixtureOfExperts(NestedWrappedModule):
         deterministic: bool = False,
         delay_before_free_ms: int = 0,
     ) -> nn.Module:
+        delay = {"delay_before_free_ms": delay_before_free_ms}
         return _init_nested(
-            MixtureOfExperts,
-            group,
-            fsdp_init_mode,
-            device_init_mode,
-            fsdp_kwargs,
-            deterministic=deterministic,
-            delay_before_free_ms=delay_before_free_ms,
+            MixtureOfExperts, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic, **delay
         )
 
 
@@ -473,10 +456,12 @@ def _init_nested(
     fsdp_init_mode: FSDPInitMode,
     device_init_mode: DEVICEInitMode,
     fsdp_kwargs: dict[str, Any] | None,
-    **model_kwargs: Any,
+    deterministic: bool,
+    **others: Any,
 ) -> nn.Module:
     _check_mode(fsdp_init_mode)
+    others["deterministic"] = deterministic
     if fsdp_init_mode is FSDPInitMode.NO_FSDP:
-        return model_class(group, wrap_fsdp=False, device_init_mode=device_init_mode, **model_kwargs)
-    model = model_class(group, wrap_fsdp=True, device_init_mode=device_init_mode, **model_kwargs, **(fsdp_kwargs or {}))
+        return model_class(group, wrap_fsdp=False, device_init_mode=device_init_mode, **others)
+    model = model_class(group, wrap_fsdp=True, device_init_mode=device_init_mode, **others, **(fsdp_kwargs or {}))
     return device.place(model, device_init_mode, AFTER)

@@ -169,8 +169,7 @@ _FLAGS: dict[str, Flag] = {
     "TEST_WITH_TORCHINDUCTOR": _switch("PYTORCH_TEST_WITH_INDUCTOR"),
     "TEST_WITH_AOT_EAGER": _switch("PYTORCH_TEST_WITH_AOT_EAGER"),
     "TEST_WITH_TORCHDYNAMO": _switch(
-        "PYTORCH_TEST_WITH_DYNAMO",
-        implied_by=lambda: flag("TEST_WITH_TORCHINDUCTOR") or flag("TEST_WITH_AOT_EAGER"),
+        "PYTORCH_TEST_WITH_DYNAMO", implied_by=lambda: flag("TEST_WITH_TORCHINDUCTOR") or flag("TEST_WITH_AOT_EAGER")
     ),
     "TEST_CUDA_MEM_LEAK_CHECK": _switch("PYTORCH_TEST_CUDA_MEM_LEAK_CHECK"),
 }

@@ -203,12 +203,7 @@ class _ColouredText(ReprEntryNative):
     def toterminal(self, tw: TerminalWriter) -> None:
         from torch_testing_ext.launch.screen import LineKind, kind_of
 
-        markup = {
-            LineKind.FAULT: "bold",
-            LineKind.GOT: "red",
-            LineKind.EXPECTED: "green",
-            LineKind.COMMAND: "light",
-        }
+        markup = {LineKind.FAULT: "bold", LineKind.GOT: "red", LineKind.EXPECTED: "green", LineKind.COMMAND: "light"}
         first, *lines = self.lines[0].rstrip("\n").split("\n")
         tw.line(first, bold=True)
         for line in lines:

@@ -54,9 +54,7 @@ def _common_directory() -> str:
 
 
 def with_checkpoint_logging(
-    func: Callable[..., Any] | None = None,
-    logger_name: str = "torch.distributed.checkpoint",
-    level: int = logging.INFO,
+    func: Callable[..., Any] | None = None, logger_name: str = "torch.distributed.checkpoint", level: int = logging.INFO
 ) -> Any:
     """Run a test method with a logger, by default that of checkpoints, set to `level`."""
     assert func is not None, "write @with_checkpoint_logging, or with_checkpoint_logging(func, level=...)"

@@ -32,12 +32,7 @@ from .client import (
 from .context import RankContext as RankContext, current_context as current_context
 from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
 from .launchers import Launched as Launched, this_launch as this_launch
-from .rank_report import (
-    Exit as Exit,
-    RankReport as RankReport,
-    assemble_report as assemble_report,
-    now as now,
-)
+from .rank_report import Exit as Exit, RankReport as RankReport, assemble_report as assemble_report, now as now
 from .verdict import (
     Case as Case,
     Expected as Expected,

@@ -57,9 +57,7 @@ def _number(text: str) -> int:
 _STARTS = ("auto", "fork", "fork-fresh", "spawn")
 KNOWN_SETTINGS = {
     PREFIX + "START": _Setting(
-        "start",
-        "auto, fork, fork-fresh or spawn",
-        {name: name for name in _STARTS}.__getitem__,
+        "start", "auto, fork, fork-fresh or spawn", {name: name for name in _STARTS}.__getitem__
     ),
     PREFIX + "LOGS": _Setting("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
     PREFIX + "STREAM": _Setting("stream", "0 or 1", _FLAG),

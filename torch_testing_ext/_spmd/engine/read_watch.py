@@ -12,11 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._torch.spmd import (
-    disable_torch_function,
-    is_innermost_function_mode,
-    storage_key,
-)
+from torch_testing_ext._torch.spmd import disable_torch_function, is_innermost_function_mode, storage_key
 
 from .managed_params import ManagedParam, managed_by
 from .roster import READS_KEPT, READS_UPDATED

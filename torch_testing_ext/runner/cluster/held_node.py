@@ -103,9 +103,7 @@ class HeldNode:
         masks = sorted({name for names in MASKS.values() for name in names})
         options = {"num_cpus": self._room.cpus, "num_gpus": self._room.gpus, "max_restarts": 0, "max_concurrency": 8}
         self._actor = self._ground.actor_class.options(**options, scheduling_strategy=strategy).remote(
-            Path(node_keeper.__file__).read_text(),
-            ["-m", "torch_testing_ext.runner.agent", "--die-with-parent"],
-            masks,
+            Path(node_keeper.__file__).read_text(), ["-m", "torch_testing_ext.runner.agent", "--die-with-parent"], masks
         )
         try:
             ray.get(self._actor.pid.remote(), timeout=PENDING_TIMEOUT)

@@ -14,11 +14,7 @@ from typing import Any
 from torch_testing_ext._process.loop import EventLoop, wait_readable
 from torch_testing_ext._process.signals import SignalReader
 
-REASONS = {
-    signal.SIGINT: "Ctrl-C",
-    signal.SIGTERM: "SIGTERM",
-    signal.SIGHUP: "SIGHUP (the terminal was closed)",
-}
+REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP (the terminal was closed)"}
 KEY = b"t"
 
 

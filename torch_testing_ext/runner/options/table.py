@@ -190,11 +190,7 @@ OPTION_GROUPS = {
         ),
         "since": OptionSpec(str, "with --affected: or since the branch left REV", "REV", configurable=False),
         "why": OptionSpec(
-            str,
-            "say why --affected selects a test, or does not; run nothing",
-            "TEST",
-            many=True,
-            configurable=False,
+            str, "say why --affected selects a test, or does not; run nothing", "TEST", many=True, configurable=False
         ),
         "watch": OptionSpec(
             boolean,

@@ -40,12 +40,7 @@ class Plan:
         return tuple(sorted((*first, *self.skipped), key=lambda test: (test.id.file, test.line, test.id)))
 
 
-def plan(
-    tests: Iterable[Test],
-    inventory: Inventory,
-    expected: ExpectedSeconds,
-    repetitions: int = 1,
-) -> Plan:
+def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
     """Groups the tests into units, and skips tests that need more devices than there are."""
     tests = tuple(_with_devices_of(inventory, test) for test in tests)
     groups = list(group_by_fixtures(test for test in tests if test.skip is None))
