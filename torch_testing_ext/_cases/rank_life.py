@@ -58,9 +58,9 @@ def prepare(context: RankContext) -> None:
     if context.seed is not None:
         seeds.SEED = context.seed  # a new interpreter has not seen --seed
     seeds.set_rng_seed()
-    threads = max(1, system.cores() // context.world_size)
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    is_set = "OMP_NUM_THREADS" in os.environ
+    # Also to what it is: a pool of threads that was forked starts anew, which aborts in autograd's (2.11 to 2.15).
+    torch.set_num_threads(torch.get_num_threads() if is_set else max(1, system.cores() // context.world_size))
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
     _torch.first_use.stop_noting()

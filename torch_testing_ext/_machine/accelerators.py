@@ -157,7 +157,7 @@ def _cuda_driver_is_initialised() -> bool:
 def check_to_fork() -> str | None:
     """Make this process safe to fork if possible. Returns the reason if processes forked from it would lack anything:
     the use of accelerators, or a thread."""
-    return unsafe_to_fork() or fork_safety.prepare_to_fork() or fork_safety.check_after_fork()
+    return unsafe_to_fork() or fork_safety.check_by_fork()
 
 
 # -- the questions: after asking one, a process can no longer fork ranks that use devices

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType, FrameType
 
@@ -26,6 +27,7 @@ _READER_OF_A_WORKER = os.path.join("execnet", "gateway_base.py")
 # The thread of NVIDIA's driver that waits for events, from the first use of NVML on (580): a child starts its own.
 _OF_THE_DRIVER = re.compile("cuda[0-9a-f]{11}")
 _ENDING = 1.0  # for a thread that has been joined to leave the process; there is no event for that
+_torch_has_threads = False
 _safe_pid = os.getpid()  # the process that is known not to lack any thread
 
 
@@ -80,6 +82,16 @@ def mark_fork_safe() -> None:
     """Mark this process, a forked child, as safe to fork: its parent was checked, so it lacks no thread."""
     global _safe_pid
     _safe_pid = os.getpid()
+    # Torch's pool of threads starts anew at its next use, which aborts if that is in several threads (2.11 to 2.15).
+    if _torch_has_threads or getattr(sys.modules.get("torch"), "get_num_threads", int)() == 1:
+        _have_torch_start_its_threads()
+
+
+def check_by_fork() -> str | None:
+    """Make this process safe to fork if possible, and check that by a fork, in which libraries end their threads."""
+    if (unsafe := prepare_to_fork()) is None and system.threads() > 1:
+        _threads_of_a_child(lambda: None)
+    return unsafe or check_after_fork()
 
 
 def check_after_fork() -> str | None:
@@ -92,7 +104,7 @@ def check_after_fork() -> str | None:
     if _threads_that_count() <= 1:
         return None
     _have_torch_start_its_threads()
-    of_child, until = _threads_of_a_child(), time.monotonic() + _ENDING
+    of_child, until = _threads_of_a_child(_have_torch_start_its_threads), time.monotonic() + _ENDING
     while (missing := _threads_that_count() - of_child) > 0 and time.monotonic() < until:
         time.sleep(0.001)
     if missing <= 0:
@@ -102,19 +114,22 @@ def check_after_fork() -> str | None:
 
 
 def _threads_that_count() -> int:
-    of_driver = sum(map(bool, map(_OF_THE_DRIVER.fullmatch, system.names_of_threads())))
-    return system.threads() - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker() - of_driver
+    counted = system.threads()
+    counted -= sum(map(bool, map(_OF_THE_DRIVER.fullmatch, system.names_of_threads())))
+    return counted - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker()
 
 
-def _threads_of_a_child() -> int:
+def _threads_of_a_child(first: Callable[[], None]) -> int:
     pid = fork()
     if pid == 0:
-        _have_torch_start_its_threads()
+        first()
         os._exit(min(system.threads(), 255))
     return reaping.wait_for_exit(pid) or 0  # none where SIGCHLD is ignored: there are no exit statuses then
 
 
 def _have_torch_start_its_threads() -> None:
+    global _torch_has_threads
+    _torch_has_threads = True
     with suppress(Exception):
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(torch.get_num_threads())

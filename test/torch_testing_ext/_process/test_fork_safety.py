@@ -12,6 +12,8 @@ import threading
 import unittest
 from pathlib import Path
 
+import torch
+
 from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext.common_utils import run_tests
 
@@ -107,6 +109,16 @@ class ThreadsTest(unittest.TestCase):
     def test_the_thread_of_nvml_is_not_missed(self) -> None:
         """Covered on a GPU by the check `fork-survives`."""
         self.assertIsNone(self.check_with_thread(b"cuda00001c00008"))
+
+    def test_a_child_that_is_marked_has_torchs_threads(self) -> None:
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(system.cores())
+        self.assertIn("1 native threads", str(self.check_with_thread(b"other")))
+        pid = os.fork()
+        if pid == 0:
+            fork_safety.mark_fork_safe()
+            os._exit(system.threads())
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), system.cores())
 
     @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
     def test_worker_of_xdist(self) -> None:

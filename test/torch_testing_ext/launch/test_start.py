@@ -17,6 +17,7 @@ from kit.ranks import FourRanks, local_class
 from kit.settings import environ
 
 from torch_testing_ext import launch
+from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client
 from torch_testing_ext.launch.fork_server_messages import StartMethod
@@ -118,6 +119,23 @@ class StartTest(TestCase):
         self.addCleanup(torch.set_num_threads, before)
         self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
         self.assertIs(client.launcher().server.method, StartMethod.FORK)
+
+    def test_ranks_have_torchs_threads_from_the_start(self):
+        """Or several threads of theirs might start them at once, and abort. One rank has as many as this process."""
+        self.addCleanup(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(system.cores())
+        seen = outcome_of(Alone("has_threads"))
+        self.assertEqual(seen.outcome, "passed", seen.message)
+        self.assertIs(client.launcher().server.method, StartMethod.FORK)
+
+
+class Alone(FourRanks):
+    world_size = 1
+
+    def has_threads(self):
+        before = system.threads()
+        torch.set_num_threads(torch.get_num_threads())
+        self.assertEqual(system.threads(), before)
 
 
 class Multiplies(FourRanks):
