@@ -183,6 +183,8 @@ class TestDifferences(unittest.TestCase):
                 self.assertRegex(wrong, "differs by up to 0.5")
                 self.assertIsNotNone(self.compare({**grads[1], name: [1.0, 2.0, 3.5]}, expected))
                 self.assertIsNotNone(self.compare({**grads[0], name: [1.5, 2.0, 3.0]}, expected))
+        expected = {**grads[0], "buffer w": [1.0, 2.0, 3.0]}
+        self.assertIsNotNone(self.compare({**grads[1], "buffer w": [1.5, 2.0, 3.0]}, expected))
 
     def test_kernels_that_switch_a_relu(self):
         """A part of one element of a gradient is missing, which shifts all those before it a little."""
