@@ -97,19 +97,21 @@ def first_difference(mine: dict[str, Any], theirs: dict[str, Any], same_kernels:
     grads = {k.removeprefix("gradient of "): v for k, v in theirs.items() if k.startswith("gradient of")}
     grads = {k: v for k, v in grads.items() if isinstance(v, torch.Tensor) and v.numel() and v.is_floating_point()}
     largest = max((float(grad.abs().max()) for grad in grads.values()), default=0.0)
+    unclear: dict[str, torch.Tensor] = {}  # by parameter: the elements whose gradient rounding decides
     for name in sorted({*mine, *theirs}, key=lambda name: (not name.startswith(("result", "gradient")), name)):
         if name not in mine or name not in theirs:
             return f"only the {'eager' if name in theirs else 'compiled'} step has {name}"
         key, is_grad = name.rpartition(" ")[2], name.startswith("gradient")
-        ignored = None
-        if key in grads and name.startswith(("parameter", "state")):
-            # Rounding has changed this much of the gradient, and so of what follows from it.
-            size, off = grads[key].to_dense().abs(), (mine[f"gradient of {key}"] - grads[key]).to_dense().abs()
-            ignored = (size <= _NOISE.get(size.dtype, 0.0) * largest) | (off > _TOLERANCES.get(size.dtype, 0.0) * size)
-        switched = _SWITCHED.get(theirs[name].dtype) if key in grads and is_grad and not same_kernels else None
+        grad = grads.get(key) if is_grad else None
+        ignored = unclear.get(key) if name.startswith(("parameter", "state")) else None
+        switched = None if grad is None or same_kernels else _SWITCHED.get(grad.dtype)
         found = _difference(mine[name], theirs[name], 0.01 * largest if is_grad else 0.0, ignored, switched)
         if found is not None:
             return f"{name} {found}"
+        if grad is not None:
+            size, off = grad.to_dense().abs(), (mine[name] - grad).to_dense().abs()
+            noise, tolerance = _NOISE.get(grad.dtype, 0.0), _TOLERANCES.get(grad.dtype, 0.0)
+            unclear[key] = (size <= noise * largest) | (off > tolerance * size)
     return None
 
 
