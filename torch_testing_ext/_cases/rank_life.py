@@ -59,8 +59,9 @@ def prepare(context: RankContext) -> None:
         seeds.SEED = context.seed  # a new interpreter has not seen --seed
     seeds.set_rng_seed()
     is_set = "OMP_NUM_THREADS" in os.environ
-    # Also to what it is: a pool of threads that was forked starts anew, which aborts in autograd's (2.11 to 2.15).
-    torch.set_num_threads(torch.get_num_threads() if is_set else max(1, system.cores() // context.world_size))
+    threads = torch.get_num_threads() if is_set else max(1, system.cores() // context.world_size)
+    # Even to the same number: torch replaces a pool that was forked at its next use; in threads of autograd, it aborts.
+    torch.set_num_threads(threads)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
     _torch.first_use.stop_noting()

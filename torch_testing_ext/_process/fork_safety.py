@@ -82,7 +82,7 @@ def mark_fork_safe() -> None:
     """Mark this process, a forked child, as safe to fork: its parent was checked, so it lacks no thread."""
     global _safe_pid
     _safe_pid = os.getpid()
-    # Torch's pool of threads starts anew at its next use, which aborts if that is in several threads (2.11 to 2.15).
+    # torch replaces its pool of threads at the next use, and aborts if that is in several threads (2.11 to 2.15).
     if _torch_has_threads or getattr(sys.modules.get("torch"), "get_num_threads", int)() == 1:
         _have_torch_start_its_threads()
 
