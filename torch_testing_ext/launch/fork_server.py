@@ -166,26 +166,23 @@ class ForkServer:
         self._client.send(wire.Started(run, tuple(one.pid for one in self._ranks_of(run))))
 
     def _start(self, run: int, job: Job, rank: int, account: AccountFile) -> None:
-        with ExitStack() as owner:
+        with ExitStack() as of_rank, ExitStack() as of_server:  # what one of them needs, the other closes
             ours, theirs = socket.socketpair()
-            owner.enter_context(theirs)
+            of_rank.enter_context(theirs)
+            of_server.enter_context(ours)
             ours.setblocking(False)
-            failed = owner.enter_context(ExitStack())  # closed only if no rank is started
-            failed.callback(ours.close)
-            stream, output = open_streams(job, rank, owner)
-            if output is not None:
-                failed.callback(output.close)
+            stream, output = open_streams(job, rank, of_rank, of_server)
             if self._about.method is wire.StartMethod.SPAWN:
                 pid = spawn(job, rank, account, theirs, stream)
             else:
 
                 def run_rank() -> NoReturn:
-                    ours.close()
+                    of_server.close()
                     self._close_inherited(account)
                     rank_process.run_and_exit(job, rank, account, theirs, stream, self._inherited)
 
                 pid = child.fork_child(run_rank)
-            failed.pop_all()
+            of_server.pop_all()
             self._ranks[pid] = _Rank(run, rank, pid, ours, output)
             if output is not None:
                 self._loop.listen(output.pipe, output.copy)

@@ -53,28 +53,25 @@ def _write_what_fits(fd: int, data: bytes) -> None:
             data = data[os.write(fd, data) :]
 
 
-def open_streams(job: Job, rank: int, owner: ExitStack) -> tuple[int | None, StreamedOutput | None]:
+def open_streams(
+    job: Job, rank: int, of_rank: ExitStack, of_server: ExitStack
+) -> tuple[int | None, StreamedOutput | None]:
     """Open the target of a rank's stdout and stderr: its log, or a pipe to this process if they are also shown.
 
-    The rank being debugged keeps those of this process (None), so that it has the terminal. `owner` closes the
-    descriptors that only the rank needs.
+    The rank being debugged keeps those of this process (None), so that it has the terminal. The stacks close the
+    descriptors that only the rank needs, and those that only this process needs.
     """
     if job.debug_rank == rank:
         return None, None
     log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    owner.callback(_close, log)
+    (of_server if job.stream else of_rank).callback(os.close, log)
     if not job.stream:
         return log, None
     reading, writing = os.pipe()
-    for fd in (reading, writing):
-        owner.callback(_close, fd)
+    of_server.callback(os.close, reading)
+    of_rank.callback(os.close, writing)
     os.set_blocking(reading, False)
-    return writing, StreamedOutput(os.dup(reading), os.dup(log), rank)
-
-
-def _close(fd: int) -> None:
-    with suppress(OSError):
-        os.close(fd)
+    return writing, StreamedOutput(reading, log, rank)
 
 
 def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> int:
