@@ -235,6 +235,7 @@ class InRanksTest(DTensorTestBase):
         replicated = (Replicate(),)
         self.assertEqual(seen, [(replicated, 7, replicated), ((Shard(0),), 7, replicated)])
         self.assertTrue(converter.successful())
+        self.assertEqual([converter.args[1], converter.kwargs["flag"].dtype], [7, torch.bool])
 
         only = DTensorConverter(mesh, (torch.ones(ranks),), {}, replicate_only=True)
         self.assertEqual([args[0].placements for args, _ in only], [replicated])

@@ -107,7 +107,9 @@ class DistributedModelTest(DTensorTestBase):
     def world_size(self) -> int:
         return 4
 
-    def check(self, args: ModelArgs, tp: DeviceMesh | None, ep: DeviceMesh | None = None, seq: bool = False) -> None:
+    def check(
+        self, args: ModelArgs, tp: DeviceMesh | None, ep: DeviceMesh | None = None, seq: bool = False
+    ) -> Transformer:
         torch.manual_seed(0)
         model = Transformer(args).to(self.device_type, torch.float64)
         spread = deepcopy(model)
@@ -123,6 +125,7 @@ class DistributedModelTest(DTensorTestBase):
         got = dict(spread.named_parameters())
         for name, parameter in model.named_parameters():
             self.assertEqual(self.whole_gradient(got[name], ep), parameter.grad, msg=f"gradient of {name}")
+        return spread
 
     def whole_gradient(self, parameter: torch.Tensor, ep: DeviceMesh | None) -> torch.Tensor:
         grad = parameter.grad
@@ -145,7 +148,10 @@ class DistributedModelTest(DTensorTestBase):
     @with_comms
     def test_expert_parallel(self) -> None:
         mesh = init_device_mesh(self.device_type, (4,), mesh_dim_names=("experts",))
-        self.check(ModelArgs(dropout_p=0.0, num_experts=8), None, mesh)
+        spread = self.check(ModelArgs(dropout_p=0.0, num_experts=8), None, mesh)
+        experts = {n: p.to_local().shape[0] for n, p in spread.named_parameters() if isinstance(p, DTensor)}
+        self.assertEqual(experts, {n: 2 for n, _ in spread.named_parameters() if ".experts." in n})
+        self.assertNotEqual(experts, {})
 
     @with_comms
     @parametrize("seq", [True, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed._tensor import common_dtensor as pytorch
 
 from torch_testing_ext.common_utils import run_tests
@@ -92,6 +92,21 @@ class ShardOrderTest(DTensorTestBase):
         self.assertIsNone(validate_sharding_rule_sample_backward(torch.neg, (whole,), {}, [Shard(0)], mesh))
         with self.assertRaisesRegex(ValueError, "2 placements for 1 tensors"):
             validate_sharding_rule_sample_backward(torch.neg, (whole,), {}, [Shard(0)] * 2, mesh)
+
+    @with_comms
+    def test_errors_for_dtensors(self) -> None:
+        mesh = self.build_device_mesh()
+        whole = torch.ones(4, device=self.device_type)
+        plain = whole.clone()  # DTensors are not added to plain tensors
+
+        def is_wrong(x: torch.Tensor) -> torch.Tensor:
+            if isinstance(x, DTensor):
+                raise KeyError("not what torch says of an operator that it does not support")
+            return x + 1
+
+        self.assertIsNone(validate_sharding_rule_sample_backward(plain.add, (whole,), {}, [Shard(0)], mesh))
+        with self.assertRaises(KeyError):
+            validate_sharding_rule_sample_backward(is_wrong, (whole,), {}, [Shard(0)], mesh)
 
     @with_comms
     def test_strategy_is_replaced_temporarily(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import unittest
 import warnings
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from torch_testing_ext.common_fsdp import (
     DummyDDP,
     FSDPInitMode,
     FSDPTest,
+    FSDPTestMixin,
     MixtureOfExperts,
     MLPStack,
     NestedWrappedModule,
@@ -42,7 +44,14 @@ from torch_testing_ext.common_fsdp import (
     patch_reduce_scatter,
     reduce_scatter_with_assert,
 )
-from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
+from torch_testing_ext.common_utils import (
+    TestCase,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    set_rng_seed,
+    subtest,
+)
 
 BEFORE = DEVICEInitMode.DEVICE_BEFORE
 
@@ -132,16 +141,38 @@ class RankTest(FSDPTest):
         self.assertEqual(get_devtype().type, self.device_type)
 
     @skip_if_lt_x_gpu(1, allow_cpu=True)
+    def test_a_type_of_device_that_a_test_has_set(self):
+        common_fsdp.DEVICE_TYPE = "meta"
+        self.assertEqual(self.device_type, "meta")
+
+    @skip_if_lt_x_gpu(1, allow_cpu=True)
     def test_seeds_are_the_same(self):
+        first = torch.rand(2)
         drawn = [None] * dist.get_world_size()
-        dist.all_gather_object(drawn, torch.rand(2).tolist())
+        dist.all_gather_object(drawn, first.tolist())
         self.assertEqual(len({tuple(values) for values in drawn}), 1)
+        set_rng_seed()
+        self.assertEqual(first, torch.rand(2))
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
     def test_subtests(self):
         seen = []
         self.run_subtests({"a": [1, 2], "b": [3, 4]}, lambda a, b: seen.append((a, b)))
         self.assertEqual(seen, [(1, 3), (1, 4), (2, 3), (2, 4)])
+
+
+class OptionsTest(TestCase):
+    @parametrize(
+        "option, value, other", [("cpu_offload", 1, 2), ("backward_prefetch", 1, 2), ("forward_prefetch", 1, 0)]
+    )
+    def test_of_a_wrapped_model(self, option, value, other):
+        check = functools.partial(getattr(FSDPTestMixin, f"_check_{option}"), self)
+        check(types.SimpleNamespace(**{option: value}), value)
+        with self.assertRaises(AssertionError):
+            check(types.SimpleNamespace(**{option: value}), other)
+
+
+instantiate_parametrized_tests(OptionsTest)
 
 
 class FakeGroupTest(FSDPTest):
@@ -286,6 +317,10 @@ class FullyShardTest(FSDPTest):
         for model in (replicated, sharded):
             model(batch).sum().backward()
         check_sharded_parity(self, replicated, sharded)
+        replicated.last = nn.Linear(2, 2)
+        with self.assertRaises(ValueError):
+            check_sharded_parity(self, replicated, sharded)
+        del replicated.last
         replicated.out_proj.bias.grad[0] += 1  # the first row is rank 0's
         if self.rank == 0:
             with self.assertRaisesRegex(AssertionError, r"gradient of out_proj\.bias"):

@@ -48,13 +48,28 @@ def find(module: str, dotted: str) -> Any:
     return getattr(found, "__func__", getattr(found, "fget", found))
 
 
-def keywords(node: Function) -> dict[str, bool]:
-    """The parameters of a definition, and whether each has a default."""
+NO_DEFAULT, OTHER_DEFAULT = object(), object()
+
+
+def keywords(node: Function) -> dict[str, Any]:
+    """The parameters of a definition, with their defaults. Of those that are no literal, only that they are there."""
     given = node.args
     plain = given.posonlyargs + given.args
-    required = len(plain) - len(given.defaults)
-    by_position = {arg.arg: index >= required for index, arg in enumerate(plain)}
-    return {**by_position, **{a.arg: d is not None for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True)}}
+    defaults = [None] * (len(plain) - len(given.defaults)) + given.defaults + given.kw_defaults
+    return {arg.arg: literal(default) for arg, default in zip(plain + given.kwonlyargs, defaults, strict=True)}
+
+
+def literal(node: ast.expr | None) -> Any:
+    if node is None:
+        return NO_DEFAULT
+    return node.value if isinstance(node, ast.Constant) else OTHER_DEFAULT
+
+
+def default_of(parameter: inspect.Parameter) -> Any:
+    default = parameter.default
+    if default is parameter.empty:
+        return NO_DEFAULT
+    return default if isinstance(default, bool | int | float | str | None) else OTHER_DEFAULT
 
 
 @instantiate_parametrized_tests
@@ -74,7 +89,7 @@ class NamesTest(TestCase):
             except AttributeError:
                 continue  # inherited here, or a method that PyTorch has put inside another
             takes = inspect.signature(ours).parameters.values()
-            named = {p.name: p.default is not p.empty for p in takes if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+            named = {p.name: default_of(p) for p in takes if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
             self.assertEqual(named, keywords(node), msg=name)
             compared += 1
         self.assertGreater(compared, 10)
