@@ -95,8 +95,13 @@ def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:
     """Is the architecture of ROCm's first device one of these? PyTorch lets an environment variable replace it."""
     if not flag("TEST_CUDA"):
         return False
-    own = os.environ.get("PYTORCH_DEBUG_FLASH_ATTENTION_GCN_ARCH_OVERRIDE", accelerators.cuda_properties()["arch"])
-    return any(arch in own for arch in arch_list)
+    override = os.environ.get("PYTORCH_DEBUG_FLASH_ATTENTION_GCN_ARCH_OVERRIDE")
+    return _is_one_of(arch_list) if override is None else any(arch in override for arch in arch_list)
+
+
+def _is_one_of(archs: Iterable[str]) -> bool:
+    own = accelerators.cuda_properties()["arch"]
+    return any(arch in own for arch in archs)
 
 
 def _at_least(major: int, minor: int) -> LazyVal:
@@ -211,7 +216,7 @@ def evaluate_platform_supports_fp8() -> bool:
     """True also without an accelerator: the CPU supports it."""
     if _on_cuda():
         return bool(SM89OrLater)
-    return not _on_rocm() or evaluate_gfx_arch_within(_rocm_archs_with_fp8())
+    return not _on_rocm() or _is_one_of(_rocm_archs_with_fp8())
 
 
 def _rocm_archs_with_fp8() -> tuple[str, ...]:
@@ -225,14 +230,14 @@ def _has_mslk() -> bool:
 
 def evaluate_platform_supports_fp8_grouped_gemm() -> bool:
     if _on_rocm():
-        return _has_mslk() and evaluate_gfx_arch_within(("gfx942", "gfx950"))
+        return _has_mslk() and _is_one_of(("gfx942", "gfx950"))
     return _on_cuda() and bool(SM90OrLater) and not SM100OrLater
 
 
 def evaluate_platform_supports_mx_gemm() -> bool:
     if _on_rocm():
         archs = ("gfx950", *(_CDNA5 if rocm_version() >= (7, 14) else ()))
-        return rocm_version() >= (7, 0) and evaluate_gfx_arch_within(archs)
+        return rocm_version() >= (7, 0) and _is_one_of(archs)
     return bool(SM100OrLater) if flag("TEST_CUDA") else bool(flag("TEST_XPU"))
 
 

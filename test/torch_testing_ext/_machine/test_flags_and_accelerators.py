@@ -14,8 +14,9 @@ from unittest import mock
 import torch
 from kit.processes import output_of_python
 
-from torch_testing_ext import _torch, common_utils
-from torch_testing_ext._machine import accelerators, flags
+from torch_testing_ext import _torch, common_distributed, common_utils
+from torch_testing_ext._cases import ranked
+from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -150,6 +151,18 @@ class TestFlags(TestCase):
         self.assertEqual(differ, {})
 
 
+class TestSharedNames(TestCase):
+    """A name of a mirror that is a name of another module."""
+
+    def test_setting_it_and_deleting_it(self):
+        before = ranked.DEFAULT_WORLD_SIZE
+        self.addCleanup(setattr, ranked, "DEFAULT_WORLD_SIZE", before)
+        common_distributed.DEFAULT_WORLD_SIZE = 7
+        self.assertEqual([ranked.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [7, 7])
+        del common_distributed.DEFAULT_WORLD_SIZE
+        self.assertEqual([ranked.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [before, before])
+
+
 class TestDevices(TestCase):
     def setUp(self):
         super().setUp()
@@ -267,6 +280,19 @@ class TestDevices(TestCase):
             self.assertRaisesRegex(RuntimeError, "exited with code 1"),
         ):
             accelerators._ask_new_interpreter("ask_devices")
+
+    def test_only_an_xpu_has_the_number_of_one(self):
+        for kind, expected in (("xpu", 0xE20B), ("cuda", 0), (None, 0)):
+            self.forget()
+            self.pretend(ask_devices=(kind, 1), ask_xpu_id=0xE20B)
+            self.assertEqual(accelerators.xpu_device_id(), expected)
+
+    def test_numba_is_asked_for_cuda_only_where_it_is_tested(self):
+        numba = mock.Mock(**{"cuda.is_available.return_value": True})
+        with mock.patch.dict(sys.modules, {"numba": numba, "numba.cuda": numba.cuda}):
+            for tested in (True, False):
+                with mock.patch.object(cuda, "flag", {"TEST_NUMBA": tested}.get):
+                    self.assertEqual(cuda.numba_supports_cuda(), tested)
 
     def test_peer_access_is_asked_only_of_several_cuda_devices(self):
         for kind, capability, peers, expected in (

@@ -78,9 +78,10 @@ class SharingTest(unittest.TestCase):
             ("20GB", 20 * 10**9),
             ("512 MiB", 512 * 2**20),
             ("1.5 gib", 3 * 2**29),
+            ("0.5 GB", 5 * 10**8),
         ):
             self.assertEqual(sharing.read_bytes(text), expected)
-        for text in ("20", "", "GB", "-1 GB", "0 GB", "nan GB", "inf GB", "20 B", "20 GB more"):
+        for text in ("20", "", "GB", "-1 GB", "0 GB", "nan GB", "inf GB", "20 B", "20 GB more", f"{2**20} TB"):
             with self.assertRaisesRegex(ValueError, "is not an amount of memory: write a number and a unit"):
                 sharing.read_bytes(text)
 
