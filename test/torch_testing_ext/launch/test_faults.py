@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from kit.leftovers import nothing_left
 from kit.outcomes import outcome_of
-from kit.ranks import FourRanks
+from kit.ranks import FourRanks, wait_for
 
 from torch_testing_ext._marks.settings_of_tests import sanitize
 from torch_testing_ext._process import kept_accounts
@@ -62,14 +62,21 @@ class Faults(FourRanks):
 
     def raises_before_a_lost_peer(self):
         self.join_group()
+        told = dist.FileStore(f"{self.file_name}.told", self.world_size)
+        if self.rank == 0:
+            told.set("pid of rank 0", str(os.getpid()))
+            told.wait(["rank 1 is there"])
+            os._exit(3)
         try:
             if self.rank == 1:
                 self.fail("the reason")
         finally:
-            if self.rank == 0:
-                time.sleep(0.2)
-                os._exit(3)
-            dist.barrier()
+            told.set(f"rank {self.rank} is there", "")
+            try:
+                dist.barrier()
+            finally:
+                lost = Path("/proc", told.get("pid of rank 0").decode())
+                wait_for(lambda: not lost.exists())  # until its end was noticed
 
     def two_raise(self):
         if self.rank == 3:
