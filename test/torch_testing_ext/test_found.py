@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import torch
+from kit.ranks import OneRank
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, timeout
 
 FOUND = Path(__file__).parents[2] / "docs" / "found"
@@ -83,14 +83,8 @@ def imports_of(source):
     return {name.partition(".")[0] for name in names}
 
 
-class TestFound(MultiProcessTestCase):
+class TestFound(OneRank):
     """Each file runs in a rank that has imported torch already, and forks the other ranks that it needs."""
-
-    world_size = 1
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
 
     def test_every_file_is_listed(self):
         self.assertEqual({file.stem for file in FOUND.glob("*.py")} - NOT_JUDGED, set(FIXED_IN))

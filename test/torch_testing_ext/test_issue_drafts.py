@@ -20,9 +20,9 @@ import torch._functorch.aot_autograd
 import torch.distributed as dist
 import torch.distributed.pipelining
 import torch.distributed.tensor
+from kit.ranks import OneRank
 from test_found import FIXED, RAISED_BEFORE, imports_of, repaired
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, timeout
 
 PATCHES = Path(__file__).parents[2] / "patches"
@@ -62,14 +62,8 @@ class Draft:
         return error.startswith("AssertionError") or any(text in error for text in self.quoted)
 
 
-class TestIssueDrafts(MultiProcessTestCase):
+class TestIssueDrafts(OneRank):
     """Each program runs in a rank that has imported torch already, and forks the ranks that it needs."""
-
-    world_size = 1
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
 
     def test_every_patch_has_a_draft_of_its_own(self):
         slugs = {file.name.partition(".")[0] for file in PATCHES.glob("*.patch")}

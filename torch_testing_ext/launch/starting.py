@@ -64,9 +64,10 @@ def open_streams(
     if job.debug_rank == rank:
         return None, None
     log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    (of_server if job.stream else of_rank).callback(os.close, log)
     if not job.stream:
+        of_rank.callback(os.close, log)
         return log, None
+    of_server.callback(os.close, log)
     reading, writing = os.pipe()
     of_server.callback(os.close, reading)
     of_rank.callback(os.close, writing)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from kit.processes import output_of_python
+from kit.ranks import OneRank
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from torch_testing_ext._asserts import equality
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 CASES = Path(__file__).with_name("equality_cases.py")
@@ -225,14 +225,8 @@ class TestStrictness(TestCase):
             self.assertNotEqual(torch.ones(3), 1)
 
 
-class TestDTensors(MultiProcessTestCase):
+class TestDTensors(OneRank):
     """In a rank: meshes keep their groups alive, and with them gloo's threads, which prevent later forks."""
-
-    world_size = 1
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
 
     @functools.cached_property
     def mesh(self):

@@ -6,12 +6,12 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from kit.ranks import OneRank
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed._tensor import common_dtensor as pytorch
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor import common_dtensor as ours
 from torch_testing_ext.distributed._tensor.common_dtensor import (
@@ -39,18 +39,11 @@ if HAS_EXPERTS:
     MODELS["transformer_of_experts"] = (lambda m: m.Transformer(m.ModelArgs(num_experts=4)), TOKENS)
 
 
-class OneRank(MultiProcessTestCase):
-    """In a rank: if torch is built for CUDA, a backward leaves threads, which prevent later forks."""
-
-    world_size = 1
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_processes()
-
-
 class SameAsPyTorchsTest(OneRank):
-    """A test with a fixed seed finds the same numbers with both models."""
+    """A test with a fixed seed finds the same numbers with both models.
+
+    In a rank: if torch is built for CUDA, a backward leaves threads, which prevent later forks.
+    """
 
     @parametrize("name", list(MODELS))
     def test_same_parameters_output_and_gradients(self, name: str) -> None:

@@ -162,14 +162,12 @@ class RankTest(FSDPTest):
 
 
 class OptionsTest(TestCase):
-    @parametrize(
-        "option, value, other", [("cpu_offload", 1, 2), ("backward_prefetch", 1, 2), ("forward_prefetch", 1, 0)]
-    )
-    def test_of_a_wrapped_model(self, option, value, other):
-        check = functools.partial(getattr(FSDPTestMixin, f"_check_{option}"), self)
-        check(types.SimpleNamespace(**{option: value}), value)
+    @parametrize("option", ["cpu_offload", "backward_prefetch", "forward_prefetch"])
+    def test_of_a_wrapped_model(self, option):
+        check, model = getattr(FSDPTestMixin, f"_check_{option}"), types.SimpleNamespace(**{option: True})
+        check(self, model, True)
         with self.assertRaises(AssertionError):
-            check(types.SimpleNamespace(**{option: value}), other)
+            check(self, model, False)
 
 
 instantiate_parametrized_tests(OptionsTest)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import types
+from collections import ChainMap
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from kit.ranks import OneRank
 from torch import nn
 from torch.distributed.fsdp.wrap import enable_wrap
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 
 CPU = torch.device("cpu")
@@ -95,28 +96,20 @@ MODELS: dict[str, tuple[Callable[[Any], nn.Module], tuple[int, ...] | None]] = {
 
 
 def modules_of(package: str) -> Any:
-    names = ("common_distributed", "common_dist_composable", "common_fsdp")
-    return types.SimpleNamespace(
-        **{k: v for n in names for k, v in vars(importlib.import_module(f"{package}.{n}")).items()}
-    )
+    """All names of these modules of a package together."""
+    names = ("common_fsdp", "common_dist_composable", "common_distributed")
+    return types.SimpleNamespace(**ChainMap(*(vars(importlib.import_module(f"{package}.{name}")) for name in names)))
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in vars(module).items() if k[0] != "_" and isinstance(v, bool | int | float | str | None)}
 
 
-class FSDPModelsTest(MultiProcessTestCase):
+class FSDPModelsTest(OneRank):
     """In a rank: importing PyTorch's modules changes a process."""
 
-    world_size = 1
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_processes()
-
     def test_they_are_the_same(self) -> None:
-        store = torch.distributed.FileStore(self.file_name, 1)
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.join_group()
         ours, theirs = modules_of("torch_testing_ext"), modules_of("torch.testing._internal")
         for name, (make, shape) in MODELS.items():
             with self.subTest(name), wraps():

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kit.ranks import OneRank
 from torch import nn
 
 from torch_testing_ext import common_dist_composable, common_fsdp
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 THEIRS = Path(torch.__file__).parent / "testing" / "_internal"
@@ -114,18 +114,10 @@ class NamesTest(TestCase):
         self.assertEqual(said.stdout.strip(), "[]", msg=said.stderr)
 
 
-class OneRank(MultiProcessTestCase):
-    """In a rank: if torch is built for CUDA, a backward leaves threads, which prevent later forks."""
-
-    world_size = 1
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_processes()
-
-
 @instantiate_parametrized_tests
 class ComposableModelsTest(OneRank):
+    """In a rank: if torch is built for CUDA, a backward leaves threads, which prevent later forks."""
+
     @parametrize("name", ["UnitModule", "CompositeModel", "UnitParamModule", "CompositeParamModel"])
     def test_every_parameter_takes_part(self, name: str) -> None:
         model = getattr(common_dist_composable, name)(torch.device("cpu"))

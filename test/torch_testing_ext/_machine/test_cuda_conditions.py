@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import types
-from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
 import torch
+from kit.ranks import OneRank
 
-from torch_testing_ext._machine import accelerators
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
 OVERRIDE = "PYTORCH_DEBUG_FLASH_ATTENTION_GCN_ARCH_OVERRIDE"
@@ -25,20 +24,14 @@ ARCHS = ["gfx906", "gfx90a:sramecc+:xnack-", "gfx942", "gfx950", "gfx1100", "gfx
 
 
 @instantiate_parametrized_tests
-class CudaConditionsTest(MultiProcessTestCase):
+class CudaConditionsTest(OneRank):
     """In a rank: importing PyTorch's modules changes a process."""
-
-    world_size = 1
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_processes()
 
     @parametrize("version", ["12.8", "13.0"])
     def test_cuda(self, version: str) -> None:
         for capability in CAPABILITIES:
             with self.subTest(capability=capability):
-                self.compare(cuda=version, capability=capability)
+                self.compare(capability, cuda_version=version)
 
     @parametrize("version", ["6.3.1", "6.5.0", "7.2.0", "7.14.0"])
     def test_rocm(self, version: str) -> None:
@@ -47,49 +40,42 @@ class CudaConditionsTest(MultiProcessTestCase):
                 continue
             for environ in ({}, {OVERRIDE: "gfx942"}, {EXPERIMENTAL: "1"}):
                 with self.subTest(arch=arch, **environ), mock.patch.dict(os.environ, environ):
-                    self.compare(hip=version, capability=(9, 4), arch=arch)
+                    self.compare((9, 4), rocm_version=version, arch=arch)
 
     def compare(
-        self, capability: tuple[int, int], cuda: str | None = None, hip: str | None = None, arch: str = ""
+        self,
+        capability: tuple[int, int],
+        cuda_version: str | None = None,
+        rocm_version: str | None = None,
+        arch: str = "",
     ) -> None:
-        their_flags: Any = importlib.import_module("torch.testing._internal.common_utils")
-        theirs: Any = importlib.import_module("torch.testing._internal.common_cuda")
-        ours: Any = importlib.import_module("torch_testing_ext._machine.cuda")
-        flags = {"TEST_CUDA": True, "TEST_WITH_ROCM": hip is not None}
-        with ExitStack() as pretended:
-            for module, values in (
-                (torch.version, {"cuda": cuda, "hip": hip, "rocm": hip}),
-                (their_flags, flags),
-                (
-                    torch.cuda,
-                    {
-                        "is_available": lambda: True,
-                        "device_count": lambda: 1,
-                        "get_device_capability": lambda *_: capability,
-                        "get_device_properties": lambda *_: types.SimpleNamespace(gcnArchName=arch),
-                    },
-                ),
-                (torch.backends.cudnn, {"version": lambda: 91002, "is_acceptable": lambda _: True}),
-                (torch, {"tensor": lambda *_, **__: None}),
-                (
-                    accelerators,
-                    {
-                        "cuda_properties": lambda: {
-                            "capability": capability,
-                            "arch": arch,
-                            "accepts_cudnn": True,
-                            "cudnn_version": 91002,
-                        }
-                    },
-                ),
-                (importlib.import_module("torch_testing_ext._machine.flags"), {"flag": lambda name: flags.get(name)}),
-            ):
-                pretended.enter_context(mock.patch.multiple(module, create=True, **values))
-            found = [conditions(importlib.reload(module)) for module in (theirs, ours)]
-            names = sorted(found[0].keys() & found[1].keys())
+        version: dict[str, Any] = {"cuda": cuda_version, "hip": rocm_version, "rocm": rocm_version}
+        test_flags = {"TEST_CUDA": True, "TEST_WITH_ROCM": rocm_version is not None}
+        device: dict[str, Any] = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "get_device_capability": lambda *_: capability,
+            "get_device_properties": lambda *_: types.SimpleNamespace(gcnArchName=arch),
+        }
+        cudnn: dict[str, Any] = {"version": lambda: 91002, "is_acceptable": lambda _: True}
+        properties = {"capability": capability, "arch": arch, "accepts_cudnn": True, "cudnn_version": 91002}
+        common_utils: Any = importlib.import_module("torch.testing._internal.common_utils")
+        common_cuda: Any = importlib.import_module("torch.testing._internal.common_cuda")
+        with (
+            mock.patch.multiple(torch.version, create=True, **version),
+            mock.patch.multiple(torch.cuda, **device),
+            mock.patch.multiple(torch.backends.cudnn, **cudnn),
+            mock.patch.object(torch, "tensor", lambda *_, **__: None),
+            mock.patch.multiple(common_utils, **test_flags),
+            mock.patch.object(accelerators, "cuda_properties", lambda: properties),
+            mock.patch.object(flags, "flag", test_flags.get),
+        ):
+            theirs, ours = (conditions(importlib.reload(module)) for module in (common_cuda, cuda))
+            names = sorted(theirs.keys() & ours.keys())
             self.assertGreater(len(names), 35)
-            answers = [{name: bool(asked[name]()) for name in names} for asked in found]
-            self.assertEqual(*answers)
+            self.assertEqual(
+                {name: bool(theirs[name]()) for name in names}, {name: bool(ours[name]()) for name in names}
+            )
 
 
 def conditions(module: Any) -> dict[str, Any]:

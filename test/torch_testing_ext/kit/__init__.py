@@ -3,7 +3,7 @@
 | module | contents |
 | --- | --- |
 | `outcomes` | `outcome_of`: runs one unittest test case, and tells its outcome |
-| `ranks` | `Ranks`, `OnCpu`: bases of test subjects that run in ranks; `ranks_told`: the values that their ranks send |
+| `ranks` | `Ranks`, `OneRank`, `OnCpu`: bases of what runs in ranks; `ranks_told`: the values that their ranks send |
 | `processes` | `run_python`, `start_python`; `is_alive`, `wait_until_gone`, `heed_ctrl_c` |
 | `warm` | `run_warm`, `start_warm`: a program in a fork of an interpreter that has imported torch and pytest |
 | `files` | `write`: a source in a folder |

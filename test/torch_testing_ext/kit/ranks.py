@@ -18,7 +18,7 @@ A_WHILE = 0.5  # seconds; there is no event for something that does not happen
 
 
 class Ranks(MultiProcessTestCase):
-    """A base for test subjects, whose methods have names without `test`: `outcome_of` runs them, no loader does."""
+    """A base for tests in ranks, and for test subjects: those have names without `test`, `outcome_of` runs them."""
 
     world_size = 2
 
@@ -34,6 +34,12 @@ class Ranks(MultiProcessTestCase):
         """In a rank: send a value to the parent, where `ranks_told` returns it. Once per rank."""
         with open(os.path.join(os.environ["TELL"], str(self.rank)), "x") as file:
             json.dump(value, file)
+
+
+class OneRank(Ranks):
+    """A base for tests that must not change the process of the others: its modules, its threads, its groups."""
+
+    world_size = 1
 
 
 class FourRanks(Ranks):

@@ -61,15 +61,17 @@ class TestNewRank(TestCase):
         test.doCleanups()
         return codes
 
+    def terminate(self, test):
+        for process in test.processes:
+            process.terminate()
+        return self.end(test)
+
     def test_sigterm_ends_the_rank_and_not_the_server(self):
         self.end(self.start())
         server = client.launcher().server.pid
         for _ in range(TIMES):
             test = self.start()
-            for process in test.processes:
-                process.terminate()
-            codes = self.end(test)
-            self.assertLessEqual(set(codes), {0, -signal.SIGTERM})
+            self.assertLessEqual(set(self.terminate(test)), {0, -signal.SIGTERM})
             self.assertEqual(client.launcher().server.pid, server, client.launcher().server.unusable)
 
     def test_asking_for_stacks_does_not_end_it(self):
@@ -84,18 +86,14 @@ class TestNewRank(TestCase):
         for _ in range(4 * TIMES):
             test._launched.dump(600.0)
         self.assertEqual([process.exitcode for process in test.processes], [None, None])
-        for process in test.processes:
-            process.terminate()
-        self.assertEqual(self.end(test), [-signal.SIGTERM, -signal.SIGTERM])
+        self.assertEqual(self.terminate(test), [-signal.SIGTERM, -signal.SIGTERM])
 
     def test_a_request_for_stacks_is_answered_however_early(self):
         test = self.start("waits")
         test._launched.dump(600.0)
         for rank in range(2):
             self.assertIn("most recent call first", test._launched.job.stacks(rank).read_text())
-        for process in test.processes:
-            process.terminate()
-        self.assertEqual(self.end(test), [-signal.SIGTERM, -signal.SIGTERM])
+        self.assertEqual(self.terminate(test), [-signal.SIGTERM, -signal.SIGTERM])
 
     def test_it_uses_batch_scheduling(self):
         self.assertEqual(self.end(self.start("uses_batch_scheduling")), [0, 0])
@@ -113,9 +111,7 @@ class TestNewRank(TestCase):
         pipes = [os.readlink(f"/proc/{process.pid}/fd/1") for process in test.processes]
         self.assertEqual([_named(held & of_server) for held in of_ranks], [{pipe} for pipe in pipes])
         self.assertEqual(_named(of_ranks[0] & of_ranks[1]), set())
-        for process in test.processes:
-            process.terminate()
-        self.assertEqual(self.end(test), [-signal.SIGTERM, -signal.SIGTERM])
+        self.assertEqual(self.terminate(test), [-signal.SIGTERM, -signal.SIGTERM])
 
 
 if __name__ == "__main__":

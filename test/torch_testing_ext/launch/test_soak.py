@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.ranks import Ranks
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.launch import client
 
 TESTS = 180
@@ -24,16 +24,9 @@ WARM_UP = 60
 MARGIN = 0.39
 
 
-class Sum(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self) -> None:
-        super().setUp()
-        self._spawn_processes()
-
+class Sum(Ranks):
     def sum_up(self) -> None:
-        store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        self.join_group()
         tensor = torch.full((1,), float(self.rank))
         dist.all_reduce(tensor)
         self.assertEqual(tensor.item(), 1.0)
