@@ -11,11 +11,14 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from hypothesis import strategies as st
+from hypothesis import find, strategies as st
 from kit.outcomes import AccountsResult
 from kit.processes import output_of_python
 from kit.ranks import Ranks
+from torch.distributed.tensor import Replicate, Shard
 
+from torch_testing_ext import _torch
+from torch_testing_ext._hypothesis.strategies.meshes import MeshPlan
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase, DTensorTestBase, with_comms
@@ -29,6 +32,7 @@ from torch_testing_ext.hypothesis_utils import (
     given,
     note,
     per_rank,
+    placements,
     reproduce_failure,
     settings,
     target,
@@ -197,6 +201,24 @@ class TestOtherBases(TestCase):
                 ((_, text),) = result.errors + result.failures
                 self.assertIn("@given runs in ranks of MultiProcessTestCase and its subclasses only", text)
                 self.assertIn(f"those of {base} would each draw", text)
+
+
+class TestInOneProcess(TestCase):
+    def test_examples(self):
+        seen = []
+
+        @PROFILE
+        @given(flag=st.booleans())
+        def check(flag):
+            seen.append(flag)
+
+        check()
+        self.assertEqual(set(seen), {False, True})
+
+    def test_placements_in_any_order(self):
+        drawn = placements(MeshPlan((2, 3)), 1, strided=True, partial=())
+        chosen = find(drawn, lambda chosen: chosen[0] not in (Replicate(), Shard(0)))
+        self.assertEqual(chosen, (_torch.dtensor.strided_shard(0, 3), Shard(0)))
 
 
 class TestReproduction(TestCase):

@@ -3,16 +3,20 @@
 The suite finds each mutant and reports the smallest possible example.
 """
 
+import contextlib
+import io
 import os
 import signal
 import time
 from unittest import mock
 
+import hypothesis
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
+from hypothesis.control import current_build_context
 
-from torch_testing_ext._hypothesis import participants
+from torch_testing_ext._hypothesis import participants, watchdog as watchdogs
 from torch_testing_ext._hypothesis.watchdog import Watchdog
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
@@ -100,6 +104,15 @@ class TestDrawing(Properties):
         dist.barrier()
         self.assertNotEqual(n % 5, 4)
 
+    @settings(PROFILE, deadline=None)
+    @given(n=NUMBERS)
+    def test_rank_0_may_run_out_of_data(self, n):
+        """Hypothesis then ends the example, while the others wait for rank 0 in a collective."""
+        if self.rank == 0 and n > 70:
+            current_build_context().data.mark_overrun()
+        dist.barrier()
+        self.assertLessEqual(n, 70)
+
     @PROFILE
     @given(stay=st.booleans())
     def one_rank_may_leave(self, stay):
@@ -126,6 +139,17 @@ class TestDrawing(Properties):
         self.assertIn(7, seen)
         self.assertEqual(gathered(n), [n] * self.world_size)
 
+    @settings(max_examples=3, database=None, derandomize=True)
+    @given(n=NUMBERS)
+    def test_the_watchdog_of_each_rank_knows_the_example(self, n):
+        mine = participants.Participant.current
+        self.assertEqual(mine.watchdog.current, mine.number)
+
+    @PROFILE
+    @given(n=NUMBERS)
+    def test_hypothesis_own_target_may_be_called_in_every_rank(self, n):
+        hypothesis.target(float(n))
+
     @settings(max_examples=300, database=None, derandomize=True)
     @fails_with("rank 2: failed: AssertionError: high")
     @given(mine=per_rank(st.integers(0, 100_000)))
@@ -150,13 +174,26 @@ class TestWatchdog(TestCase):
         watchdog._interrupt(1)
         connections.cut.assert_called()
 
+    def test_a_slow_example_is_told_once(self):
+        watchdog = Watchdog({}, is_leader=False, connections=mock.Mock(), deadline=None)
+        watchdog.close()  # from here on, this thread looks at the times
+        told = io.StringIO()
+        watchdog.begin(1)
+        with mock.patch.object(watchdogs, "SLOW", -1.0), contextlib.redirect_stderr(told):
+            watchdog._check_times()
+            self.assertEqual(told.getvalue(), "")  # this rank is not in it yet
+            watchdog.enter(1, lambda: "test_sum(n=3)")
+            for _ in range(2):
+                watchdog._check_times()
+        self.assertEqual(told.getvalue(), "this example has been running for 0 s: test_sum(n=3)\n")
+
 
 class TestShrinking(Properties):
     @PROFILE
     @fails_with(
         "rank 2 of 4 failed",
         "test_failure_before_a_collective_of_the_others(n=17, v={rank 0: 0, rank 1: 0, rank 2: 6, rank 3: 0})",
-        "rank 0: was waiting for another rank",
+        "  rank 2: failed: AssertionError: too much\n  rank 0: was waiting for another rank\n",
         "rank 2: v is 6",
         "@reproduce_failure",
     )
