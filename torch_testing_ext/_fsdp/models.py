@@ -219,7 +219,9 @@ class NestedWrappedModule(FSDPTestModel):
         fsdp_kwargs: dict[str, Any] | None = None,
         deterministic: bool = False,
     ) -> nn.Module:
-        return _init_nested(NestedWrappedModule, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic)
+        return _init_nested(
+            NestedWrappedModule, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
+        )
 
 
 class AlwaysWrapNestedWrappedModule(NestedWrappedModule):
@@ -270,7 +272,9 @@ class NonUniformReqGradNWM(NestedWrappedModule):
         fsdp_kwargs: dict[str, Any] | None = None,
         deterministic: bool = False,
     ) -> nn.Module:
-        model = _init_nested(NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic)
+        model = _init_nested(
+            NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
+        )
         # "module.2.1.", with or without the level that FSDP inserts between the two numbers.
         NonUniformReqGradNWM._set_nonuniform_req_grad(model, re.compile(r"module\.2.*\.1.*"))
         return model
@@ -402,10 +406,8 @@ class MixtureOfExperts(NestedWrappedModule):
         deterministic: bool = False,
         delay_before_free_ms: int = 0,
     ) -> nn.Module:
-        delay = {"delay_before_free_ms": delay_before_free_ms}
-        return _init_nested(
-            MixtureOfExperts, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic, **delay
-        )
+        options = {"deterministic": deterministic, "delay_before_free_ms": delay_before_free_ms}
+        return _init_nested(MixtureOfExperts, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, **options)
 
 
 class SkipModule(nn.Module):
@@ -456,11 +458,9 @@ def _init_nested(
     fsdp_init_mode: FSDPInitMode,
     device_init_mode: DEVICEInitMode,
     fsdp_kwargs: dict[str, Any] | None,
-    deterministic: bool,
     **others: Any,
 ) -> nn.Module:
     _check_mode(fsdp_init_mode)
-    others["deterministic"] = deterministic
     if fsdp_init_mode is FSDPInitMode.NO_FSDP:
         return model_class(group, wrap_fsdp=False, device_init_mode=device_init_mode, **others)
     model = model_class(group, wrap_fsdp=True, device_init_mode=device_init_mode, **others, **(fsdp_kwargs or {}))

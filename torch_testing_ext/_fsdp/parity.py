@@ -97,7 +97,7 @@ class FSDPTestMixin:
                 batch = module.get_input(torch.device(kind))
                 # With mixed precision, FSDP casts inputs itself; the reference does not.
                 if use_pure_fp16 or (mixed_precision and not is_fsdp):
-                    batch = _halved(batch)
+                    batch = tuple(tensor.half() for tensor in batch)
                 output = model(*batch)
                 if offloaded and not _torch.fsdp.keeps_parameters_after_forward(model):
                     self._assert_on_cpu(model, "after the forward")
@@ -242,10 +242,6 @@ def _expected_loss_dtype(is_fsdp: bool, mixed_precision: MixedPrecision | None, 
     if is_fsdp and mixed_precision is not None and mixed_precision.param_dtype is not None:
         return mixed_precision.param_dtype
     return torch.float32  # autocast computes the reference's loss in float32
-
-
-def _halved(batch: Any) -> Any:
-    return batch.half() if isinstance(batch, torch.Tensor) else tuple(tensor.half() for tensor in batch)
 
 
 def _save_zero_and_load(model: nn.Module) -> None:

@@ -13,6 +13,7 @@ from .signals import SignalReader
 
 # Not epoll: a forked child would share it with its parent.
 _Selector = selectors.PollSelector
+_LONGEST = 1e6  # seconds of one wait: poll takes milliseconds of 31 bits
 
 
 class Timer:
@@ -94,7 +95,7 @@ class EventLoop:
             return 0.0
         self._timers = [timer for timer in self._timers if not timer.cancelled]
         moments = [timer.at for timer in self._timers] + ([] if until is None else [until])
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        return min(max(0.0, min(moments) - time.monotonic()), _LONGEST) if moments else None
 
     def _call_due_timers(self) -> bool:
         now = time.monotonic()

@@ -198,7 +198,8 @@ class RankThreads:
             waits.watch_waits([])
         if not self._all_gone():
             for thread in filter(threading.Thread.is_alive, self.threads):
-                _ask_to_stop(thread)
+                # Raises Stopped when the thread next runs Python code; a wait in C goes on.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
             self._all_gone()
         _uninstall_threaded_pg()
         self._sharding_lock.__exit__(None, None, None)
@@ -221,11 +222,6 @@ def process_group(rank: int, world_size: int, store: Any) -> Iterator[None]:
         ranks = getattr(threading.current_thread(), "ranks", None)
         if dist.is_initialized() and not (ranks is not None and ranks.is_over):
             dist.destroy_process_group()
-
-
-def _ask_to_stop(thread: threading.Thread) -> None:
-    """Raise Stopped in the thread when it next runs Python code; a wait in C goes on."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
 
 
 def _stack_of(thread: threading.Thread) -> str:

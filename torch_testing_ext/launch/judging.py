@@ -180,11 +180,8 @@ def _failed(
     else:
         title = f"{_of_all(alike, len(reports))} {_what_happened(first)}"
     shown = [r for r in culprits if r is first or not (is_victim(r) or r.cause is Cause.OF_ALL)]
-    outcome = {
-        RankEnding.FAILED: Outcome.FAILED,
-        RankEnding.ERROR: Outcome.ERROR,
-        RankEnding.LOST: Outcome.ERROR,
-    }.get(first.ending, Outcome.CRASHED)
+    errors = {RankEnding.FAILED: Outcome.FAILED, RankEnding.ERROR: Outcome.ERROR, RankEnding.LOST: Outcome.ERROR}
+    outcome = errors.get(first.ending, Outcome.CRASHED)
     fault = Fault(title, reports, case, tuple(alike), cause)
     return _verdict(outcome, fault, shown, cause.text if cause else "")
 

@@ -29,7 +29,7 @@ APPLICABLE_TO_REPORT = ("names", "junit", "report", "trace", "results", "duratio
 def console() -> int:
     """The console script and `python -m`: the runner for the project in which the user stands."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as under torchrun: a rank takes one slot
-    return main(sys.argv[1:], project_root(Path.cwd()))
+    return guarded(lambda: main(sys.argv[1:], project_root(Path.cwd())))
 
 
 def main(argv: Sequence[str], root: Path) -> int:
@@ -127,11 +127,13 @@ def _show(configured: ConfiguredOptions) -> int:
 
     _reject_other_options(configured, user_commands.SHOW, APPLICABLE_TO_SHOW)
     options = configured.options
-    places = [options.journal or options.cache, Path(CACHE)]
+    places = [options.journal or options.cache]
+    if config.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
+        places.append(Path(CACHE))
     found = list(show.accounts(places, options.names))
     if not found:
         named = f" of {' '.join(options.names)}" if options.names else ""
-        raise UsageError(f"show: no failure{named} in the latest run, whose results are in {options.cache}")
+        raise UsageError(f"show: no failure{named} in the latest run, whose results are in {places[0]}")
     print("\n".join(found))
     return ExitCode.PASSED
 

@@ -16,10 +16,9 @@ from torch_testing_ext._process import shell, user_commands
 from .model import ExitCode
 from .options.options import UsageError
 from .options.test_folders import default_folders
-from .selection.discovery import files_below
+from .selection.discovery import files_below, relative_to
 
 _TEXTS = Path(__file__).parent / "init"
-_NO_PROJECT_FOLDERS = {"venv", "env", "build", "dist", "node_modules", "site-packages"}
 Main = Callable[[Sequence[str], Path], int]
 
 
@@ -31,14 +30,14 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
         print(f"usage: {user_commands.runner()} init\n\n{_template('help.txt')}", end="")
         return ExitCode.PASSED
     root = root.resolve()
-    files = sorted(files_below(default_folders(root))) or sorted(files_below([root], _NO_PROJECT_FOLDERS))
+    files = sorted(files_below(default_folders(root))) or sorted(files_below([root]))
     if not files:
         files = [root / "tests" / "test_first.py"]
         _write(files[0], _template("first_test.txt"), root)
-    _configure(root / "pyproject.toml", sorted({file.relative_to(root).parts[0] for file in files}))
+    _configure(root / "pyproject.toml", sorted({relative_to(root, file).split("/")[0] for file in files}))
     job = Template(_template("torchtest.yml")).substitute(install=_install(root))
     _write(root / ".github" / "workflows" / "torchtest.yml", job, root)
-    return _run_first([str(file.relative_to(root)) for file in files], root, main)
+    return _run_first([relative_to(root, file) for file in files], root, main)
 
 
 def _template(name: str) -> str:

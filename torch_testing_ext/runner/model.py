@@ -33,17 +33,12 @@ class Category(enum.Enum):
     SKIPPED = "skipped"
 
 
-COUNTS_AS = {
+COUNTS_AS = dict.fromkeys(TestOutcome, Category.FAILED) | {
     TestOutcome.PASSED: Category.PASSED,
-    TestOutcome.FAILED: Category.FAILED,
-    TestOutcome.ERROR: Category.FAILED,
-    TestOutcome.TIMEOUT: Category.FAILED,
-    TestOutcome.CRASHED: Category.FAILED,
     TestOutcome.LEAKED: Category.PASSED,  # unless --leaked fail
     TestOutcome.FLAKY: Category.PASSED,  # unless --flaky fail
     TestOutcome.SKIPPED: Category.SKIPPED,
     TestOutcome.EXPECTED_FAILURE: Category.PASSED,
-    TestOutcome.UNEXPECTED_SUCCESS: Category.FAILED,
 }
 
 

@@ -264,12 +264,7 @@ def _dry_run(work: Work, site: RunSite, first: Priority) -> None:
 
 
 def _run(
-    options: Options,
-    root: Path,
-    chosen: Chosen,
-    earlier: EarlierRuns,
-    affected: Affected,
-    more: RunFollower | None,
+    options: Options, root: Path, chosen: Chosen, earlier: EarlierRuns, affected: Affected, more: RunFollower | None
 ) -> int:
     """Runs the tests. Whatever ends the run, its reports have all results so far, and say what ended it."""
     from .engine.signals_and_keys import Deferred

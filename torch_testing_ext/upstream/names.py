@@ -88,13 +88,11 @@ def members_of(node: ast.ClassDef) -> set[str]:
     assigned = {
         part.attr
         for part in ast.walk(node)
-        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and _is_self(part.value)
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.ctx, ast.Store)
+        and ast.unparse(part.value) in ("self", "cls")
     }
     return defined_by(node) | assigned
-
-
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
 def find_source(module: str) -> Path:

@@ -300,7 +300,7 @@ BESIDE = "import unittest\ndef test_a(): pass\nclass CaseTest(unittest.TestCase)
 FILES = {
     "pytest.ini": (
         "[pytest]\naddopts = -ra -x -m 'not slow' --junitxml=own.xml --basetemp=own_basetemp --strict-markers "
-        "-n 2 --dist loadfile -p no:asyncio\nfilterwarnings = error\n"
+        "-n 2 --dist loadfile -p no:asyncio test\nfilterwarnings = error\n"
     ),
     "test/conftest.py": CONFTEST,
     "test/test_plain.py": PLAIN,

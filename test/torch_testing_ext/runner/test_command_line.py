@@ -88,6 +88,17 @@ class RunAfterRunTest(CommandLineCase):
     def remembered(self, name):
         return json.loads((self.root / ".torch_testing_ext" / f"{name}.json").read_text())["tests"]
 
+    def test_show_of_an_earlier_run(self):
+        for said, options in (("the first", ("--journal=old.jsonl",)), ("the second", ())):
+            self.write_both(a=MIXED.replace("self.fail()", f"self.fail('{said}')"))
+            self.finish(self.start("test_a", *options), 1)
+        self.assertIn("the second", self.finish(self.start("show"), 0))
+        shown = self.finish(self.start("show", "--journal=old.jsonl"), 0)
+        self.assertIn("the first", shown)
+        self.assertNotIn("the second", shown)
+        self.finish(self.start("show", "--journal=none.jsonl"), 4)
+        self.assertIn("none.jsonl", self.stderr)
+
     def test_two_runs_at_once_and_the_runs_after_them(self):
         self.write_both()
         for run in [self.start("test_a"), self.start("test_b")]:

@@ -279,7 +279,7 @@ class FinalSummaryTest(unittest.TestCase):
 
         name = "test/distributed/test_example.py::ExampleTest::test_0 $x"
         self.assertEqual(command(1), f"  {user_commands.runner()} '{name}'")
-        self.assertEqual(command(30), f"  {user_commands.runner()} --last-failed")
+        self.assertEqual(command(30), f"  {user_commands.runner()} --last-failed test/distributed/test_example.py")
 
     def test_a_stopped_run_counts_unfinished_tests(self):
         left = (a_test("test_b"), a_test("test_c"))

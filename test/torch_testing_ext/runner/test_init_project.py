@@ -37,7 +37,7 @@ class InitTest(FolderCase):
 
     def test_a_project_with_tests(self):
         self.write("checks/test_a.py", ""), self.write("checks/deep/test_b.py", ""), self.write("more/test_c.py", "")
-        self.write("venv/lib/test_x.py", ""), self.write(".hidden/test_y.py", "")
+        self.write("venv/pyvenv.cfg", ""), self.write("venv/lib/test_x.py", ""), self.write(".hidden/test_y.py", "")
         self.write("pyproject.toml", '[project]\nname = "theirs"')
         out, ran = self.init(broken=["checks/deep/test_b.py"])
         self.assertEqual(

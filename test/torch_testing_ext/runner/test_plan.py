@@ -10,6 +10,7 @@ from pathlib import Path
 from kit.drawing import Drawer, seeds
 from kit.invented import finished_test, make_test, make_unit
 
+from torch_testing_ext._machine.device_facts import DeviceFacts, DeviceNeeds
 from torch_testing_ext.runner.model import Attempt, FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options.options import Options, Rerun, ShardSpec
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
@@ -34,6 +35,18 @@ class PlanTest(unittest.TestCase):
         units = plan(tests, TWO, nothing_known).units
         self.assertEqual([[tests.index(test) for test in unit.tests] for unit in units], [[0, 2], [1], [3]])
         self.assertEqual((units[0].devices, units[0].ranks), (1, 2))
+
+    def test_needs_that_no_devices_meet_together(self):
+        facts = tuple(DeviceFacts("g", 1 << 34, (9, 0), nvlinks=(number ^ 1,)) for number in range(4))
+        pairs = Inventory(("0", "1", "2", "3"), "cuda", facts=facts)
+        tests = [
+            make_test("test_four", together="Shared", devices=4),
+            make_test("test_pair", together="Shared", devices=2, of_devices=DeviceNeeds(nvlink=True)),
+            make_test("test_a", together="Other", devices=2, of_devices=DeviceNeeds(nvlink=True)),
+            make_test("test_b", together="Other", devices=1),
+        ]
+        made = plan(tests, pairs, nothing_known)
+        self.assertEqual([[tests.index(test) for test in unit.tests] for unit in made.units], [[0], [1], [2, 3]])
 
     def test_expected_seconds(self):
         known = {"test_a": 4.0, "test_b": 1.0}
@@ -148,6 +161,7 @@ class PriorityTest(unittest.TestCase):
 
         self.assertEqual(shuffled(1), shuffled(1))
         self.assertNotEqual(shuffled(1), shuffled(2))
+        self.assertIsNotNone(priority(Options(shuffle=True), None)(make_unit(1, file="test_\udcff.py")))
         self.assertEqual(shuffled(1, units[5:]), [number for number in shuffled(1) if number >= 5])
 
     def test_failed_first(self):
@@ -282,6 +296,8 @@ class LastFailedTest(RememberedCase):
         self.record((self.A, TestOutcome.PASSED), (self.B, TestOutcome.FAILED))
         self.assertEqual(self.failed(), ["test_b"])
         self.assertFalse(self.last_failed().failed(TestId("another.py", "A", "a")))
+        self.record((broken, TestOutcome.SKIPPED), discovered=[broken])
+        self.assertEqual(self.failed(), ["test_b"], "what the file has is not known")
 
     def test_deleted_tests_are_forgotten(self):
         self.record((self.A, TestOutcome.FAILED), (self.B, TestOutcome.FAILED))

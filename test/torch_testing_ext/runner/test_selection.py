@@ -9,6 +9,7 @@ from kit.invented import make_test
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options.options import Options, UsageError
 from torch_testing_ext.runner.selection import expressions
+from torch_testing_ext.runner.selection.discovery import test_files
 from torch_testing_ext.runner.selection.selection import Selection
 
 PARALLEL = "test/distributed/tensor/parallel/test_tp_examples.py"
@@ -87,6 +88,31 @@ class FilesTest(unittest.TestCase):
                 with self.subTest(name=name):
                     found = selection(name, root=root, cwd=cwd).files((FSDP, PARALLEL))
                     self.assertEqual(found, (PARALLEL,))
+
+    def test_links(self):
+        """Names are those under which files are found: by links out of the folders, too, but by none within them."""
+        with tempfile.TemporaryDirectory() as directory:
+            root, elsewhere = Path(directory, "root"), Path(directory, "elsewhere")
+            for file in (
+                root / "test/real/test_a.py",
+                elsewhere / "deep/test_b.py",
+                root / "test/.venv/test_c.py",
+                root / "test/own/test_d.py",
+                root / "test/node_modules/test_e.py",
+            ):
+                file.parent.mkdir(parents=True)
+                file.touch()
+            (root / "test/own/pyvenv.cfg").touch()
+            (root / "test/again").symlink_to("real")
+            (root / "test/linked").symlink_to(elsewhere)
+            (elsewhere / "deep/back").symlink_to(root)
+            (root / "test/test_f.py").symlink_to("real/test_a.py")
+            files = ("test/linked/deep/test_b.py", "test/real/test_a.py", "test/test_f.py")
+            self.assertEqual(test_files(Options(tests=(root / "test",)), root, root), files)
+            for name in ("test/linked/deep/test_b.py", "test/test_f.py"):
+                with self.subTest(name=name):
+                    self.assertEqual(test_files(Options(names=(name,), tests=()), root, root), (name,))
+                    self.assertEqual(selection(name, root=root, cwd=root).files(files), (name,))
 
     def test_unknown(self):
         for name, near in (

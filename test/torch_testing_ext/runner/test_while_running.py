@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 from kit.processes import heed_ctrl_c
 from kit.project import Project
@@ -14,6 +15,7 @@ from kit.runs import RunsCase
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
+from torch_testing_ext.runner.engine.running_unit import RunningUnit
 
 HANGS = """
 import os, time, unittest
@@ -113,6 +115,44 @@ class TestStatus(TestCase):
         ran = PROJECT.run(file, react=react, stream=True)
         self.assertEqual("".join(event.text for event in ran.recorder.of(events.Output)), "before\nafter\n")
         self.assertEqual(ran["test_it"].output, "before\nafter\n")
+
+    def test_all_output_is_streamed_however_it_is_written(self):
+        fifo = PROJECT.root / "half"
+        os.mkfifo(fifo)
+        file = PROJECT.write(
+            f"""
+            import os, unittest
+            class T(unittest.TestCase):
+                def test_it(self):
+                    os.write(1, b"half of a character: \\xc3")
+                    open({str(fifo)!r}).read()
+                    os.write(1, b"\\xbc\\n")
+                    print("line\\n" * 30_000)
+            """
+        )
+
+        def react(event):
+            if isinstance(event, events.Output) and event.text.startswith("half") and fifo.exists():
+                open(fifo, "w").close()
+                fifo.unlink()
+
+        ran = PROJECT.run(file, react=react, stream=True)
+        written = "half of a character: ü\n" + "line\n" * 30_000 + "\n"
+        self.assertTrue("".join(event.text for event in ran.recorder.of(events.Output)) == written)
+
+
+class DeadlineTest(TestCase):
+    def test_the_next_test_is_not_ended_for_the_one_before(self):
+        """That one ends while its stacks are taken, which takes time."""
+        for has_ended in (False, True):
+            unit = mock.Mock(_timers=[])
+            RunningUnit._on_timeout(unit)
+            ends = [unit.ask_for_stacks.call_args.args[0], unit.files.loop.after.call_args.args[1]]
+            if has_ended:
+                unit._timers = []  # as when the next test begins
+            ends[0]("stacks")
+            ends[1]()
+            self.assertEqual(unit.end.called, not has_ended)
 
 
 class TestKey(TestCase):

@@ -297,8 +297,10 @@ class RunningUnit:
         self._timers = []
 
     def _on_timeout(self) -> None:
-        self.ask_for_stacks(lambda stacks: self.end(EndCause.DEADLINE))
-        self._timers.append(self.files.loop.after(NANNY_TIMEOUT, lambda: self.end(EndCause.DEADLINE)))
+        deadline = self._timers  # others follow it if the test ends while its stacks are taken
+        end = lambda *_: self.end(EndCause.DEADLINE) if self._timers is deadline else None  # noqa: E731
+        self.ask_for_stacks(end)
+        deadline.append(self.files.loop.after(NANNY_TIMEOUT, end))
 
     # -- results
 

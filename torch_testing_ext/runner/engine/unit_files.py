@@ -1,8 +1,10 @@
 """The files that the processes of a unit write on this machine: their output, stacks and lanes, and last messages."""
 
+import codecs
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from torch_testing_ext._collectives.lanes import FILE, RankLane
@@ -22,21 +24,28 @@ class UnitFiles:
     def __init__(self, spec: worker_messages.UnitSpec):
         self._spec = spec
         self._read: dict[Path, int] = {}  # how much of each has been read as new
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be written in two parts
 
-    def _new(self, file: Path) -> str:
-        size = file.stat().st_size if file.exists() else 0
-        seen, self._read[file] = self._read.get(file, 0), size
-        return read_ends(file, seen, size)
+    def _new(self, file: Path) -> bytes:
+        with suppress(OSError), file.open("rb") as opened:
+            opened.seek(self._read.get(file, 0))
+            new = opened.read()
+            self._read[file] = opened.tell()
+            return new
+        return b""
 
     def new_output(self) -> str:
-        """The output since the last call."""
-        return self._new(self._spec.log)
+        """The output since the last call, all of it."""
+        return self._decoder.decode(self._new(self._spec.log))
 
     def new_stacks(self) -> str:
         """The stacks that its process and its ranks have written since the last call."""
         files = [self._spec.stacks, *sorted(self._spec.ranks.glob("*/rank*.stacks"))]
         processes = ["the test's process", *(file.stem for file in files[1:])]  # a rank's file is named after its rank
-        found = ((process, hang.tidy(self._new(file))) for process, file in zip(processes, files, strict=True))
+        found = (
+            (process, hang.tidy(self._new(file).decode(errors="replace")))
+            for process, file in zip(processes, files, strict=True)
+        )
         return "\n\n".join(f"{process}:\n{new}" for process, new in found if new)
 
     def stacks(self) -> str:

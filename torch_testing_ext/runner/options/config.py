@@ -224,6 +224,8 @@ def _pyproject(root: Path) -> Layer:
         section = toml.loads(text).get("tool", {}).get(SECTION, {})
     except toml.TOMLDecodeError as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
+    if not isinstance(section, dict):
+        raise UsageError(f"{file}: [tool.{SECTION}] is no table")
     # As an INI file would have them (a list is lines), so that both formats are read in the same way.
     texts = {key: "\n".join(map(str, found if isinstance(found, list) else [found])) for key, found in section.items()}
     return _from_file(texts, file, root)

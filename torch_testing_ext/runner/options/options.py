@@ -205,6 +205,8 @@ class Options:
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
         words = [user_commands.runner()]
+        words += [] if self.drop_in else self._of_cache
+        words += [f"-m {shell.quote(expression)}" for expression in self.marks]
         words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
         words += [f"--fake-gpus {self.fake_gpus}"] if self.fake_gpus is not None else []
         words += [f"--ranks-per-gpu {self.ranks_per_gpu}"] if self.ranks_per_gpu > 1 else []
@@ -216,12 +218,13 @@ class Options:
     @property
     def show_command(self) -> str:
         """The command that shows all about the failure of a test of this run, whose name is appended to it."""
-        words = [user_commands.runner(), user_commands.SHOW]
-        if self.journal is not None:
-            words.append(f"--journal {shell.quote(os.path.relpath(self.journal))}")
-        elif (cache := os.path.relpath(self.cache)) != CACHE:
-            words.append(f"--cache {shell.quote(cache)}")
-        return " ".join(words)
+        journal = [] if self.journal is None else [f"--journal {shell.quote(os.path.relpath(self.journal))}"]
+        return " ".join([user_commands.runner(), user_commands.SHOW, *(journal or self._of_cache)])
+
+    @property
+    def _of_cache(self) -> list[str]:
+        cache = os.path.relpath(self.cache)
+        return [f"--cache {shell.quote(cache)}"] if cache != CACHE else []
 
     def command_of(self, repetition: int, command: str | None = None) -> str:
         """The command, or another one, for a test of this repetition: with the delays that it has had."""

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import os
 from collections.abc import Callable
 from configparser import ConfigParser
 from dataclasses import dataclass, replace
@@ -92,7 +93,7 @@ def kinds(text: str) -> str:
 def path(text: str) -> Path:
     if not text:
         raise ValueError("the path is empty")
-    return Path(text).expanduser()
+    return Path(os.path.expanduser(text))  # as a shell: `~name` stays if there is no such user
 
 
 def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:

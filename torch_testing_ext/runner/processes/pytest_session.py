@@ -99,6 +99,7 @@ class Collection:
 
     def _begin(self, names: Sequence[str]) -> None:
         config = pytest_internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
+        config.args[:] = names  # without paths among the project's own options
         _silence(config)
         session = pytest.Session.from_config(config)
         session.exitstatus = pytest.ExitCode.OK

@@ -23,7 +23,8 @@ def main() -> NoReturn:
     parent, directory = int(sys.argv[2]), sys.argv[3]
     file_reads.start()
     channel: Channel[worker_messages.ToZygote] = Channel.on(int(sys.argv[1]), worker_messages.ToZygote)
-    child.start_session(os.getppid() if _is_served() else parent, signal.SIGTERM)
+    is_served = any(type(finder).__name__ == "Stash" for finder in sys.meta_path)  # a warm server has forked this one
+    child.start_session(os.getppid() if is_served else parent, signal.SIGTERM)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.argv[4] == "1":
@@ -37,11 +38,6 @@ def main() -> NoReturn:
     # A client that was killed has not removed it. Without a check: getppid() shows that death only after a moment.
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
-
-
-def _is_served() -> bool:
-    """Whether a warm server has forked this process, which then ends when its channel closes."""
-    return any(type(finder).__name__ == "Stash" for finder in sys.meta_path)
 
 
 def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:

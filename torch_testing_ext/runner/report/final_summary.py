@@ -152,7 +152,7 @@ class FinalSummary:
         chosen = [shell.name(str(name)) for name in names]
         if len(names) > MOST_NAMES:  # too long to read
             files = dict.fromkeys(shell.name(name.file) for name in names)
-            chosen = list(files) if self.summary.unfinished else ["--last-failed"]
+            chosen = [*files] if self.summary.unfinished else ["--last-failed", *files]
         heading = f"to {'rerun' if failed else 'run'} {'it' if len(names) == 1 else 'them'}:"
         return [heading, f"  {' '.join([self.command, *chosen])}"]
 

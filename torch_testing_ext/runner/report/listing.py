@@ -30,7 +30,7 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
 
 def _needs(test: Test) -> str:
     if test.skip is not None:
-        return f"skipped: {test.skip}"
+        return f"skipped: {text.title(test.skip)}"
     needs = [text.count(test.world_size, "rank")] if test.world_size > 1 else []
     needs += [text.count(test.devices, "device")] if test.devices else []
     needs += [f"shared by {test.shared_by} ranks"] if test.shared_by else []

@@ -90,7 +90,8 @@ class Durations:
     """The recorded durations of tests. What a run records takes effect in the next run."""
 
     def __init__(self, folder: Path, warn: Warn):
-        self._remembered = Remembered(folder, "durations", _is_seconds, warn)
+        is_valid = lambda value: type(value) in (int, float) and 0 <= value < math.inf  # noqa: E731
+        self._remembered = Remembered(folder, "durations", is_valid, warn)
         self._seconds: Mapping[str, float] = self._remembered.load()
 
     def expected(self, test: TestId) -> float | None:
@@ -102,10 +103,6 @@ class Durations:
         took = {str(one.test.id): one.last.seconds for one in finished if one.last.outcome in REPRESENTATIVE}
         if took:
             self._remembered.update(lambda seconds: _blend(seconds, took))
-
-
-def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
 
 
 def _blend(seconds: dict[str, Any], took: Mapping[str, float]) -> None:
@@ -130,9 +127,9 @@ class LastFailed:
         return str(test) in self._failed or test.file in self._failed
 
     def record(self, summary: Summary, discovered: Iterable[TestId]) -> None:
-        """`discovered` are all tests of the imported files: other tests of these files no longer exist."""
+        """`discovered` are all tests of the imported files: other tests of files that have some no longer exist."""
         discovered = frozenset(discovered)
-        files = {test.file for test in discovered}
+        files = {test.file for test in discovered if test.method}  # a file that is broken or skips itself has none
         failed = {str(one.test.id) for one in summary.failures}
         finished = {str(one.test.id) for one in summary.finished}
         existing = {str(test) for test in discovered}

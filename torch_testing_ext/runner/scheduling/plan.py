@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ class Plan:
 def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
     """Groups the tests into units, and skips tests that need more devices than there are."""
     tests = tuple(_with_devices_of(inventory, test) for test in tests)
-    groups = list(group_by_fixtures(test for test in tests if test.skip is None))
+    fixtures = group_by_fixtures(test for test in tests if test.skip is None)
+    groups = [part for group in fixtures for part in _fitting(group, inventory)]
     numbers = itertools.count()
     units = tuple(
         Unit(next(numbers), tuple(group), repetition, seconds=_seconds(group, expected))
@@ -69,6 +71,14 @@ def _with_devices_of(inventory: Inventory, test: Test) -> Test:
         return test
     want = f"{test.devices} device{'s' if test.devices > 1 else ''} with {test.of_devices}"
     return dataclasses.replace(test, skip=f"needs {want}: {why}", want=want)
+
+
+def _fitting(group: list[Test], inventory: Inventory) -> list[list[Test]]:
+    """The group, or each test by itself if no devices have what all of them need together."""
+    unit = Unit(0, tuple(group))
+    if inventory.fake or not unit.of_devices or not why_not(inventory.facts, unit.of_devices, unit.devices):
+        return [group]
+    return [[test] for test in group]
 
 
 def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
@@ -112,7 +122,7 @@ def _by_hash(group: Sequence[Test], count: int) -> int:
     """The index of a group's shard. It depends only on the group: a new test moves no other test to another shard."""
     first = group[0].id
     name = f"{first.file}::{group[0].together}" if group[0].together else str(first)
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") % count
 
 
 def _by_durations(groups: list[list[Test]], known: list[float | None], part: ShardSpec) -> list[list[Test]]:
@@ -134,7 +144,7 @@ def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
     """The units that start before others regardless of their size, by --shuffle or --failed-first."""
     if options.shuffle:
         # Depends only on the seed and the unit, so that leaving out a test does not reorder the others.
-        return lambda unit: hashlib.sha256(f"{options.seed} {unit.repetition} {unit.tests[0].id}".encode()).digest()
+        return lambda one: hashlib.sha256(os.fsencode(f"{options.seed} {one.repetition} {one.tests[0].id}")).digest()
     if options.rerun is Rerun.FAILED_FIRST:
         return lambda unit: not any(failed(test.id) for test in unit.tests)
     return no_preference

@@ -175,7 +175,8 @@ class Affected:
 
     def _place(self, file: str) -> Remembered:
         name = hashlib.blake2b(file.encode(errors="surrogateescape"), digest_size=12).hexdigest()
-        return Remembered(self._options.cache, f"reads/{name}", _is_entry, self._earlier.warnings.append)
+        is_valid = lambda one: isinstance(one, dict) and one.keys() in _FIELDS and isinstance(one["files"], dict)  # noqa: E731
+        return Remembered(self._options.cache, f"reads/{name}", is_valid, self._earlier.warnings.append)
 
     def _record(self, file: str) -> dict[str, Any]:
         if file not in self._of:
@@ -244,10 +245,6 @@ def _digest(shared: Mapping[str, Any]) -> str:
     """Tells imports of a file apart: in other environments, or of other contents."""
     text = json.dumps([shared["key"], shared["files"]], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def _is_entry(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() in _FIELDS and isinstance(value["files"], dict)
 
 
 def settings_files(files: Iterable[str]) -> set[str]:

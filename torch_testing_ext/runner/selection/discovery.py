@@ -1,7 +1,7 @@
 """Finds the test files: below the test directories, and below the paths that the user names."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..options.options import Options, UsageError
@@ -10,6 +10,9 @@ _NOWHERE = (
     "{root} has no folder test or tests, no test_*.py and no testpaths of pytest: name a folder or a file, or set the "
     "directories to search with --tests, or in pyproject.toml: [tool.torch_testing_ext] tests"
 )
+
+# As pytest's norecursedirs, which has virtual environments, too.
+_OTHERS = ("build", "dist", "node_modules")
 
 
 def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
@@ -20,8 +23,8 @@ def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
     configured = [place for place in options.tests if not pointed_to or place.exists()]
     if not configured and not paths:
         raise UsageError(_NOWHERE.format(root=root))
-    found = {*files_below(configured), *files_below(pointed_to)}
-    return tuple(sorted(_relative_to(root, file) for file in found))
+    found = (*files_below(configured), *files_below(pointed_to))
+    return tuple(sorted({relative_to(root, file) for file in found}))
 
 
 test_files.__test__ = False  # type: ignore[attr-defined]  # its name looks like a test to pytest
@@ -46,28 +49,40 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def files_below(places: Iterable[Path], left_out: Collection[str] = ()) -> Iterator[Path]:
-    """The test files below folders, but for those in folders that are left out, and the files among the places."""
+def files_below(places: Iterable[Path]) -> Iterator[Path]:
+    """The test files below folders, but for those in folders that have others' code, and the files among the places."""
     for place in places:
         if place.is_file():
-            yield place.resolve()
+            yield place
         elif place.is_dir():
-            yield from _walk(place.resolve(), left_out)
+            yield from _walk(place)
         else:
             raise UsageError(f"test directory {place} does not exist; set the directories to search with --tests")
 
 
-def _walk(folder: Path, left_out: Collection[str]) -> Iterator[Path]:
+def _walk(folder: Path, trees: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """`trees`: what is being walked; a link out of them is followed, since nothing else leads there."""
+    trees = (*trees, folder.resolve())
     for directory, folders, files in os.walk(folder, onerror=_refuse):
-        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name not in left_out]
+        if "pyvenv.cfg" in files and directory != str(folder):  # a virtual environment
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name not in _OTHERS]
         yield from (Path(directory, name) for name in files if name.startswith("test_") and name.endswith(".py"))
+        for link in (path for name in folders if (path := Path(directory, name)).is_symlink()):
+            target = link.resolve()
+            if not any(target.is_relative_to(tree) or tree.is_relative_to(target) for tree in trees):
+                yield from _walk(link, trees)
 
 
 def _refuse(error: OSError) -> None:
     raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
 
 
-def _relative_to(root: Path, file: Path) -> str:
-    if not file.is_relative_to(root.resolve()):
-        raise UsageError(f"{file} is outside {root}: names of tests are relative to that directory")
-    return file.relative_to(root.resolve()).as_posix()
+def relative_to(root: Path, path: Path) -> str:
+    """The path by its own name if that is below the root, else by that of what a link leads to."""
+    root = root.resolve()
+    for place in (Path(os.path.abspath(path)), path.resolve()):
+        if place.is_relative_to(root):
+            return place.relative_to(root).as_posix()
+    raise UsageError(f"{path} is outside {root}: names of tests are relative to that directory")

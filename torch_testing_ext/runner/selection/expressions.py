@@ -10,6 +10,7 @@ negation := "not" negation | "(" expression ")" | WORD
 import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from pathlib import PurePath
 from typing import Any
 
 from ..model import Test, TestId
@@ -86,15 +87,11 @@ class _Parser:
 def _word(word: str) -> Matches:
     """A plain word ignores case and may be anywhere in the name, as in pytest; a pattern matches as in unittest."""
     if "*" in word:
-        return lambda test: any(fnmatchcase(name, word) for name in (_dotted(test), _dotted_from_module(test)))
-    return lambda test: word.lower() in _dotted(test).lower() or word.lower() in str(test).lower()
+        # Also by the name that unittest gives it in its own folder.
+        modules = (_module, lambda test: PurePath(test.file).stem)
+        return lambda test: any(fnmatchcase(f"{module(test)}.{test.dotted}", word) for module in modules)
+    return lambda test: word.lower() in f"{_module(test)}.{test.dotted}".lower() or word.lower() in str(test).lower()
 
 
-def _dotted(test: TestId) -> str:
-    module = test.file.removesuffix(".py").replace("/", ".")
-    return f"{module}.{test.dotted}"
-
-
-def _dotted_from_module(test: TestId) -> str:
-    """`test_x.Class.test_y`: its name in unittest when run from its folder."""
-    return _dotted(test).removeprefix(test.file.rpartition("/")[0].replace("/", ".") + ".")
+def _module(test: TestId) -> str:
+    return test.file.removesuffix(".py").replace("/", ".")

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from ..model import Test, TestId
 from ..options.options import Options, UsageError, nearest
 from . import expressions
-from .discovery import split_name
+from .discovery import relative_to, split_name
 
 _CLASS = re.compile(r"^\s*class (\w+)", re.MULTILINE)
 _FUNCTION = re.compile(r"^\s*(?:async )?def (\w+)", re.MULTILINE)
@@ -48,12 +48,9 @@ class _Name:
 def _from_root(path: str, root: Path, cwd: Path) -> str:
     """A path that exists in the working directory, relative to the root; any other name unchanged."""
     try:
-        absolute = (cwd / path).resolve()
-        if path and absolute.exists() and absolute.is_relative_to(root.resolve()):
-            return absolute.relative_to(root.resolve()).as_posix()
-    except (OSError, ValueError):  # a name that no path can have: too long, or with a zero
-        pass
-    return path
+        return relative_to(root, cwd / path) if path and (cwd / path).exists() else path
+    except (OSError, ValueError, UsageError):  # too long for a path, or with a zero; outside of the root
+        return path
 
 
 @dataclass(frozen=True)
