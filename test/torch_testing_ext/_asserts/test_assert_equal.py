@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import types
 import unittest
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from kit.ranks import OneRank
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from torch_testing_ext._asserts import equality
+from torch_testing_ext._cases.sharded_tensor import ShardedTensorTestBase
+from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 CASES = Path(__file__).with_name("equality_cases.py")
@@ -269,6 +272,34 @@ class TestOtherAssertions(TestCase):
         self.assertEqualBroadcasting(torch.ones(2, 3), [1.0, 1.0, 1.0])
         with self.assertRaises(AssertionError):
             self.assertEqualBroadcasting(torch.ones(2, 3), [1.0, 1.0, 2.0])
+
+    def test_on_one_rank(self):
+        self.rank = 1
+        for check, others in (("assertEqualOnRank", (1, 2)), ("assertNotEqualOnRank", (1, 1))):
+            check = functools.partial(getattr(MultiThreadedTestCase, check), self)
+            check(*others, rank=0)
+            with self.assertRaises(AssertionError):
+                check(*others, rank=1)
+
+    def test_sharded_tensors(self):
+        def made(**different):
+            parts = {"local_shards": [], "metadata": 1, "sharding_spec": 2, "remote_shards": {}} | different
+            return types.SimpleNamespace(**{name: lambda part=part: part for name, part in parts.items()})
+
+        shards = [
+            [types.SimpleNamespace(tensor=tensor, metadata=metadata)] for tensor, metadata in ((1, 2), (1, 3), (2, 2))
+        ]
+        check = functools.partial(ShardedTensorTestBase.assert_sharded_tensor_equal, self)
+        check(made(local_shards=shards[0]), made(local_shards=shards[0]))
+        for different in (
+            *({"local_shards": other} for other in shards[1:]),
+            {"local_shards": []},
+            {"metadata": 3, "local_shards": shards[0]},
+            {"sharding_spec": 3, "local_shards": shards[0]},
+            {"remote_shards": {1: []}, "local_shards": shards[0]},
+        ):
+            with self.subTest(different=different), self.assertRaises(AssertionError):
+                check(made(local_shards=shards[0]), made(**different))
 
     def test_object_in_compares_identity(self):
         tensor = torch.ones(1)
