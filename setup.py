@@ -58,6 +58,8 @@ class WholeSdist(sdist):
             shutil.copy(HERE / name, base_dir)
 
 
+# setuptools would pack modules that an earlier build left there, although they are gone.
+shutil.rmtree(HERE / "build" / "lib", ignore_errors=True)
 SOURCE = address()
 setup(
     cmdclass={"sdist": WholeSdist},

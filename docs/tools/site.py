@@ -35,6 +35,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Titles of issues begin with words in brackets, which mkdocstrings takes for the name of a link."""
+    return markdown.replace("# [distributed][", "# [distributed]\\[").replace("# [FSDP][", "# [FSDP]\\[")
+
+
 def public_modules() -> list[str]:
     """The modules that users import: the mirror of PyTorch's, and our own beside them."""
     files = [*PACKAGE.glob("*.py"), *(PACKAGE / "distributed").rglob("*.py")]

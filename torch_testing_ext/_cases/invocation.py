@@ -24,7 +24,7 @@ verdict_note: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Ver
 
 def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "") -> launch.Case:
     """The case of a test of this name. Unless a runner keeps its account, and shows it by a command, a file has it."""
-    kept_as = "" if show_command else name
+    kept_as = "" if show_command else f"{os.path.relpath(file)}::{name}" if file else name
     return launch.Case(name, rerun_command, file, "", show_command or user_commands.to_show(name), kept_as)
 
 

@@ -119,7 +119,7 @@ class _Finder:
             _looks_like(name, "test", function)
             and not _is_excluded(function)
             and not self._is_fixture(function)
-            and not _is_method(function)
+            and function.__code__.co_varnames[: min(1, function.__code__.co_argcount)] != ("self",)  # for a class
             and not any(id(one) in self._run_by_unittest for one in _unwrapped(function))
         )
 
@@ -161,11 +161,6 @@ def _looks_like(name: str, prefix: str, thing: Any) -> bool:
 
 def _is_excluded(thing: Any) -> bool:
     return not getattr(thing, "__test__", True)
-
-
-def _is_method(function: FunctionType) -> bool:
-    """A function to be set on a class."""
-    return function.__code__.co_argcount > 0 and function.__code__.co_varnames[0] == "self"
 
 
 def _functions_of(test: Any) -> Iterator[Any]:

@@ -372,7 +372,7 @@ class MixtureOfExperts(NestedWrappedModule):
         expert = linear(23, 12)
         self.num_expert_params = sum(parameter.numel() for parameter in expert.parameters())
         for parameter in expert.parameters():
-            parameter.expert = True  # type: ignore[attr-defined]
+            parameter.expert = True  # type: ignore[attr-defined, unused-ignore]
         if deterministic:
             torch.manual_seed(0)
         shared = linear(12, 23)

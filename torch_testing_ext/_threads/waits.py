@@ -21,17 +21,14 @@ class ThreadWaits:
     """Follows the work of one rank. `note` gets the kind of a finding, a sentence, its line and the work's."""
 
     def __init__(self, note: Callable[[str, str, _Site, _Site], None], site: Callable[[], _Site]):
-        self._note = note
         self._site = site
         self._sites: list[_Site] = [None]
-        self.check = WaitCheck(self._on_finding, lambda: self._number_of(site()))
+        noted = lambda kind, text, *places: note(kind, text, *(self._sites[one] for one in places))  # noqa: E731
+        self.check = WaitCheck(noted, lambda: self._number_of(site()))
 
     def _number_of(self, site: _Site) -> int:
         self._sites.append(site)
         return len(self._sites) - 1
-
-    def _on_finding(self, kind: str, text: str, number: int, issued: int) -> None:
-        self._note(kind, text, self._sites[number], self._sites[issued])
 
     @contextmanager
     def around(self, watches_uses: bool) -> Iterator[None]:

@@ -49,7 +49,10 @@ class FlightRecorder:
             return b""
         which = {} if self.backend is None else {"backend": self.backend}
         with _without_inductor() if stacks else nullcontext():
-            data: bytes = function(True, stacks, False, **which)  # collectives, stacks, only active ones
+            try:
+                data: bytes = function(True, stacks, False, **which)  # collectives, stacks, only active ones
+            except RuntimeError:  # the name of a source file is not UTF-8
+                data = function(True, False, False, **which)
         return data
 
 

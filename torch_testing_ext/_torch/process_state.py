@@ -26,12 +26,12 @@ def pop_torch_function_mode() -> None:
 
 def torch_function_state() -> Any:
     """Is `__torch_function__` enabled? `_get_torch_function_state`: 2.11 to 2.15."""
-    return torch._C._get_torch_function_state()  # type: ignore[attr-defined]
+    return torch._C._get_torch_function_state()  # type: ignore[attr-defined, unused-ignore]
 
 
 def set_torch_function_state(state: Any) -> None:
     """Restore a result of `torch_function_state`. `_set_torch_function_state`: 2.11 to 2.15."""
-    torch._C._set_torch_function_state(state)  # type: ignore[attr-defined]
+    torch._C._set_torch_function_state(state)  # type: ignore[attr-defined, unused-ignore]
 
 
 # -- the compiler

@@ -197,7 +197,7 @@ def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
         mesh, placements = dtensor.device_mesh, dtensor.placements
         shape, stride = dtensor.shape, dtensor.stride()
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
-    return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def is_innermost_function_mode(mode: Any) -> bool:

@@ -43,7 +43,7 @@ def finished_work(result: Any) -> dist.Work:
     """Return a completed Work. `_create_work_from_future`: 2.11 to 2.15."""
     future: Any = torch.futures.Future()
     future.set_result(result)
-    work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined, unused-ignore]
     return work
 
 

@@ -6,14 +6,17 @@ It overwrites nothing.
 import importlib.metadata
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from string import Template
 
 from torch_testing_ext._process import shell, user_commands
+from torch_testing_ext._process.logs import text_of
 
 from .model import ExitCode
+from .options import config
 from .options.options import UsageError
 from .options.test_folders import default_folders
 from .selection.discovery import files_below, relative_to
@@ -29,7 +32,15 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
             raise UsageError(f"init takes no arguments, such as {argv[0]}")
         print(f"usage: {user_commands.runner()} init\n\n{_template('help.txt')}", end="")
         return ExitCode.PASSED
-    root = root.resolve()
+    try:
+        files = _set_up(root := root.resolve())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"init: {error}") from None
+    return _run_first([relative_to(root, file) for file in files], root, main)
+
+
+def _set_up(root: Path) -> list[Path]:
+    """Write what is not there yet. Returns the test files."""
     files = sorted(files_below(default_folders(root))) or sorted(files_below([root]))
     if not files:
         files = [root / "tests" / "test_first.py"]
@@ -37,7 +48,7 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
     _configure(root / "pyproject.toml", sorted({relative_to(root, file).split("/")[0] for file in files}))
     job = Template(_template("torchtest.yml")).substitute(install=_install(root))
     _write(root / ".github" / "workflows" / "torchtest.yml", job, root)
-    return _run_first([relative_to(root, file) for file in files], root, main)
+    return files
 
 
 def _template(name: str) -> str:
@@ -47,12 +58,12 @@ def _template(name: str) -> str:
 def _configure(settings: Path, folders: Sequence[str]) -> None:
     """Say where the tests are, unless the settings do so already."""
     before = settings.read_text(encoding="utf-8") if settings.exists() else ""
-    if "[tool.torch_testing_ext]" in before:
-        print(f"kept   {settings.name}: it has a section [tool.torch_testing_ext]")
+    if config.pyproject_section(settings.parent) is not None:
+        print(f"kept   {settings.name}: it has settings of torch_testing_ext")
         return
     between = "" if not before else "\n" if before.endswith("\n") else "\n\n"
-    section = f"[tool.torch_testing_ext]\ntests = {json.dumps(folders, ensure_ascii=False)}\n"
-    settings.write_text(before + between + section, encoding="utf-8")
+    with settings.open("a", encoding="utf-8") as file:
+        file.write(f"{between}[tool.torch_testing_ext]\ntests = {json.dumps(folders, ensure_ascii=False)}\n")
     print(f"wrote  {settings.name}: [tool.torch_testing_ext] tests = {', '.join(folders)}")
 
 
@@ -66,8 +77,8 @@ def _write(file: Path, text: str, root: Path) -> None:
 
 def _install(root: Path) -> str:
     """The steps of the job that install what the tests need."""
-    settings = root / "pyproject.toml"
-    is_package = (root / "setup.py").exists() or "[project]" in (settings.read_text() if settings.exists() else "")
+    settings = text_of(root / "pyproject.toml")
+    is_package = (root / "setup.py").exists() or re.search(r"^\[(project|tool\.poetry)\]", settings, re.MULTILINE)
     needed = ["-r requirements.txt"] if (root / "requirements.txt").exists() else []
     needed += ["."] if is_package else []
     if (address := _address()) is None:

@@ -35,27 +35,24 @@ class MirroredModule:
     until: Version | None = None
 
 
-def _kit(*names: str) -> tuple[MirroredModule, ...]:
-    return tuple(MirroredModule(f"{THEIR_KIT}.{name}", f"{OUR_KIT}.{name}") for name in names)
-
-
+_KIT = [
+    "common_utils",
+    "common_distributed",
+    "common_fsdp",
+    "common_dist_composable",
+    "common_device_type",
+    "common_cuda",
+    "two_tensor",
+    "distributed._shard.sharded_tensor",
+    "distributed.fake_pg",
+    "distributed.multi_threaded_pg",
+    "distributed.checkpoint_utils",
+    "distributed.common_state_dict",
+    "distributed.distributed_utils",
+    "distributed._tensor.common_dtensor",
+]
 MIRRORED = (
-    *_kit(
-        "common_utils",
-        "common_distributed",
-        "common_fsdp",
-        "common_dist_composable",
-        "common_device_type",
-        "common_cuda",
-        "two_tensor",
-        "distributed._shard.sharded_tensor",
-        "distributed.fake_pg",
-        "distributed.multi_threaded_pg",
-        "distributed.checkpoint_utils",
-        "distributed.common_state_dict",
-        "distributed.distributed_utils",
-        "distributed._tensor.common_dtensor",
-    ),
+    *(MirroredModule(f"{THEIR_KIT}.{name}", f"{OUR_KIT}.{name}") for name in _KIT),
     MirroredModule("torch.distributed._spmd", f"{OUR_KIT}.distributed._spmd", until=(2, 5)),
 )
 

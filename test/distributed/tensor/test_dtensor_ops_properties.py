@@ -1,7 +1,7 @@
 """op(dtensor).full_tensor() == op(full), for any layout of the arguments.
 
-dtensor_ops_support.py lists what torch refuses, by operation, layout and version. Torch must refuse exactly that, with
-the listed messages.
+dtensor_ops_support.py lists what torch refuses, by operation, layout and version. Where an example meets an entry
+for its layout, torch must refuse it, with the listed message.
 """
 
 import re

@@ -143,6 +143,15 @@ class TestAsked(unittest.TestCase):
             flight_recorder.recorded_collectives()
         return asked
 
+    def test_a_source_whose_name_is_not_utf8(self):
+        def dump(collectives, stacks, active):
+            if stacks:
+                raise RuntimeError("Unable to cast Python instance of type <class 'str'>")
+            return b"calls"
+
+        with mock.patch.object(torch._C._distributed_c10d, "_dump_test", dump, create=True):
+            self.assertEqual(flight_recorder.FlightRecorder("_dump_test").dump(stacks=True), b"calls")
+
     def test_gloo_alone(self):
         """No GPU is involved."""
         self.assertEqual([("fr", None)], self.asked_for(set(), by_name=True))

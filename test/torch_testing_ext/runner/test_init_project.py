@@ -35,6 +35,22 @@ class InitTest(FolderCase):
     def read(self, name):
         return (self.root / name).read_text(encoding="utf-8")
 
+    def test_settings_in_another_spelling_are_kept(self):
+        self.write("mytests/test_a.py", "")
+        for settings in ("[ tool . torch_testing_ext ]\ntests = ['mytests']\n", "tool.torch_testing_ext.jobs = 1\n"):
+            self.write("pyproject.toml", settings)
+            out, _ = self.init()
+            self.assertIn("kept   pyproject.toml: it has settings of torch_testing_ext", out)
+            self.assertEqual(self.read("pyproject.toml"), settings)
+
+    def test_what_cannot_be_written(self):
+        self.write("test_a.py", ""), self.write(".github", "a file")
+        with self.assertRaisesRegex(UsageError, "init: .*Not a directory"):
+            self.init()
+        (self.root / "pyproject.toml").write_bytes(b"# caf\xe9\n")
+        with self.assertRaisesRegex(UsageError, "init: .*codec can't decode"):
+            self.init()
+
     def test_a_project_with_tests(self):
         self.write("checks/test_a.py", ""), self.write("checks/deep/test_b.py", ""), self.write("more/test_c.py", "")
         self.write("venv/pyvenv.cfg", ""), self.write("venv/lib/test_x.py", ""), self.write(".hidden/test_y.py", "")

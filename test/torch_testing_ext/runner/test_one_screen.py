@@ -19,6 +19,7 @@ from unittest import mock
 from kit.runs import ROOT, RunsCase
 from kit.warm import run_warm
 
+from torch_testing_ext._cases import invocation
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.launch.screen import height
 from torch_testing_ext.runner.cli import main
@@ -188,6 +189,10 @@ class OneScreenTest(OneScreenCase):
 
 
 class OtherPlacesTest(OneScreenCase):
+    def test_accounts_of_tests_with_one_name(self):
+        files = [invocation.case_of("test_same", f"tests/test_{number}.py").kept_as for number in (1, 2)]
+        self.assertEqual(files, ["tests/test_1.py::test_same", "tests/test_2.py::test_same"])
+
     def test_pytest_and_a_plain_file(self):
         """The printed commands run there, too."""
         path = os.pathsep.join([str(self.root), str(ROOT)])

@@ -212,23 +212,29 @@ def _setup_cfg(root: Path) -> Layer:
 
 
 def _pyproject(root: Path) -> Layer:
+    section = pyproject_section(root) or {}
+    # As an INI file would have them (a list is lines), so that both formats are read in the same way.
+    texts = {key: "\n".join(map(str, found if isinstance(found, list) else [found])) for key, found in section.items()}
+    return _from_file(texts, root / "pyproject.toml", root)
+
+
+def pyproject_section(root: Path) -> dict[str, Any] | None:
+    """The settings in the file, if it has any. Raises UsageError."""
     file = root / "pyproject.toml"
     try:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    if f"tool.{SECTION}" not in text:
-        return {}
+    if f"tool.{SECTION}" not in text.replace(" ", ""):
+        return None
     toml = _toml_reader(file)
     try:
-        section = toml.loads(text).get("tool", {}).get(SECTION, {})
+        section = toml.loads(text).get("tool", {}).get(SECTION)
     except toml.TOMLDecodeError as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    if not isinstance(section, dict):
+    if not isinstance(section, dict | None):
         raise UsageError(f"{file}: [tool.{SECTION}] is no table")
-    # As an INI file would have them (a list is lines), so that both formats are read in the same way.
-    texts = {key: "\n".join(map(str, found if isinstance(found, list) else [found])) for key, found in section.items()}
-    return _from_file(texts, file, root)
+    return section
 
 
 def _toml_reader(file: Path) -> ModuleType:

@@ -27,7 +27,8 @@ _TABLES = (("tool", "pytest", "ini_options"), ("tool", "pytest"), ("pytest",))
 
 def project_root(cwd: Path) -> Path:
     """The nearest folder from here upwards that has settings of ours or of pytest; without any, this one."""
-    return next((folder for folder in (cwd, *cwd.parents) if any(map(_has_settings, _files(folder)))), cwd)
+    files = (file for folder in (cwd, *cwd.parents) for file in _files(folder) if file.is_file())
+    return next((file.parent for file in files if any(one in text_of(file) for one in _SECTIONS[file.name])), cwd)
 
 
 def default_folders(root: Path) -> tuple[Path, ...]:
@@ -40,10 +41,6 @@ def default_folders(root: Path) -> tuple[Path, ...]:
 
 def _files(folder: Path) -> list[Path]:
     return [folder / name for name in _SECTIONS]
-
-
-def _has_settings(file: Path) -> bool:
-    return file.is_file() and any(section in text_of(file) for section in _SECTIONS[file.name])
 
 
 def _testpaths(file: Path) -> Sequence[str]:

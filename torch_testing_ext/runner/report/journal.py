@@ -89,7 +89,9 @@ class Journal:
                 self._open()
                 self._write(event)
             case TestFinished(finished):
-                self._write(replace(event, finished=FinishedTest((_only_named(finished.last),))))
+                last = finished.last  # which another line has in full
+                named = Attempt(last.test, last.outcome, repetition=last.repetition, number=last.number)
+                self._write(replace(event, finished=FinishedTest((named,))))
             case RunEnded(summary):
                 self._write(JournalEnd(replace(summary, finished=()), len(summary.finished)))
                 self._close()
@@ -133,11 +135,6 @@ class Journal:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
-
-
-def _only_named(attempt: Attempt) -> Attempt:
-    """An attempt that another line has in full."""
-    return Attempt(attempt.test, attempt.outcome, repetition=attempt.repetition, number=attempt.number)
 
 
 def place_of_new(folder: Path) -> Path:
