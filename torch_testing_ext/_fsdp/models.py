@@ -219,9 +219,7 @@ class NestedWrappedModule(FSDPTestModel):
         fsdp_kwargs: dict[str, Any] | None = None,
         deterministic: bool = False,
     ) -> nn.Module:
-        return _init_nested(
-            NestedWrappedModule, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
-        )
+        return _init_nested(NestedWrappedModule, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic)
 
 
 class AlwaysWrapNestedWrappedModule(NestedWrappedModule):
@@ -272,9 +270,7 @@ class NonUniformReqGradNWM(NestedWrappedModule):
         fsdp_kwargs: dict[str, Any] | None = None,
         deterministic: bool = False,
     ) -> nn.Module:
-        model = _init_nested(
-            NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic=deterministic
-        )
+        model = _init_nested(NonUniformReqGradNWM, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic)
         # "module.2.1.", with or without the level that FSDP inserts between the two numbers.
         NonUniformReqGradNWM._set_nonuniform_req_grad(model, re.compile(r"module\.2.*\.1.*"))
         return model
@@ -372,12 +368,12 @@ class MixtureOfExperts(NestedWrappedModule):
         expert = linear(23, 12)
         self.num_expert_params = sum(parameter.numel() for parameter in expert.parameters())
         for parameter in expert.parameters():
-            parameter.expert = True  # type: ignore[attr-defined, unused-ignore]
+            parameter.expert = True  # type: ignore[attr-defined]
         if deterministic:
             torch.manual_seed(0)
         shared = linear(12, 23)
         if wrap_fsdp:
-            expert = FSDP(expert, dist.new_group([group.rank()]), **fsdp_kwargs)
+            expert = FSDP(expert, dist.new_group([group.rank()]), **fsdp_kwargs)  # type: ignore[arg-type, unused-ignore]
             shared = FSDP(shared, group, **fsdp_kwargs)
         self.module = nn.Sequential(linear(8, 12), shared, expert, linear(12, 8))
 
@@ -406,8 +402,10 @@ class MixtureOfExperts(NestedWrappedModule):
         deterministic: bool = False,
         delay_before_free_ms: int = 0,
     ) -> nn.Module:
-        options = {"deterministic": deterministic, "delay_before_free_ms": delay_before_free_ms}
-        return _init_nested(MixtureOfExperts, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, **options)
+        delay = {"delay_before_free_ms": delay_before_free_ms}
+        return _init_nested(
+            MixtureOfExperts, group, fsdp_init_mode, device_init_mode, fsdp_kwargs, deterministic, **delay
+        )
 
 
 class SkipModule(nn.Module):
@@ -458,9 +456,11 @@ def _init_nested(
     fsdp_init_mode: FSDPInitMode,
     device_init_mode: DEVICEInitMode,
     fsdp_kwargs: dict[str, Any] | None,
+    deterministic: bool,
     **others: Any,
 ) -> nn.Module:
     _check_mode(fsdp_init_mode)
+    others["deterministic"] = deterministic
     if fsdp_init_mode is FSDPInitMode.NO_FSDP:
         return model_class(group, wrap_fsdp=False, device_init_mode=device_init_mode, **others)
     model = model_class(group, wrap_fsdp=True, device_init_mode=device_init_mode, **others, **(fsdp_kwargs or {}))
