@@ -1,5 +1,6 @@
 """The exception of a rank becomes the account of its end: here, and nowhere else."""
 
+import inspect
 import sys
 import unittest
 from collections.abc import Iterator
@@ -30,6 +31,15 @@ def recorded(
         account_for(account, error, failure)
         if account.account is None:
             raise
+
+
+def ran(result: object) -> None:
+    """Refuse what a call has returned if that call has run nothing: a coroutine or a generator."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        name = result.__qualname__
+        if inspect.iscoroutine(result):
+            result.close()  # or Python warns that it was never awaited
+        raise TypeError(f"{name} has run nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()")
 
 
 def account_for(

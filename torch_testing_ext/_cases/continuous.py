@@ -133,7 +133,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         @functools.wraps(fn)
         def wrapper(self: MultiProcContinuousTest, **kwargs: Any) -> None:
             if self._is_rank():
-                fn(**kwargs)
+                accounting.ran(fn(**kwargs))
             else:
                 self._wait_for_ranks()
 

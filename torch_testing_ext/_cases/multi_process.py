@@ -25,7 +25,7 @@ from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 
 from . import foreign_ranks, invocation, launched_ranks, passed_warnings
-from .accounting import account_for
+from .accounting import account_for, ran
 from .process_case import ProcessRanksTestCase
 from .rank_life import leave_process_group, run_rank
 from .rank_process import PipeFromRank, PipeToParent, RankEvent, RankProcess, UnstartedRank, account_behind
@@ -306,6 +306,6 @@ def _run_in_rank(test: Callable[[], Any]) -> None:
     context = launch.current_context()
     if context is not None:
         context.account.test_begins()
-    test()
+    ran(test())
     if context is not None:
         context.account.test_returned()

@@ -22,7 +22,7 @@ from torch_testing_ext._process.whole_files import source_file
 from torch_testing_ext.launch import settings
 
 from . import ranked
-from .accounting import account_for
+from .accounting import account_for, ran
 from .invocation import case_of
 from .rank_checks import sanitize_threads
 from .ranked import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
@@ -141,7 +141,7 @@ class MultiThreadedTestCase(RankedTestCase):
                     raise Skipped(self._skip)
                 self._join_threads(self.threads, fn)
             else:
-                fn()
+                ran(fn())
 
         return types.MethodType(wrapper, self)
 

@@ -10,7 +10,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._process.whole_files import source_file
 
-from . import launched_ranks, passed_warnings
+from . import accounting, launched_ranks, passed_warnings
 from .invocation import case_of
 from .jobs import run_to_end
 from .rank_life import run_rank
@@ -83,6 +83,6 @@ def _run(context: launch.RankContext, call: tuple[launch.Named, tuple[Any, ...],
         with passed_warnings.recorded(context.account):
             if backend is not None:
                 dist.init_process_group(backend)
-            function(context.rank, *args)
+            accounting.ran(function(context.rank, *args))
 
     run_rank(context, body)

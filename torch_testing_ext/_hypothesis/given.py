@@ -24,13 +24,12 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
-        def one_example(*args: Any, **arguments: Any) -> None:
-            """Run one example. Hypothesis may pass `self` as a keyword, too."""
+        def one_example(*args: Any, **arguments: Any) -> Any:
+            """Run one example. Hypothesis may pass `self` as a keyword, too, and refuses results."""
             drawn = {name: arguments.pop(name) for name in list(arguments) if name not in not_drawn}
             if isinstance(Participant.current, Leader):
-                Participant.current.run_example(functools.partial(body, *args, **arguments), drawn)
-            else:
-                body(*args, **arguments, **{name: for_rank(value, 0) for name, value in drawn.items()})
+                return Participant.current.run_example(functools.partial(body, *args, **arguments), drawn)
+            return body(*args, **arguments, **{name: for_rank(value, 0) for name, value in drawn.items()})
 
         original: Any = hypothesis.given(*positional, **named)
         prop: Callable[..., None] = original(one_example)
@@ -40,7 +39,7 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
         def test(*args: Any, **kwargs: Any) -> None:
             hypothesis_internals.copy_decorations(test, prop)
             if args and _is_rank(args[0]):
-                run(args[0], prop, functools.partial(body, args[0]))
+                run(args[0], prop, functools.partial(body, *args, **kwargs))
             elif args and isinstance(args[0], RankedTestCase) and not isinstance(args[0], MultiProcessTestCase):
                 raise TypeError(
                     f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "

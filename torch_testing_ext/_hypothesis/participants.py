@@ -12,6 +12,7 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.errors import StopTest
 
+from torch_testing_ext._cases.accounting import ran
 from torch_testing_ext._collectives.records import list_of
 from torch_testing_ext.launch import Cause
 
@@ -91,7 +92,7 @@ class Participant:
         self.describe_current = functools.partial(describe, body, drawn)
         self.watchdog.enter(self.number, self.describe_current)
         try:
-            body(**{name: example_values.for_rank(value, self.rank) for name, value in drawn.items()})
+            ran(body(**{name: example_values.for_rank(value, self.rank) for name, value in drawn.items()}))
         except BaseException as error:  # torch's CheckpointException is no Exception
             interrupted = self.watchdog.leave()
             if isinstance(error, _NOT_OF_THE_EXAMPLE):

@@ -38,7 +38,7 @@ def run(test: Any, prop: Callable[..., None], body: Body) -> None:
         if isinstance(participant, Leader):
             hypothesis_internals.set_settings(prop, hypothesis.settings(chosen, deadline=None))
             hypothesis_internals.add_examples(prop, [arguments for _, arguments in examples or ()])
-            _lead(participant, test, prop, examples)
+            _lead(participant, body, prop, examples)
         else:
             assert isinstance(participant, Follower)
             _follow(participant, body)
@@ -101,13 +101,13 @@ def _backend(test: Any) -> str:
     return chosen if isinstance(chosen, str) else "gloo"
 
 
-def _lead(leader: Leader, test: Any, prop: Callable[..., None], examples: Sequence[replay.Example] | None) -> None:
+def _lead(leader: Leader, body: Body, prop: Callable[..., None], examples: Sequence[replay.Example] | None) -> None:
     seed = hypothesis_internals.choose_seed(prop)
     lines: list[str] = []
     result = PropertyResult()
     try:
         with hypothesis_internals.capture_reports(lines), hypothesis_internals.examples_of_the_seed():
-            prop(test)
+            prop(*body.args, **body.keywords)
         if examples is not None and not leader.passed:  # Hypothesis refuses this of examples that it draws
             raise Unsatisfiable(f"the property rejected all {leader.count} examples: it has tested nothing")
         if leader.needs_new_groups:

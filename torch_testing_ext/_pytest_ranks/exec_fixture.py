@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import spawning
+from torch_testing_ext._cases import accounting, spawning
 from torch_testing_ext._cases.distributed_exec import DistributedFixture
 from torch_testing_ext._cases.invocation import case_of
 from torch_testing_ext._marks import needs
@@ -45,4 +45,4 @@ def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spe
         group = dist_env.make(spec, directory, rank)
         if instance.init_distributed:
             next(group)
-        instance.run(**given)
+        accounting.ran(instance.run(**given))

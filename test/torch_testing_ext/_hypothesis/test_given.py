@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch_testing_ext import _torch
 from torch_testing_ext._hypothesis.strategies.meshes import MeshPlan
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
-from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase, DTensorTestBase, with_comms
 from torch_testing_ext.hypothesis_utils import (
     Phase,
@@ -266,6 +266,21 @@ class TestExamples(TestCase):
         ):
             with self.subTest(runner=runner):
                 output_of_python(*runner)
+
+
+@instantiate_parametrized_tests
+class TestArguments(DTensorTestBase):
+    """Those that are not drawn reach the body in each rank."""
+
+    world_size = 2
+
+    @parametrize("limit", [3, 9])
+    @with_comms
+    @PROFILE
+    @given(n=st.integers(0, 3))
+    def test_of_parametrize(self, n, limit):
+        self.assertLessEqual(total(n), 2 * limit)
+        self.assertIn(limit, (3, 9))
 
 
 class TestSpawned(TestCase):
