@@ -104,6 +104,9 @@ def requires(need: Need) -> Callable[[F], F]:
     """Decorator: skip the test where the need is unmet, in the parent where possible."""
 
     def decorate(func: F) -> F:
+        if isinstance(func, type):
+            return each_test(func, decorate)  # type: ignore[no-any-return]  # mypy makes it any type
+
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             skip = need.unmet()
@@ -125,6 +128,13 @@ def requires(need: Need) -> Callable[[F], F]:
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def each_test(cls: F, decorate: Callable[[Any], Any]) -> F:
+    """Decorate the tests of a class: a function in place of it would be no class, and its tests would not run."""
+    for name in unittest.defaultTestLoader.getTestCaseNames(cls):  # type: ignore[arg-type]  # any class
+        setattr(cls, name, decorate(getattr(cls, name)))
+    return cls
 
 
 def declare_devices(target: Any, count: int) -> Any:

@@ -28,6 +28,9 @@ def skip_for(why: Callable[..., str | None]) -> Decorator:
     """Skip the decorated test where `why`, called with its arguments before each run, returns a reason."""
 
     def decorate(target: Any) -> Any:
+        if isinstance(target, type):
+            return needs.each_test(target, decorate)
+
         @functools.wraps(target)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if (reason := why(*args, **kwargs)) is not None:

@@ -10,7 +10,14 @@ import torch.distributed as dist
 
 from torch_testing_ext import common_device_type as kit
 from torch_testing_ext.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
-from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.common_utils import (
+    TestCase,
+    decorateIf,
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+    subtest,
+)
 from torch_testing_ext.distributed._shard.sharded_tensor import ShardedTensorTestBase, with_comms as with_sharded_comms
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 from torch_testing_ext.two_tensor import TwoTensor, TwoTensorMode
@@ -55,6 +62,22 @@ def outcomes(cls: type) -> dict[str, str]:
 
 class InstantiationTest(TestCase):
     """Classes and tests that a generic class turns into."""
+
+    def test_decorators_of_one_case(self) -> None:
+        class TestIt(TestCase):
+            @decorateIf(unittest.expectedFailure, lambda params: params["x"] == 1)
+            @parametrize("x", [1, 2])
+            def test_it(self, device: str, x: int) -> None:
+                self.assertNotEqual(x, 1)
+
+            @parametrize("x", [subtest(1, decorators=[unittest.expectedFailure]), subtest(2)])
+            def test_subtest(self, device: str, x: int) -> None:
+                self.assertNotEqual(x, 1)
+
+        cls = instantiate(TestIt, only_for="cpu")["TestItCPU"]
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(cls).run(result)
+        self.assertEqual((result.testsRun, len(result.expectedFailures), result.wasSuccessful()), (4, 2, True))
 
     def test_names_and_arguments(self) -> None:
         seen: list[Any] = []

@@ -10,6 +10,8 @@ import torch
 from torch_testing_ext import common_utils
 from torch_testing_ext._machine import accelerators, flags
 from torch_testing_ext._marks import hardware
+from torch_testing_ext._marks.skips import skip_for
+from torch_testing_ext.common_distributed import requires_world_size
 from torch_testing_ext.common_utils import (
     TestCase,
     instantiate_parametrized_tests,
@@ -45,6 +47,21 @@ def skip_reason(result):
 
 @instantiate_parametrized_tests
 class TestSkips(TestCase):
+    @parametrize("decorator", [requires_world_size(99), skip_for(lambda test: "requires nothing")])
+    def test_a_class_stays_one(self, decorator):
+        class Base(TestCase):
+            def test_inherited(self): ...
+
+        @decorator
+        class Derived(Base):
+            def test_own(self): ...
+
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(Derived).run(result)
+        self.assertEqual([reason.partition(" ")[0] for _, reason in result.skipped], ["requires"] * 2)
+        unittest.defaultTestLoader.loadTestsFromTestCase(Base).run(result)
+        self.assertEqual((result.testsRun, len(result.skipped)), (3, 2))
+
     def with_flags(self, **values):
         patch = mock.patch.dict(flags._FLAGS, {name: lambda value=value: value for name, value in values.items()})
         patch.start()
