@@ -60,7 +60,7 @@ def file_of(test: unittest.TestCase, subname: str | None) -> Path:
 
 def read_if_exists(file: Path) -> str | None:
     try:
-        return file.read_text()
+        return file.read_text("utf-8", "surrogatepass")
     except FileNotFoundError:
         return None
 
@@ -69,7 +69,7 @@ def write(file: Path, text: str) -> None:
     if read_if_exists(file) == text:
         return
     file.parent.mkdir(exist_ok=True)
-    file.write_text(text)
+    file.write_text(text, "utf-8", "surrogatepass")
     print(f"Accepting new output in {file}")
 
 
@@ -142,12 +142,12 @@ def accept(record: Record) -> str:
 def _rewrite(record: Record, edits: _Edits) -> str:
     if record.line in edits:
         return "" if edits[record.line][1] == record.actual else f"two calls at {record.where} have different texts"
-    source = Path(record.file).read_text()
+    source = Path(record.file).read_text("utf-8")
     line = record.line + sum(added for earlier, (added, _) in edits.items() if earlier < record.line)
     new, added = expecttest.replace_string_literal(source, line, _last_line(source, line), record.actual)
     if new == source:
         return f"cannot rewrite the expectation at {record.where}: it must be a literal in triple quotes"
-    Path(record.file).write_text(new)
+    Path(record.file).write_text(new, "utf-8")
     edits[record.line] = added, record.actual
     print(f"Accepting new output at {record.where}")
     return ""

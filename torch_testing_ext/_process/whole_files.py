@@ -24,12 +24,12 @@ def write_atomically(path: Path, text: str) -> None:
     A path that is not a regular file (a pipe, a device) cannot be replaced; it is written directly.
     """
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with open(handle, "w", encoding="utf-8") as stream:
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
         os.chmod(draft, 0o666 & ~_umask())
         os.replace(draft, path)

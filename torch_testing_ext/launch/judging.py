@@ -276,6 +276,8 @@ def _verdict(
     first = next(iter(fault.culprits), None)
     account = _compose(fault, shown, first if is_blamed else None, collectives)
     message = screen.show(fault) if fault.case.show_command else account
+    # Neither a file nor pytest-xdist takes the characters that stand for bytes of names that are not UTF-8.
+    message, account = (text.encode(errors="backslashreplace").decode() for text in (message, account))
     return Verdict(outcome, message, first, account=account, kept_as=fault.case.kept_as)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from kit.processes import clean_environ
 from kit.warm import run_warm
 
+from torch_testing_ext._asserts import expectations
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -110,6 +111,15 @@ class TestAccept(TestCase):
         self.assertEqual(ended.stderr.count("+value 1"), 2)
         self.assertEqual(file.read_text(), before)
         self.assertFalse((file.parent / "expect").exists())
+
+
+class TestText(TestCase):
+    def test_any_text_is_kept(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "expect", "a.expect")
+            for text in ("before", "grün, and a name that is not UTF-8: \udcff"):
+                expectations.write(file, text)
+                self.assertEqual(expectations.read_if_exists(file), text)
 
 
 class TestCompare(MultiProcessTestCase):

@@ -195,6 +195,9 @@ class Faults(FourRanks):
     def is_unprintable(self):
         raise Unprintable
 
+    def names_a_file_that_is_not_utf_8(self):
+        raise FileNotFoundError("no file b\udcff.bin")
+
     def recurses(self):
         self.recurses.__func__(self)
 
@@ -365,6 +368,7 @@ class FaultTest(TestCase):
         self.check("is_unpicklable", "error", "Unpicklable: holds a lock")
         self.check("is_unprintable", "error", "Unprintable", "its str() raised RuntimeError")
         self.check("recurses", "error", "RecursionError")
+        self.check("names_a_file_that_is_not_utf_8", "error", r"FileNotFoundError: no file b\udcff.bin")
 
     def test_much_output(self):
         seen = self.check("prints_much", "error", "ValueError: after 50 MB", "the last line")
