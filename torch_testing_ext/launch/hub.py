@@ -60,9 +60,9 @@ class Hub(threading.Thread):
         self._loop = EventLoop()
         self._ranks: dict[int, Channel[rounds.FromRank]] = {}
         self._stacks: dict[int, rounds.RankStacks] = {}
-        self._round = rounds.RoundState(1, self._world_size, left={})
-        self._lease = ExitStack()  # of the round's port
         self._told: dict[int, tuple[str, ...]] = {}
+        self._round = rounds.RoundState(1, self._world_size, {}, self._told)
+        self._lease = ExitStack()  # of the round's port
         self._own = self._admit(own)
 
     def forget(self) -> None:
@@ -138,7 +138,7 @@ class Hub(threading.Thread):
 
     def take_over(self) -> dict[int, tuple[str, ...]]:
         """Take over what the other ranks have told."""
-        told = dict(self._told)
+        told = {rank: reports for rank, reports in self._told.items() if rank}
         self._tell(self._ranks.keys() - {0}, rounds.RankHeard())
         return told
 
@@ -160,7 +160,7 @@ class Hub(threading.Thread):
 
     def _next_round(self) -> None:
         self._lease.close()
-        self._round = rounds.RoundState(self._round.number + 1, self._world_size, self._round.left)
+        self._round = rounds.RoundState(self._round.number + 1, self._world_size, self._round.left, self._told)
 
     def _start(self) -> None:
         self._round.start(now())

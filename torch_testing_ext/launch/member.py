@@ -130,6 +130,7 @@ class Member:
     def hear(self, timeout: float) -> dict[int, tuple[str, ...]]:
         """In rank 0, at the end of all tests: wait for the reports that other ranks leave to it, and return them."""
         assert self._hub is not None
+        self._send(rounds.RankTells(()))
         until, until_joined = now() + timeout, now() + min(timeout, _LONGEST_JOIN)
         while not self._is_ending:
             joined, missing = self._hub.awaited()

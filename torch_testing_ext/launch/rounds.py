@@ -1,7 +1,7 @@
 """Rounds: tests that all ranks of a launcher run together. Pure: messages come in, and what to do next comes out."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch_testing_ext._process import grace
@@ -126,11 +126,15 @@ class NextStep(enum.Enum):
 
 @dataclass
 class RoundState:
-    """The messages of the ranks about one round. `left`: when connections of ranks have closed, in any round."""
+    """The messages of the ranks about one round.
+
+    Of any round, `left`: when connections of ranks have closed, `told`: ranks that are at the end of their tests.
+    """
 
     number: int
     world_size: int
     left: dict[int, float]
+    told: Container[int] = ()
     begun: dict[int, RankBegins] = field(default_factory=dict)
     accounts: dict[int, RankAccount] = field(default_factory=dict)
     began: float | None = None  # when all had begun
@@ -191,6 +195,8 @@ class RoundState:
             return f"the ranks of the launcher run different tests: {each}"
         if gone := [rank for rank in missing if rank in self.left]:
             return f"rank {gone[0]} of {self.world_size} is missing: {HAS_LEFT}"
+        if ended := [rank for rank in missing if rank in self.told]:
+            return f"rank {ended[0]} of {self.world_size} has ended its tests (-x, or an error before them)"
         if missing and self.has_timed_out(now):
             return f"rank {missing[0]} of {self.world_size} has not begun {next(iter(names.values()))} in time"
         return ""

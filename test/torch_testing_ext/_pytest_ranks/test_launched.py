@@ -314,6 +314,23 @@ def test_dies():
                 self.assertOutcomes(run, {"test_passes": "passed", "test_dies": "failed"})
                 self.assertIn("rank 0 of 2 was lost", run.messages["test_dies"])
 
+    def test_one_rank_stops_before_the_others(self) -> None:
+        """The other one does not wait for it until its time-out, which is longer than a run may take here."""
+        source = """
+def test_plain():
+    assert rank() == int(os.environ["GOOD"])
+
+@pytest.mark.world_size(2, timeout=1000)
+def test_marked(): ...
+"""
+        for good in ("0", "1"):
+            with self.subTest(good=good):
+                run = run_under_torchrun(self.folder, HEAD + source, "-x", GOOD=good)
+                self.assertEqual(run.code, 1, run.errors)
+                self.assertIn("failed", run.outcomes.values())
+                if good == "0":
+                    self.assertIn("rank 1 of 2 has ended its tests", run.messages["test_marked"])
+
     def test_like_mpirun_and_srun(self) -> None:
         """Each has variables of its own; the processes have one parent and no rendezvous."""
         source = """

@@ -80,6 +80,14 @@ class RoundTest(unittest.TestCase):
         self.next(NextStep.REFUSE)
         self.assertIn("rank 0 of 2 is missing: its process has ended", self.round.why_refused(0.0))
 
+    def test_a_rank_that_has_ended_its_tests(self):
+        self.round = RoundState(3, 2, {}, told={0: ()})
+        self.begin(1)
+        self.next(NextStep.REFUSE)
+        self.assertIn("rank 0 of 2 has ended its tests", self.round.why_refused(0.0))
+        self.begin(0)
+        self.next(NextStep.START)
+
     def test_different_tests(self):
         self.begin(1)
         self.round.on_begin(0, begins("test_y"), 0.0)
