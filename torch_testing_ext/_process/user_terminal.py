@@ -17,7 +17,13 @@ def _of_stdin() -> str:
         return ""
 
 
-_AT_START = _of_stdin()  # pytest's capture takes it away later
+def look_again() -> None:
+    """Find the terminal of this process, whose standard input has changed since the import."""
+    global _at_start
+    _at_start = _of_stdin()
+
+
+_at_start = _of_stdin()  # pytest's capture takes it away later
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class UserTerminal:
             return cls.read(text)
         if "PYTEST_XDIST_WORKER" in os.environ:
             return cls(why_not="the workers of pytest-xdist have no terminal: run pytest without -n")
-        return cls(_AT_START, "" if _AT_START else "no terminal is there: run the test in one")
+        return cls(_at_start, "" if _at_start else "no terminal is there: run the test in one")
 
     @classmethod
     def read(cls, text: str) -> UserTerminal:

@@ -179,7 +179,10 @@ def run(program: WarmProgram) -> NoReturn:
 
 
 def _has_to_be_cold() -> bool:
-    if os.environ.get(OFF) == "0" or "COVERAGE_PROCESS_START" in os.environ or not sys.platform.startswith("linux"):
+    cold = ["COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"]  # it begins with the interpreter
+    if "MASTER_PORT" not in os.environ:  # then ranks of mpirun and srun find each other by their parent
+        cold += ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"]
+    if os.environ.get(OFF) == "0" or not os.environ.keys().isdisjoint(cold) or not sys.platform.startswith("linux"):
         return True
     with contextlib.suppress(OSError):  # in the background, reading from the terminal has to stop the program
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
@@ -189,6 +192,8 @@ def _has_to_be_cold() -> bool:
 def _run_by(client: socket.socket, program: WarmProgram) -> NoReturn:
     """Have the server run the program, and end as it ends. Raises NoServer if the program does not begin."""
     fds = sorted(number for number in map(int, os.listdir("/proc/self/fd")) if _is_inherited(number))
+    if fds and fds[-1] + len(fds) + 2 > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        raise NoServer("a descriptor that it inherits is near the limit")
     hand_over(client, program, own_environ(), {number: number for number in fds}, os.getpgrp() == os.getpid())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     ignored = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}

@@ -21,6 +21,7 @@ _FIRST_FREE = 3
 FAR = 200  # descriptors of ours are out of the way of those of the program
 _FIXED_SEED = 67280421310721  # of torch, where it does not seed itself by chance
 _FORK_SAFETY = "torch_testing_ext._process.fork_safety"
+_TERMINAL = "torch_testing_ext._process.user_terminal"
 
 
 Tell = Callable[[dict[str, Any]], object]
@@ -192,6 +193,8 @@ def _renew_state(stash: Stash) -> None:
             torch.default_generator.seed()
         if _FORK_SAFETY in layer.modules:  # the stages were checked: this process lacks no thread
             layer.modules[_FORK_SAFETY].mark_fork_safe()
+        if _TERMINAL in layer.modules:
+            layer.modules[_TERMINAL].look_again()
 
 
 # -- the kinds of programs

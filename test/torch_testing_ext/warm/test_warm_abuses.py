@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -109,7 +111,29 @@ class AbusesTest(unittest.TestCase):
             done = subprocess.run(words, **given)
             self.assertEqual((done.stdout, done.stderr), (f"{place}\n", ""))
 
+    def test_what_begins_with_the_interpreter(self) -> None:
+        """Coverage of subprocesses; ranks that find each other by the process that has started them."""
+        rows = (
+            ({"COVERAGE_PROCESS_START": ""}, True),
+            ({"COVERAGE_PROCESS_CONFIG": ""}, True),
+            ({"PMI_RANK": "0"}, True),
+            ({"OMPI_COMM_WORLD_RANK": "0"}, True),
+            ({"SLURM_STEP_NUM_TASKS": "2"}, True),
+            ({"PMI_RANK": "0", "MASTER_PORT": "1"}, False),
+            ({"RANK": "0", "MASTER_PORT": "1"}, False),
+        )
+        for environ, cold in rows:
+            with self.subTest(environ), mock.patch.dict(os.environ, environ, clear=True):
+                self.assertIs(warm_client._has_to_be_cold(), cold)
+
     # -- places
+
+    def test_a_descriptor_near_the_limit(self) -> None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        with open(os.devnull) as file:
+            far = fcntl.fcntl(file, fcntl.F_DUPFD, limit - 2)
+            self.addCleanup(os.close, far)
+            self.runs_cold("a descriptor that it inherits is near the limit", pass_fds=[far])
 
     def test_a_place_that_cannot_be_written(self) -> None:
         self.runs_cold("no server can be used", env={**self.bench.environ, "XDG_RUNTIME_DIR": "/proc"})

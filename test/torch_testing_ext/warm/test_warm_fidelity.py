@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -144,6 +145,35 @@ class WithTorchTest(WarmTestCase):
         self.assert_same("-m", "pytest", "-q", "-W", "ignore", "test_s.py")
         code = "import importlib.util as u; s = u.find_spec('pytest'); print(s.origin, s.submodule_search_locations)"
         self.assert_same("-c", f"{code}; print(s.loader.get_source('pytest')[:40], u.find_spec('json.decoder').origin)")
+
+    def test_a_debugger_in_a_rank(self) -> None:
+        """The server has imported our modules, where no terminal was."""
+        lines = (
+            "from torch_testing_ext.common_distributed import MultiProcessTestCase",
+            "from torch_testing_ext.common_utils import run_tests",
+            "class T(MultiProcessTestCase):",
+            "    world_size = 1",
+            "    def setUp(self): super().setUp(); self._spawn_processes()",
+            "    def test_b(self): x = 41; breakpoint()",
+            "if __name__ == '__main__': run_tests()",
+        )
+        self.bench.write("test_b.py", "\n".join(lines))
+        self.bench.run("-c", "import torch_testing_ext.common_distributed")  # from now on, a stage imports it
+        pid, terminal = pty.fork()
+        if pid == 0:
+            given = self.bench.command("test_b.py")
+            os.chdir(given["cwd"])
+            os.execve(sys.executable, given["args"], given["env"])
+        seen = b""
+        with contextlib.suppress(OSError):  # it has ended
+            while b"(rank 0) " not in seen:
+                seen += os.read(terminal, 4096)
+            os.write(terminal, b"c\n")
+            while True:
+                seen += os.read(terminal, 4096)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+        self.assertIn(b"OK", seen)
 
     def test_many_at_once(self) -> None:
         running = [self.bench.start("-c", f"import torch; print({n})") for n in range(8)]
