@@ -298,6 +298,12 @@ def _begin_collecting(config: Any) -> None:
         config.stash[_collecting] = _Collecting(config)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("dist", "no") != "no":  # xdist starts its workers next, and each sets the variables
+        _end_collecting(session.config)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     _begin_collecting(session.config)

@@ -59,7 +59,10 @@ def settings_for(chosen: hypothesis.settings, examples: Sequence[Example] | None
 
 def choose_search() -> None:
     """Let Hypothesis know the profile, and choose it for this process and for those that it starts."""
-    hypothesis.settings.register_profile(_SEARCH, hypothesis.settings())
+    try:
+        hypothesis.settings.get_profile(_SEARCH)  # the project's own
+    except hypothesis.errors.InvalidArgument:
+        hypothesis.settings.register_profile(_SEARCH, hypothesis.settings())
     os.environ[_VARIABLE] = _SEARCH
 
 

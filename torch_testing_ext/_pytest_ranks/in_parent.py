@@ -184,7 +184,7 @@ def _case_of(item: Any) -> launch.Case:
 
 
 def _name_of(item: Any) -> str:
-    return str(item.nodeid.rpartition("/")[2].partition("::")[2] or item.name)
+    return str(item.nodeid.partition("::")[2] or item.name)
 
 
 def _command(item: Any) -> str:

@@ -122,14 +122,14 @@ def run_shared(context: launch.RankContext) -> None:
     pytest_internals.take_finalizers(test.item)
     pytest_internals.take_over(session, test.spec.scope, (DIST_ENV, RANKS))
     items = {item.nodeid: item for item in session.items}
-    of_plugins = vars(test.item).copy()  # set when the parent began the first test, as it has done for each by now
+    first = copy.copy(test.item)  # as the parent has begun each of the others by now
 
     def body() -> None:
         if context.rank != test.debug_rank:
             debugging.never_ask(test.item.config)
         for task in tasks(context.directory, context.rank):
             test.item = items[task.name]
-            _do_as_the_parent_did(test.item, of_plugins)
+            _do_as_the_parent_did(test.item, first)
             with _own_capture(context):
                 _run_and_judge(test.item, task.account)
             sys.stdout.flush()
@@ -140,10 +140,12 @@ def run_shared(context: launch.RankContext) -> None:
     run_rank(context, body)
 
 
-def _do_as_the_parent_did(item: Any, of_plugins: dict[str, Any]) -> None:
+def _do_as_the_parent_did(item: Any, first: Any) -> None:
     """Repeat what plugins have done with a test in the parent, since these ranks were forked."""
-    for name in of_plugins.keys() - set(dir(item)):
-        setattr(item, name, copy.copy(of_plugins[name]))
+    for name in vars(first).keys() - set(dir(item)):
+        setattr(item, name, copy.copy(getattr(first, name)))
+    pytest_internals.begin_caplog(item, first)
+    os.environ["PYTEST_CURRENT_TEST"] = f"{item.nodeid} (call)"
     read(item)
     pytest_internals.read_xfail_marks(item)
     done = pytest.CallInfo.from_call(lambda: None, "setup")

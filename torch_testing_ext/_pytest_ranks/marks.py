@@ -298,7 +298,7 @@ def _asks_for(function: Any) -> bool:
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or "getfixturevalue" not in code.co_names:
         return False
-    return not {DIST_ENV, RANKS}.isdisjoint(each for each in code.co_consts if isinstance(each, str))
+    return not {DIST_ENV, RANKS, *OBSERVERS}.isdisjoint(each for each in code.co_consts if isinstance(each, str))
 
 
 def _check_fixtures(item: pytest.Function, spec: RankSpec) -> None:

@@ -20,7 +20,7 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 from _pytest._io import TerminalWriter
 from _pytest.config import ConftestImportFailure, _prepareconfig, create_terminal_writer
 from _pytest.debugging import _enter_pdb
-from _pytest.logging import catching_logs
+from _pytest.logging import caplog_handler_key, caplog_records_key, catching_logs
 from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 from _pytest.unittest import UnitTestCase
 
@@ -252,6 +252,13 @@ def remove_log_handler(handler: logging.Handler) -> None:
     known = logging.getLogger().manager.loggerDict.values()
     for logger in (logging.getLogger(), *(each for each in known if isinstance(each, logging.Logger))):
         logger.removeHandler(handler)
+
+
+def begin_caplog(item: Any, earlier: Any) -> None:
+    """Let `caplog` record a test by the handler that has recorded an earlier one."""
+    if (handler := earlier.stash.get(caplog_handler_key, None)) is not None:
+        handler.reset()
+        item.stash[caplog_handler_key], item.stash[caplog_records_key] = handler, {"call": handler.records}
 
 
 def logging_to(handler: logging.Handler) -> Any:

@@ -8,11 +8,13 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import hypothesis
 from hypothesis import strategies as st
 from kit.outcomes import AccountsResult
 from kit.processes import clean_environ, output_of_python, run_python
 from kit.ranks import Ranks
 
+from torch_testing_ext._hypothesis import replay as replay_module
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.hypothesis_utils import assume, example, given, replay, settings
 
@@ -86,6 +88,18 @@ def failure_of(test):
 
 
 class TestReplay(TestCase):
+    def test_a_profile_of_the_project_with_our_name_stays(self):
+        name, more = "torch_testing_ext_test", hypothesis.settings(max_examples=7)
+        with (
+            mock.patch.object(replay_module, "_SEARCH", name),
+            mock.patch.dict(os.environ, {replay_module._VARIABLE: ""}),
+        ):
+            replay_module.choose_search()
+            self.assertEqual(hypothesis.settings.get_profile(name).max_examples, 100)
+            hypothesis.settings.register_profile(name, more)
+            replay_module.choose_search()
+            self.assertEqual(hypothesis.settings.get_profile(name).max_examples, 7)
+
     def test_runs_its_examples_in_order_and_no_others(self):
         for name in ("runs", "runs_an_example_of_its_own_too"):
             with self.subTest(name):

@@ -142,6 +142,8 @@ class RankFixturesTest(PytestCase):
                 self.assertOutcomes(run, {"test_launched": "passed", **outcomes})
                 found = re.findall(r"LauncherVariablesWarning: .* only ranks have them: (.*?\.) Parameters", run.text)
                 self.assertEqual(found, [shown] if shown else [], run.text)
+        run = run_pytest(files, *options, "-n", "1", "--max-worker-restart=0")
+        self.assertOutcomes(run, {"test_launched": "passed", **launched})  # xdist has no launcher
         unmarked = run_pytest({"test_x.py": "import os; os.environ.get('RANK')\ndef test_x(): ..."})
         self.assertNotIn("LauncherVariablesWarning", unmarked.text)
 

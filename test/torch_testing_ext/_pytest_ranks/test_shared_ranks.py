@@ -62,6 +62,12 @@ def test_dies():
     if os.environ["RANK"] == "1":
         os._exit(3)
 
+@pytest.mark.parametrize("text", ["one", "zwölf"])
+def test_of_each_its_own(text, caplog):
+    print(text)
+    logging.warning(text)
+    assert caplog.messages == [text] and "test_of_each_its_own" in os.environ["PYTEST_CURRENT_TEST"]
+
 @pytest.mark.skip(reason="not now")
 def test_skipped(): ...
 
@@ -111,9 +117,16 @@ def test_isolated(): ...
 
 class SharedRanksTest(PytestCase):
     def test_outcomes(self) -> None:
-        run = run_pytest({"test_x.py": SUBJECT})
+        # In a new interpreter, which decides by the locale how it encodes text.
+        run = run_pytest({"test_x.py": SUBJECT}, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", cold=True)
         passed = ["test_a[1]", "test_a[2]", "TestC.test_c", "TestC.test_d", "test_one_process", "test_renewed"]
-        passed += ["test_fresh", "TestOfUnittest.test_u", "TestOfUnittest.test_v"]
+        passed += [
+            "test_of_each_its_own[one]",
+            r"test_of_each_its_own[zw\xf6lf]",
+            "test_fresh",
+            "TestOfUnittest.test_u",
+            "TestOfUnittest.test_v",
+        ]
         others = {"test_fails": "failed", "test_dies": "failed", "test_strict": "failed", "test_skipped": "skipped"}
         others |= {"test_skips_itself": "skipped", "test_expected": "xfail", "test_last": "error"}
         self.assertOutcomes(run, {**dict.fromkeys(passed, "passed"), **others})
