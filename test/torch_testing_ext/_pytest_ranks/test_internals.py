@@ -141,6 +141,8 @@ def test_output(request, tmp_path):
     with internals.logging_to(logging.StreamHandler(stream)):
         logging.error("logged twice")
     assert stream.getvalue().count("logged twice") == 2
+    internals.begin_caplog(request.node, request.node)
+    assert request.getfixturevalue("caplog").messages == []
     assert internals.live_log(request.config) is internals.live_terminal(request.config) is None
     request.config.option.setupshow = True
     os.close(internals.live_terminal(request.config))
