@@ -200,11 +200,16 @@ def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
     return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def is_innermost_function_mode(mode: Any) -> bool:
-    """Whether `mode` is the function mode that was entered last (torch 2.0 to 2.15)."""
-    from torch.overrides import _get_current_function_mode
+def put_function_mode(mode: Any, enter: bool) -> None:
+    """Enter a function mode below those of others, each of which its `with` pops, or remove it (torch 2.3 to 2.15)."""
+    from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 
-    return _get_current_function_mode() is mode  # type: ignore[no-untyped-call]
+    modes = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
+    others = [other for other in reversed(modes) if other is not mode]
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    first = int(bool(others) and others[0] is default)  # `set_default_device` wants its own at the bottom
+    for each in [*others[:first], *[mode] * enter, *others[first:]]:
+        _push_mode(each)  # type: ignore[no-untyped-call]
 
 
 def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -223,6 +228,18 @@ def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def gradient_hooks(tensor: torch.Tensor) -> bool:
     """Whether a tensor has hooks on its gradient (torch 2.1 to 2.15)."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def run_hook_last(tensor: torch.Tensor, handle: Any) -> bool:
+    """Let a post-accumulate hook run after those registered since. Returns whether it did already (torch 2.1 to 2.15).
+
+    torch reads the values of the dict itself, whose order `move_to_end` does not change.
+    """
+    hooks: Any = tensor._post_accumulate_grad_hooks
+    if next(reversed(hooks)) == handle.id:
+        return True
+    hooks[handle.id] = hooks.pop(handle.id)
+    return False
 
 
 def version_of(tensor: torch.Tensor) -> int:

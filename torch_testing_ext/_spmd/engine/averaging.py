@@ -79,6 +79,8 @@ class Averager:
                 return
             backward = self.backward = self._open()
             at_end_of_backward(self._finish)
+            if managed in [each for each in self.roster.params if not each.hook_last()]:  # type: ignore[union-attr]
+                backward.again.add(managed.index)  # its other hooks are still to run
         index = managed.index
         if index < 0:
             index = self._enlist(managed)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext._torch.spmd import run_hook_last
+
 from ..param_layout import Layout
 
 _NOWHERE = -1
@@ -25,10 +27,12 @@ class ManagedParam:
         self._strong = plain if rest is not None else None
         self._rest = weakref.ref(rest) if rest is not None else None
         self.layout, self.name = layout, name
+        self.kind = plain.shape, plain.dtype
         self.index = _NOWHERE
         self.listener: Callable[[ManagedParam], None] | None = None  # hears of gradients
         self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
-        self.hooked, self.emptied = False, False
+        self.hooked: Any = None  # the handle of the hook
+        self.emptied = False
 
     @property
     def plain(self) -> Any:
@@ -59,7 +63,6 @@ class ManagedParam:
 
     def hook(self) -> None:
         """Report every gradient that a backward accumulates, for ever."""
-        self.hooked = True
         itself, plain = weakref.ref(self), self.plain
         trainable = plain.requires_grad
 
@@ -69,8 +72,13 @@ class ManagedParam:
                 managed.listener(managed)
 
         plain.requires_grad_(True)  # a frozen parameter cannot get a hook, and the step may make it trainable
-        plain.register_post_accumulate_grad_hook(report)
+        self.hooked = plain.register_post_accumulate_grad_hook(report)
         plain.requires_grad_(trainable)
+
+    def hook_last(self) -> bool:
+        """Let other hooks, which may change the gradient, run before ours. Returns whether they did already."""
+        plain = self.plain
+        return plain is None or self.hooked is None or run_hook_last(plain, self.hooked)
 
 
 # By identity. A record that keeps `plain` alive must not be kept alive by it: it lives as long as its `rest`.

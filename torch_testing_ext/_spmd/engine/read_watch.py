@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._torch.spmd import disable_torch_function, is_innermost_function_mode, storage_key
+from torch_testing_ext._torch.spmd import disable_torch_function, put_function_mode, storage_key
 
 from .managed_params import ManagedParam, managed_by
 from .roster import READS_KEPT, READS_UPDATED
@@ -88,7 +88,7 @@ class ReadWatch(TorchFunctionMode):
         """Watch, if there is a reason."""
         if not self._is_on and (self.kept or self.stale or self.updated):
             self._is_on = True
-            self.__enter__()  # type: ignore[no-untyped-call]
+            put_function_mode(self, True)
 
     def stop(self) -> None:
         """Stop at the end of a call."""
@@ -97,11 +97,9 @@ class ReadWatch(TorchFunctionMode):
 
     def rest(self) -> None:
         """Stop if there is no reason to watch, until there is one again."""
-        if self.kept or self.stale or self.updated:
-            return
-        if self._is_on and is_innermost_function_mode(self):
+        if self._is_on and not (self.kept or self.stale or self.updated):
             self._is_on = False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            put_function_mode(self, False)
 
 
 def _reads(func: Any) -> bool:

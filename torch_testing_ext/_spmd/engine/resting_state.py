@@ -100,7 +100,7 @@ class RestingState:
         self._fill(resting)
         for managed, rest in zip(resting, self.rests, strict=True):
             self._take_gradient(managed, rest)
-        if roster.is_eager(READS_KEPT):
+        if roster.is_eager(READS_KEPT) or self.wire.world == 1:  # one rank has no buckets, which add them
             self._gather_kept()
             if roster.reads & READS_KEPT:
                 self.watch.kept.clear()

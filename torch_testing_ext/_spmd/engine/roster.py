@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from .gradient_buckets import BackwardPlan, BucketStore
-from .managed_params import ManagedParam
+from .managed_params import ManagedParam, managed_by
 
 READS_KEPT, READS_UPDATED = 1, 2
 EARLY = 8  # the number of first calls of a step in which mistakes, and what it reads, are looked for
@@ -40,6 +41,8 @@ def tensors_of(slots: Iterable[ParamSlot], optimizers: Iterable[Optimizer]) -> l
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for param in group["params"]:
+                managed = managed_by(param)  # it holds the plain ones if no call has had it
+                param = param if managed is None else managed.rest
                 found.setdefault(id(param), param)
     return [*found.values()]
 
@@ -74,6 +77,7 @@ class Roster:
         self.shards = any(managed.sharded for managed in self.params)
         self.opens_with_header = self.rests or self.has_buffers  # because something is sent before the first bucket
         self.plains = {id(managed.plain) for managed in self.params}
+        self._kinds = _kinds(self.tensors)
 
     def is_eager(self, kind: int) -> bool:
         """Whether this kind is gathered at once. The first calls show if a rank reads it."""
@@ -85,7 +89,8 @@ class Roster:
         return sums
 
     def matches(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> bool:
-        return _same(self.tensors, tensors) and _same(self.optimizers, optimizers)
+        same = _same(self.tensors, tensors) and _same(self.optimizers, optimizers)
+        return same and self._kinds == _kinds(tensors)
 
     def plan_of(self, phase: str, turn: int) -> BackwardPlan | None:
         """The plan of the backward number `turn` of a phase, if the last call had one."""
@@ -104,6 +109,11 @@ class Roster:
 
     def forget_after(self, phase: str, turns: int) -> None:
         del self.plans.setdefault(phase, [])[turns:]
+
+
+def _kinds(tensors: list[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    """The kinds of plain parameters, by which buckets were made; DTensors keep theirs between calls."""
+    return [(tensor.shape, tensor.dtype) for tensor in tensors if not isinstance(tensor, DTensor)]
 
 
 def _same(known: list[torch.Tensor] | list[Optimizer], now: list[torch.Tensor] | list[Optimizer]) -> bool:

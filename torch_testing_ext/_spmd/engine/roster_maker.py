@@ -52,7 +52,9 @@ class RosterMaker:
 
     def _is_managed(self, tensor: torch.Tensor) -> bool:
         managed = managed_by(tensor)
-        return managed is not None and managed.layout.world == self.wire.world
+        if managed is None or managed.layout.world != self.wire.world:
+            return False
+        return managed.rests_as_dtensor or managed.kind == (tensor.shape, tensor.dtype)
 
     def admit(
         self,
@@ -140,7 +142,7 @@ class RosterMaker:
         if layout.sharded or (plan.mode.between == "dtensor" and id(tensor) in plan.in_modules):
             return distribute(tensor, layout, name, self._mesh(plan, tensor))
         if known is not None:
-            known.layout = layout
+            known.layout, known.kind = layout, (tensor.shape, tensor.dtype)
             return known, tensor
         return manage(tensor, layout, name), tensor
 

@@ -35,7 +35,7 @@ class Parallel:
     def model(self, module: nn.Module) -> Any:
         return DistributedDataParallel(module, find_unused_parameters=True)
 
-    def step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         return function
 
     def batch(self, call: int, width: int = 6, rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,8 +54,8 @@ class ByEngine(Parallel):
     def model(self, module: nn.Module) -> Any:
         return module
 
-    def step(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return compile(parallel_mode=DataParallel(self.style))(function)
+    def step(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        return compile(parallel_mode=DataParallel(self.style, **options))(function)
 
 
 def net(*sizes: int) -> nn.Sequential:
@@ -433,6 +433,14 @@ def reading_kept_gradients(model, optimizer, batch):
     return before, update(model, optimizer, batch)
 
 
+def in_device_contexts(model, optimizer, batch):
+    torch.set_default_device("cpu")
+    with torch.device("cpu"):
+        loss = update(model, optimizer, batch)
+    torch.set_default_device(None)
+    return loss
+
+
 def never_zeroing(model, optimizer, batch):
     loss = error(model, batch)
     loss.backward()
@@ -654,6 +662,71 @@ def gathering(model, optimizer, batch):
 
 
 @loop
+def gradients_for_another_step(parallel):
+    """A step makes gradients, without the optimizer, and another one uses those of two calls."""
+    model = parallel.model(net())
+    optimizer = sgd(model)
+    backward = parallel.step(lambda batch: error(model, batch).backward())
+
+    @parallel.step
+    def apply(model):
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for call in range(CALLS):
+        backward(parallel.batch(call))
+        if call % 2:
+            apply(model)
+    return state(model)
+
+
+@loop
+def gradient_hooks(parallel):
+    """Hooks that change gradients, registered when the engine has its own: one that is the first to run, and others."""
+    model = parallel.model(net())
+    optimizer, calls = sgd(model), itertools.count()
+
+    def clamp(param):
+        param.grad.data.clamp_(-0.01, 0.01)
+
+    def replace(param):
+        param.grad = param.grad * param.grad.abs()
+
+    def step(batch):
+        call = next(calls)
+        first, *_, last = model.parameters()
+        if call in (2, 3):
+            (last if call == 2 else first).register_post_accumulate_grad_hook(clamp)
+            last.register_post_accumulate_grad_hook(replace)
+        return update(model, optimizer, batch)
+
+    step = parallel.step(step, bucket_mb=1e-5)  # a bucket for each gradient
+    return [step(parallel.batch(call)) for call in range(6)], state(model)
+
+
+@loop
+def other_shapes_and_dtypes(parallel):
+    """Parameters are others in the next call. DDP does not see that: it wraps the model again."""
+    module = net()
+    optimizer = sgd(module)
+
+    @parallel.step
+    def step(model, call):
+        dtype = module[0].weight.dtype
+        loss = update(model, optimizer, [part.to(dtype) for part in parallel.batch(call)])
+        optimizer.zero_grad()
+        if call == 1:
+            module[0].weight.data, module[0].bias.data = torch.full((5, 6), 0.1), torch.zeros(5)
+            module[2].weight.data = torch.full((3, 5), 0.2)
+        elif call == 2:
+            module.double()
+        return loss
+
+    results = [step(parallel.model(module), call) for call in range(CALLS)]
+    return results, [(value - value.float()) * 1e9 for value in state(module)]
+
+
+@loop
 def optimizer_hooks(parallel):
     """Hooks of the optimizer that are registered between calls."""
     model = parallel.model(net())
@@ -691,6 +764,7 @@ for each in (
     zeroing_by_the_model,
     zeroing_before_backward,
     reading_kept_gradients,
+    in_device_contexts,
     never_zeroing,
     updating_by_hand,
     editing_states,

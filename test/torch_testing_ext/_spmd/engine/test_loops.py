@@ -25,18 +25,31 @@ class TestLoops(DTensorContinuousTestBase):
     @parametrize("style, early", [("replicate", EARLY), ("fully_shard", EARLY), ("fully_shard", 0), ("fully_shard", 2)])
     @parametrize("name", [*LOOPS])
     def test_equals_ddp(self, name, style, early):
-        torch.manual_seed(self.rank)
-        expected = LOOPS[name](Parallel(self.rank))
-        torch.manual_seed(self.rank)
-        with mock.patch.object(roster, "EARLY", early), mock.patch.object(engine_core, "EARLY", early):
-            found = LOOPS[name](ByEngine(self.rank, style))
-        mine, theirs = (
-            [getattr(leaf, "full_tensor", lambda leaf=leaf: leaf)() for leaf in leaves(each)]
-            for each in (found, expected)
-        )
-        self.assertEqual(len(mine), len(theirs))
-        for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-            self.assertEqual(one, other, rtol=1e-5, atol=1e-6, msg=f"{name}, rank {self.rank}: value {number}")
+        compare(self, name, style, early)
+
+
+class TestOneRank(DTensorContinuousTestBase):
+    """One rank averages nothing, and keeps gradients as others do."""
+
+    world_size = 1
+
+    def test_equals_ddp(self):
+        compare(self, "gradients_for_another_step", "fully_shard", 0)
+
+
+def compare(test, name, style, early):
+    """Run a loop under DDP and by the engine, and compare all that it returns."""
+    torch.manual_seed(test.rank)
+    expected = LOOPS[name](Parallel(test.rank))
+    torch.manual_seed(test.rank)
+    with mock.patch.object(roster, "EARLY", early), mock.patch.object(engine_core, "EARLY", early):
+        found = LOOPS[name](ByEngine(test.rank, style))
+    mine, theirs = (
+        [getattr(leaf, "full_tensor", lambda leaf=leaf: leaf)() for leaf in leaves(each)] for each in (found, expected)
+    )
+    test.assertEqual(len(mine), len(theirs))
+    for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        test.assertEqual(one, other, rtol=1e-5, atol=1e-6, msg=f"{name}, rank {test.rank}: value {number}")
 
 
 instantiate_parametrized_tests(TestLoops)
