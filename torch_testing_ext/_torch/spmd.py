@@ -202,7 +202,8 @@ def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
 
 def put_function_mode(mode: Any, enter: bool) -> None:
     """Enter a function mode below those of others, each of which its `with` pops, or remove it (torch 2.3 to 2.15)."""
-    from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
+    from torch._C import _len_torch_function_stack
+    from torch.overrides import _pop_mode, _push_mode
 
     modes = [_pop_mode() for _ in range(_len_torch_function_stack())]  # type: ignore[no-untyped-call]
     others = [other for other in reversed(modes) if other is not mode]

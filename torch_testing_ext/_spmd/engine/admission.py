@@ -1,6 +1,7 @@
 """The checks of modules, parameters and buffers before the engine takes them. They change nothing."""
 
 from collections.abc import Iterable
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch_testing_ext._torch.spmd import gradient_hooks, storage_key
 
 from ..spmd_errors import SPMDError
+from .managed_params import ManagedParam, managed_by
 
 # Recognized by name: importing the FSDP packages for an isinstance check would cost every rank half a second.
 _WRAPPERS = {
@@ -65,6 +67,22 @@ def _refuse_sharing(one: str, other: str) -> None:
     raise SPMDError(
         f"{one} and {other} share memory, but are not the same tensor. Shards cannot share it.",
         remedy='Tie weights by the same Parameter (b.weight = a.weight), or use DataParallel("replicate").',
+    )
+
+
+def admit_held(tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse DTensors that something besides modules and optimizers holds: the step would use them, and not update."""
+    for tensor in tensors:
+        managed = managed_by(tensor)
+        if managed is not None and managed.rests_as_dtensor and tensor is managed.rest:
+            refuse_held(managed, "A list, a dict, an argument or an attribute is or holds")
+
+
+def refuse_held(managed: ManagedParam, holder: str) -> NoReturn:
+    """Raise the error about the DTensor of a parameter in a call."""
+    raise SPMDError(
+        f"{holder} the DTensor of parameter {managed.name}, which the model does not use in a call.",
+        remedy="Make it before the first call or in the step; hold an optimizer where the step finds it.",
     )
 
 

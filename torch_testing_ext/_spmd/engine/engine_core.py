@@ -18,7 +18,7 @@ from torch_testing_ext._utils.rank_traces import mark
 
 from ..parallel_modes import DataParallel
 from ..spmd_errors import SPMDError
-from .admission import admit_hooks
+from .admission import admit_held, admit_hooks
 from .averaging import Averager
 from .checksum import Checksum
 from .engine_report import EngineReport, report_of
@@ -111,7 +111,7 @@ class StateEngine:
         finally:
             with torch.inference_mode(False):
                 self._leave(roster, found, failed)
-        if roster.shards:
+        if roster.rests:
             _refuse_later_backward(result)
         return result
 
@@ -181,6 +181,7 @@ class StateEngine:
             plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)
             if roster is None or roster.rests:
                 admit_hooks(tensors)
+                admit_held(found.tensors)
             check(tensors, new)
         except Exception as error:
             self.meeting.refuse(error)
@@ -274,12 +275,12 @@ def _run_without_grad(step: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _refuse_later_backward(result: Any) -> None:
-    """Let a backward of the caller fail: the weights that it needs are no longer whole."""
+    """Let a backward of the caller fail: it needs plain, whole weights, and model and optimizers hold others."""
 
     def refuse(_: torch.Tensor) -> None:
         raise SPMDError(
             "backward() was called on a result of the step after the step had returned.",
-            remedy='Call backward() in the step, or use DataParallel("replicate").',
+            remedy='Call backward() in the step, or use DataParallel("replicate", between="plain").',
         )
 
     for leaf in tree().tree_leaves(result):

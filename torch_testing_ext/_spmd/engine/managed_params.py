@@ -32,7 +32,7 @@ class ManagedParam:
         self.listener: Callable[[ManagedParam], None] | None = None  # hears of gradients
         self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
         self.hooked: Any = None  # the handle of the hook
-        self.emptied = False
+        self.at_rest = False  # no call has it as `plain`
 
     @property
     def plain(self) -> Any:

@@ -16,6 +16,7 @@ from torch_testing_ext._utils.rank_traces import mark
 
 from ..param_layout import Layout
 from ..spmd_errors import SPMDError
+from .admission import refuse_held
 from .checksum import sum_of
 from .managed_params import ManagedParam, manage, managed_by
 from .meeting_point import MeetingPoint
@@ -42,17 +43,21 @@ def distribute(plain: torch.Tensor, layout: Layout, name: str, mesh: DeviceMesh)
 
 @functools.cache
 def _refuse_updates_between_calls() -> None:
-    """Let optimizers refuse to step on parameters that are empty between calls: they would skip them silently."""
+    """Let optimizers refuse to step on parameters in the form that is not in use: they would skip them silently."""
 
     def refuse(optimizer: Optimizer, *_: Any) -> None:
         for param in (param for group in optimizer.param_groups for param in group["params"]):
             managed = managed_by(param)
-            if managed is not None and managed.emptied and param is managed.plain:
+            if managed is None or not managed.rests_as_dtensor:
+                continue
+            if managed.at_rest and param is managed.plain:
                 raise SPMDError(
                     f"{type(optimizer).__name__} steps outside of the compiled step on parameter {managed.name}, whose "
                     "place in the model a DTensor has taken.",
                     remedy="Let the compiled step have the optimizer, or create it after the first call.",
                 )
+            if not managed.at_rest and param is managed.rest:
+                refuse_held(managed, f"{type(optimizer).__name__}, which the step has not found, updates")
 
     register_optimizer_step_pre_hook(refuse)
 
@@ -115,14 +120,14 @@ class RestingState:
     def _fill(self, resting: list[ManagedParam]) -> None:
         gathers = []
         for managed, rest in zip(resting, self.rests, strict=True):
-            plain, local = managed.plain, local_tensor(rest)
+            plain, local, managed.at_rest = managed.plain, local_tensor(rest), False
             plain.requires_grad_(rest.requires_grad)
             if len(rest.__dict__) > 1:
                 plain.__dict__.update({k: v for k, v in rest.__dict__.items() if k != "_is_param"})
             if managed.sharded:
                 whole = torch.empty_strided(rest.shape, rest.stride(), dtype=local.dtype, device=local.device)
                 gathers.append(RowGather(managed, local, whole))
-                plain.data, managed.emptied = whole, False
+                plain.data = whole
             elif plain.data_ptr() != local.data_ptr():
                 plain.data = local
         self._gather("gather of parameters", gathers)
@@ -273,9 +278,9 @@ class RestingState:
 
 
 def empty(managed: ManagedParam) -> None:
-    """Free the memory of a whole parameter. Its graph, if any is left, can no longer be used."""
+    """Free the memory of a whole parameter at rest. Its graph, if any is left, can no longer be used."""
+    managed.at_rest, plain = True, managed.plain
     if managed.sharded:
-        managed.emptied, plain = True, managed.plain
         plain.grad = None
         plain.data = plain.new_empty(0)
 

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 DEPTH = 4  # step -> self -> trainer -> model
 LONGEST = 256  # a container with more elements holds data
-_OWN_OF_MODULE = frozenset(vars(nn.Module()))
+_OWN_OF_MODULE = frozenset((*vars(nn.Module()), "_flat_weights"))  # the latter of recurrent modules
 _SIMPLE = frozenset((int, float, str, bytes, bool, type(None)))
 _LEAVES = (torch.device, torch.dtype, torch.Generator, types.BuiltinFunctionType, type(None), int, float, str, bytes)
 

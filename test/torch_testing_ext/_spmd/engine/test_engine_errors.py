@@ -298,9 +298,10 @@ class TestEngineErrors(DTensorContinuousTestBase):
         step(model, optimizer, self._batch())
 
     def test_backward_after_the_call(self):
-        model = net()
-        step = compile(parallel_mode=DataParallel("fully_shard"))(error)
-        self._raises("after the step had returned", lambda: step(model, self._batch()).backward())
+        for mode in (DataParallel("fully_shard"), DataParallel(between="dtensor")):
+            model, step = net(), compile(parallel_mode=mode)(error)
+            loss = step(model, self._batch())
+            self._raises("after the step had returned", loss.backward)
 
         model = net()
         reference = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
@@ -326,6 +327,30 @@ class TestEngineErrors(DTensorContinuousTestBase):
         adam(model).step()  # on DTensors
         for value, param in zip(values, model.parameters(), strict=True):
             self.assertNotEqual(value, whole(param))
+
+    def test_dtensors_that_are_held(self):
+        """The step would clip, or update, what the model does not use in a call."""
+
+        class Wrapper(torch.optim.Optimizer):
+            def __init__(self, params):
+                params = [*params]
+                self.inner = torch.optim.SGD(params, lr=0.1)
+                super().__init__(params, {})
+
+            def step(self):
+                self.inner.step()
+
+        for mode in (DataParallel("fully_shard"), DataParallel(between="dtensor")):
+            model = net()
+            compile(parallel_mode=mode)(error)(model, self._batch())
+            params, optimizer = [*model.parameters()], Wrapper(model.parameters())
+            clip = compile(parallel_mode=mode)(lambda *_, params=params: nn.utils.clip_grad_norm_(params, 1))
+            self._raises("A list, .* holds the DTensor of parameter 0.weight", lambda c=clip, m=model: c(m))
+            step = compile(parallel_mode=mode)(update)
+            self._raises(
+                "SGD, .* updates the DTensor of parameter 0.weight",
+                lambda s=step, m=model, o=optimizer: s(m, o, self._batch()),
+            )
 
     def test_other_style(self):
         for first, second in (("replicate", "fully_shard"), ("fully_shard", "replicate")):
