@@ -67,7 +67,8 @@ def _roots(modules: list[nn.Module]) -> list[nn.Module]:
 def _inside(value: Any) -> Iterable[Any]:
     """The objects to which `value` leads in one step."""
     if isinstance(value, nn.Module):
-        return [inner for name, inner in vars(value).items() if name not in _OWN_OF_MODULE]
+        own = [inner for name, inner in vars(value).items() if name not in _OWN_OF_MODULE]
+        return [*own, *(method for kind in dict.fromkeys(map(type, value.modules())) for method in _methods(kind))]
     if isinstance(value, dict):
         return [*value.values()] if len(value) <= LONGEST else ()
     if isinstance(value, (list, tuple, deque)):
@@ -78,7 +79,7 @@ def _inside(value: Any) -> Iterable[Any]:
         return _of_function(value)
     if isinstance(value, types.MethodType):
         return value.__self__, value.__func__
-    if isinstance(value, (functools.partial, functools.partialmethod)):
+    if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, weakref.ReferenceType):
         return (value(),)
@@ -154,6 +155,18 @@ def _attributes(value: Any) -> Iterator[Any]:
                 yield getattr(value, name, None)
             elif isinstance(inner, (nn.Module, Optimizer, dict, list, tuple)) and not name.startswith("__"):
                 yield inner
+    if not is_class:
+        yield from _methods(kind)
+
+
+def _methods(kind: type) -> Iterator[types.FunctionType]:
+    """The functions that a user wrote in a class, with the globals that they name."""
+    for base in kind.__mro__:
+        if not _is_of_torch(base.__module__):
+            for name, inner in list(vars(base).items()):
+                function = getattr(inner, "__func__", inner)  # of static and class methods
+                if isinstance(function, types.FunctionType) and (name == "__call__" or not name.startswith("__")):
+                    yield function
 
 
 def _is_of_torch(module: str | None) -> bool:

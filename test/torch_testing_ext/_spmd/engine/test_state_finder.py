@@ -60,6 +60,23 @@ class OfClass:
         return self.model
 
 
+class Calling:
+    def __call__(self):
+        return self.loss()
+
+    def loss(self):
+        return GLOBAL
+
+    @staticmethod
+    def of_static():
+        return GLOBAL
+
+
+class Forwarding(nn.Module):
+    def forward(self, x):
+        return GLOBAL(x)
+
+
 class Slotted:
     __slots__ = ("model",)
 
@@ -118,6 +135,10 @@ FOUND = {
     "slots": (plain, [Slotted()]),
     "class_attribute": (plain, [OfClass()]),
     "method": (OfClass().step, []),
+    "other_method": (Calling().__call__, []),
+    "callable": (Calling(), []),
+    "method_of_an_argument": (plain, [Calling()]),
+    "static_method": (plain, [type("Static", (), {"of_static": Calling.__dict__["of_static"]})()]),
     "weak_reference": (plain, [weakref.ref(GLOBAL)]),
     "partial": (functools.partial(plain, GLOBAL), []),
     "closure": (closure(), []),
@@ -141,6 +162,10 @@ class TestStateFinder(TestCase):
         step, args = FOUND[name]
         self.assertIs(find_state(step, args).modules[0], GLOBAL)
         self.assertEqual(len(find_state(step, args).modules), 1)
+
+    def test_in_forward(self):
+        outer = nn.Sequential(nn.Sequential(Forwarding()))
+        self.assertEqual(find_state(plain, [outer]).modules, [outer, GLOBAL])
 
     def test_keyword(self):
         self.assertIs(find_state(plain, (), {"model": GLOBAL}).modules[0], GLOBAL)
