@@ -226,9 +226,11 @@ def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(not hook.__module__.startswith("torch_testing_ext.") for each in hooks for hook in each.values())
 
 
-def gradient_hooks(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has hooks on its gradient (torch 2.1 to 2.15)."""
-    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+def gradient_hooks(tensor: torch.Tensor) -> int:
+    """The number of hooks of others on a tensor's gradient (torch 2.1 to 2.15)."""
+    registries: Any = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    hooks = [hook for each in registries if each for hook in each.values()]
+    return sum(not str(getattr(hook, "__module__", "")).startswith("torch_testing_ext.") for hook in hooks)
 
 
 def run_hook_last(tensor: torch.Tensor, handle: Any) -> bool:

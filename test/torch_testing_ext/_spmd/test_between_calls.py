@@ -185,6 +185,13 @@ class TestBetweenCalls(DTensorTestBase):
             both(4)
         both(5)
         self.assertEqual(compiled.recordings, 4)
+        notes = [0]
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["notes"] = notes
+        both(6)
+        notes[0] = 1
+        both(7)
+        self.assertEqual(compiled.recordings, 6)
 
     @STYLES
     @with_comms

@@ -87,7 +87,15 @@ def returning_a_record(model, optimizer, batch):
     return Output(train(model, optimizer, batch))
 
 
+KEPT = []
+
+
+def keeping_a_result(model, optimizer, batch):
+    KEPT[:] = [train(model, optimizer, batch)]
+
+
 NOT_RECORDED = {
+    "keeping": (keeping_a_result, "keeps a tensor"),
     "branching": (branching, "cannot be recorded: GuardOnDataDependent"),
     "double_backward": (double_backward, "create_graph"),
     "reducing": (reducing, "_functional_collectives"),
@@ -207,6 +215,20 @@ class TestCaptureErrors(DTensorContinuousTestBase):
         compiled = capture(parallel_mode=DataParallel(style))(NOT_REPEATED[name])
         self._refused(compiled, model, optimizer, "not equivalent to the engine", "drop backend=")
         compile(parallel_mode=DataParallel(style))(NOT_REPEATED[name])(model, optimizer, self._batch())
+
+    @parametrize("post", [False, True])
+    def test_hooks_of_later_calls(self, post):
+        def negate(param):
+            param.grad = -param.grad
+
+        model, optimizer = self._model()
+        first = next(model.parameters())
+        first.register_hook(lambda gradient: None)
+        compiled = capture()(step)
+        for _ in range(2):  # without gradients, and with them
+            compiled(model, optimizer, self._batch())
+        first.register_post_accumulate_grad_hook(negate) if post else first.register_hook(torch.neg)
+        self._refused(compiled, model, optimizer, "not equivalent to the engine", "drop backend=")
 
     @STYLES
     @parametrize("optimizer", [torch.optim.RAdam, torch.optim.ASGD])

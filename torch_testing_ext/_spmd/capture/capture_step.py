@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_testing_ext._torch.spmd import is_fake
+
 from ..engine.engine_core import StateEngine, current_engine
 from ..engine.engine_step import EngineStep
 from ..engine.meeting_point import CallHeader
@@ -117,6 +119,8 @@ class CaptureStep(EngineStep):
             if sum(map(len, self._programs.values())) >= _MOST_PROGRAMS:
                 raise SPMDError("Arguments or settings change from call to call.", remedy=f"Pass tensors. {ENGINE}")
             program = make_program(self.function, call, state, engine.wire, self.passes)
+            if any(map(is_fake, find_state(self.function, call.args, call.kwargs).tensors)):
+                raise SPMDError("The step keeps a tensor in a list, a dict or an attribute.", remedy=ENGINE)
         except Exception as error:
             self._begin(engine)
             engine.meeting.refuse(error)

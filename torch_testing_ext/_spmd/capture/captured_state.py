@@ -1,5 +1,6 @@
 """The arguments and the state that a program works on, and the guards on them: all that it takes for granted."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._torch.spmd import calling_modes, disable_torch_function, local_tensor, tree
+from torch_testing_ext._torch.spmd import calling_modes, disable_torch_function, gradient_hooks, local_tensor, tree
 
 from ..engine.roster import ParamSlot, Roster
 from ..engine.state_finder import FoundState
@@ -18,7 +19,7 @@ from ..spmd_errors import SPMDError
 
 _tree = tree()
 _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device)
-_OF_TENSOR = attrgetter("shape", "dtype", "device", "requires_grad", "_backward_hooks")
+_OF_TENSOR = attrgetter("shape", "dtype", "device", "requires_grad")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -198,8 +199,10 @@ class _StateGuards:
         with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
             found += map(_OF_TENSOR, self._state.rests)
             found += map(_OF_TENSOR, self._state.buffers)
+            found += map(gradient_hooks, self._state.rests)
         for group in self._state.groups:
-            found.append([(name, value) for name, value in group.items() if name != "params" and name != "lr"])
+            settings = [(name, value) for name, value in group.items() if name != "params" and name != "lr"]
+            found.append([(n, copy.deepcopy(v) if isinstance(v, (list, dict)) else v) for n, v in settings])
             found.append(type(group.get("lr")) if _lifts_rate(group) else group.get("lr"))
         return found
 
