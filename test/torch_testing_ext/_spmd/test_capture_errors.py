@@ -366,6 +366,20 @@ class TestCaptured(DTensorContinuousTestBase):
     def world_size(self):
         return 2
 
+    def test_metric(self):
+        metric = nn.BatchNorm1d(1, affine=False)
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def counting(batch):
+            metric.num_batches_tracked += len(batch[0])
+            return train(model, optimizer, batch)
+
+        compiled = capture()(counting)
+        for call in range(3):
+            compiled(normal_batch(6 + self.rank, 10)(self.rank, call))
+        self.assertEqual(metric.num_batches_tracked.item(), 3 * (6 + self.rank))
+
     @STYLES
     def test_functional_collectives(self, style):
         case = Case("functional", mlp, normal_batch(6, 10), step=functional, tolerance=1e-6)

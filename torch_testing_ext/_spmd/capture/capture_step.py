@@ -70,7 +70,7 @@ class CaptureStep(EngineStep):
     def _run_program(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
         if program.effects.shares_buffers and engine.wire.world > 1:
             with torch.no_grad():
-                engine.wire.broadcast(program.state.buffers, engine.meeting.device)
+                engine.wire.broadcast(program.state.roster.buffers, engine.meeting.device)
         result = program(call.leaves)
         engine.history_of(self).calls += program.meets
         return result

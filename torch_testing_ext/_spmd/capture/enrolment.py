@@ -26,7 +26,7 @@ class Enrolment:
             known.extend(managed_by(tensor) is not None for tensor in tensors)
             self._before = StateSnapshot(found) if new else None
 
-        self.roster, slots, _ = engine.enrol(history, mode, found, check=check)
+        self.roster, slots = engine.enrol(history, mode, found, check=check)
         self._fresh = [managed for managed, had in zip(self.roster.params, known, strict=True) if not had]
         if self.roster.rests and self._before is not None:  # modules and optimizers hold what they hold between calls
             engine.resting.enter(self.roster, slots)

@@ -60,7 +60,9 @@ def make_program(
 def _effects_on_shared(recorded: RecordedStep, state: CapturedState) -> list[str]:
     """The changes to gradients and states in which all ranks must agree."""
     effects = recorded.effects
-    effects.shares_buffers = bool(state.buffers) and (effects.trains or any(m.training for m in state.found.modules))
+    effects.shares_buffers = bool(state.roster.buffers) and (
+        effects.trains or any(m.training for m in state.found.modules)
+    )
     lines = [f"gradient {i} {'is lost' if out is None else 'is new'}" for i, out in effects.grads.items()]
     lines += ["shares buffers"] * effects.shares_buffers
     return lines + ["makes states"] * effects.makes_states

@@ -142,13 +142,13 @@ class StateEngine:
         is_early = record.calls < EARLY and (opening is not None or may_train)
         checksum = functools.partial(self._checksum, record)
         try:
-            roster, slots, buffers = self.enrol(record, mode, found, None if is_early else opening, checksum)
+            roster, slots = self.enrol(record, mode, found, None if is_early else opening, checksum)
         finally:
             record.calls += 1
         self.averager.begin(roster)
         if is_early:
             self.meeting.meet()
-        self._share_buffers(roster, found, buffers)
+        self._share_buffers(roster, found)
         if roster.rests:
             self.meeting.meet()
             roster.reads |= self.meeting.reads
@@ -164,8 +164,8 @@ class StateEngine:
         opening: BackwardPlan | None = None,
         checksum: Callable[[], torch.Tensor | None] = lambda: None,
         check: Callable[[list[torch.Tensor], int], None] = lambda tensors, new: None,
-    ) -> tuple[Roster, list[ParamSlot], list[torch.Tensor]]:
-        """Find the roster of the state that a call has found, or make it. Returns the state's slots and buffers, too.
+    ) -> tuple[Roster, list[ParamSlot]]:
+        """Find the roster of the state that a call has found, or make it. Returns the state's slots, too.
 
         `check` may refuse the call on all ranks: it gets the parameters, and how many things are new.
         """
@@ -189,8 +189,9 @@ class StateEngine:
         if plan is not None:
             roster = self.maker.make(plan, new > 0)
         assert roster is not None
+        roster.buffers = buffers
         record.add(roster)
-        return roster, slots, buffers
+        return roster, slots
 
     def history_of(self, step: Any) -> StepHistory:
         if step not in self.records:
@@ -218,15 +219,15 @@ class StateEngine:
                 if not managed.hooked and (managed.plain.is_floating_point() or managed.plain.is_complex()):
                     managed.hook()
 
-    def _share_buffers(self, roster: Roster, found: FoundState, buffers: list[torch.Tensor]) -> None:
+    def _share_buffers(self, roster: Roster, found: FoundState) -> None:
         """Give all ranks rank 0's buffers before a step that trains, as DDP does."""
         trains = roster.plan_of("inside", 0) is not None or any(module.training for module in found.modules)
         roster.shared = 0
-        if buffers and self.wire.world > 1 and trains:
+        if roster.buffers and self.wire.world > 1 and trains:
             self.meeting.meet()
-            roster.shared = sum(buffer.nbytes for buffer in buffers)
+            roster.shared = sum(each.nbytes for each in roster.buffers if each.layout is torch.strided)
             with torch.no_grad(), mark("buffers of rank 0", roster.shared):
-                self.wire.broadcast(buffers, self.meeting.device)
+                self.wire.broadcast(roster.buffers, self.meeting.device)
 
     # -- after the step
 

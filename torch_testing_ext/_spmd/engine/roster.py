@@ -26,7 +26,11 @@ class ParamSlot(NamedTuple):
 
 
 def registered(roots: Iterable[nn.Module]) -> tuple[list[ParamSlot], list[torch.Tensor]]:
-    """The slots of all parameters of some modules, and their buffers, each once."""
+    """The slots of all parameters of some modules, and their buffers, each once.
+
+    DDP wraps no module without parameters, such as a metric: its buffers are the rank's own.
+    """
+    roots = [root for root in roots if next(root.parameters(), None) is not None]
     slots: list[ParamSlot] = []
     buffers: dict[int, torch.Tensor] = {}
     for module in dict.fromkeys(one for root in roots for one in root.modules()):
@@ -64,7 +68,7 @@ class Roster:
     tensors: list[torch.Tensor]  # as they were found: they keep the identities valid
     optimizers: list[Optimizer]
     store: BucketStore
-    has_buffers: bool = False
+    buffers: list[torch.Tensor]  # that all ranks get from rank 0
     calls: int = 0
     shared: int = 0  # the bytes of buffers that all ranks got from rank 0 in the last call
     sparse: list[Optimizer] = field(default_factory=list)  # ran whole in the last call, for sparse gradients
@@ -75,7 +79,7 @@ class Roster:
     def __post_init__(self) -> None:
         self.rests = any(managed.rests_as_dtensor for managed in self.params)  # the model holds DTensors between calls
         self.shards = any(managed.sharded for managed in self.params)
-        self.opens_with_header = self.rests or self.has_buffers  # because something is sent before the first bucket
+        self.opens_with_header = self.rests or bool(self.buffers)  # because something is sent before the first bucket
         self.plains = {id(managed.plain) for managed in self.params}
         self._kinds = _kinds(self.tensors)
 

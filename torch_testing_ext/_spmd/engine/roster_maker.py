@@ -74,7 +74,9 @@ class RosterMaker:
             admit_tensor(name, tensor)
         layouts = [self._layout(mode, name, tensor, id(tensor) in in_modules) for name, tensor in named]
         sharded = [pair for pair, layout in zip(named, layouts, strict=True) if layout.sharded]
-        admit_sharing(sharded, [*named, *named_buffers, *(("a tensor of the step", t) for t in found.tensors)])
+        admit_sharing(
+            sharded, [*named, *slot_names(found.modules), *(("a tensor of the step", t) for t in found.tensors)]
+        )
         return RosterPlan(
             mode, [name for name, _ in named], tensors, layouts, in_modules, named_buffers, found.optimizers
         )
@@ -110,7 +112,7 @@ class RosterMaker:
             [rest for _, rest in pairs],
             plan.optimizers,
             BucketStore(params_, plan.mode.bucket_bytes),
-            bool(plan.buffers),
+            [buffer for _, buffer in plan.buffers],
         )
 
     @torch.no_grad()

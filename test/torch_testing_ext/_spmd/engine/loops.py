@@ -705,6 +705,23 @@ def gradient_hooks(parallel):
 
 
 @loop
+def metric(parallel):
+    """A module that only counts, beside a model with a sparse buffer, which DDP would refuse."""
+    model, counter = net(), nn.BatchNorm1d(1, affine=False)
+    model.register_buffer("graph", torch.eye(2).to_sparse())
+    optimizer = sgd(model)
+
+    @parallel.step
+    def step(batch):
+        counter.num_batches_tracked += len(batch[0])
+        update(model, optimizer, batch)
+
+    for call in range(CALLS):
+        step(parallel.batch(call))
+    return state(counter)
+
+
+@loop
 def other_shapes_and_dtypes(parallel):
     """Parameters are others in the next call. DDP does not see that: it wraps the model again."""
     module = net()
