@@ -4,11 +4,12 @@ Both are gathered only if something reads them. A mode that sees all functions o
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -29,13 +30,13 @@ _PROPERTIES = frozenset(("__get__", "__set__", "__delete__"))
 class ReadWatch(TorchFunctionMode):
     """Gathers before a read. `kept` are gradients of earlier calls; `stale` are parameters whose rows are newer."""
 
-    def __init__(self, gather_kept: Callable[[], None], gather_stale: Callable[[], None]) -> None:
+    def __init__(self, gather_kept: Callable[[], None], settle: Callable[[bool], None]) -> None:
         super().__init__()
         self.kept: dict[int, ManagedParam] = {}
         self.stale: dict[int, tuple[ManagedParam, torch.Tensor]] = {}  # by storage
         self.updated: set[int] = set()  # storages of parameters that were gathered after their update
         self.noticed = 0  # reads, as in a roster
-        self._gather_kept, self._gather_stale = gather_kept, gather_stale
+        self._gather_kept, self._settle = gather_kept, settle
         self._is_on = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,6 +49,8 @@ class ReadWatch(TorchFunctionMode):
                 self._notice_gradient(managed)
             elif managed.kept is not None:
                 return torch.empty(0)  # it only asks whether there is a gradient
+        if self.stale and _meets_all(func, (*args, *kwargs.values())):
+            self.settle(False)  # another rank may read before it
         if (self.stale or self.updated) and _reads(func):
             self._notice({storage_key(tensor) for tensor in _tensors((args, kwargs))})
         return func(*args, **kwargs)
@@ -65,18 +68,17 @@ class ReadWatch(TorchFunctionMode):
             self.noticed, self.updated = self.noticed | READS_UPDATED, set()
         if not storages.isdisjoint(self.stale):
             self.noticed |= READS_UPDATED
-            with self.pausing():
-                self._gather_stale()
+            self.settle()
 
     def pausing(self) -> AbstractContextManager[Any]:
         """Let the engine's own reads pass."""
         return disable_torch_function()
 
-    def settle(self) -> None:
-        """Gather before a collective that other ranks may reach while one of them reads."""
+    def settle(self, reads: bool = True) -> None:
+        """Meet the other ranks, and gather if one of them reads."""
         if self.stale:
             with self.pausing():
-                self._gather_stale()
+                self._settle(reads)
 
     def drop(self, params: Iterable[ManagedParam]) -> None:
         """Forget the gradients that these parameters have kept."""
@@ -107,6 +109,16 @@ def _reads(func: Any) -> bool:
     if name in _PROPERTIES:
         name = getattr(getattr(func, "__self__", None), "__name__", "")
     return name not in _HARMLESS
+
+
+def _meets_all(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a function is a collective of the default group."""
+    module = str(getattr(func, "__module__", ""))
+    if module == "torch.distributed.distributed_c10d":
+        groups = [arg for arg in args if isinstance(arg, dist.ProcessGroup)]
+        return func.__name__ not in ("isend", "irecv", "send", "recv") and {*groups} <= {dist.group.WORLD}
+    names = [arg for arg in args if isinstance(arg, str)]
+    return module.startswith("torch._ops._c10d_functional") and getattr(dist.group.WORLD, "group_name", None) in names
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:

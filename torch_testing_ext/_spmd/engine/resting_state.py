@@ -88,7 +88,7 @@ class RestingState:
 
     def __init__(self, wire: Wire, meeting: MeetingPoint) -> None:
         self.wire, self.meeting = wire, meeting
-        self.watch = ReadWatch(self._gather_kept, functools.partial(self.settle, True))
+        self.watch = ReadWatch(self._gather_kept, self.settle)
         self.roster: Roster | None = None
         self.rests: list[Any] = []
         self._steps: list[RowOptimizer] = []

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_reduce
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -479,6 +479,17 @@ def read_by_one_rank(model, optimizer, batch):
     return loss
 
 
+def read_by_one_rank_before_a_collective(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    if dist.get_rank() == 0:
+        next(model.parameters()).norm().item()
+    dist.all_reduce(loss)
+    update(model, optimizer, batch)
+    if dist.get_rank() == 1:
+        next(model.parameters()).norm().item()
+    return all_reduce(loss, "sum", dist.group.WORLD).wait()
+
+
 def clipping(model, optimizer, batch):
     optimizer.zero_grad()
     loss = error(model, batch)
@@ -787,6 +798,7 @@ for each in (
     editing_states,
     reading_after_the_update,
     read_by_one_rank,
+    read_by_one_rank_before_a_collective,
     clipping,
     two_updates,
     evaluating,
