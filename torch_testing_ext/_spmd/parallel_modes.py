@@ -54,8 +54,9 @@ class DataParallel(ParallelMode):
     def layout_of(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
         sharded = self.parallel_style == "fully_shard" and param.dim() > 0 and param.numel() > 0
         if isinstance(param, DTensor):
-            is_sharded = isinstance(param.placements[0], Shard)
-            if param.device_mesh.ndim != 1 or param.device_mesh.size() != world or param.placements[0].is_partial():
+            is_sharded = param.placements[0] == Shard(0)
+            is_known = is_sharded or param.placements[0].is_replicate()
+            if param.device_mesh.ndim != 1 or param.device_mesh.size() != world or not is_known:
                 raise SPMDError(
                     f"Parameter {name} is a DTensor on {param.device_mesh} with placements {param.placements}.",
                     remedy="Pass a plain module, or one that an earlier compiled step distributed over the same ranks.",

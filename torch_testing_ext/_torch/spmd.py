@@ -76,7 +76,9 @@ def is_fake(value: object) -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A unique key of a tensor's storage; works for fake tensors, which have no address (torch 2.1 to 2.15)."""
+    """A unique key of a tensor's storage, also of fake tensors and of those of torch.func (torch 2.1 to 2.15)."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     key: int = tensor.untyped_storage()._cdata
     return key
 

@@ -144,4 +144,4 @@ class CaptureStep(EngineStep):
 
     def report(self) -> StepReport:  # type: ignore[override]
         """Summarize the program of the last call: its collectives, and the parameters in each bucket."""
-        return report_of(self.function.__name__, self.last, self.recordings)
+        return report_of(self.name, self.last, self.recordings)

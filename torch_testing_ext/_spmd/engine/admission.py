@@ -45,6 +45,16 @@ def admit_tensor(name: str, tensor: torch.Tensor) -> None:
         raise SPMDError(f"{name} is a DTensor, but no parameter.", remedy="Register it as a plain buffer.")
 
 
+def admit_inference(params: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse parameters that are to be DTensors and cannot be."""
+    for name, tensor in params:
+        if tensor.is_inference():
+            raise SPMDError(
+                f"{name} was made in inference_mode and cannot become a DTensor.",
+                remedy='Make it under no_grad, or use DataParallel("replicate", between="plain").',
+            )
+
+
 def admit_sharing(sharded: Iterable[tuple[str, torch.Tensor]], others: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuse sharded parameters that share memory with another tensor: rows would no longer be shared."""
     owners: dict[int, tuple[str, torch.Tensor]] = {}

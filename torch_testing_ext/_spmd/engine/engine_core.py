@@ -130,7 +130,7 @@ class StateEngine:
         record = self.records.get(step)
         if record is None or not record.rosters:
             raise SPMDError("The step has not been called yet.", remedy="Call it once.")
-        return report_of(step.__name__, self.wire.world, record.calls, record.rosters[-1], record.gathered)
+        return report_of(step.name, self.wire.world, record.calls, record.rosters[-1], record.gathered)
 
     # -- before the step
 
@@ -216,7 +216,9 @@ class StateEngine:
     def _hook(self, roster: Roster) -> None:
         if self.wire.world > 1:
             for managed in roster.params:
-                if not managed.hooked and (managed.plain.is_floating_point() or managed.plain.is_complex()):
+                plain = managed.plain
+                has_gradients = (plain.is_floating_point() or plain.is_complex()) and not plain.is_inference()
+                if managed.hooked is None and has_gradients:
                     managed.hook()
 
     def _share_buffers(self, roster: Roster, found: FoundState) -> None:
@@ -258,7 +260,8 @@ class StateEngine:
             raise SPMDError(
                 f"A backward of the step reached parameters that no module or optimizer holds which the step names: "
                 f"of shapes {', '.join(map(str, left[:4]))}. Their gradients were not averaged.",
-                remedy="Pass the module that owns them to the step, or hold it in a variable that the step names.",
+                remedy="Pass the module that owns them to the step, or hold it in a variable that the step names. "
+                "If they are the rank's own, return loss.detach(), which does not keep them.",
             )
 
 

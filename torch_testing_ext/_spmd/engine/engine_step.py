@@ -20,6 +20,7 @@ class EngineStep:
     def __init__(self, function: Callable[..., Any], mode: DataParallel) -> None:
         functools.update_wrapper(self, function)
         self.function, self.mode = function, mode
+        self.name: str = getattr(function, "__name__", type(function).__name__)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..parallel_modes import DataParallel
 from ..param_layout import Layout
 from ..spmd_errors import SPMDError
-from .admission import admit_modules, admit_sharing, admit_tensor
+from .admission import admit_inference, admit_modules, admit_sharing, admit_tensor
 from .first_agreement import compare_facts, facts_of, state_tensors
 from .gradient_buckets import BucketStore
 from .managed_params import ManagedParam, manage, managed_by
@@ -74,6 +74,7 @@ class RosterMaker:
             admit_tensor(name, tensor)
         layouts = [self._layout(mode, name, tensor, id(tensor) in in_modules) for name, tensor in named]
         sharded = [pair for pair, layout in zip(named, layouts, strict=True) if layout.sharded]
+        admit_inference(named if mode.between == "dtensor" else sharded)
         admit_sharing(
             sharded, [*named, *slot_names(found.modules), *(("a tensor of the step", t) for t in found.tensors)]
         )

@@ -499,6 +499,11 @@ def clipping(model, optimizer, batch):
     return loss.detach(), norm
 
 
+def mapping(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    return loss, torch.func.vmap(getattr(model, "module", model))(batch[0]).detach()
+
+
 def two_updates(model, optimizer, batch):
     return update(model, optimizer, batch), update(model, optimizer, batch)
 
@@ -800,6 +805,7 @@ for each in (
     read_by_one_rank,
     read_by_one_rank_before_a_collective,
     clipping,
+    mapping,
     two_updates,
     evaluating,
     frozen_by_turns,

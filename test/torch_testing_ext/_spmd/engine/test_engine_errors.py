@@ -47,6 +47,17 @@ def on_two_dims():
     return model
 
 
+def sharded_by_columns():
+    mesh, model = init_device_mesh("cpu", (dist.get_world_size(),)), net()
+    model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.data, mesh, [Shard(1)]))
+    return model
+
+
+def of_inference_mode():
+    with torch.inference_mode():
+        return net()
+
+
 def lazy():
     return nn.Sequential(nn.LazyLinear(3))
 
@@ -55,6 +66,8 @@ MODELS = {
     "meta": (meta, "meta device", ("replicate", "fully_shard")),
     "lazy": (lazy, "not initialized", ("replicate", "fully_shard")),
     "two_dims": (on_two_dims, "DeviceMesh", ("replicate", "fully_shard")),
+    "columns": (sharded_by_columns, r"Shard\(dim=1\)", ("replicate", "fully_shard")),
+    "inference": (of_inference_mode, "inference_mode", ("fully_shard",)),
     "ddp": (lambda: nn.parallel.DistributedDataParallel(net()), "averaged twice", ("replicate", "fully_shard")),
     "shared": (transposed, "share memory", ("fully_shard",)),
     "buffer": (buffer_on_a_parameter, "share memory", ("fully_shard",)),
@@ -289,6 +302,24 @@ class TestEngineErrors(DTensorContinuousTestBase):
             return update(model, optimizer, (batch[0] + noise.detach(), batch[1]))
 
         self._trained("replicate", step, 3)
+
+        def keeping(model, optimizer, batch):
+            loss = error(model, batch) * nn.Parameter(torch.ones(()))
+            loss.backward()
+            return loss
+
+        with self.assertRaisesRegex(SPMDError, r"return loss.detach\(\)"):
+            self._trained("replicate", keeping)
+
+    def test_teacher_of_inference_mode(self):
+        teacher = of_inference_mode()
+
+        def step(model, optimizer, batch):
+            with torch.no_grad():
+                target = teacher(batch[0])
+            return update(model, optimizer, (batch[0], target))
+
+        self._trained("replicate", step)
 
     def test_hook_on_a_dtensor(self):
         model, optimizer, step = self._trained("fully_shard")

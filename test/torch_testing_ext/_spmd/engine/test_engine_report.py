@@ -1,5 +1,6 @@
 """The report of the engine, and the traffic that it counts."""
 
+import functools
 import gc
 import sys
 import time
@@ -67,6 +68,7 @@ class TestEngineReport(DTensorContinuousTestBase):
             "AdamW updates whole",
         ):
             self.assertIn(text, str(report))
+        self.assertEqual(self._report("replicate", functools.partial(update), 1).name, "partial")
 
     @parametrize(
         "name, step, early, late",
