@@ -38,8 +38,6 @@ def agreed_order(positions: Sequence[Sequence[int]]) -> list[int]:
 
     `positions` has one row per rank: for each parameter 1 + its place in the rank's backward, or 0.
     """
-    if not positions:
-        return []
     keys: dict[int, tuple[int, int]] = {}
     for rank, places in enumerate(positions):
         for param, place in enumerate(places):

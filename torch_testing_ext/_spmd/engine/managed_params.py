@@ -12,8 +12,6 @@ from torch_testing_ext._torch.spmd import run_hook_last
 
 from ..param_layout import Layout
 
-_NOWHERE = -1
-
 
 class ManagedParam:
     """One parameter of a data-parallel step.
@@ -28,7 +26,7 @@ class ManagedParam:
         self._rest = weakref.ref(rest) if rest is not None else None
         self.layout, self.name = layout, name
         self.kind = plain.shape, plain.dtype
-        self.index = _NOWHERE
+        self.index = -1  # in no roster
         self.listener: Callable[[ManagedParam], None] | None = None  # hears of gradients
         self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
         self.hooked: Any = None  # the handle of the hook

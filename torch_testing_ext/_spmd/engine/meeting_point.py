@@ -19,7 +19,6 @@ from .gradient_buckets import BackwardPlan
 from .wire import Wire
 
 _AFTER = 1000  # the places of backwards that run after a call
-OK, REFUSED, FAILED = 0, 1, 2
 
 
 class CallHeader(NamedTuple):
@@ -30,7 +29,7 @@ class CallHeader(NamedTuple):
     place: int = 0  # 0: when the call begins; n: before its n-th backward; LEAVING: after it
     new: int = 0  # the number of parameters and optimizers that the call found for the first time
     params: int = 0
-    status: int = OK
+    refused: int = 0
     checksum: int = 0
     reads: int = 0  # bits: the rank reads what is gathered on request, or asks to verify; may differ
     program: int = 0  # of a captured step
@@ -43,10 +42,8 @@ def disagreement(headers: Sequence[Sequence[int]]) -> tuple[str, str] | None:
     """The problem and its remedy, if the ranks' headers differ or if one of them announces an error."""
     ranks = [CallHeader(*numbers) for numbers in headers]
     for rank, header in enumerate(ranks):
-        if header.status == REFUSED:
+        if header.refused:
             return f"Rank {rank} refused the step: see its error.", "Fix the step or its arguments on that rank."
-        if header.status == FAILED:
-            return f"The step raised an error on rank {rank}.", "Let all ranks raise, or none of them."
     first = ranks[0]
     for rank, header in enumerate(ranks[1:], 1):
         found = _difference(first, header, rank)
@@ -173,7 +170,7 @@ class MeetingPoint:
         if self.wire.world == 1 or self._has_met:
             return
         self._has_met = True
-        self.header = self.header._replace(status=REFUSED)
+        self.header = self.header._replace(refused=True)
         try:
             self._contact(f"{type(error).__name__}: {error}")
         except SPMDError:
@@ -218,7 +215,7 @@ class MeetingPoint:
         if found is None:
             return
         problem, remedy = found
-        if any(CallHeader(*row).status == REFUSED for row in rows):
+        if any(CallHeader(*row).refused for row in rows):
             errors = self.wire.gather_objects(error)
             rank = next(rank for rank, text in enumerate(errors) if text is not None)
             problem, remedy = f"Rank {rank} refused the step: {errors[rank]}", "This rank has not updated anything."

@@ -106,7 +106,10 @@ class RowOptimizer:
                 loss = closure()
         params = [managed_by(p) for group in self.optimizer.param_groups for p in group["params"]]
         sharded = [managed for managed in params if managed is not None and managed.sharded]
-        if any(_is_sparse(managed.plain.grad) for managed in sharded):
+        with self.watch.pausing():
+            is_sparse = any(_is_sparse(managed.plain.grad) for managed in sharded)
+        if is_sparse:
+            _ = [managed.plain.grad for managed in sharded]  # the watch gathers those of earlier calls
             self.watch.settle()
             self.ran_whole = True
             form = self._whole(sharded)

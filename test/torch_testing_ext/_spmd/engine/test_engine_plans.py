@@ -5,7 +5,7 @@ import torch
 from torch_testing_ext._spmd.engine.bucket_plan import BucketProgress, agreed_order, bucket_limit, plan_buckets
 from torch_testing_ext._spmd.engine.checksum import Checksum, sum_of
 from torch_testing_ext._spmd.engine.gradient_buckets import bits
-from torch_testing_ext._spmd.engine.meeting_point import FAILED, REFUSED, CallHeader, disagreement
+from torch_testing_ext._spmd.engine.meeting_point import CallHeader, disagreement
 from torch_testing_ext._spmd.param_layout import Layout
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -28,11 +28,10 @@ ORDERS = {
     "first_rank_decides": ([[2, 1], [1, 2]], [1, 0]),
     "only_other_rank": ([[1, 0, 2], [1, 2, 0]], [0, 2, 1]),
 }
-SAME = CallHeader(1, 2, 0, 0, 4, 0, 77)
+SAME = CallHeader(1, 2, 0, 0, 4, False, 77)
 HEADERS = {
     "same": ([SAME, SAME], None),
-    "refused": ([SAME, SAME._replace(status=REFUSED)], "Rank 1 refused"),
-    "failed": ([SAME._replace(status=FAILED), SAME], "error on rank 0"),
+    "refused": ([SAME, SAME._replace(refused=True)], "Rank 1 refused"),
     "step": ([SAME, SAME, SAME._replace(step=3)], "compiled step 1, rank 2 in step 3"),
     "call": ([SAME, SAME._replace(call=3)], "start of call 2 .rank 0. and at the start of call 3"),
     "backward": ([SAME._replace(place=2), SAME._replace(place=1)], "in backward 2 of call 2"),

@@ -29,6 +29,12 @@ def accumulating(model, optimizer, batch):
     error(model, batch).backward()
 
 
+def updating_first(model, optimizer, batch):
+    optimizer.step()
+    optimizer.zero_grad()
+    error(model, batch).backward()
+
+
 def summing(model, optimizer, batch):
     total = sum(float(p.grad.sum()) for p in model.parameters() if p.grad is not None)
     error(model, batch).backward()
@@ -75,6 +81,12 @@ class TestEngineReport(DTensorContinuousTestBase):
         [
             ("plain", update, {PARAMS: SIZE, KEPT: SIZE, UPDATED: SIZE}, {PARAMS: SIZE}),
             ("reading", reading, {PARAMS: SIZE, KEPT: SIZE, UPDATED: SIZE}, {PARAMS: SIZE, UPDATED: SIZE}),
+            (
+                "updating_first",
+                updating_first,
+                {PARAMS: SIZE, KEPT: SIZE, UPDATED: SIZE},
+                {PARAMS: SIZE, UPDATED: SIZE},
+            ),
             ("accumulating", accumulating, {PARAMS: SIZE, KEPT: SIZE}, {PARAMS: SIZE}),
             ("summing", summing, {PARAMS: SIZE, KEPT: SIZE}, {PARAMS: SIZE, KEPT: SIZE}),
         ],
