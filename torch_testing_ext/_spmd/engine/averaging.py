@@ -5,7 +5,11 @@ ends with an exchange of what each rank has touched, and averages that. Later on
 full. The last bucket has a flag, by which a rank tells that it touched something else: then all exchange again.
 """
 
+import functools
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -33,6 +37,7 @@ class _Backward:
     touched: dict[int, int] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)  # touched once more after their bucket had started
     unexpected: bool = False
+    end: Callable[[], Any] = lambda: None  # the function that runs at its end, alive unless it raised an error
 
 
 class Averager:
@@ -74,11 +79,13 @@ class Averager:
     def touch(self, managed: ManagedParam) -> None:
         """Note that a gradient has been accumulated."""
         backward = self.backward
-        if backward is None:
+        if backward is None or backward.end() is None:
             if self.wire.world == 1 or not self.wire.is_open():
                 return
-            backward = self.backward = self._open()
-            at_end_of_backward(self._finish)
+            backward = self.backward = backward or self._open()
+            end = functools.partial(self._finish)
+            backward.end = weakref.ref(end)
+            at_end_of_backward(end)
             if managed in [each for each in self.roster.params if not each.hook_last()]:  # type: ignore[union-attr]
                 backward.again.add(managed.index)  # its other hooks are still to run
         index = managed.index

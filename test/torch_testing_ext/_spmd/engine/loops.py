@@ -6,6 +6,7 @@ A loop gets a `Parallel`, which wraps models (for DDP) or steps (for the engine)
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import itertools
 import math
@@ -718,6 +719,28 @@ def gradient_hooks(parallel):
 
     step = parallel.step(step, bucket_mb=1e-5)  # a bucket for each gradient
     return [step(parallel.batch(call)) for call in range(6)], state(model)
+
+
+@loop
+def failed_backward(parallel):
+    """The step catches an error of a backward, after which DDP could not go on, and runs another one."""
+    model = parallel.model(net())
+    optimizer = sgd(model)
+
+    def fail(gradient):
+        raise KeyError
+
+    def step(batch, fails):
+        if fails:
+            hidden = model[0](batch[0])
+            hidden.register_hook(fail)
+            with contextlib.suppress(KeyError):
+                model[2](hidden).sum().backward()
+        return update(model, optimizer, batch)
+
+    step = parallel.step(step, bucket_mb=1e-5)
+    fails = isinstance(parallel, ByEngine)
+    return [step(parallel.batch(call), fails and call % 2) for call in range(CALLS)], state(model)
 
 
 @loop
