@@ -158,6 +158,10 @@ disable_torch_function = torch._C.DisableTorchFunction
 set_grad_enabled = torch._C._set_grad_enabled
 
 
+# torch.compile traces what autograd calls in a compiled function; this keeps a function out (torch 2.1 to 2.15).
+outside_dynamo: Callable[[Any], Any] = torch._compile._disable_dynamo
+
+
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Call `function` when the backward that runs on this thread has ended (torch 1.0 to 2.15)."""
     engine: Any = torch.autograd.Variable._execution_engine

@@ -51,6 +51,12 @@ class TestRegions(DTensorTestBase):
         self.assertIn("are eager: the step differentiates through gradients", str(compiled.report()))
 
     @with_comms
+    def test_a_compiled_function_as_step(self):
+        case = Case("compiled", functools.partial(MLP, (10, 7, 4)), normal_batch(12, 10), tolerance=2e-6)
+        mode = DataParallel("fully_shard")
+        train_both(self, case, lambda function: compile(parallel_mode=mode)(torch.compile(function, backend="eager")))
+
+    @with_comms
     def test_a_wrong_region_is_found_and_undone(self):
         torch.manual_seed(self.rank)
         model = MLP((10, 7, 4)).to(self.device_type)

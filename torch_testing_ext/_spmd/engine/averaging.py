@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch.spmd import at_end_of_backward, roots_of_backward
+from torch_testing_ext._torch.spmd import at_end_of_backward, outside_dynamo, roots_of_backward
 
 from ..spmd_errors import SPMDError
 from .bucket_plan import BucketProgress, agreed_order
@@ -123,6 +123,7 @@ class Averager:
             self.meeting.arrive()
         return _Backward(plan, None if plan is None else plan.progress())
 
+    @outside_dynamo
     def _finish(self) -> None:
         backward = self.backward
         if backward is None or self.roster is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch.spmd import run_hook_last
+from torch_testing_ext._torch.spmd import outside_dynamo, run_hook_last
 
 from ..param_layout import Layout
 
@@ -64,6 +64,7 @@ class ManagedParam:
         itself, plain = weakref.ref(self), self.plain
         trainable = plain.requires_grad
 
+        @outside_dynamo
         def report(_: torch.Tensor) -> None:
             managed = itself()
             if managed is not None and managed.listener is not None:

@@ -8,7 +8,14 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.spmd import dtensor_like, local_tensor, optimizer_has_hooks, storage_key, version_of
+from torch_testing_ext._torch.spmd import (
+    dtensor_like,
+    local_tensor,
+    optimizer_has_hooks,
+    outside_dynamo,
+    storage_key,
+    version_of,
+)
 
 from .managed_params import ManagedParam, managed_by
 from .read_watch import ReadWatch
@@ -63,11 +70,12 @@ class RowOptimizer:
     def install(self) -> None:
         """Replace the optimizer's step."""
 
+        @outside_dynamo
         def step(closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             return self._step(closure, *args, **kwargs)
 
         if hasattr(self._inner, "_wrapped_by_lr_sched"):
-            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+            step._wrapped_by_lr_sched = True
         self._ours = step
         self._active = True
         self.optimizer.__dict__["step"] = step
