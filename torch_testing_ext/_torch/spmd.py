@@ -1,7 +1,7 @@
 """Private names of tracer, dispatcher and compiler that the SPMD compiler needs."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -217,6 +217,18 @@ def put_function_mode(mode: Any, enter: bool) -> None:
     first = int(bool(others) and others[0] is default)  # `set_default_device` wants its own at the bottom
     for each in [*others[:first], *[mode] * enter, *others[first:]]:
         _push_mode(each)  # type: ignore[no-untyped-call]
+
+
+def meets_all(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a function that a mode sees is a collective of the default group (torch 2.5 to 2.15)."""
+    import torch.distributed as dist
+
+    module = str(getattr(func, "__module__", ""))
+    if module == "torch.distributed.distributed_c10d":
+        groups = [arg for arg in args if isinstance(arg, dist.ProcessGroup)]
+        return func.__name__ not in ("isend", "irecv", "send", "recv") and {*groups} <= {dist.group.WORLD}
+    names = [arg for arg in args if isinstance(arg, str)]
+    return module.startswith("torch._ops._c10d_functional") and getattr(dist.group.WORLD, "group_name", None) in names
 
 
 def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -4,16 +4,15 @@ Both are gathered only if something reads them. A mode that sees all functions o
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._torch.spmd import disable_torch_function, put_function_mode, storage_key
+from torch_testing_ext._torch.spmd import disable_torch_function, meets_all, put_function_mode, storage_key
 
 from .managed_params import ManagedParam, managed_by
 from .roster import READS_KEPT, READS_UPDATED
@@ -49,7 +48,7 @@ class ReadWatch(TorchFunctionMode):
                 self._notice_gradient(managed)
             elif managed.kept is not None:
                 return torch.empty(0)  # it only asks whether there is a gradient
-        if self.stale and _meets_all(func, (*args, *kwargs.values())):
+        if self.stale and meets_all(func, (*args, *kwargs.values())):
             self.settle(False)  # another rank may read before it
         if (self.stale or self.updated) and _reads(func):
             self._notice({storage_key(tensor) for tensor in _tensors((args, kwargs))})
@@ -109,16 +108,6 @@ def _reads(func: Any) -> bool:
     if name in _PROPERTIES:
         name = getattr(getattr(func, "__self__", None), "__name__", "")
     return name not in _HARMLESS
-
-
-def _meets_all(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a function is a collective of the default group."""
-    module = str(getattr(func, "__module__", ""))
-    if module == "torch.distributed.distributed_c10d":
-        groups = [arg for arg in args if isinstance(arg, dist.ProcessGroup)]
-        return func.__name__ not in ("isend", "irecv", "send", "recv") and {*groups} <= {dist.group.WORLD}
-    names = [arg for arg in args if isinstance(arg, str)]
-    return module.startswith("torch._ops._c10d_functional") and getattr(dist.group.WORLD, "group_name", None) in names
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:
