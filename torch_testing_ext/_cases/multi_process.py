@@ -115,6 +115,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
         if self._directory is None:
             raise self._error(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
+        if self.processes or self._round is not None:  # the first ranks would be forgotten
+            raise self._error(f"{type(self).__qualname__}.setUp() starts ranks twice: super().setUp() does so")
         self._skip = self._known_skip()
         if self._skip is None and launch.this_launch() is not None:
             self._round = self._begin_round(self._checked_world_size(), self._directory)

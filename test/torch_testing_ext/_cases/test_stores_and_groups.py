@@ -210,6 +210,12 @@ class OnBase(cd.DistributedTestBase):
             self.assertEqual(self.create_pg("cpu", world_size=1, backend="gloo").size(), 1)
 
 
+class StartsTwice(OnBase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+
 class TestDistributedTestBase(TestCase):
     def test_group(self):
         with mock.patch.dict(os.environ, WORLD_SIZE="17"):
@@ -222,6 +228,10 @@ class TestDistributedTestBase(TestCase):
             os.environ.pop("WORLD_SIZE", None)
             outcome_of(OnBase("makes_its_group"))
             self.assertNotIn("WORLD_SIZE", os.environ)
+
+    def test_ranks_that_are_started_twice(self):
+        seen = outcome_of(StartsTwice("makes_its_group"))
+        self.assertRegex(seen.message, r"StartsTwice.setUp\(\) starts ranks twice")
 
     def test_of_another_size(self):
         self.assertEqual(outcome_of(OnBase("makes_a_smaller_group")), ("passed", ""))
