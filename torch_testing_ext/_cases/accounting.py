@@ -93,6 +93,11 @@ def _account_for_exit(account: launch.AccountWriter, code: Any) -> None:
         account.passed()  # an overriding `_run` may exit after its test
 
 
+def may_skip(error: BaseException) -> bool:
+    """Can this exception mean a skip? An exit can, by its code."""
+    return isinstance(error, (unittest.SkipTest, SystemExit)) or _is_skip_of_pytest(error)
+
+
 def _is_skip_of_pytest(error: BaseException) -> bool:
     pytest = sys.modules.get("pytest")
     return pytest is not None and isinstance(error, pytest.skip.Exception)

@@ -218,23 +218,13 @@ class MultiThreadedTestCase(RankedTestCase):
         """Run the test with its thread's set-up and tear-down. The first exception is the rank's error."""
         from torch_testing_ext._threads.thread_ranks import process_group
 
-        has_group = False
-        try:
-            with process_group(rank, world_size, type(self).global_store):
-                has_group = True
-                self.perThreadSetUp()
+        with own_cleanups(self), process_group(rank, world_size, type(self).global_store):
+            try:
                 with own_cleanups(self):
+                    self.perThreadSetUp()
                     getattr(self, test_name)()
-        except unittest.SkipTest:
-            if has_group:
-                self.perThreadTearDown()
-            raise
-        except BaseException:
-            if has_group:
-                with suppress(Exception):
-                    self.perThreadTearDown()
-            raise
-        self.perThreadTearDown()
+            finally:
+                self.addCleanup(self.perThreadTearDown)  # without the group
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
         """assertEqual on one rank only: the threads share one random number generator, so the numbers that each draws

@@ -8,7 +8,7 @@ import inspect
 import os
 import unittest
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 # `_torch` comes first: it postpones the next full collection of garbage, which takes longer than all imports below.
@@ -18,7 +18,7 @@ from torch_testing_ext._marks.settings_of_tests import kinds_of_test, may_differ
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
-from .accounting import subtests_of
+from .accounting import may_skip, subtests_of
 from .invocation import case_of_test
 from .rank_checks import sanitize_with
 from .test_case import TestCase
@@ -170,27 +170,20 @@ def _describe_subtest(msg: Any, params: dict[str, Any]) -> str:
 
 @contextmanager
 def own_cleanups(test: unittest.TestCase) -> Iterator[None]:
-    """Run the cleanups of a test, last first. Its own error goes before theirs, and theirs before a skip."""
+    """Run the cleanups of a test, last first. The first error counts; a skip or an exit only where there is none."""
+    errors: list[BaseException] = []
+    registered: list[Any] = test._cleanups  # type: ignore[attr-defined]
     try:
         yield
-    except unittest.SkipTest:
-        _run_cleanups(test)
-        raise
-    except BaseException:
-        with suppress(Exception):
-            _run_cleanups(test)
-        raise
-    _run_cleanups(test)
-
-
-def _run_cleanups(test: unittest.TestCase) -> None:
-    errors = []
-    registered: list[Any] = test._cleanups  # type: ignore[attr-defined]
+    except BaseException as error:
+        errors.append(error)
     while registered:
         function, args, kwargs = registered.pop()
         try:
             function(*args, **kwargs)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             errors.append(error)
     if errors:
-        raise next((error for error in errors if not isinstance(error, unittest.SkipTest)), errors[0])
+        raise next((error for error in errors if not may_skip(error)), errors[0])

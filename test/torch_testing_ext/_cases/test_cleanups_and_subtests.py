@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 import unittest
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch.distributed as dist
 from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
-from torch_testing_ext.common_distributed import run_subtests
+from torch_testing_ext.common_distributed import TEST_SKIPS, run_subtests
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+SKIP = TEST_SKIPS["generic"].exit_code
 
 
 class Odd(Exception):
@@ -74,6 +77,18 @@ class CleanUps(Ranks):
     def skips_and_fails_in_two_clean_ups(self):
         self.addCleanup(self.raise_this, KeyError("the later"))
         self.addCleanup(self.skipTest, "the earlier")
+
+    def fails_in_body_and_exits_in_clean_up(self):
+        self.addCleanup(sys.exit, SKIP)
+        self.fail("the body's")
+
+    def fails_and_exits_in_two_clean_ups(self):
+        self.addCleanup(self.fail, "the later")
+        self.addCleanup(sys.exit, 0)
+
+    def exits_in_body_and_fails_in_clean_up(self):
+        self.addCleanup(self.fail, "the clean-up's")
+        sys.exit(SKIP)
 
     def by_context(self):
         @contextmanager
@@ -152,6 +167,16 @@ class TestCleanUps(TestCase):
         for method in ("skips_and_fails_in_clean_up", "skips_and_fails_in_two_clean_ups"):
             seen, lines = self.run_noted(method)
             self.assertEqual((seen.outcome, lines), ("error", ["raises KeyError"]), seen.message)
+
+    def test_an_exit_hides_no_error(self):
+        for method, whose in (
+            ("fails_in_body_and_exits_in_clean_up", "the body's"),
+            ("fails_and_exits_in_two_clean_ups", "the later"),
+            ("exits_in_body_and_fails_in_clean_up", "the clean-up's"),
+        ):
+            seen = outcome_of(CleanUps(method))
+            self.assertEqual(seen.outcome, "failed", seen.message)
+            self.assertIn(f"AssertionError: {whose}", seen.message)
 
     def test_a_skip_in_clean_up(self):
         self.assertEqual(outcome_of(CleanUps("skips_in_clean_up")), ("skipped", "the clean-up's"))

@@ -137,6 +137,7 @@ class OwnSetUp(Threads):
 
     def perThreadSetUp(self) -> None:
         self.seen.append(("up", self.rank))
+        self.addCleanup(self.seen.append, ("clean", self.rank))
         self._fail_at("set-up")
 
     def perThreadTearDown(self) -> None:
@@ -249,14 +250,21 @@ class TestThreadsThemselves(ThreadsTest):
 
     def test_set_up_and_tear_down(self) -> None:
         self.assertEqual(run(OwnSetUp("passes")).outcome, "passed")
-        self.assertEqual(sorted(Threads.seen), [("down", 0), ("down", 1), ("down", 2), ("up", 0), ("up", 1), ("up", 2)])
+        for rank in range(3):
+            self.assertEqual([what for what, of in Threads.seen if of == rank], ["up", "clean", "down"])
 
     @parametrize("where", ["set-up", "test", "tear-down"], name_fn=lambda where: where.replace("-", "_"))
     def test_error_in(self, where: str) -> None:
         with mock.patch.object(OwnSetUp, "where", {where}):
             seen = run(OwnSetUp("passes"))
         self.assertRegex(seen.message, f"rank 1 of 3 raised .*RuntimeError: failed in {where}")
-        self.assertIn(("down", 1), Threads.seen)
+        self.assertEqual(Threads.seen.count(("clean", 1)), 1)
+        self.assertEqual(Threads.seen.count(("down", 1)), 1)
+
+    def test_an_exit_in_tear_down_hides_no_error(self) -> None:
+        leave = mock.Mock(side_effect=SystemExit(TEST_SKIPS["generic"].exit_code))
+        with mock.patch.multiple(OwnSetUp, where={"test"}, perThreadTearDown=leave):
+            self.assertRegex(run(OwnSetUp("passes")).message, "rank 1 of 3 raised .*RuntimeError: failed in test")
 
     def test_the_first_error_is_reported(self) -> None:
         with mock.patch.object(OwnSetUp, "where", {"test", "tear-down"}):
