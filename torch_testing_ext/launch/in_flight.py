@@ -79,8 +79,7 @@ def _clauses(node: Any) -> Iterator[_Clause]:
     if not hasattr(node, "finalbody"):
         return
     for handler in node.handlers:
-        raises_again = any(isinstance(one, ast.Raise) for one in ast.walk(handler))
-        yield _Clause(_lines(*node.body), _lines(handler), not raises_again)
+        yield _Clause(_lines(*node.body), _lines(handler), not isinstance(handler.body[-1], ast.Raise))
     if node.finalbody:
         yield _Clause(_lines(*node.body, *node.handlers, *node.orelse), _lines(*node.finalbody))
 

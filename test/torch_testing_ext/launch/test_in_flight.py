@@ -69,6 +69,15 @@ def handled(then):
         then()
 
 
+def handled_where_others_are_raised_again(then):
+    try:
+        raise ValueError("handled")
+    except ValueError as error:
+        then()
+        if str(error) != "handled":
+            raise
+
+
 def in_finally_of_a_handler(then):
     try:
         raise ValueError("handled")
@@ -90,7 +99,7 @@ IN_FLIGHT = [
     in_finally_after_one_that_was_handled,
     in_finally_that_handles_another,
 ]
-HANDLED = [handled, in_finally_of_a_handler, alone]
+HANDLED = [handled, handled_where_others_are_raised_again, in_finally_of_a_handler, alone]
 
 
 class InFlightTest(TestCase):
