@@ -90,6 +90,7 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
     """In a rank: its tasks, one by one. Asking for the next reports that the previous one is done."""
     done = os.open(_pipe(directory, "done"), os.O_WRONLY | os.O_CLOEXEC)
     recording.begin_first_task()
+    pid = os.getpid()
     with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
             task = messages.from_json(line, _TO_RANK)
@@ -101,6 +102,8 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             try:
                 recording.sanitize(rank, task.sanitize, _log(directory, rank, number))
                 yield Task(task.name, writer, directory / f"task{number}")
+                if os.getpid() != pid:
+                    os._exit(1)  # a child that the test has forked would read the tasks of this rank
                 with writer.own_errors():
                     recording.end_of_sanitizing()
                 writer.attach(recording.collectives(more_follow=True))

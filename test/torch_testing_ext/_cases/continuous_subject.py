@@ -40,6 +40,9 @@ class Things(Ranks):
     def tells_pids(self) -> None:
         self.tell([os.getpid(), self.rank, dist.get_rank(), self.world_size, dist.get_world_size(self.pg)])
 
+    def forks_a_child_that_returns(self) -> None:
+        os.fork()
+
     def tells_numbers(self) -> None:
         self.tell([torch.rand(2).tolist(), random.random()])
 

@@ -164,6 +164,11 @@ class TestRanks(TestCase):
         for first, second in ran.told:
             self.assertNotEqual(first[0], second[0])
 
+    def test_a_forked_child_takes_no_task(self) -> None:
+        ran = run_class(Things, "forks_a_child_that_returns", *["tells_pids"] * 5)
+        for pids in ran.told:
+            self.assertEqual(pids, pids[:1] * 5)
+
     def test_isolated(self) -> None:
         ran = run_class(Isolated, "tells_pids", "passes", "tells_pids")
         for first, second in ran.told:
