@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable
@@ -55,6 +56,20 @@ def detach(stream: int | None) -> None:
     if stream is not None:
         _redirect(stream)
     _reset_multiprocessing()
+
+
+def leave_connections(own: int) -> None:
+    """Leave the pipes and sockets of the parent to it, but `own` and the standard streams: peers wait for their end.
+
+    Objects of this process have their numbers, which become /dev/null.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the listing's own is closed
+            mode = os.fstat(fd).st_mode
+            if fd > 2 and fd != own and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+                os.dup2(null, fd, inheritable=False)
+    os.close(null)
 
 
 def exit_now(code: int) -> NoReturn:

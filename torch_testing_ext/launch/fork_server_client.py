@@ -66,6 +66,8 @@ class ForkServerClient:
         def serve() -> NoReturn:
             self._channel.close()
             ports.forget_leases()
+            if inherited is None:  # it serves to the end of this process
+                child.leave_connections(theirs.fileno())
             fork_server.begin(Channel(theirs, wire.ToServer), about, inherited)
 
         return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first

@@ -21,6 +21,7 @@ from kit.ranks import FourRanks, local_class
 from kit.settings import environ, timeout
 
 from torch_testing_ext import launch
+from torch_testing_ext._process.loop import wait_readable
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import client, fork_server, fork_server_client
 from torch_testing_ext.launch.fork_server_messages import StartMethod
@@ -179,6 +180,14 @@ class RobustnessTest(TestCase):
             os.waitid(os.P_PID, client.launcher().server.pid, os.WEXITED | os.WNOWAIT)
             seen = outcome_of(case)
         self.assertEqual(seen.outcome, "passed", seen.message)
+
+    def test_it_holds_no_pipe_of_this_process_open(self):
+        launch.close()
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
+        os.close(writing)
+        self.assertTrue(wait_readable(reading, time.monotonic() + 5))
 
     def test_a_signal_arrives_once_and_only_at_the_rank(self):
         seen = outcome_of(Signalled("counts_signals"))
