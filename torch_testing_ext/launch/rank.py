@@ -54,6 +54,9 @@ def run_and_exit(
         traceback.print_exc()
     finally:
         _save_coverage()
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            with suppress(BaseException):
+                util._run_finalizers()  # a queue sends what it was given
         child.exit_now(code)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -60,6 +61,11 @@ class SpawnTest(TestCase):
         lock, number = threading.Lock(), 5
         spawn(lambda rank, given: self.assertEqual((number, given.locked()), (5, False)), 2, lock)
         spawn(functools.partial(add_up, numbers=[1]), 2)
+
+    def test_what_it_puts_into_a_queue_arrives(self):
+        results = multiprocessing.Queue()
+        spawn(lambda rank: [results.put(rank) for _ in range(1000)], 2)
+        self.assertEqual(sum(results.get(timeout=10) for _ in range(2000)), 1000)
 
     def test_failures(self):
         ways = {
