@@ -13,6 +13,7 @@ import types
 import unittest
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -75,6 +76,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     # Each class has its own.
     _persistent_ranks: ClassVar[PersistentRanks | None] = None
+    _leases: ClassVar[ExitStack]  # of its ports
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
@@ -180,16 +182,18 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
         directory = launch.new_directory(cls.__qualname__)
         cls.rdvz_file = str(directory / "store")
-        job = cls._job(
-            _run_rank,
-            world_size,
-            directory,
-            cls.addClassCleanup,
-            arguments={"rdvz_file": cls.rdvz_file},
-            fast_exit=bool(cls.fast_exit),
-            sanitize=sanitize_with(kinds_on(cls)),
-        )
-        cls._persistent_ranks = PersistentRanks(job)
+        with ExitStack() as leases:
+            job = cls._job(
+                _run_rank,
+                world_size,
+                directory,
+                leases.callback,
+                arguments={"rdvz_file": cls.rdvz_file},
+                fast_exit=bool(cls.fast_exit),
+                sanitize=sanitize_with(kinds_on(cls)),
+            )
+            cls._persistent_ranks = PersistentRanks(job)
+            cls._leases = leases.pop_all()
         cls.processes = [RankProcess(cls._persistent_ranks.run, rank) for rank in range(world_size)]
 
     @classmethod
@@ -248,6 +252,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             verdict = end.verdict(launch.Case(after))
             if verdict.message:
                 cls._failures_of_ranks.append(verdict.message)
+        cls._leases.close()
         launch.discard(ranks.directory)
 
     # -- the parent: a test

@@ -28,7 +28,7 @@ from continuous_subject import (
     Things,
 )
 from kit.outcomes import Seen, outcome_of
-from kit.processes import files_not_kept
+from kit.processes import files_not_kept, open_descriptors
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases import ranked
@@ -174,6 +174,12 @@ class TestRanks(TestCase):
         for first, second in ran.told:
             self.assertNotEqual(first[0], second[0])
             self.assertEqual(first[1:], second[1:])
+
+    def test_no_port_is_kept_for_ranks_that_are_gone(self) -> None:
+        run_class(Isolated, "passes")  # now there is a fork server
+        before = open_descriptors()
+        self.assertEqual(run_class(Isolated, "passes", "passes").tests["passes"].outcome, "passed")
+        self.assertEqual(open_descriptors(), before)
 
     def test_random_numbers(self) -> None:
         """Every test begins with the same seeds, in every rank and after any other test."""
