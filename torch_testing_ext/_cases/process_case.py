@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import unittest
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,9 +47,10 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def _prepare_ranks(self) -> None:
         """Fork the server for the ranks of this test, unless it will start none."""
-        if launch.this_launch() is None and not self._is_rank() and not _skips_without_set_up(self):
-            subject = launch.Named.of(type(self))
-            launch.prepare(subject, expected_imports(subject.file or ""))
+        with suppress(Exception):  # raised again, and then shown, when setUp starts the ranks
+            if launch.this_launch() is None and not self._is_rank() and not _skips_without_set_up(self):
+                subject = launch.Named.of(type(self))
+                launch.prepare(subject, expected_imports(subject.file or ""))
 
     @classmethod
     def _job(
@@ -97,8 +98,6 @@ def _skips_without_set_up(test: RankedTestCase) -> bool:
         return test._known_skip() is not None
     except AttributeError:
         return True  # a need that reads what setUp has yet to set: it may skip
-    except Exception:
-        return False  # raised again, and then shown, when setUp starts the ranks
 
 
 @functools.cache

@@ -301,10 +301,9 @@ def prepare(subject: Named, imports: tuple[str, ...] = ()) -> None:
     """Fork the fork server now, if that is possible: the ranks of such a job have the state of the process as it is.
 
     Does nothing where there is one, or where ranks have to be started in another way. A server only knows things that
-    were named before it was forked. `imports`: modules that the ranks will need.
+    were named before it was forked. `imports`: modules that the ranks will need. Raises CannotStart.
     """
-    with suppress(CannotStart):  # the launch will say why
-        launcher().prepare(subject, imports)
+    launcher().prepare(subject, imports)
 
 
 def close() -> None:

@@ -187,6 +187,8 @@ class RunningTest(TestCase):
             lambda: self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_STRAT="fork"),
             lambda: self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="vfork"),
         )
+        for printed in (name, value):
+            self.assertIn("Ran 1 test", printed)
         self.assertIn("TORCH_TESTING_EXT_STRAT is not a known setting; known are: TORCH_TESTING_EXT_START", name)
         self.assertIn("'vfork' is not understood; known values: auto, fork, fork-fresh or spawn", value)
 
