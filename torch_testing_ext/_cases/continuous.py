@@ -77,6 +77,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     # Each class has its own.
     _persistent_ranks: ClassVar[PersistentRanks | None] = None
     _leases: ClassVar[ExitStack]  # of its ports
+    _account: ClassVar[launch.AccountWriter | None] = None  # of the test, in a rank, unless the class may judge it
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
@@ -125,7 +126,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         self.rank = cls.rank
         self.world_size = cls.world_size
         set_rng_seed()
-        with own_cleanups(self):
+        with own_cleanups(self, cls._account):
             getattr(self, name)(**kwargs)
 
     def _replacement_for(self, test: Callable[[], Any]) -> Any:
@@ -370,6 +371,7 @@ launch.Named.of(_run_rank)
 
 def _run_task(cls: type[MultiProcContinuousTest], task: Task) -> None:
     """Run one test, and note the global state that it changed."""
+    cls._account = None if cls._overrides("_run_test_given_id") else task.account
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
     before = state_left_changed.snapshot()
     device_memory.forget_that_of_this_process()

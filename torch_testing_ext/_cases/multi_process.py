@@ -248,7 +248,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
             self._recorder = expectations.ExpectationRecorder(file_name, self.rank)
         set_rng_seed()
         try:
-            with own_cleanups(self):
+            with own_cleanups(self, account):
                 getattr(self, test_name)()
         except Exception as error:
             sys.exit(account_for(account, error, self.failureException))

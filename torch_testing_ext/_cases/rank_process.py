@@ -149,9 +149,10 @@ class ConnectionAccount(launch.AccountWriter):
         self._connection = connection
 
     def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
+        if self.account is None:
+            with suppress(AttributeError, OSError):
+                self._connection.send(within + launch.format_error(error))
         super().failed(error, assertion, within, traceback)
-        with suppress(AttributeError, OSError):
-            self._connection.send(within + launch.format_error(error))
 
 
 def account_behind(pipe: Any) -> launch.AccountWriter:

@@ -18,7 +18,7 @@ from torch_testing_ext._marks.settings_of_tests import kinds_of_test, may_differ
 from torch_testing_ext.launch import settings
 from torch_testing_ext.launch.job import Sanitize
 
-from .accounting import may_skip, subtests_of
+from .accounting import account_for_error, may_skip, subtests_of
 from .invocation import case_of_test
 from .rank_checks import sanitize_with
 from .test_case import TestCase
@@ -169,14 +169,19 @@ def _describe_subtest(msg: Any, params: dict[str, Any]) -> str:
 
 
 @contextmanager
-def own_cleanups(test: unittest.TestCase) -> Iterator[None]:
-    """Run the cleanups of a test, last first. The first error counts; a skip or an exit only where there is none."""
+def own_cleanups(test: unittest.TestCase, account: launch.AccountWriter | None = None) -> Iterator[None]:
+    """Run the cleanups of a test, last first. The first error counts; a skip or an exit only where there is none.
+
+    An error of the test itself is in its `account` before: a cleanup may end the process.
+    """
     errors: list[BaseException] = []
     registered: list[Any] = test._cleanups  # type: ignore[attr-defined]
     try:
         yield
     except BaseException as error:
         errors.append(error)
+        if account is not None and isinstance(error, Exception) and not may_skip(error):
+            account_for_error(account, error, test.failureException)
     while registered:
         function, args, kwargs = registered.pop()
         try:

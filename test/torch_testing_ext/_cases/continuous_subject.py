@@ -99,6 +99,10 @@ class Things(Ranks):
     def cleanup_fails(self) -> None:
         self.addCleanup(self.fail, "in clean-up")
 
+    def dies_in_clean_up(self) -> None:
+        self.addCleanup(os._exit, 3)
+        self.fail("as told")
+
     def subtest_fails(self) -> None:
         with self.subTest(size=2):
             self.fail("within")

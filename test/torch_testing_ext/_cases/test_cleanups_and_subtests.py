@@ -90,6 +90,10 @@ class CleanUps(Ranks):
         self.addCleanup(self.fail, "the clean-up's")
         sys.exit(SKIP)
 
+    def fails_in_body_and_dies_in_clean_up(self):
+        self.addCleanup(os._exit, 3)
+        self.fail("the body's")
+
     def by_context(self):
         @contextmanager
         def context():
@@ -177,6 +181,11 @@ class TestCleanUps(TestCase):
             seen = outcome_of(CleanUps(method))
             self.assertEqual(seen.outcome, "failed", seen.message)
             self.assertIn(f"AssertionError: {whose}", seen.message)
+
+    def test_a_rank_that_dies_in_clean_up_tells_its_failure(self):
+        seen = outcome_of(CleanUps("fails_in_body_and_dies_in_clean_up"))
+        self.assertIn("exited with code 3", seen.message)
+        self.assertIn("before that: the test had failed: AssertionError: the body's", seen.message)
 
     def test_a_skip_in_clean_up(self):
         self.assertEqual(outcome_of(CleanUps("skips_in_clean_up")), ("skipped", "the clean-up's"))

@@ -104,6 +104,7 @@ class TestOutcomes(TestCase):
             ("needs_devices", "skipped", "at least 1000"),
             ("fails_as_expected", "expected failure", "as expected"),
             ("cleanup_fails", "failed", "in clean-up"),
+            ("dies_in_clean_up", "error", "exited with code 3(.|\n)*the test had failed: AssertionError: as told"),
             ("subtest_fails", "failed", r"in subtest \(size=2\): AssertionError: within"),
             (
                 "expects_other_text",
