@@ -98,7 +98,9 @@ class Hub(threading.Thread):
                         self._ranks[rank] = channel
                     elif rank is not None:
                         self._on_message(rank, message)
-            except (EOFError, OSError):
+            except Exception as error:
+                if rank is not None and not isinstance(error, (EOFError, OSError)):
+                    raise  # a stranger may send anything
                 self._loop.forget(channel)
                 channel.close()
                 if rank is not None:

@@ -24,6 +24,7 @@ class SeveralMachinesTest(TestCase):
         hub = Hub(RANK_0, theirs, is_reported=False)
         hub.start()
         self.addCleanup(self.end, hub, ours)
+        abandon = self.enterContext(mock.patch.object(Launched, "abandon"))
         connection, address = connect(RANK_1)
         self.assertEqual(address, hub.address)
         self.assertEqual(len(address.token), 32)
@@ -33,6 +34,13 @@ class SeveralMachinesTest(TestCase):
         with self.assertRaises(EOFError):
             stranger.receive()
         connection.close()
+        for line in (b"GET / HTTP/1.1\r\n", b"[]\n", b'{"RankJoined": {"rank": [], "token": ""}}\n'):
+            connection, _ = connect(RANK_1)
+            connection.settimeout(60)
+            connection.sendall(line)
+            self.assertEqual(connection.recv(1), b"")
+            connection.close()
+        abandon.assert_not_called()
 
     def end(self, hub, ours):
         """End the thread, which otherwise lives as long as rank 0, and prevents that others of our tests fork."""
