@@ -45,14 +45,6 @@ class Stopped(BaseException):
 ExcInfo = tuple[type[BaseException], BaseException, Any]
 
 
-class RankThread(threading.Thread):
-    """The thread of one rank."""
-
-    def __init__(self, ranks: RankThreads, rank: int):
-        super().__init__(target=ranks._run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
-        self.ranks = ranks
-
-
 class RankThreads:
     """Runs `body(rank)` in `world_size` threads, once started; a body that communicates does so in `process_group`.
 
@@ -82,7 +74,12 @@ class RankThreads:
         self._accounts = [launch.AccountWriter(None) for _ in range(world_size)]
         self._exits: dict[int, launch.Exit] = {}
         self.is_over = False
-        self.threads = [RankThread(self, rank) for rank in range(world_size)]
+        self.threads = [
+            threading.Thread(target=self._run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(world_size)
+        ]
+        for thread in self.threads:
+            thread.ranks = self  # type: ignore[attr-defined] # for those who have the thread alone
 
     def _sanitize(self, sanitize: Sanitize, world_size: int) -> None:
         self._world.kinds, self.note = sanitize.kinds, sanitize.note
@@ -102,8 +99,12 @@ class RankThreads:
         waits.watch_waits(list(world.waits.values()))
 
     def start(self) -> None:
-        for thread in self.threads:
-            thread.start()
+        try:
+            for thread in self.threads:
+                thread.start()
+        except BaseException:
+            self.end()
+            raise
 
     # -- in the threads
 
@@ -207,7 +208,8 @@ class RankThreads:
     def _all_gone(self) -> bool:
         until = now() + END_TIMEOUT
         for thread in self.threads:
-            thread.join(max(0.0, until - now()))
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, until - now()))
         return not any(thread.is_alive() for thread in self.threads)
 
 

@@ -280,6 +280,18 @@ class TestThreadsThemselves(ThreadsTest):
     def test_none_started(self) -> None:
         self.assertRegex(run(Forgetful("passes")).message, r"Forgetful.setUp\(\) must call self._spawn_threads\(\)")
 
+    def test_one_that_cannot_start(self) -> None:
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == "rank 1":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with mock.patch.object(threading.Thread, "start", refuse):
+            self.assertIn("can't start new thread", run(Things("passes")).message)
+        self.assertEqual(run(Things("passes")).outcome, "passed")
+
     def test_invalid_world_size(self) -> None:
         with mock.patch.object(Threads, "world_size", 0):
             self.assertRegex(run(Things("passes")).message, "Things.world_size is 0; it must be a number of ranks")
