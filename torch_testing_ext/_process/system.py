@@ -37,6 +37,14 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
+def flush_streams() -> None:
+    """Write what the streams of Python and of C hold, also those of Python that a test has replaced."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(Exception):  # a test may have replaced them by anything
+            stream.flush()  # type: ignore[union-attr]
+    _libc().fflush(None)
+
+
 def _prctl(option: int, value: int) -> None:
     if LINUX:
         _libc().prctl(option, value, 0, 0, 0)

@@ -59,10 +59,6 @@ class ForkServerClient:
         self.loop.listen(self._channel, self._receive)
 
     def _fork(self, theirs: socket.socket, about: wire.Serve, inherited: Any) -> int:
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            with suppress(Exception):
-                stream.flush()  # type: ignore[union-attr] # or both processes would write the buffered text
-
         def serve() -> NoReturn:
             self._channel.close()
             ports.forget_leases()

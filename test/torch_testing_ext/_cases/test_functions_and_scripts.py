@@ -63,7 +63,7 @@ class SpawnTest(TestCase):
         spawn(functools.partial(add_up, numbers=[1]), 2)
 
     def test_what_it_puts_into_a_queue_arrives(self):
-        results = multiprocessing.Queue()
+        results = multiprocessing.get_context("fork").Queue()
         spawn(lambda rank: [results.put(rank) for _ in range(1000)], 2)
         self.assertEqual(sum(results.get(timeout=10) for _ in range(2000)), 1000)
 

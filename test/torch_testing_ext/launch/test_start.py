@@ -1,8 +1,10 @@
 """Tests how the fork server starts: forked from this process, or as a new interpreter; and its output."""
 
 import contextlib
+import ctypes
 import io
 import signal
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -147,7 +149,22 @@ class Multiplies(FourRanks):
         self.assertEqual(product[0, 0].item(), 512)
 
 
+class Prints(Alone):
+    def leaves_text_in_buffers(self):
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 0, 8192)
+        libc.printf(b"said by C\n")
+        sys.stdout.write("begun")
+        sys.stdout = io.StringIO()
+        self.fail("as asked")
+
+
 class OutputTest(TestCase):
+    def test_all_that_a_rank_has_printed_is_told(self):
+        message = outcome_of(Prints("leaves_text_in_buffers")).message
+        self.assertIn("\nsaid by C\n", message)
+        self.assertIn("\nbegun", message)
+
     def test_output_of_the_parent_is_not_written_twice(self):
         """Text in the parent's buffers at the fork is written only by the parent."""
         with tempfile.TemporaryDirectory() as directory:
