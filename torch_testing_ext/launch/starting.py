@@ -5,9 +5,10 @@ import pickle
 import socket
 import sys
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch_testing_ext._process import interpreter
+from torch_testing_ext._process.messages import LineBuffer
 
 from .accounts import AccountFile
 from .job import Job
@@ -20,22 +21,25 @@ class StreamedOutput:
     pipe: int
     log: int
     rank: int
-    unread: bytes = b""
+    lines: LineBuffer = field(default_factory=LineBuffer)
 
-    def copy(self) -> None:
-        """Show the complete lines that have arrived so far."""
+    def copy(self) -> bytes:
+        """Show the lines that are complete by the next piece of output, and return it: a loop would delay all else."""
+        data = b""
         with suppress(BlockingIOError):
-            while data := os.read(self.pipe, 1 << 16):
-                _write_what_fits(self.log, data)
-                *lines, self.unread = (self.unread + data).split(b"\n")
-                for line in lines:
-                    self._print(line)
+            data = os.read(self.pipe, 1 << 16)
+        _write_what_fits(self.log, data)
+        for line in self.lines.add(data):
+            self._print(line)
+        return data
 
     def finish(self) -> None:
         """Show the rest: the rank has ended."""
-        self.copy()
-        if self.unread:
-            self._print(self.unread)
+        while self.copy():
+            pass
+        (unfinished,) = self.lines.add(b"\n")
+        if unfinished:
+            self._print(unfinished)
         self.close()
 
     def close(self) -> None:
