@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -237,24 +238,26 @@ def _empty(directory: Path) -> None:
 
 # -- the launchers of this process
 
-_launchers: dict[bool, Launcher] = {}  # by whether their ranks inherit
+# Those of each thread: a server ends with the thread that has made it, and its loop serves no other.
+_own = threading.local()
 
 
 def launcher(inherits: bool = True) -> Launcher:
-    """Return the launcher of this process for ranks that inherit from it, or for those that do not.
+    """Return the launcher of this thread for ranks that inherit from it, or for those that do not.
 
     A child that a test forked has a copy of its parent's launcher, but not the processes: it gets its own launcher.
     """
-    found = _launchers.get(inherits)
+    launchers: dict[bool, Launcher] = _own.__dict__.setdefault("launchers", {})
+    found = launchers.get(inherits)
     if found is None or found.owner != os.getpid():
         hints = found.preload_hints if found is not None else ()
-        found = _launchers[inherits] = Launcher(hints=hints, inherits=inherits)
+        found = launchers[inherits] = Launcher(hints=hints, inherits=inherits)
     return found
 
 
 def work_in(directory: Path) -> None:
     """Keep the files of this process's runs in `directory`, which holds nothing else and is removed with them."""
-    _launchers[True] = Launcher(directory, launcher().preload_hints)
+    _own.launchers = {True: Launcher(directory, launcher().preload_hints)}
 
 
 def launch(job: Job) -> Run:

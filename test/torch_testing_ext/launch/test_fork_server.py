@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import unittest.mock
@@ -126,6 +127,14 @@ class ServerTest(TestCase):
         self.assertFalse(directory.exists())
         self.assertEqual(wait_until_gone([pid], 2), [])
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
+
+    def test_each_thread_has_its_own(self):
+        seen = []
+        for _ in range(2):
+            thread = threading.Thread(target=lambda: seen.append(client.launcher()))
+            thread.start()
+            thread.join()
+        self.assertEqual(len({*seen, client.launcher()}), 3)
 
     def test_a_forked_child_makes_its_own_server(self):
         """As a new interpreter: forked ranks would wait for OpenMP's threads, which the child lacks."""
