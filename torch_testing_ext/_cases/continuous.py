@@ -39,7 +39,7 @@ from .rank_life import run_rank
 from .rank_process import RankProcess
 from .ranked import PARENT, checked_world_size, own_cleanups
 from .state_left_changed import GlobalStateWarning
-from .verdicts import RankError, print_leftovers, raise_verdict, without_our_traceback
+from .verdicts import RankError, print_leftovers, raise_verdict
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.persistent_ranks import PersistentRanks, Task
@@ -269,8 +269,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         if launch.this_launch() is not None:
             self._begin_in_place()
             return
-        with without_our_traceback():
-            self._ensure_processes_spawned()
+        self._ensure_processes_spawned()
         self._start_task()
 
     def _begin_in_place(self) -> None:

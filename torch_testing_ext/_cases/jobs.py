@@ -14,7 +14,7 @@ from torch_testing_ext.launch import settings
 
 from . import passed_warnings, rank_environment, ranked
 from .rank_checks import sanitize_with
-from .verdicts import print_leftovers, raise_verdict, without_our_traceback
+from .verdicts import print_leftovers, raise_verdict
 
 __unittest = True
 
@@ -61,10 +61,9 @@ def run_to_end(
     `start(make_job)` starts them with the job that `make_job(body, ...)` makes. `sanitize`: kinds of checks.
     """
     __tracebackhide__ = True
-    with without_our_traceback():
-        chosen = settings.read()
-        checks = sanitize_with(sanitize)
-        directory = launch.new_directory(case.name)
+    chosen = settings.read()
+    checks = sanitize_with(sanitize)
+    directory = launch.new_directory(case.name)
     try:
         with rank_environment.leased(world_size) as addresses:
 

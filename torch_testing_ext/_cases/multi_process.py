@@ -30,7 +30,7 @@ from .process_case import ProcessRanksTestCase
 from .rank_life import leave_process_group, run_rank
 from .rank_process import PipeFromRank, PipeToParent, RankEvent, RankProcess, UnstartedRank, account_behind
 from .ranked import own_cleanups
-from .verdicts import print_leftovers, raise_verdict, without_our_traceback
+from .verdicts import print_leftovers, raise_verdict
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
@@ -100,8 +100,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         self.processes = []
         self.rank = self.MAIN_PROCESS_RANK
         self.pid_to_pipe = {}
-        with without_our_traceback():
-            self._directory = launch.new_directory(self.id())
+        self._directory = launch.new_directory(self.id())
         self.addCleanup(self._end_ranks)  # also if setUp fails later, or tearDown does not call super()
         store = self._directory / "store"
         store.touch()
@@ -146,8 +145,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
             skips={code: skip.message for code, skip in SKIP_BY_CODE.items()},
             sanitize=self._sanitize(),
         )
-        with without_our_traceback():
-            self._launched = launch.launch(job)
+        self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
         self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
 

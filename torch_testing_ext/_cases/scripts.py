@@ -34,7 +34,7 @@ from .jobs import run_to_end
 from .rank_checks import sanitize_with
 from .rank_life import run_rank
 from .ranked import checked_world_size
-from .verdicts import RankError, raise_verdict, say, say_once, without_our_traceback
+from .verdicts import RankError, raise_verdict, say, say_once
 
 __unittest = True
 __tracebackhide__ = True  # the same for pytest
@@ -82,8 +82,7 @@ def run_script(
         job = make_job(_run, arguments={"script": str(script)})
         environ = {**job.context.environ, **(env or {})}
         there = launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words))
-        with without_our_traceback():
-            return launch.launch_fresh(replace(job, context=there))
+        return launch.launch_fresh(replace(job, context=there))
 
     return ScriptRun(run_to_end(case, size, timeout, start, launch.Expected()))
 

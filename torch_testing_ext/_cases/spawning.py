@@ -1,5 +1,6 @@
 """`spawn`: a function in ranks, as torch.multiprocessing.spawn does it, with our start, verdict and clean-up."""
 
+import pickle
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from .invocation import case_of
 from .jobs import run_to_end
 from .rank_life import run_rank
 from .ranked import checked_world_size
-from .verdicts import RankError, without_our_traceback
+from .verdicts import RankError
 
 __unittest = True
 __tracebackhide__ = True  # the same for pytest
@@ -68,16 +69,16 @@ def _start(
         named = launch.Named.of(function)
     except (AttributeError, TypeError):
         raise RankError(f"{why}\n\nNew interpreters could run only a function that has a name.") from None
-    with without_our_traceback():
-        try:
-            return launch.launch_fresh(make_job(_run, arguments={"call": (named, args, backend)}))
-        except (TypeError, AttributeError, ImportError) as error:  # of pickle
-            raise RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None
+    try:
+        sent = pickle.dumps((args, backend))  # it may need the function's module
+        return launch.launch_fresh(make_job(_run, arguments={"call": (named, sent)}))
+    except (pickle.PicklingError, TypeError, AttributeError, ImportError) as error:
+        raise RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None
 
 
-def _run(context: launch.RankContext, call: tuple[launch.Named, tuple[Any, ...], str | None] | None = None) -> None:
+def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = None) -> None:
     """The body of a rank."""
-    function, args, backend = context.inherited if call is None else (call[0].resolve(), *call[1:])
+    function, args, backend = context.inherited if call is None else (call[0].resolve(), *pickle.loads(call[1]))
 
     def body() -> None:
         with passed_warnings.recorded(context.account):

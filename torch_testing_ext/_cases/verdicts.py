@@ -5,8 +5,8 @@ import os
 import sys
 import unittest
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 from torch_testing_ext import launch
@@ -102,12 +102,3 @@ def say(text: str) -> None:
 
 
 say_once = functools.cache(say)
-
-
-@contextmanager
-def without_our_traceback() -> Iterator[None]:
-    """Hide our frames from errors that the user can fix."""
-    try:
-        yield
-    except (ValueError, launch.CannotStart) as error:
-        raise error.with_traceback(None) from None

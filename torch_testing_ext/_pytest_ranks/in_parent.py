@@ -23,7 +23,7 @@ from torch_testing_ext._cases import invocation, launched_ranks, passed_warnings
 from torch_testing_ext._cases.jobs import job_for_test
 from torch_testing_ext._cases.process_case import expected_imports
 from torch_testing_ext._cases.rank_checks import sanitize_with
-from torch_testing_ext._cases.verdicts import RankError, print_leftovers, raise_verdict, without_our_traceback
+from torch_testing_ext._cases.verdicts import RankError, print_leftovers, raise_verdict
 from torch_testing_ext._marks import needs
 from torch_testing_ext._marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._process import user_commands
@@ -60,14 +60,12 @@ def run(item: Any, spec: RankSpec) -> None:
     if launch.this_launch() is not None:
         _run_in_place(item, spec)
         return
-    with without_our_traceback():
-        chosen = settings.read()
+    chosen = settings.read()
     chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
     debugging.leave_to_ranks(item.config)
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
         importlib.import_module(name)  # here, once: each rank would do it by itself
-    with without_our_traceback():
-        directory = launch.new_directory(item.nodeid)
+    directory = launch.new_directory(item.nodeid)
     try:
         reports, verdict = _run_and_judge(item, spec, directory, chosen)
         extras = [item_in_rank.read_extras(report) for report in reports]

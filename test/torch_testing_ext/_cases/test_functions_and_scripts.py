@@ -15,6 +15,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.files import write
+from kit.processes import output_of_python
 
 from torch_testing_ext._process import system
 from torch_testing_ext.common_distributed import collectives_may_differ
@@ -119,7 +121,27 @@ class SpawnTest(TestCase):
                 spawn(end_in, 2, fail)
             with self.assertRaisesRegex(RuntimeError, "cannot be sent the arguments"):
                 spawn(end_in, 2, threading.Lock())
+            with self.assertRaisesRegex(RuntimeError, "cannot be sent the arguments"):
+                spawn(end_in, 2, mock.Mock())
 
+    def test_new_interpreters_get_objects_of_the_main_module(self):
+        with tempfile.TemporaryDirectory() as directory:
+            write(Path(directory), "sized.py", SIZED)
+            output_of_python(Path(directory, "sized.py"), TORCH_TESTING_EXT_START="fork-fresh")
+
+
+SIZED = """
+from torch_testing_ext.ranks import spawn
+
+class Size:
+    value = 3
+
+def check(rank, size):
+    assert size.value == 3
+
+if __name__ == "__main__":
+    spawn(check, 1, Size())
+"""
 
 SCRIPT = """
 import atexit, os, signal, sys, threading
