@@ -63,7 +63,7 @@ class ForkServer:
         self._launches = 0
         self._is_collapsed = False
         self._unsafe: str | None = None  # why this process must not fork more ranks
-        self._client_is_gone = False
+        self._client_is_gone: bool | None = None  # unless it says
 
     def serve(self) -> NoReturn:
         """Serve until Quit arrives or the client is gone."""
@@ -75,6 +75,8 @@ class ForkServer:
         finally:
             # Ranks, and processes outside their groups: these are adopted only when their rank is dead.
             reaping.end_children()
+            if self._client_is_gone is None:  # SIGTERM, which comes as soon as its main thread has ended
+                reaping.wait_until_gone([self._about.parent], 0.5)
             if self._client_is_gone or os.getppid() != self._about.parent:
                 shutil.rmtree(self._about.directory, ignore_errors=True)
             os._exit(0)
@@ -106,6 +108,7 @@ class ForkServer:
                     else:
                         self._loop.when_idle(partial(self._preload, name))
             case wire.Quit():
+                self._client_is_gone = False
                 self._loop.stop()
             case wire.Serve():
                 raise AssertionError("a second Serve")
