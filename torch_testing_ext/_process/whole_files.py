@@ -4,7 +4,7 @@ import ast
 import functools
 import inspect
 import os
-import tempfile
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ def write_atomically(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with open(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
-        os.chmod(draft, 0o666 & ~_umask())
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
@@ -77,9 +77,3 @@ def file_behind(fd: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
