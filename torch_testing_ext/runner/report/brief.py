@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Sequence
 
+from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process import shell
 from torch_testing_ext._process.kept_accounts import parts
 from torch_testing_ext.launch.folding import without_accidents
@@ -40,9 +41,7 @@ def cause_of(attempt: Attempt) -> Hashable | None:
 
 def by_cause(failures: Iterable[FinishedTest], policy: Policy) -> list[list[FinishedTest]]:
     """Failures with one cause together, in the order of each group's first."""
-    groups: dict[object, list[FinishedTest]] = {}
-    for one in failures:
-        groups.setdefault(cause_of(failing_attempts(one, policy)[-1]) or id(one), []).append(one)
+    groups = grouped((cause_of(failing_attempts(one, policy)[-1]) or id(one), one) for one in failures)
     return list(groups.values())
 
 

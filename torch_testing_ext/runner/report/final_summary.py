@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process import shell
 from torch_testing_ext.launch.folding import without_accidents
 
@@ -74,9 +75,7 @@ class FinalSummary:
         details = {
             each.number: brief.details(each, self.layout) for each in brief.failing_attempts(one, self.summary.policy)
         }
-        different: dict[str, list[int]] = {}
-        for number, words in details.items():
-            different.setdefault(without_accidents(words), []).append(number)
+        different = grouped((without_accidents(words), number) for number, words in details.items())
         for numbers in different.values():
             yield self.layout.rule("-")
             if len(one.attempts) > 1:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process.whole_files import write_atomically
 
 from ..events import AttemptEnded, Event, Importing, RunBegan, RunEnded, UnitBegan, UnitEnded
@@ -127,21 +127,14 @@ class Lane:
 
 def lanes(history: History) -> list[Lane]:
     """All lanes of the inventory, also those on which nothing ran: idle devices should be visible."""
-    spans: dict[str, list[Span]] = defaultdict(list)
-    attempts: dict[str, list[Attempt]] = defaultdict(list)
-    for span in history.spans:
-        for name in lanes_of(span.lease):
-            spans[name].append(span)
-    for attempt in history.attempts:
-        for name in lanes_of(attempt.lease):
-            attempts[name].append(attempt)
+    spans = grouped((name, span) for span in history.spans for name in lanes_of(span.lease))
+    attempts = grouped((name, attempt) for attempt in history.attempts for name in lanes_of(attempt.lease))
     everything = [*_inventory(history.run), *(span.lease for span in history.spans)]  # nodes may join a run
     names = dict.fromkeys((lease.node, name) for lease in everything for name in lanes_of(lease))
     nodes = list(dict.fromkeys(node for node, _ in names))
-    grouped = sorted(names, key=lambda one: nodes.index(one[0]))
     return [
-        Lane(name, name.rpartition(" ")[0].endswith("gpu"), tuple(spans[name]), tuple(attempts[name]))
-        for _, name in grouped
+        Lane(name, name.rpartition(" ")[0].endswith("gpu"), tuple(spans.get(name, ())), tuple(attempts.get(name, ())))
+        for _, name in sorted(names, key=lambda one: nodes.index(one[0]))
     ]
 
 

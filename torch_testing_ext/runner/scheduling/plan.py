@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._machine.device_facts import why_not
 
 from ..model import Attempt, FinishedTest, Summary, Test, TestId, TestOutcome, Unit
@@ -95,10 +96,8 @@ def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
 
 def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
     """Groups tests that share class fixtures. Groups are in the order of their first tests."""
-    groups: dict[object, list[Test]] = {}
-    for test in tests:
-        groups.setdefault((test.id.file, test.together) if test.together else test.id, []).append(test)
-    return iter(groups.values())
+    keyed = (((test.id.file, test.together) if test.together else test.id, test) for test in tests)
+    return iter(grouped(keyed).values())
 
 
 def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
