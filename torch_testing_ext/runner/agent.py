@@ -29,7 +29,7 @@ from .engine.place import LocalPlace
 from .engine.running_unit import RunningUnit, UnitHandle, UnitListener
 from .engine.unit_log import EndCause
 from .model import Attempt, Test, TestOutcome
-from .options.options import CannotRun, UsageError, usable_cores
+from .options.options import CannotRun, UsageError
 from .processes.file_processes import FileProcesses
 from .scheduling.inventory import Inventory, make_inventory
 
@@ -81,14 +81,13 @@ class Agent(UnitListener):
     def _count(self) -> None:
         """Find out what the node has, and say so."""
         asked = self.prepare
-        options = replace(asked.options, jobs=asked.jobs or usable_cores(), cluster=None)
+        options = replace(asked.options, jobs=asked.jobs or system.cores(), cluster=None)
         seen = self.files.count_devices()
         inventory = make_inventory(options, os.environ, seen.kind, seen.count, seen.uuids)
         if asked.fake_devices:
             inventory = Inventory(asked.fake_devices, seen.kind, fake=True)
         if len(inventory.names) < asked.reserved:
-            counts = f"{asked.reserved} accelerators are reserved there, and torch sees {len(inventory.names)}"
-            self._warn(counts)
+            self._warn(f"{asked.reserved} accelerators are reserved there, and torch sees {len(inventory.names)}")
         inventory = replace(inventory, names=inventory.names[: options.cluster_gpus_per_node])
         self._place = LocalPlace(self.files, options, inventory, command=asked.command, show_command=asked.show_command)
         self.writer.send(
@@ -175,9 +174,7 @@ class Agent(UnitListener):
         self.files.file(unit.file, message.devices)
         try:
             if self._place is not None:
-                running = self._place.start(unit, message.lease, self)
-                assert isinstance(running, RunningUnit)
-                self._running[unit.number] = running
+                self._running[unit.number] = self._place.start(unit, message.lease, self)
                 return
         except OSError as error:
             why = str(error)
@@ -264,22 +261,18 @@ def _serve(
     root = Path(prepare.root)
     with suppress(OSError):
         os.chdir(root)
+    options = prepare.options
     try:
-        options = prepare.options
-        files = FileProcesses(
+        with FileProcesses(
             root,
             drop_in=bool(options.drop_in),
             all_marks=bool(options.marks),
             quit_timeout=QUIT_TIMEOUT,
             base=_word(FOLDER),  # whatever ends this process, the one that has made it removes it
-        ).__enter__()
+        ) as files:
+            Agent(files, prepare, reader, writer, memory, most_memory).serve()
     except CannotRun as error:
         writer.send(agent_messages.NodeCannotRun(str(error)))
-        return
-    try:
-        Agent(files, prepare, reader, writer, memory, most_memory).serve()
-    finally:
-        files.close()
 
 
 def _take_over(fd: int, flags: int | None) -> int:

@@ -74,9 +74,6 @@ class OtherRuns:
         for name in lease.devices:
             self.locks.release(name)
 
-    def locks_of(self, lease: Lease) -> tuple[int, ...]:
-        return self.locks.descriptors(lease.devices)
-
     def environment_of(self, lease: Lease) -> dict[str, str]:
         """The environment variables of a leaseholder, for runs that it starts."""
         return self.locks.leased(lease.devices) if lease.devices else {}

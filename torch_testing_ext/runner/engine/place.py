@@ -72,7 +72,7 @@ class LocalPlace(Place):
             self._port_of[place] = self._ports.enter_context(leased_port())
         return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
 
-    def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> UnitHandle:
+    def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> RunningUnit:
         return RunningUnit(
             unit,
             lease,
@@ -88,7 +88,7 @@ class LocalPlace(Place):
             listener,
             self.options.command_of(unit.repetition, self.command),
             self.options.show_command if self.show_command is None else self.show_command,
-            self.others.locks_of(lease) if self.others is not None else (),
+            self.others.locks.descriptors(lease.devices) if self.others is not None else (),
         )
 
     def close_file(self, name: str) -> None:

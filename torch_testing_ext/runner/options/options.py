@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from torch_testing_ext._process import shell, user_commands, user_terminal
+from torch_testing_ext._process import shell, system, user_commands, user_terminal
 from torch_testing_ext._process.kept_accounts import CACHE
 from torch_testing_ext._process.user_terminal import UserTerminal
 
@@ -115,11 +115,6 @@ ALL_CPUS = 1 << 16  # the number of jobs on a node of a cluster, unless --jobs l
 Gpus = int | tuple[str, ...] | None  # a number of devices, their names, or None for all
 
 
-def usable_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class Options:
     """All options of a run. config.py makes the paths absolute; table.py has the flags and help texts."""
@@ -137,7 +132,7 @@ class Options:
     why: tuple[str, ...] = ()
     watch: bool = False
 
-    jobs: int = field(default_factory=usable_cores)
+    jobs: int = field(default_factory=system.cores)
     gpus: Gpus = None
     fake_gpus: int | None = None
     ranks_per_gpu: int = 1
