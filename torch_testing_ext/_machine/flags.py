@@ -29,16 +29,9 @@ def flag(name: str) -> Any:
     return _FLAGS[name]()
 
 
-def _switch(variable: str, default: bool = False, implied_by: Flag = lambda: False) -> Flag:
+def _switch(variable: str, implied_by: Flag = lambda: False) -> Flag:
     """A flag that an environment variable sets; where it is unset, `implied_by` decides."""
-
-    def value() -> bool:
-        text = os.environ.get(variable)
-        if text is None:
-            return default or bool(implied_by())
-        return text != "0" if default else text == "1"
-
-    return value
+    return lambda: os.environ[variable] == "1" if variable in os.environ else bool(implied_by())
 
 
 def _words(variable: str) -> list[str]:

@@ -113,16 +113,16 @@ def with_nvlinks(
     return tuple(replace(one, nvlinks=numbers) for one, numbers in zip(facts, linked, strict=True))
 
 
+_EFFECTS = {
+    ComputeMode.EXCLUSIVE_PROCESS: "only one process at a time can use it, and tests with several ranks on it fail",
+    ComputeMode.PROHIBITED: "no process can use it",
+}
+
+
 def warnings_of(gpus: Mapping[str, Gpu]) -> list[str]:
     """Warnings about the devices of a run, by name."""
     found = []
-    for mode, what in (
-        (
-            ComputeMode.EXCLUSIVE_PROCESS,
-            "only one process at a time can use it, and tests with several ranks on it fail",
-        ),
-        (ComputeMode.PROHIBITED, "no process can use it"),
-    ):
+    for mode, what in _EFFECTS.items():
         if names := [name for name, gpu in gpus.items() if gpu.compute_mode is mode]:
             devices = f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
             found.append(f"the compute mode of {devices} is {mode.value}: {what} (nvidia-smi -c DEFAULT changes it)")

@@ -159,8 +159,7 @@ def _make_reports(configured: ConfiguredOptions) -> int:
 
 
 def _reject_other_options(configured: ConfiguredOptions, action: str, applicable: Sequence[str]) -> None:
-    given = [field for field, source in configured.sources.items() if source == config.COMMAND_LINE]
-    for field in given:
-        if field not in applicable:
+    for field, source in configured.sources.items():
+        if source == config.COMMAND_LINE and field not in applicable:
             flags = OPTION_TABLE[field].flags or tuple(n for flag in OPTION_TABLE[field].values for n in flag.names)
             raise UsageError(f"{action}: {flags[0]} does not apply to a run that is over")

@@ -217,9 +217,7 @@ class Policy:
     fail_leaked: bool = False
 
     def verdict(self, outcome: TestOutcome) -> Category:
-        failing = (outcome is TestOutcome.FLAKY and self.fail_flaky) or (
-            outcome is TestOutcome.LEAKED and self.fail_leaked
-        )
+        failing = {TestOutcome.FLAKY: self.fail_flaky, TestOutcome.LEAKED: self.fail_leaked}.get(outcome)
         return Category.FAILED if failing else COUNTS_AS[outcome]
 
     def verdict_on(self, finished: FinishedTest) -> Category:

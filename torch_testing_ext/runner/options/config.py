@@ -177,11 +177,9 @@ def _further_files(places: Sequence[Path], names: Sequence[str], cwd: Path) -> t
 
 def show(configured: ConfiguredOptions) -> str:
     """The value and the source of every option, one per line."""
-    lines = []
-    for field in OPTION_TABLE:
-        lines.append((f"{field} = {_shown(getattr(configured.options, field))}", configured.sources[field]))
-    width = max(len(text) for text, _ in lines)
-    return "\n".join(f"{text:{width}}  ({source})" for text, source in lines)
+    lines = {field: f"{field} = {_shown(getattr(configured.options, field))}" for field in OPTION_TABLE}
+    width = max(map(len, lines.values()))
+    return "\n".join(f"{text:{width}}  ({configured.sources[field]})" for field, text in lines.items())
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -319,12 +320,8 @@ def css(outcome: str) -> str:
 
 def tick(length: float) -> float:
     """A round step (1, 2 or 5 times a power of ten) that gives an axis at most MOST_TICKS labels."""
-    step = 1e-3
-    while True:
-        for factor in 1, 2, 5:
-            if length <= step * factor * MOST_TICKS:
-                return step * factor
-        step *= 10
+    steps = (factor * 10.0**exponent for exponent in itertools.count(-3) for factor in (1, 2, 5))
+    return next(step for step in steps if length <= step * MOST_TICKS)
 
 
 def _seconds(value: float) -> str:
