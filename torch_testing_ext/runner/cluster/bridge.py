@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -282,7 +282,8 @@ class RayView:
     def look(self) -> list[SeenNode]:
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         self.name(nodes.values())
-        free, draining = _free(), _draining()
+        free = _known_to_ray(lambda state: state.available_resources_per_node())
+        draining = _known_to_ray(lambda state: state.state.get_draining_nodes())  # else lost without notice
         return [
             SeenNode(
                 node_id,
@@ -321,25 +322,14 @@ def _pin(node: Mapping[str, Any]) -> str:
     return name if name in node["Resources"] else ""
 
 
-def _free() -> Mapping[str, Mapping[str, float]]:
-    """The free resources of each node; nothing in a version of Ray that does not say."""
+def _known_to_ray(ask: Callable[[Any], Any]) -> Any:
+    """The answer of Ray's own state, by node; nothing in a version of Ray that does not say."""
     try:
         from ray._private import state
 
-        untyped: Any = state
-        found: Mapping[str, Mapping[str, float]] = untyped.available_resources_per_node()
-        return found
+        return ask(state)
     except Exception:  # a private name, which another version may lack
         return {}
-
-
-def _draining() -> set[str]:
-    try:
-        from ray._private import state
-
-        return set(state.state.get_draining_nodes())
-    except Exception:  # such nodes are then lost without notice
-        return set()
 
 
 if __name__ == "__main__":
