@@ -77,12 +77,10 @@ def _leave_streams() -> None:
 
 def _first_line() -> bytes:
     """Read no further than the line: what comes after it is for the agent."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            raise _Ended
-        line += byte
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    if not line.endswith(b"\n"):
+        raise _Ended
     return line
 
 

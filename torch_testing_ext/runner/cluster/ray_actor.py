@@ -42,9 +42,7 @@ class AgentActor:
     """Starts an agent on its node, and passes bytes to it and from it."""
 
     def __init__(self, keeper: str, words: list[str], hide: list[str]):
-        """`keeper`: its source. `words`: the arguments of the agent's interpreter. `hide`: variables that mask
-        accelerators.
-        """
+        """`keeper`: its source. `words`: of the agent's interpreter. `hide`: variables that mask accelerators."""
         threshold = os.environ.get("RAY_memory_usage_threshold")  # noqa: SIM112
         self._keeper = keeper
         self._words = [*words, f"--ray-memory-threshold={threshold}"] if threshold else words
@@ -131,13 +129,8 @@ class AgentActor:
         words = [sys.executable, *self._words, f"--folder={folder}"]
         assert process is not None and process.stdout is not None
         self.send(json.dumps({**job, "log": log, "words": words}).encode() + b"\n")
-        line = b""
-        while not line.endswith(b"\n"):
-            byte = os.read(process.stdout.fileno(), 1)
-            if not byte:
-                return "it was ended while it started"
-            line += byte
-        return str(json.loads(line)["error"])
+        line = process.stdout.readline()  # no more than that: it has no buffer
+        return str(json.loads(line)["error"]) if line.endswith(b"\n") else "it was ended while it started"
 
     def _start_keeper(self) -> str:
         """Create the folder of this run, and start its keeper. Returns the folder.
