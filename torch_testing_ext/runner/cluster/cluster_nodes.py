@@ -24,6 +24,8 @@ class ClusterError(UsageError):
 class NodeLauncher:
     """Starts agents on nodes, as they become free, and carries their bytes."""
 
+    expected = 0  # the number of nodes that the run should begin with; 0 for those that are free at the start
+
     @property
     def waits_for(self) -> str:
         """The thing that it waits for, in words; empty if no further node is on its way."""
@@ -33,11 +35,6 @@ class NodeLauncher:
     def failure(self) -> str:
         """Why no node will come; empty as long as some may."""
         return ""
-
-    @property
-    def expected(self) -> int:
-        """The number of nodes that the run should begin with; 0 for those that are free at the start."""
-        return 0
 
     @property
     def is_connecting(self) -> bool:
@@ -56,9 +53,6 @@ class NodeLauncher:
 
     def close(self, at_once: bool) -> None:
         """End all agents, and leave nothing behind. `at_once`: the user waits for nothing any more."""
-
-
-_USABLE = (NodeState.READY, NodeState.DRAINS)
 
 
 class ClusterNodes:
@@ -124,7 +118,7 @@ class ClusterNodes:
 
     def are_sending(self) -> bool:
         """The last unit has ended: whether files are still to come from a node."""
-        for node in [node for node in self._nodes.values() if node.state in _USABLE]:
+        for node in [node for node in self._nodes.values() if node.state in (NodeState.READY, NodeState.DRAINS)]:
             self._fetch_from(node)
         sending = any(node.state is NodeState.SENDS for node in self._nodes.values())
         if not sending and self.coming_back is not None:

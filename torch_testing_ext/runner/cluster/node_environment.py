@@ -32,20 +32,17 @@ _PREFIXES_OF_MACHINE = (
     *("RAY_", "SLURM_", "SSH_", "XDG_", "DBUS_", "CONDA_", "KUBERNETES_", "LC_", "LESS", "PYENV_", "SUDO_"),
 )
 
-
 LOGS = PREFIX + "LOGS"
 _OF_RUN = (LEASED, RUNNER_PREFIX)  # run_test.py decides for the nodes
 _MASKS = {name for names in MASKS.values() for name in names}
+_OTHER_BYTES = re.compile("[\ud800-\udfff]")  # not UTF-8: an environment may hold any
 _SECRET = re.compile(
     r"(?i)(^|_)(TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|KEYS?|CREDENTIALS?|AUTH|COOKIE|PAT)(_|$)"
 )
 
 
 def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[str, str]:
-    """Return the variables that a test may read to decide what it does: all but secrets and what is of this machine.
-
-    `choice`: the value of --cluster-env.
-    """
+    """The variables that a test may read: all but secrets and what is of this machine. `choice`: of --cluster-env."""
     named = names_in(choice)
     return {
         name: value
@@ -54,7 +51,7 @@ def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[
         and _is_chosen(name, choice)
         and name not in _MASKS
         and not name.startswith(_OF_RUN)
-        and _is_text(name + value)
+        and not _OTHER_BYTES.search(name + value)
     }
 
 
@@ -94,15 +91,6 @@ def withheld(environ: Mapping[str, str], choice: str) -> set[str]:
 
 def _is_of_machine(name: str) -> bool:
     return name in _OF_MACHINE or name.startswith(_PREFIXES_OF_MACHINE)
-
-
-def _is_text(text: str) -> bool:
-    """Whether it can be written as UTF-8: an environment may hold other bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def undo_worker() -> list[str]:

@@ -127,9 +127,8 @@ class ComingBack:
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or name.startswith("/"):
             raise ValueError("it is not below the project")
-        root, rest = self._elsewhere.get(parts[0]), PurePosixPath(*parts[1:])
-        path = self._root / name if root is None else root / rest
-        base = self._root if root is None else root
+        base, rest = (self._elsewhere[parts[0]], parts[1:]) if parts[0] in self._elsewhere else (self._root, parts)
+        path = base.joinpath(*rest)
         if not path.parent.resolve().is_relative_to(base.resolve()) or path.is_symlink():
             raise ValueError("a symbolic link leads to it")
         return path

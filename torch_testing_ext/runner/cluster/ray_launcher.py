@@ -68,10 +68,7 @@ class RayLauncher(NodeLauncher):
         if importlib.util.find_spec("ray") is None:
             missing = f"Ray, which is not installed: {user_commands.install('ray')}"
             raise ClusterError(f"--cluster {self.request.wish.address} needs {missing}")
-
-    @property
-    def expected(self) -> int:
-        return self.request.wish.nodes or 0
+        self.expected = self.request.wish.nodes or 0
 
     @property
     def is_connecting(self) -> bool:

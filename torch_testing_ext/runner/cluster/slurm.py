@@ -198,7 +198,10 @@ class AllocatingLauncher(NodeLauncher):
         loop.listen(self._stream, self._receive)
 
     def _receive(self) -> None:
-        data = _received(self._stream)
+        try:
+            data = self._stream.recv(_CHUNK)
+        except ConnectionResetError:
+            data = b""
         if not data:
             self._loop.forget(self._stream)
             self._see_end()
@@ -257,13 +260,6 @@ class AllocatingLauncher(NodeLauncher):
             )
 
 
-def _received(stream: socket.socket) -> bytes:
-    try:
-        return stream.recv(_CHUNK)
-    except ConnectionResetError:
-        return b""
-
-
 def _started(
     command: Sequence[str], log: Path, environ: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -302,11 +298,8 @@ class CommandLauncher(NodeLauncher):
             limits = [limit for limit in (self.cpus.get(name), self.prepare.jobs) if limit is not None]
             jobs = min(limits, default=None)
             prepare = replace(self.prepare, jobs=jobs, reserved=self.reserved.get(name, 0))
-            nodes.join(JoiningNode(name, self._start(name, command), prepare, partial(self._how_it_ended, name)))
-
-    def _start(self, name: str, command: Sequence[str]) -> socket.socket:
-        self._processes[name], stream = _started(command, self._log(name), self.environ)
-        return stream
+            self._processes[name], stream = _started(command, self._log(name), self.environ)
+            nodes.join(JoiningNode(name, stream, prepare, partial(self._how_it_ended, name)))
 
     def _log(self, name: str) -> Path:
         return self.folder / f"agent-{name}.log"
