@@ -52,7 +52,8 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
         console.on_event(Warned(message))
 
     prepare = partial(make_cache_folder, options.cache) if options.journal is None else lambda: None
-    kept = journal.Journal(_place_of_journal(options), journal.header_of(options), warn, prepare)
+    place = journal.place_of_new(options.cache / "runs") if options.journal is None else options.journal
+    kept = journal.Journal(place, journal.header_of(options), warn, prepare)
     others: list[Reporter] = [kept, Files(_file_reports(options), warn)]
     if environ.get("GITHUB_ACTIONS") == "true":
         step_summary = environ.get("GITHUB_STEP_SUMMARY")
@@ -73,17 +74,6 @@ def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str],
         reporters.on_event(event)
     Reporters([console], reporters.errors).on_event(run.events[-1])
     return reporters
-
-
-def _place_of_journal(options: Options) -> Path:
-    """The path of the run's journal, for which old ones make room."""
-    from . import journal
-
-    if options.journal is not None:
-        return options.journal
-    folder = options.cache / "runs"
-    journal.delete_old(folder)
-    return journal.place_of_new(folder)
 
 
 def _make_console(

@@ -53,11 +53,8 @@ class Console:
                 self._total, self._repetitions = event.results, event.repetitions
                 self._say(opening(event))
             case events.TestIsSlow() if self.level.shows(StatusLevel.SLOW):
-                where = text.place(event.lease)
-                self._say(
-                    f"slow: {event.test.id} has been running for {text.duration(event.seconds)} on {where}",
-                    Style.YELLOW,
-                )
+                took, where = text.duration(event.seconds), text.place(event.lease)
+                self._say(f"slow: {event.test.id} has been running for {took} on {where}", Style.YELLOW)
             case events.AttemptEnded(attempt, retry=True) if self.level.shows(StatusLevel.RETRY):
                 self._attempt(attempt, attempt.outcome, f"{attempt.outcome.value}, retrying", failed=True)
             case events.TestFinished(finished):
@@ -76,8 +73,6 @@ class Console:
                 self._say(f"no new tests will start: {text.printable(reason)}", Style.YELLOW)
             case events.RunEnded(summary):
                 self._run_ended(summary)
-            case _:
-                pass
 
     def _test_finished(self, finished: FinishedTest) -> None:
         self._done += 1

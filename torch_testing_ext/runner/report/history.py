@@ -57,8 +57,6 @@ class Recorder:
                 self._close(self._open.pop(unit.number), at)
             case AttemptEnded(attempt):
                 self._attempts.append(attempt)
-            case _:
-                pass
 
     def history(self, end: RunEnded) -> History:
         """Everything that happened until the end of the run."""

@@ -97,8 +97,6 @@ class Journal:
                 self._close()
             case _ if isinstance(event, _RECORDED):
                 self._write(event)
-            case _:
-                pass
 
     def _open(self) -> None:
         try:
@@ -138,14 +136,15 @@ class Journal:
 
 
 def place_of_new(folder: Path) -> Path:
-    """The path for the journal of a run that begins now."""
+    """The path for the journal of a run that begins now, for which old ones make room."""
+    _delete_old(folder)
     now = datetime.now(timezone.utc)
     return folder / f"{now:%Y-%m-%dT%H.%M.%S}.{now.microsecond:06}-{os.getpid()}" / NAME
 
 
-def delete_old(folder: Path, kept: int = KEPT) -> None:
+def _delete_old(folder: Path) -> None:
     """Delete all but the newest journals, except those of runs that go on."""
-    for path in sorted(folder.glob(f"*/{NAME}"), reverse=True)[kept:]:
+    for path in sorted(folder.glob(f"*/{NAME}"), reverse=True)[KEPT:]:
         with suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()

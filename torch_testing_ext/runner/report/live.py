@@ -85,8 +85,6 @@ class Live:
                     self._failed.append(finished.test)
             case RunEnded():
                 self._region.stop()
-            case _:
-                pass
 
     def _start(self) -> None:
         if self.shows and not self._region.is_started:

@@ -110,9 +110,8 @@ class Styler:
 
 def make_styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
     """Uses colours on terminals and with FORCE_COLOR, but never with NO_COLOR."""
-    if environ.get("NO_COLOR"):
-        return Styler(coloured=False)
-    return Styler(bool(environ.get("FORCE_COLOR")) or is_terminal(stream, environ))
+    wanted = bool(environ.get("FORCE_COLOR")) or is_terminal(stream, environ)
+    return Styler(wanted and not environ.get("NO_COLOR"))
 
 
 def columns(stream: TextIO, environ: Mapping[str, str]) -> int | None:
