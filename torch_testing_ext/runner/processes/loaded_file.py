@@ -7,7 +7,7 @@ import os
 import sys
 import unittest
 import unittest.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
@@ -80,16 +80,15 @@ class LoadedFile:
         styled = pytest_style_tests(module, tests, _is_fixture)
         names = _Names(module)
         not_run = [(names.of(suite), _why_not_taken_apart(suite)) for suite in suites]
-        if collection is None:
-            if (styled or any(map(pytest_style.has_marks, tests))) and pytest_style.is_installed():
-                raise NeedsPytest
-            named = tuple(map(names.of, tests))
-            not_run += [(names.of(test), _why_without_pytest(test)) for test in styled]
-            return cls(named, {one.name: one.test for one in named}, tuple(not_run))
-        from . import pytest_run  # noqa: F401  # here, once: each worker would import it by itself
-        from .pytest_items import share_out
+        if collection is not None:
+            from . import pytest_run  # noqa: F401  # here, once: each worker would import it by itself
+            from .pytest_items import share_out
 
-        to_run, cannot_run, left_out = share_out(collection, tests, styled)
+            to_run, cannot_run, left_out = share_out(collection, tests, styled)
+        elif (styled or any(map(pytest_style.has_marks, tests))) and pytest_style.is_installed():
+            raise NeedsPytest
+        else:
+            to_run, cannot_run, left_out = tests, [(test, _why_without_pytest(test)) for test in styled], None
         named = tuple(map(names.of, to_run))
         not_run += [(names.of(one), why) for one, why in cannot_run]
         return cls(named, {one.name: one.test for one in named}, tuple(not_run), left_out)
@@ -359,11 +358,13 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
     The number that it declares; and at least one per rank, if there are enough and it may use some without a
     declaration: it must not find those of another test.
     """
+    from torch_testing_ext._marks.needs import declared
+
     marked = int(getattr(_method(test), "_min_gpus_required", 0) or 0)  # by PyTorch's own decorators
-    declared = max(_declared(needs, available), 0 if any(need.devices for need in needs) else marked)
+    used = max(declared(needs, available), 0 if any(need.devices for need in needs) else marked)
     # More than there are: the test would certainly skip.
-    declared = max(min(declared, available), _declared(_certain_needs_of(test), available))
-    return max(declared, ranks if ranks <= available and _may_use_accelerators(test, needs) else 0)
+    used = max(min(used, available), declared(_certain_needs_of(test), available))
+    return max(used, ranks if ranks <= available and _may_use_accelerators(test, needs) else 0)
 
 
 def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
@@ -389,12 +390,6 @@ def _device_type(test: Any) -> str:
     except Exception:
         return ""
     return str(found or "").partition(":")[0]
-
-
-def _declared(needs: Iterable[Any], available: int) -> int:
-    from torch_testing_ext._marks.needs import declared
-
-    return declared(needs, available)
 
 
 def _certain_needs_of(test: Any) -> tuple[Any, ...]:

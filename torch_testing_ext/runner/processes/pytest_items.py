@@ -67,20 +67,14 @@ def _not_collected(collection: Collection, missed: list[Any]) -> list[tuple[Any,
     """An error for each test that pytest could not collect, and for each failure that concerns none of these."""
     why = "\n\n".join(text for _, text in collection.failures) or "it does not find it, but only pytest heeds its marks"
     title = "not run: pytest cannot collect it"
-    found = [(test, f"{title}: {why}") for test in missed]
-    if found:
-        return found
-    return [
+    return [(test, f"{title}: {why}") for test in missed] or [
         (PytestStyleTest(".".join(names[:-1]), names[-1] if names else "", 0), f"{title}: {text}")
         for names, text in collection.failures
     ]
 
 
 def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Iterator[PytestTest]:
-    """The tests that pytest runs: all that unittest does not run, and those of unittest that have marks of pytest.
-
-    `by_unittest`: the tests that unittest has found.
-    """
+    """The tests that pytest runs: all that unittest does not find, and those of unittest that have marks of pytest."""
     cases = {_identity(test): test for test in by_unittest}
     items = collection.items
     for item in items:

@@ -126,8 +126,8 @@ class _Loop:
         stopping.at_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         judged = self._of_test.judge()
-        verdict, message = judged[0].verdict, combined([_message(one) for one in judged])
-        outcome = TestOutcome(verdict.value) if verdict is not None else _OUTCOMES[judged[0].ending]
+        ending, message = judged[0].verdict or judged[0].ending, combined([_message(one) for one in judged])
+        outcome = _OUTCOMES[ending] if ending in _OUTCOMES else TestOutcome(ending.value)
         if COUNTS_AS[outcome] is Category.FAILED:
             self.has_failed = True
             self._print_logs()
@@ -179,16 +179,11 @@ class _Loop:
         self._of_test.add(report)
 
 
+# Of endings that no outcome is named after.
 _OUTCOMES = {
-    Ending.PASSED: TestOutcome.PASSED,
     Ending.XPASSED: TestOutcome.PASSED,
-    Ending.SKIPPED: TestOutcome.SKIPPED,
-    Ending.EXPECTED_FAILURE: TestOutcome.EXPECTED_FAILURE,
-    Ending.FAILED: TestOutcome.FAILED,
-    Ending.ERROR: TestOutcome.ERROR,
     Ending.UNFINISHED: TestOutcome.ERROR,
     Ending.STRICT_XPASS: TestOutcome.UNEXPECTED_SUCCESS,
-    Ending.UNEXPECTED_SUCCESS: TestOutcome.UNEXPECTED_SUCCESS,
 }
 
 

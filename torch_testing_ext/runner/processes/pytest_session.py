@@ -204,7 +204,7 @@ class _Observer:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
         report = yield
-        own = isinstance(collector, pytest.Module) and _is_same(collector.path, self._collection.path)
+        own = isinstance(collector, pytest.Module) and collector.path.samefile(self._collection.path)
         if own and (module := pytest_internals.imported_module(collector)) is not None:
             self._collection.module = module
         elif own and report.outcome != "passed":
@@ -232,10 +232,6 @@ def _unwrapped(error: BaseException) -> BaseException:
 
 def names_of_classes(node: Any) -> tuple[str, ...]:
     return tuple(each.name for each in node.listchain() if isinstance(each, pytest.Class))
-
-
-def _is_same(one: Path, other: str) -> bool:
-    return str(one) == other or (one.exists() and os.path.samefile(one, other))
 
 
 def _package(plugin: Any) -> str:
