@@ -59,12 +59,8 @@ def is_mig(name: str) -> bool:
 
 def _mig_instances(entries: Sequence[str]) -> tuple[str, ...]:
     """All MIG instances, of which a process would see one, up to the first entry that is none or a duplicate."""
-    instances: list[str] = []
-    for entry in entries:
-        if not is_mig(entry) or entry in instances:
-            break
-        instances.append(entry)
-    return tuple(instances)
+    ends = (at for at, entry in enumerate(entries) if not is_mig(entry) or entry in entries[:at])
+    return tuple(entries[: next(ends, len(entries))])
 
 
 def _as_cuda_reads(entry: str) -> str:

@@ -168,7 +168,7 @@ class Watcher:
             for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), self._output.fileno(), 1)):
                 os.dup2(fd, number)
             os.lseek(1, 0, os.SEEK_SET)
-            run = partial(session.run, options, self._root, _Sender(events, self._page.width))
+            run = partial(session.run, options, self._root, _Sender(events, {"COLUMNS": str(self._page.width)}))
             code = self._guard(run)
             sys.stdout.flush()
         finally:
@@ -202,14 +202,14 @@ class Watcher:
             os.waitpid(self._pid, 0)
 
 
+@dataclasses.dataclass
 class _Sender:
     """Sends the events of a run to the page."""
 
-    def __init__(self, events: Channel[Event], columns: int):
-        self._events = events
-        self.environ: Mapping[str, str] = {"COLUMNS": str(columns)}
+    events: Channel[Event]
+    environ: Mapping[str, str]
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, RunEnded):
             event = RunEnded(dataclasses.replace(event.summary, finished=(), unfinished=()))
-        self._events.send(event)
+        self.events.send(event)

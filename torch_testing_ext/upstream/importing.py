@@ -62,10 +62,7 @@ def _is_here(use: Use) -> bool:
 
 def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
     """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
-    imported = []
-    for path in files:
-        rewritten = rewrite(read(path), Side.OURS, path)
-        imported.append(ImportedFile(path, to / below_tests(path), rewritten))
+    imported = [ImportedFile(path, to / below_tests(path), rewrite(read(path), Side.OURS, path)) for path in files]
     for file in imported:
         differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
         if differs and not force:

@@ -263,7 +263,6 @@ class Engine(UnitListener):
         self._leave_waiting()
         with suppress(Exception):
             self._memory.give_up()
-        running = tuple(self._running.values())
-        self._running.clear()
-        for one in running:
+        for one in self._running.values():
             self._results.leave(one.unit, one.unit.tests)
+        self._running.clear()

@@ -152,15 +152,9 @@ def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[A
         return list(attempts)
     *others, last = attempts
     text = "\n".join(f"{one}; it is not used again in this run" for one in held)
-    passed = COUNTS_AS[last.outcome] is Category.PASSED
-    return [
-        *others,
-        replace(
-            last,
-            outcome=TestOutcome.LEAKED if passed else last.outcome,
-            message="\n\n".join(part for part in (last.message, text) if part),
-        ),
-    ]
+    outcome = TestOutcome.LEAKED if COUNTS_AS[last.outcome] is Category.PASSED else last.outcome
+    message = "\n\n".join(part for part in (last.message, text) if part)
+    return [*others, replace(last, outcome=outcome, message=message)]
 
 
 def uuids_for(identities: Mapping[str, str], names: Iterable[str], known: Iterable[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import codecs
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -57,20 +58,17 @@ class UnitFiles:
 
     def rank_logs(self, directories: Iterable[str]) -> tuple[RankLog, ...]:
         """The logs and stacks of each rank, from all directories with files of ranks of one test."""
-        found: dict[int, dict[str, str]] = {}
+        found: defaultdict[tuple[int, str], str] = defaultdict(str)  # by the rank and the end of the file's name
         lanes: dict[int, RankLane] = {}
         for directory in directories:
             for file in sorted((self._spec.ranks / directory).rglob(FILE)):
                 lanes |= {lane.rank: lane for lane in lane_files.read(file)}
             for file in sorted((self._spec.ranks / directory).rglob("rank*")):
                 if match := _RANK_FILE.match(file.name):
-                    texts = found.setdefault(int(match[1]), {"log": "", "stacks": ""})
-                    texts[match[2]] += read_ends(file)
-        for rank in lanes:
-            found.setdefault(rank, {"log": "", "stacks": ""})
+                    found[int(match[1]), match[2]] += read_ends(file)
         return tuple(
-            RankLog(rank, texts["log"], hang.tidy(texts["stacks"]), lanes.get(rank))
-            for rank, texts in sorted(found.items())
+            RankLog(rank, found[rank, "log"], hang.tidy(found[rank, "stacks"]), lanes.get(rank))
+            for rank in sorted({*lanes, *(rank for rank, _ in found)})
         )
 
     def message_left(self) -> list[worker_messages.FromWorker]:

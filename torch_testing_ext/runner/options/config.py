@@ -140,13 +140,13 @@ def _dropped_in(options: Options, sources: Mapping[str, str], cwd: Path) -> Opti
     places = _existing(options.drop_in)
     files = _further_files(places, options.names, cwd)
     places = (*places, *files)
-    below = [(tests_of_checkout(place),) if is_checkout(place) else (place,) for place in places]
+    below = tuple(tests_of_checkout(place) if is_checkout(place) else place for place in places)
     given = sources["tests"] == COMMAND_LINE or sources["tests"].startswith(PREFIX)  # a file has the project's folders
     return dataclasses.replace(
         options,
         drop_in=places,
         names=() if files else options.names,
-        tests=options.tests if given else tuple(test for tests in below for test in tests),
+        tests=options.tests if given else below,
         cache=options.cache / "drop_in" if sources["cache"] == DEFAULT else options.cache,
     )
 

@@ -22,12 +22,12 @@ class UsageError(ValueError):
     """A mistake in the command line or the configuration; nothing runs."""
 
 
-def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean: a, b?`; the nearest known names if none is similar."""
     names = sorted(set(known))
-    if near := difflib.get_close_matches(name, names, n=most, cutoff=NEAR):
+    if near := difflib.get_close_matches(name, names, cutoff=NEAR):
         return f" Did you mean: {', '.join(near)}?"
-    nearest_names = difflib.get_close_matches(name, names, n=most, cutoff=0.0)
+    nearest_names = difflib.get_close_matches(name, names, cutoff=0.0)
     return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""
 
 

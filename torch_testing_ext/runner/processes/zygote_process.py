@@ -94,9 +94,6 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
         os._exit(0)
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
-    channel.send(
-        worker_messages.DevicesCounted(
-            kind, count, torch.__version__, uuids, facts, _torch.cuda_state.nccl_version() if count else ()
-        )
-    )
+    nccl = _torch.cuda_state.nccl_version() if count else ()
+    channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl))
     os._exit(0)

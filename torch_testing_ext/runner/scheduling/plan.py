@@ -84,9 +84,7 @@ def _fitting(group: list[Test], inventory: Inventory) -> list[list[Test]]:
 
 def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
     want = f"{test.devices} devices" if test.devices > 1 else "1 device"
-    available = f"{inventory.most_at_once} available"
-    if len(inventory.nodes) > 1:
-        available = f"{inventory.most_at_once} available on one node"
+    available = f"{inventory.most_at_once} available{' on one node' if len(inventory.nodes) > 1 else ''}"
     if inventory.ranks_per_device > 1 and inventory.most_at_once:
         one_rank = f"for {test.world_size} process{'es' if test.world_size > 1 else ''}"
         many = f"for at most {inventory.most_ranks} ranks"

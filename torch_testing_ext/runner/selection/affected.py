@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,11 @@ class Affected:
     def __init__(self, options: Options, root: Path, earlier: EarlierRuns):
         self._options, self._root, self._earlier = options, str(root), earlier
         self._key = key_of_run(options, root)
-        self._now: dict[str, str] = {}  # hashes, by path
+        self._now = cache(lambda path: file_reads.hash_of(os.path.join(root, path)))
+        self._real = cache(lambda path: os.path.realpath(os.path.join(root, path)))
         self._of: dict[str, dict[str, Any]] = {}  # the records of each file of tests
         self._reasons: dict[str, str | None] = {}  # for files of tests
         self._digests: dict[str, str] = {}  # of what the import of each file of tests reads
-        self._differing: dict[str, bool] = {}  # whether git says so, by path
 
     # -- selection
 
@@ -121,9 +121,7 @@ class Affected:
         if (change := self._change(files)) is not None:
             return change
         for path in files if self._by_git else ():
-            if path not in self._differing:
-                self._differing[path] = os.path.realpath(os.path.join(self._root, path)) in self._by_git
-            if self._differing[path]:
+            if self._real(path) in self._by_git:
                 return f"{path} differs from {self._options.since or 'the last commit'}"
         return None
 
@@ -131,9 +129,7 @@ class Affected:
         for path, before in files.items():
             if path.startswith(file_reads.PROGRAM):
                 return f"it starts {path[1:]}, whose reads are not recorded"
-            if path not in self._now:
-                self._now[path] = file_reads.hash_of(os.path.join(self._root, path))
-            if self._now[path] != before:
+            if self._now(path) != before:
                 return f"{path} has changed since its last run"
         return None
 
