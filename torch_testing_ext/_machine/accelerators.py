@@ -155,8 +155,7 @@ def _cuda_driver_is_initialised() -> bool:
 
 
 def check_to_fork() -> str | None:
-    """Make this process safe to fork if possible. Returns the reason if processes forked from it would lack anything:
-    the use of accelerators, or a thread."""
+    """Make this process safe to fork if possible. Returns why its forks would lack accelerators or a thread, if so."""
     return unsafe_to_fork() or fork_safety.check_by_fork()
 
 

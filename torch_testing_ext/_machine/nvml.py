@@ -128,10 +128,7 @@ class Answer:
 
 
 class NvmlProcess:
-    """Asks NVML in a process of its own, which ends when this object is closed or this process ends.
-
-    A question raises NvmlError if there is no answer.
-    """
+    """Asks NVML in a process that ends with this one or by `close`. A question without an answer raises NvmlError."""
 
     def __init__(
         self,

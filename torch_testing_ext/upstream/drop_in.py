@@ -26,10 +26,7 @@ SKIP_CODES = frozenset(range(72, 90))
 
 
 def install() -> None:
-    """Map PyTorch's names to ours from now on, here and in the interpreters that are started for ranks.
-
-    Does not import torch. Safe to call again.
-    """
+    """Map PyTorch's names to ours, here and in interpreters of ranks. Imports no torch. Safe to call again."""
     if is_installed():
         return
     sys.meta_path.insert(0, _Finder())
@@ -222,10 +219,8 @@ def _is_theirs_alone(name: str) -> bool:
 
 def remark(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) -> str:
     """The text to add to a failure that PyTorch's base, which judges by exit codes, would not have reported; or ""."""
-    if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
-        return ""
-    theirs = outcome_of_pytorch(reports, expected)
-    if theirs not in (Outcome.PASSED, Outcome.SKIPPED):
+    clean = (Outcome.PASSED, Outcome.SKIPPED)
+    if verdict.outcome in clean or (theirs := outcome_of_pytorch(reports, expected)) not in clean:
         return ""
     return f"This is stricter than PyTorch, where the test would have {theirs.value}: its base judges by rank 0 alone."
 

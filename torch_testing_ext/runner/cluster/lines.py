@@ -41,10 +41,7 @@ class MessageReader(Generic[Received]):
         return self._fd
 
     def receive(self) -> list[Received]:
-        """Wait for data and return the messages that are complete.
-
-        Raises EOFError when the stream has ended, and NotAMessage for anything else than a message.
-        """
+        """Wait for data and return the messages that are complete. Raises EOFError at the end, and NotAMessage."""
         try:
             data = os.read(self._fd, _CHUNK)
         except (ConnectionResetError, BrokenPipeError):

@@ -53,10 +53,7 @@ class Shipment:
 
 
 def choose(root: Path, wanted: Iterable[str] = ()) -> Shipment:
-    """Choose what git lists and untracked files, or without git, all but caches.
-
-    `wanted`: files and folders that are sent even if git ignores them.
-    """
+    """Choose what git lists and untracked files, or without git, all but caches; and in any case, what is `wanted`."""
     files, left_out = _listed(root)
     for name in wanted:
         files |= set(_walk(root, name)) if (root / name).is_dir() else {name} if _is_there(root / name) else set()
@@ -67,10 +64,7 @@ def choose(root: Path, wanted: Iterable[str] = ()) -> Shipment:
 
 
 def write(shipment: Shipment, target: Path) -> None:
-    """Write a tar of what is sent. The same files give the same bytes, by which a node recognises a project.
-
-    Raises ClusterError if the project cannot be sent.
-    """
+    """Write a tar. The same files give the same bytes, by which a node recognises a project. Raises ClusterError."""
     root = shipment.root
     size = sum(found.st_size for name in shipment.files if (found := _lstat(root / name)) is not None)
     if size > LARGEST:

@@ -276,10 +276,7 @@ class RunningUnit:
         return self._time_limit(test) + (BACKSTOP if test.has_ranks else 0.0)
 
     def _arm(self, number: int, least: float = 0.0) -> None:
-        """Set the deadlines of a test, replacing those before. Those of the last test hold until the unit ends.
-
-        `least`: the shortest time that counts as too long.
-        """
+        """Set the deadlines of a test, not below `least`. Those of the last test hold until the unit ends."""
         test = self.unit.tests[number]
         self._set_deadline(max(least, self._time_to_end(test)))
         if self.cause is EndCause.ITSELF and not self.options.pdb:

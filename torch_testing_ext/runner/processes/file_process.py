@@ -81,10 +81,7 @@ def _is_of_tests(filename: str, path: str) -> bool:
 def _list_tests(
     file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
 ) -> str | None:
-    """Send all tests, from a child: reading a test's world size may query accelerators.
-
-    Returns the reason if this process is not safe to fork, as the child and its fork show; or None.
-    """
+    """Send all tests from a child, since that may query accelerators. Returns why not to fork this process, or None."""
     from torch_testing_ext._machine import accelerators
 
     in_use = accelerators.unsafe_to_fork()

@@ -314,12 +314,9 @@ class FixtureFailed:
 
 @dataclass(frozen=True)
 class AllOver:
-    """Every test and fixture is over. A worker that has not sent this did not end properly, whatever its exit code.
+    """Every test and fixture is over. A worker that has not sent this did not end properly, whatever its exit code."""
 
-    `leftovers`: what ranks that ended after the last test left running.
-    """
-
-    leftovers: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()  # what ranks that ended after the last test left running
 
 
 @dataclass(frozen=True)

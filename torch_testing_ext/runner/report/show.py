@@ -14,10 +14,7 @@ from .journal import JournalError, find, read
 
 
 def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
-    """The accounts of failed tests, of each the newest. A name is a whole one or its end; without names, of all.
-
-    `places`: journals, or folders with a cache.
-    """
+    """The newest account of each failed test in journals and folders with a cache; of all tests without names."""
     found: dict[str, tuple[float, str]] = {}
     names = [text.one_line(name) for name in names]
     for place in places:

@@ -12,10 +12,7 @@ from ..model import Lease, Unit
 
 
 def slots_of(unit: Unit, slots: int) -> int:
-    """The number of CPU slots that a unit takes: one per rank, at most all slots; none if its ranks use devices.
-
-    `slots`: those of one node, which are all that a unit can have.
-    """
+    """The number of a node's CPU slots that a unit takes: one per rank, at most all; none if its ranks use devices."""
     return 0 if unit.devices else min(unit.ranks, slots)
 
 

@@ -28,10 +28,7 @@ def parse_expression(text: str) -> Matches:
 
 
 def parse_marks(text: str) -> MatchesMarks:
-    """Returns a predicate on tests by their marks. Those of a test that cannot be collected are not known: it matches.
-
-    Raises UsageError.
-    """
+    """Likewise, by their marks. Those of a test that cannot be collected are not known: it matches."""
     matches = _Parser(text, "-m", "the name of a mark", lambda name: lambda test: name in (test.marks or ())).parse()
     return lambda test: test.marks is None or matches(test)
 

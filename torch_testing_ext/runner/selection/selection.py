@@ -80,10 +80,7 @@ class Selection:
         return tuple(file for file in known if file in included - excluded)
 
     def tests(self, known: Sequence[Test], files: Sequence[str]) -> tuple[Test, ...]:
-        """The tests to run. `known` are the tests of all imported files; broken and unselected files have none.
-
-        Raises UsageError.
-        """
+        """The tests to run, of those in imported files; broken and unselected files have none. Raises UsageError."""
         included = [_predicate(name, known, files, or_unknown=True) for name in self.included]
         excluded = [_predicate(name, known, files, or_unknown=False) for name in self.excluded]
 
