@@ -320,7 +320,11 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         with self._interruptible():
             end = ranks.watch(self._timeout(), expected, self._endless())
         verdict = self._with_expectations(end.verdict(self._case()), str(self._files), len(end.reports))
-        state_changes = self._state_changes(end.reports)
+        by_note = grouped((note, report.rank) for report in end.reports for note in report.notes)
+        begin = f"{self._short_name()} left global state changed in"
+        state_changes = [
+            f"{begin} {list_of(at)}: {note}; the next test gets fresh ranks" for note, at in by_note.items()
+        ]
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
         passed_warnings.warn_again(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
@@ -335,12 +339,6 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         """The time-out of collectives that counts as endless: no test waits for the one that it has not chosen."""
         inherited = self.timeout is MultiProcContinuousTest.timeout
         return self.timeout.total_seconds() if inherited else None
-
-    def _state_changes(self, reports: tuple[launch.RankReport, ...]) -> list[str]:
-        """Describe the global state that the test changed, one sentence for each change."""
-        by_note = grouped((note, report.rank) for report in reports for note in report.notes)
-        begin = f"{self._short_name()} left global state changed in"
-        return [f"{begin} {list_of(ranks)}: {note}; the next test gets fresh ranks" for note, ranks in by_note.items()]
 
     def _abandon_task(self, ranks: PersistentRanks) -> None:
         """End ranks that are still busy: if a subclass's setUp fails, the parent never waits for them."""

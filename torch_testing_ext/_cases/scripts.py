@@ -81,16 +81,12 @@ def run_script(
     def start(make_job: Callable[..., launch.Job]) -> launch.Run:
         job = make_job(_run, arguments={"script": str(script)})
         environ = {**job.context.environ, **(env or {})}
-        there = launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words))
+        usual = _usual_path(sys.executable, os.environ.get("PYTHONPATH", ""))
+        path = (str(script.parent), *usual, *(entry for entry in sys.path if entry not in usual))  # pytest has inserted
+        there = launch.ProcessContext(environ, os.getcwd(), path, (str(script), *words))
         return launch.launch_fresh(replace(job, context=there))
 
     return ScriptRun(run_to_end(case, size, timeout, start, launch.Expected()))
-
-
-def _search_path(script: Path) -> tuple[str, ...]:
-    """The sys.path of a new interpreter, then entries that pytest, say, has inserted."""
-    usual = _usual_path(sys.executable, os.environ.get("PYTHONPATH", ""))
-    return (str(script.parent), *usual, *(entry for entry in sys.path if entry not in usual))
 
 
 @functools.cache

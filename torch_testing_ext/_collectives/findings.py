@@ -388,7 +388,8 @@ def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
 
     Nobody has missed it. Where something has raised, the ranks may have left it out for that.
     """
-    if any(_has_raised(record) or not record.is_whole for record in records):
+    calls_of_all = (call for record in records for calls in record.calls.values() for call in calls)
+    if any(one.has_raised or not one.is_whole for one in records) or any(call.raised for call in calls_of_all):
         return None
     by_rank = {record.rank: record for record in records}
     found = []
@@ -402,10 +403,6 @@ def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
             sentence = _without(gone, first, group, list(there))
             found.append((first.order, Finding(FindingKind.UNMATCHED, sentence, _doing(there), gone, is_hazard=True)))
     return min(found, key=lambda one: one[0])[1] if found else None
-
-
-def _has_raised(record: RankRecord) -> bool:
-    return record.has_raised or any(call.raised for calls in record.calls.values() for call in calls)
 
 
 def _without(gone: Sequence[int], call: Call, group: SharedGroup, there: Sequence[int]) -> str:

@@ -110,7 +110,9 @@ class FSDPTestMixin:
             scaler.step(optimizer)
             scaler.update()
             if save_model:
-                _save_zero_and_load(model)
+                saved = {name: value.clone() for name, value in model.state_dict().items()}
+                _zero_model(model)
+                model.load_state_dict(saved)
         if is_fsdp:
             self.assertTrue(_torch.fsdp.is_idle(model), "FSDP believes that it is still training")
         last: torch.Tensor = loss.detach()
@@ -242,12 +244,6 @@ def _expected_loss_dtype(is_fsdp: bool, mixed_precision: MixedPrecision | None, 
     if is_fsdp and mixed_precision is not None and mixed_precision.param_dtype is not None:
         return mixed_precision.param_dtype
     return torch.float32  # autocast computes the reference's loss in float32
-
-
-def _save_zero_and_load(model: nn.Module) -> None:
-    saved = {name: value.clone() for name, value in model.state_dict().items()}
-    _zero_model(model)
-    model.load_state_dict(saved)
 
 
 def _ddp(model: nn.Module, rank: int) -> DDP:

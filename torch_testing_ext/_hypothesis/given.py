@@ -41,9 +41,11 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
             if args and _is_rank(args[0]):
                 run(args[0], prop, functools.partial(body, *args, **kwargs))
             elif args and isinstance(args[0], RankedTestCase) and not isinstance(args[0], MultiProcessTestCase):
+                common = {RankedTestCase, ProcessRanksTestCase}
+                base = next(cls.__name__ for cls in type(args[0]).__mro__ if common.intersection(cls.__bases__))
                 raise TypeError(
                     f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "
-                    f"{_base_of(args[0])} would each draw examples of their own"
+                    f"{base} would each draw examples of their own"
                 )
             else:
                 prop(*args, **kwargs)
@@ -55,11 +57,6 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
 def _is_rank(test: Any) -> bool:
     return isinstance(test, MultiProcessTestCase) and test.rank != test.MAIN_PROCESS_RANK
-
-
-def _base_of(test: Any) -> str:
-    common = {RankedTestCase, ProcessRanksTestCase}
-    return next(cls.__name__ for cls in type(test).__mro__ if common.intersection(cls.__bases__))
 
 
 def note(value: object) -> None:

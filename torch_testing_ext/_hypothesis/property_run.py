@@ -66,7 +66,8 @@ def _participant(test: Any, deadline: float | None) -> Iterator[Participant]:
     rank, world_size = test.rank, int(test.world_size)
     links = connect_ranks(test.file_name, rank, world_size)
     connections = Connections()
-    groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{_next_number(test)}", connections)
+    number = test.__dict__["_properties_run"] = test.__dict__.get("_properties_run", 0) + 1  # each has store files
+    groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{number}", connections)
     peers = {other: link.watchdog for other, link in links.items()}
     watchdog = Watchdog(peers, rank == 0, connections, deadline)
     participant = (Leader if rank == 0 else Follower)(rank, world_size, links, groups, watchdog)
@@ -85,13 +86,6 @@ def _participant(test: Any, deadline: float | None) -> Iterator[Participant]:
 
 
 _open_until_exit: list[Any] = []
-
-
-def _next_number(test: Any) -> int:
-    """Number the properties of a test, because each needs store files of its own."""
-    number: int = test.__dict__.get("_properties_run", 0) + 1
-    test.__dict__["_properties_run"] = number
-    return number
 
 
 def _backend(test: Any) -> str:
@@ -151,7 +145,7 @@ def _failed(
         found = "one that every run has" if phrase is None else f"one that every run has: {phrase}"
     parts = [
         title,
-        "\n".join(_without_self(lines)),
+        "\n".join(line for text in lines for line in text.splitlines() if not line.startswith("    self=<")),
         f"In this example ({found}):\n{judged.describe()}",
         judged.notes(),
         judged.tracebacks(),
@@ -179,11 +173,6 @@ def _how_to_repeat(seed: int | None) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TITLE else text[:_LONGEST_TITLE] + "..."
-
-
-def _without_self(lines: list[str]) -> list[str]:
-    kept = (line for text in lines for line in text.splitlines())
-    return [line for line in kept if not line.startswith("    self=<")]
 
 
 def _follow(follower: Follower, body: Body) -> None:

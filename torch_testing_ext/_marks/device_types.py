@@ -32,11 +32,6 @@ def native_devices() -> tuple[str, ...]:
     return ("cpu", "cuda", "xpu", "meta", "mps", "mtia", _torch.built_with.extension_device_type())
 
 
-def _matches(device_type: str, target: Target | None) -> bool:
-    """`target`: a type of device, several, or None for all."""
-    return target is None or (device_type == target if isinstance(target, str) else device_type in target)
-
-
 def _skip_unless(runs_on: Callable[[Any], bool], reason: Callable[[Any], str]) -> Decorator:
     return skips.skip_for(lambda test, *args, **kwargs: None if runs_on(test) else reason(test))
 
@@ -59,7 +54,8 @@ class skipIf:
         return _skip_unless(lambda test: not self._holds(test), lambda test: self.reason)(fn)
 
     def _holds(self, test: Any) -> bool:
-        if not _matches(test.device_type, self.device_type):
+        chosen = (self.device_type,) if isinstance(self.device_type, str) else self.device_type
+        if chosen is not None and test.device_type not in chosen:
             return False
         return bool(getattr(test, self.dep, True)) if isinstance(self.dep, str) else self.dep is True
 

@@ -63,13 +63,15 @@ def leave_connections(own: int) -> None:
     """Leave the pipes and sockets that the parent has made to it, except `own`: their peers wait for their end.
 
     Objects of this process have their numbers, which become /dev/null. Those that a new program would inherit, as the
-    standard streams, were given to the parent.
+    standard streams, were given to the parent. The tracker of shared memory serves both.
     """
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    kept = (own, tracker and tracker._resource_tracker._fd)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the listing's own is closed
             mode = os.fstat(fd).st_mode
-            if fd != own and not os.get_inheritable(fd) and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            if fd not in kept and not os.get_inheritable(fd) and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
                 os.dup2(null, fd, inheritable=False)
     os.close(null)
 

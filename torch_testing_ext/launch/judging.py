@@ -73,7 +73,8 @@ def _judge(
         alone = _left_alone(reports)
         return _disagree(reports, skips or running, case) if alone is None else _found(reports, alone, case)
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
-        return _wrong_code(reports, expected.code, case)
+        title = f"rank 0 of {len(reports)} should have ended with {_code(expected.code)}, but ended with "
+        return _verdict(Outcome.FAILED, Fault(title + _code(reports[0].code), reports, case, (0,)), [reports[0]])
     mismatch = _mismatch(reports, expected, unless_raised=True)
     if mismatch is not None:
         return _found(reports, mismatch, case)
@@ -240,11 +241,6 @@ def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expecte
     if found:
         return describe_deadlock(found, gone, suspected=True)
     return suspected_creation([r.recorder for r in reports if r.recorder is not None])
-
-
-def _wrong_code(reports: Sequence[RankReport], code: int, case: Case) -> Verdict:
-    title = f"rank 0 of {len(reports)} should have ended with {_code(code)}, but ended with {_code(reports[0].code)}"
-    return _verdict(Outcome.FAILED, Fault(title, reports, case, (0,)), [reports[0]])
 
 
 def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case) -> Verdict:

@@ -124,7 +124,9 @@ class Stash:
             if whole:
                 needs = {top} if name != top else {other for other in layer.modules if other.startswith(f"{name}.")}
                 needs |= set(layer.modules) if name == "torch" else set()
-            needs |= {one for one, other in layer.modules.items() if _is_part_of(one, other, name)}
+            parts = {one for one in layer.modules if one.rpartition(".")[0] == name}
+            # Those that it has made (`os.path`, `typing.io`), and not imported.
+            needs |= {one for one in parts if getattr(layer.modules[one], "__spec__", None) is None}
             self._needs[name] = sorted((needs | set(_names_used_by(module))) & self._layer_of.keys() - {name})
 
     def hide(self) -> None:
@@ -217,11 +219,6 @@ class Stash:
                 owner = self._module(parent)
                 if owner is not None and child not in vars(owner):
                     setattr(owner, child, module)
-
-
-def _is_part_of(name: str, module: Any, other: str) -> bool:
-    """Whether a module was made by another one (`os.path`, `typing.io`), not imported."""
-    return name.rpartition(".")[0] == other and getattr(module, "__spec__", None) is None
 
 
 def _add_filters(filters: list[Any]) -> None:

@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LRScheduler
 DEPTH = 4  # step -> self -> trainer -> model
 LONGEST = 256  # a container with more elements holds data
 _OWN_OF_MODULE = frozenset((*vars(nn.Module()), "_flat_weights"))  # the latter of recurrent modules
-_SIMPLE = frozenset((int, float, str, bytes, bool, type(None)))
 _LEAVES = (torch.device, torch.dtype, torch.Generator, types.BuiltinFunctionType, type(None), int, float, str, bytes)
 
 
@@ -39,7 +38,7 @@ def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
     waiting = deque((value, DEPTH) for value in (*args, *(kwargs or {}).values(), step))
     while waiting:
         value, depth = waiting.popleft()
-        if type(value) in _SIMPLE or id(value) in seen or isinstance(value, _LEAVES):
+        if id(value) in seen or isinstance(value, _LEAVES):
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
