@@ -40,18 +40,14 @@ def sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
     if not tensor.is_contiguous():
-        tensor = tensor.as_strided(_span(tensor), (1,))
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        # Of a tensor with gaps or overlaps, one element: the memory is not all its own.
+        tensor = tensor.as_strided((reach if reach == tensor.numel() else 1,), (1,))
     flat = tensor.view(-1)
     if flat.numel() > _WHOLE:
         gap = flat.numel() // _SAMPLE
         flat = flat[turn * gap // 8 :: gap]
     return flat.view(_INTEGERS[flat.element_size()])
-
-
-def _span(tensor: torch.Tensor) -> tuple[int]:
-    """The number of elements of a dense tensor; 1 for a tensor with gaps or overlaps, whose memory is not all its."""
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach,) if reach == tensor.numel() else (1,)
 
 
 def sum_of(tensors: Sequence[torch.Tensor], turn: int = 0) -> torch.Tensor | None:

@@ -69,7 +69,11 @@ def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, s
             "Build and change the same model and optimizers on every rank, in the same calls.",
         )
     if (first.call, first.place) != (other.call, other.place):
-        places = " and ".join(f"{_whereabouts(h)} (rank {r})" for r, h in ((0, first), (rank, other)))
+        where = {0: "at the start", LEAVING: "at the end"}
+        places = " and ".join(
+            f"{where.get(h.place, f'in backward {h.place}')} of call {h.call} (rank {r})"
+            for r, h in ((0, first), (rank, other))
+        )
         return f"The ranks ran different numbers of calls or backwards: they are {places}.", same_calls
     if first.program != other.program:
         return (
@@ -84,11 +88,6 @@ def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, s
             "arguments, closure or globals hold. Average others, such as those of torch.autograd.grad, in the step.",
         )
     return None
-
-
-def _whereabouts(header: CallHeader) -> str:
-    where = {0: "at the start", LEAVING: "at the end"}.get(header.place, f"in backward {header.place}")
-    return f"{where} of call {header.call}"
 
 
 class MeetingPoint:

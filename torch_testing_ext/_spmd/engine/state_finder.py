@@ -1,7 +1,7 @@
 """Finds the modules and optimizers that a step works on.
 
-They are in its arguments, in attributes of arguments, in closures and default values, and in the globals that the code
-of the step names. Shallow places come first, and every rank finds the same objects in the same order.
+They are in its arguments, in attributes of arguments, in closures and default values, and in the globals that its code
+or that of a method it calls names. Shallow places come first, and every rank finds the same objects in the same order.
 """
 
 import functools
@@ -33,7 +33,7 @@ class FoundState:
 
 
 def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
-    found = FoundState()
+    found, names = FoundState(), _names_called(step)
     seen: set[int] = set()
     waiting = deque((value, DEPTH) for value in (*args, *(kwargs or {}).values(), step))
     while waiting:
@@ -50,7 +50,7 @@ def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
             found.optimizers.append(value)
             continue
         if depth:
-            waiting.extend((inner, depth - 1) for inner in _inside(value))
+            waiting.extend((inner, depth - 1) for inner in _inside(value, names))
     found.modules = _roots(found.modules)
     return found
 
@@ -63,11 +63,10 @@ def _roots(modules: list[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if id(module) not in inner]
 
 
-def _inside(value: Any) -> Iterable[Any]:
-    """The objects to which `value` leads in one step."""
+def _inside(value: Any, names: set[str]) -> Iterable[Any]:
+    """The objects to which `value` leads in one step. `names`: those in the code of the train step."""
     if isinstance(value, nn.Module):
-        own = [inner for name, inner in vars(value).items() if name not in _OWN_OF_MODULE]
-        return [*own, *(method for kind in dict.fromkeys(map(type, value.modules())) for method in _methods(kind))]
+        return [inner for name, inner in vars(value).items() if name not in _OWN_OF_MODULE]
     if isinstance(value, dict):
         return [*value.values()] if len(value) <= LONGEST else ()
     if isinstance(value, (list, tuple, deque)):
@@ -84,7 +83,7 @@ def _inside(value: Any) -> Iterable[Any]:
         return (value(),)
     if isinstance(value, types.CellType):
         return _cell(value)
-    return _attributes(value)
+    return (*_attributes(value), *(() if isinstance(value, type) else _methods(type(value), names)))
 
 
 def _only_one(values: Iterable[Any]) -> list[Any]:
@@ -154,18 +153,25 @@ def _attributes(value: Any) -> Iterator[Any]:
                 yield getattr(value, name, None)
             elif isinstance(inner, (nn.Module, Optimizer, dict, list, tuple)) and not name.startswith("__"):
                 yield inner
-    if not is_class:
-        yield from _methods(kind)
 
 
-def _methods(kind: type) -> Iterator[types.FunctionType]:
-    """The functions that a user wrote in a class, with the globals that they name."""
-    for base in kind.__mro__:
-        if not _is_of_torch(base.__module__):
-            for name, inner in list(vars(base).items()):
-                function = getattr(inner, "__func__", inner)  # of static and class methods
-                if isinstance(function, types.FunctionType) and (name == "__call__" or not name.startswith("__")):
-                    yield function
+def _names_called(step: Any) -> set[str]:
+    """The names in the code of a train step: a function, a method, a partial or an object that is called."""
+    function = getattr(step, "func", step)
+    function = getattr(function, "__func__", function)
+    return set(_names_in(function.__code__)) if isinstance(function, types.FunctionType) else {"__call__"}
+
+
+def _methods(kind: type, names: set[str]) -> Iterator[types.FunctionType]:
+    """The methods of a class with these names, and those that they call: all of them would lead too far."""
+    bases = [vars(base) for base in kind.__mro__ if not _is_of_torch(base.__module__)]
+    known, new = set(names), names
+    while new:
+        named = [getattr(base[name], "__func__", base[name]) for base in bases for name in sorted(base.keys() & new)]
+        found = [each for each in named if isinstance(each, types.FunctionType)]
+        yield from found
+        new = {name for each in found for name in _names_in(each.__code__)} - known
+        known |= new
 
 
 def _is_of_torch(module: str | None) -> bool:
