@@ -13,16 +13,14 @@ from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site,
 _LATEST = 1_000_000_000  # the number of such a wait among the calls of a rank: nothing comes after it
 
 
-def waits_at_stores(
-    running: Mapping[int, RankRecord], known: Iterable[RankRecord], may_be_set: bool = False
-) -> dict[int, Wait]:
+def waits_at_stores(running: Mapping[int, RankRecord], known: Iterable[RankRecord]) -> dict[int, Wait]:
     """The ranks that wait at a store, each with the ranks that may end that: members of its group, or any rank.
 
-    A process that a rank has started may set a key, too; `may_be_set`: or somebody else.
+    A process that a rank has started may set a key, too.
     """
     records = {record.rank: record for record in known}
     everybody = {rank for record in records.values() for group in record.groups.values() for rank in group.members}
-    may_be_set = may_be_set or any(record.state is not None and record.state.children for record in running.values())
+    may_be_set = any(record.state is not None and record.state.children for record in running.values())
     found = {}
     for rank, record in running.items():
         making = record.creating

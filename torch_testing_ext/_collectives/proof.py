@@ -23,12 +23,10 @@ class ProofRules:
     """The settings of a test that decide what counts as proof.
 
     `endless`: a collective whose time-out is at least this many seconds does not end by itself before the test does.
-    `ranks_have_company`: processes or threads beside the ranks may set the key of a store.
     """
 
     endless: float
     may_differ: bool = False
-    ranks_have_company: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def conclude(
         if before.has_mismatch or ended.keys() >= set(mismatch.awaited):
             return Conclusion(before, mismatch)
         return Conclusion(replace(before, has_mismatch=True), is_suspicious=True)
-    for rank, wait in waits_at_stores(running, known, rules.ranks_have_company).items():
+    for rank, wait in waits_at_stores(running, known).items():
         # What its main thread has issued before does not matter; another thread may wait for it.
         state = running[rank].state
         kept = waiting.get(rank, []) if state is not None and state.others else []

@@ -29,9 +29,6 @@ _QUIT_TIMEOUT = 5.0
 _HELLO_TIMEOUT = 120.0  # a new interpreter imports torch and the test module before it answers
 
 
-fork_servers: set[int] = set()  # the pids of all that this process has made
-
-
 class CannotStart(RuntimeError):
     """Ranks could not be started; the message gives the reason and the remedy."""
 
@@ -59,7 +56,6 @@ class ForkServerClient:
         with theirs:
             is_forked = method is wire.StartMethod.FORK
             self.pid = self._fork(theirs, about, inherited) if is_forked else self._spawn(theirs, about)
-        fork_servers.add(self.pid)
         self.loop.listen(self._channel, self._receive)
 
     def _fork(self, theirs: socket.socket, about: wire.Serve, inherited: Any) -> int:

@@ -7,20 +7,18 @@ another grace period by SIGKILL.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.raw import unpack
-from torch_testing_ext._process import fork_safety, grace, reaping, system
+from torch_testing_ext._process import grace, reaping
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
 from . import client, device_memory, ras, turns
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
-from .fork_server_client import fork_servers
 from .job import Sanitize, log_of
 from .rank_report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
 from .settings import read
@@ -191,8 +189,7 @@ class RankWatcher:
 
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
         is_checked = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-        others = set(system.children(os.getpid())) - fork_servers
-        rules = ProofRules(endless, self.expected.may_differ, bool(others or fork_safety.other_threads()))
+        rules = ProofRules(endless, self.expected.may_differ)
         return Prober(self.run, rules, self.logs, since, is_checked=is_checked)
 
     def _ended(self) -> dict[int, tuple[str, bytes]]:

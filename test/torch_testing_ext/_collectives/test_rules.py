@@ -5,7 +5,6 @@ import unittest
 from dataclasses import replace
 
 from torch_testing_ext._collectives.blocked import PythonThread, RankState, ThreadState, why_not_blocked
-from torch_testing_ext._collectives.creation import waits_at_stores
 from torch_testing_ext._collectives.findings import (
     FindingKind,
     deadlocked,
@@ -499,12 +498,6 @@ class TestProof(unittest.TestCase):
         twice = self.probe(once.evidence, *self.DEADLOCK, state=state)
         self.assertEqual((once.doubt, twice.finding), ("", None))
         self.assertEqual(twice.doubt, "rank 0: its thread beat (test_x.py:3) may issue collectives")
-
-    def test_a_key_that_others_than_the_ranks_may_set(self):
-        state = replace(BLOCKED, at_store=300.0, threads=(thread(7, "230 0x1"),))
-        records = {record.rank: replace(record, state=state) for record in world([], [])}
-        self.assertEqual([*waits_at_stores(records, records.values())], [0, 1])
-        self.assertEqual([*waits_at_stores(records, records.values(), may_be_set=True)], [])
 
     def test_ranks_that_go_on(self):
         after = self.probe(self.NOTHING, [entry(0, 1)], [entry(0, 1)], [])
