@@ -15,9 +15,9 @@ import torch
 from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.flags import flag
-from torch_testing_ext._marks import capabilities
+from torch_testing_ext._marks import capabilities, parametrized
 from torch_testing_ext._marks.device_dtypes import tol
-from torch_testing_ext._marks.parametrized import compose_parametrize_fns, copy_of, dtype_name
+from torch_testing_ext._marks.parametrized import compose_parametrize_fns, dtype_name
 
 from .test_case import TestCase
 
@@ -135,7 +135,7 @@ class DeviceTypeTestBase(TestCase):
                 device = cls.get_all_devices()
             _set_argument(arguments, "device", device)
         for decorator in decorators(arguments):
-            test = decorator(copy_of(test))
+            test = decorator(parametrized.copy_of(test))
 
         @functools.wraps(test)
         def instantiated_test(self: DeviceTypeTestBase) -> Any:

@@ -169,14 +169,14 @@ class WithoutATerminalTest(FolderCase):
         def options(*argv, **environ):
             return read_options(argv, environ, self.root, self.root).options
 
-        no_terminal = mock.patch.object(user_terminal, "_AT_START", "")
+        no_terminal = mock.patch.object(user_terminal, "_at_start", "")
         with no_terminal, mock.patch.dict(os.environ):
             for name in ("PYTEST_XDIST_WORKER", user_terminal.SETTING):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
                     options(*argv, **environ).require_terminal()
-        with mock.patch.object(user_terminal, "_AT_START", "/dev/pts/9"), mock.patch.dict(os.environ):
+        with mock.patch.object(user_terminal, "_at_start", "/dev/pts/9"), mock.patch.dict(os.environ):
             for name in ("PYTEST_XDIST_WORKER", user_terminal.SETTING):
                 os.environ.pop(name, None)
             for argv, written in ((("--pdb",), ":/dev/pts/9"), (("--debug", "x", "--rank", "2"), "2:/dev/pts/9")):
