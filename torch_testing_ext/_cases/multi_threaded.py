@@ -156,6 +156,10 @@ class MultiThreadedTestCase(RankedTestCase):
         self.rank = self.MAIN_THREAD_RANK
         self.threads = []
 
+    def tearDown(self) -> None:
+        super().tearDown()
+        self.threads = []
+
     def _spawn_threads(self) -> None:
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
         self._skip = self._known_skip()
