@@ -67,12 +67,13 @@ class RawRecord:
         merged = _merged(recorded)
         self._entries = [entry for entry, _ in merged]
         self._numbers = [number for _, number in merged]
-        # What the rank has sent or received after its last collective uses up a number, and is not recorded.
-        latest = grouped((str(entry["process_group"][0]), entry["collective_seq_id"]) for entry in self._entries)
-        p2p = sequences is None or any(
-            number != max(latest.get(name, [before])) for name, (number, before) in sequences.items()
-        )
+        p2p = sequences is None or self._has_gaps(sequences)
         self._state = replace(messages.decode(RankState, state), p2p=p2p) if state else None
+
+    def _has_gaps(self, sequences: Mapping[str, tuple[int, int]]) -> bool:
+        """May the rank have sent or received after its last collective? That uses up a number, and is not recorded."""
+        recorded = grouped((str(entry["process_group"][0]), entry["collective_seq_id"]) for entry in self._entries)
+        return any(number != max(recorded.get(name, [before])) for name, (number, before) in sequences.items())
 
     def _groups_of(self, entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """The number of each entry's group: the latest one of that name. None if another one may have that name."""

@@ -101,8 +101,6 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedE
         raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}")
     environ: dict[str, str | None] = {}
     if of_class is not None:
-        from torch_testing_ext._machine import accelerators
-
         init = of_class.init or _init_of_deepspeed(of_class.backend)
         keywords = {"backend": of_class.backend, "timeout": of_class.exec_timeout, "init": init, **keywords}
         environ = {"LOCAL_SIZE": str(size)} if of_class.set_dist_env else dict.fromkeys(_RENDEZVOUS)
@@ -114,7 +112,7 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedE
     _checked_timeout(timeout)
     if devices is None and need_accelerators(backend):
         devices = size
-    if devices is None and of_class is not None and (of_class.requires_cuda_env or accelerators.device_count()):
+    if devices is None and of_class is not None and (of_class.requires_cuda_env or _has_accelerators()):
         devices = size
     isolated = keywords.get("isolated", False)
     if not isinstance(isolated, bool):
@@ -149,6 +147,12 @@ def _checked_timeout(timeout: Any) -> float | None:
     if timeout is not None and not (is_number and timeout > 0):
         raise BadMark(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
     return None if timeout is None else float(timeout)
+
+
+def _has_accelerators() -> bool:
+    from torch_testing_ext._machine import accelerators
+
+    return accelerators.device_count() > 0
 
 
 def checked_class(cls: Any) -> type[DistributedExec] | None:

@@ -123,9 +123,7 @@ class Poison(Check):
         read = pieces_of(inputs)
         for tensor in outputs:
             memory = pieces_of([tensor])
-            strides = zip(tensor.shape, tensor.stride(), strict=True)
-            is_expanded = any(stride == 0 and size > 1 for size, stride in strides)  # it cannot be filled
-            if memory and not overlap(memory, read) and not is_expanded:
+            if memory and not overlap(memory, read) and not _is_expanded(tensor):
                 hook.overwrite(tensor, self._pattern(tensor.dtype))
 
     def _pattern(self, dtype: torch.dtype) -> float | int | bool:
@@ -155,3 +153,8 @@ class Delays(Check):
         chance, seconds = self._random.random(), self._random.random()
         if chance < (_SLOW_CALLS if self._is_slow else _OTHER_CALLS):
             _sleep(seconds * _LONGEST_DELAY)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Are several elements at one place? Such a tensor cannot be filled."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
