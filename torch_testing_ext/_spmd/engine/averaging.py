@@ -86,8 +86,9 @@ class Averager:
             end = functools.partial(self._finish)
             backward.end = weakref.ref(end)
             at_end_of_backward(end)
-            if managed in [each for each in self.roster.params if not each.hook_last()]:  # type: ignore[union-attr]
-                backward.again.add(managed.index)  # its other hooks are still to run
+            moved = [each for each in self.roster.params if not each.hook_last()]  # type: ignore[union-attr]
+            if managed in moved:  # its other hooks are still to run
+                backward.again.add(managed.index)
         index = managed.index
         if index < 0:
             index = self._enlist(managed)
