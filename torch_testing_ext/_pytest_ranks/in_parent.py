@@ -250,4 +250,4 @@ def _save_captured(item: Any, file: Path) -> None:
     capture = pytest_internals.capture_manager(item.config)
     if capture is not None and capture.is_globally_capturing():
         with suppress(OSError):
-            file.write_text("".join(capture.read_global_capture()), errors="replace")
+            file.write_text("".join(capture.read_global_capture()), "utf-8", "replace")

@@ -311,7 +311,7 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
     _torch.flight_recorder.logger_of_errors().removeHandler(of_report)  # the failure tells the error
     with (
         _live_log(item, context),
-        open(log_file(context.directory, context.rank), "w", errors="backslashreplace", buffering=1) as file,
+        open(log_file(context.directory, context.rank), "w", 1, "utf-8", "backslashreplace") as file,
     ):
         of_report.setStream(file)
         try:

@@ -71,9 +71,7 @@ class SharedRanks:
             self._ranks.end()
             raise
         for report in result.reports:
-            (directory / f"rank{report.rank}.log").write_text(
-                self._ranks.output(report.rank), "utf-8", "backslashreplace"
-            )
+            (directory / f"rank{report.rank}.log").write_text(self._ranks.output(report.rank), "utf-8")
             with suppress(OSError):
                 log = item_in_rank.log_file(self.directory, report.rank)
                 log.replace(item_in_rank.log_file(directory, report.rank))
