@@ -45,7 +45,8 @@ class _OnlyOutsideOfRanks:
 
 def never_ask(config: Any) -> None:
     """Take the debugger of --trace out of a rank without the terminal."""
-    if (plugin := config.pluginmanager.get_plugin(pytest_internals.TRACE)) is not None:
+    plugin = config.pluginmanager.get_plugin(pytest_internals.TRACE)
+    if plugin is not None:
         config.pluginmanager.unregister(plugin)
 
 
