@@ -21,7 +21,8 @@ from torch_testing_ext._marks.parametrized import compose_parametrize_fns, dtype
 
 from .test_case import TestCase
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 PYTORCH_TESTING_DEVICE_ONLY_FOR_KEY = "PYTORCH_TESTING_DEVICE_ONLY_FOR"
 PYTORCH_TESTING_DEVICE_EXCEPT_FOR_KEY = "PYTORCH_TESTING_DEVICE_EXCEPT_FOR"
@@ -70,7 +71,8 @@ class DeviceTypeTestBase(TestCase):
     def _init_and_get_primary_device(cls) -> str:
         try:
             return cls.get_primary_device()
-        except Exception:  # of an extension whose setUpClass finds the device
+        except Exception:
+            # Of an extension whose setUpClass finds the device.
             cls.setUpClass()
             return cls.get_primary_device()
 
@@ -176,7 +178,8 @@ def _case_for_each_dtype(chosen: Iterable[Any], test: Any, generic_cls: Any, dev
     for dtype in chosen:
         arguments: Arguments = {}
         _set_argument(arguments, "dtype", dtype)
-        yield test, "", arguments, lambda _: ()  # the dtype's part of the name comes last, after the device's
+        # The dtype's part of the name comes last, after the device's.
+        yield test, "", arguments, lambda _: ()
 
 
 def _set_argument(arguments: Arguments, name: str, value: Any) -> None:
@@ -431,7 +434,8 @@ def _class_for(base: type[DeviceTypeTestBase], generic: Any, tests: Iterable[str
         test = getattr(generic, name)
         if "generic_cls" in inspect.signature(cls.instantiate_test).parameters:
             cls.instantiate_test(name, copy.deepcopy(test), generic_cls=generic)
-        else:  # an extension's own, from before the parameter existed
+        else:
+            # An extension's own, from before the parameter existed.
             cls.instantiate_test(name, copy.deepcopy(test))
     made: type[DeviceTypeTestBase] = cls
     return made

@@ -16,7 +16,8 @@ from torch_testing_ext._utils.contexts import changed_environment
 from . import shared_devices
 from .multi_process import MultiProcessTestCase
 
-__unittest = True  # keeps these frames out of tracebacks
+# Keeps these frames out of tracebacks.
+__unittest = True
 
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++

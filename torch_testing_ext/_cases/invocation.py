@@ -14,8 +14,10 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.whole_files import source_file
 
-python_arguments: list[str] = []  # between `python` and the file
-pytest_arguments: list[str] = []  # between `pytest` and the test
+# Between `python` and the file.
+python_arguments: list[str] = []
+# Between `pytest` and the test.
+pytest_arguments: list[str] = []
 
 
 # Returns a text to add to the message of a verdict.
@@ -43,11 +45,13 @@ def command_of(test: unittest.TestCase, result: Any) -> str:
     with suppress(ValueError):
         file = os.path.relpath(file)
     name = f"{cls.__qualname__}.{test._testMethodName}"
-    if not isinstance(result, unittest.TestResult):  # that of pytest
+    # That of pytest.
+    if not isinstance(result, unittest.TestResult):
         node = f"{file}::{cls.__qualname__.replace('.', '::')}::{test._testMethodName}"
         return user_commands.command("-m", "pytest", *pytest_arguments, node)
     if cls.__module__ == "__main__":
-        module = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)  # of `python -m`
+        # Of `python -m`.
+        module = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)
         main = ["-m", module] if module else [file]
         return user_commands.command(*python_arguments, *main, name)
     if file == cls.__module__.replace(".", os.sep) + ".py":

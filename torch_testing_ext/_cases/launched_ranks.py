@@ -23,13 +23,15 @@ from torch_testing_ext.launch.job import Sanitize, log_of
 from . import accounting, group_creation, passed_warnings, rank_life
 from .verdicts import rank_error, say
 
-if TYPE_CHECKING:  # few processes are started by a launcher: the others import nothing of this
+# Few processes are started by a launcher: the others import nothing of this.
+if TYPE_CHECKING:
     from torch_testing_ext.launch.member import Member
     from torch_testing_ext.launch.rounds import Round, RoundJudged
 
 __unittest = True
 
-this_launch()  # before a test changes the variables
+# Before a test changes the variables.
+this_launch()
 
 
 def size() -> int:
@@ -187,5 +189,6 @@ def _end_groups() -> None:
         import torch.distributed as dist
 
         group_creation.wait_for_peers()
-        gc.collect(1)  # a young exception may refer to a group, which then keeps its connections
+        # A young exception may refer to a group, which then keeps its connections.
+        gc.collect(1)
         dist.destroy_process_group()

@@ -35,8 +35,10 @@ from .verdicts import print_leftovers, raise_verdict
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
 
-__unittest = True  # keeps these frames out of tracebacks: the message is complete
-__tracebackhide__ = True  # the same for pytest
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
+# The same for pytest.
+__tracebackhide__ = True
 
 
 class MultiProcessTestCase(ProcessRanksTestCase):
@@ -101,7 +103,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         self.rank = self.MAIN_PROCESS_RANK
         self.pid_to_pipe = {}
         self._directory = launch.new_directory(self.id())
-        self.addCleanup(self._end_ranks)  # also if setUp fails later, or tearDown does not call super()
+        # Also if setUp fails later, or tearDown does not call super().
+        self.addCleanup(self._end_ranks)
         store = self._directory / "store"
         store.touch()
         self.file_name = str(store)
@@ -114,7 +117,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
         if self._directory is None:
             raise self._error(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
-        if self.processes or self._round is not None:  # the first ranks would be forgotten
+        # The first ranks would be forgotten.
+        if self.processes or self._round is not None:
             raise self._error(f"{type(self).__qualname__}.setUp() starts ranks twice: super().setUp() does so")
         self._skip = self._known_skip()
         if self._skip is None and launch.this_launch() is not None:
@@ -123,7 +127,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         elif self._skip is None:
             self._start_processes(torch.multiprocessing.get_context("spawn").Process)
         else:
-            with suppress(Exception):  # a world size is made of the devices that are missing
+            # A world size is made of the devices that are missing.
+            with suppress(Exception):
                 self.processes = [UnstartedRank(rank, self._skip.exit_code) for rank in range(int(self.world_size))]
 
     def _start_processes(self, proc: Any) -> None:
@@ -242,7 +247,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         Raise SystemExit if the test does not pass, so that an overriding `_run` does not continue.
         """
         account = account_behind(parent_pipe)
-        if (file_name := getattr(self, "file_name", None)) is not None:  # an overriding `_run` need not set it
+        # An overriding `_run` need not set it.
+        if (file_name := getattr(self, "file_name", None)) is not None:
             self._recorder = expectations.ExpectationRecorder(file_name, self.rank)
         set_rng_seed()
         try:
@@ -287,7 +293,8 @@ def _run_rank(
     def body() -> None:
         with passed_warnings.recorded(context.account):
             cls._run(context.rank, test_name, file_name, _pipe_of(context, cls), **options)
-        if context.account.account is not None:  # a skip, whose sys.exit() an overriding `_run` has caught
+        # A skip, whose sys.exit() an overriding `_run` has caught.
+        if context.account.account is not None:
             context.account.passed()
 
     run_rank(context, body, ends_process=False, leaves_groups=False, reports_imports=True)

@@ -31,8 +31,10 @@ from .verdicts import RankError, RankFailure, raise_verdict
 if TYPE_CHECKING:
     from torch_testing_ext._threads.thread_ranks import ExcInfo, RankThreads
 
-__unittest = True  # keeps these frames out of tracebacks
-__tracebackhide__ = True  # the same for pytest
+# Keeps these frames out of tracebacks.
+__unittest = True
+# The same for pytest.
+__tracebackhide__ = True
 
 
 def spawn_threads_and_init_comms(
@@ -116,8 +118,10 @@ class MultiThreadedTestCase(RankedTestCase):
     MAIN_THREAD_RANK = PARENT
     # An override of run_test_with_threaded_pg may put exceptions here: (rank, sys.exc_info()).
     exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
-    global_store: Any = None  # of the ranks' process group
-    threads: list[Any]  # set by setUp, in the main thread
+    # Of the ranks' process group.
+    global_store: Any = None
+    # Set by setUp, in the main thread.
+    threads: list[Any]
     _started: RankThreads | None = None
     _skip: TestSkip | None = None
 
@@ -170,11 +174,13 @@ class MultiThreadedTestCase(RankedTestCase):
         size, name = self._checked_world_size(), self._current_test_name
         sanitize = sanitize_threads(kinds_of_test(self))
         for _ in _told():
-            pass  # of threads that have outlived their test
+            # Of threads that have outlived their test.
+            pass
         self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, sanitize)
         self._started.test = self
         type(self).global_store = self._started.store
-        self.addCleanup(self._started.end)  # if setUp fails later, _join_threads is never called
+        # If setUp fails later, _join_threads is never called.
+        self.addCleanup(self._started.end)
         self._started.start()
         self.threads = self._started.threads
 
@@ -224,7 +230,8 @@ class MultiThreadedTestCase(RankedTestCase):
                     self.perThreadSetUp()
                     getattr(self, test_name)()
             finally:
-                self.addCleanup(self.perThreadTearDown)  # without the group
+                # Without the group.
+                self.addCleanup(self.perThreadTearDown)
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
         """assertEqual on one rank only: the threads share one random number generator, so the numbers that each draws

@@ -44,7 +44,8 @@ def _warning(name: str, text: str) -> Warning:
     module, _, cls = name.rpartition(".")
     category = getattr(sys.modules.get(module), cls, None)
     if isinstance(category, type) and issubclass(category, Warning):
-        with suppress(Exception):  # of a class that wants other arguments
+        # Of a class that wants other arguments.
+        with suppress(Exception):
             if str(found := category(text)) == text:
                 return found
     return UserWarning(f"{cls}: {text}")
@@ -93,7 +94,8 @@ def _uncaught_exceptions() -> Iterator[None]:
     threading.excepthook, sys.unraisablehook = on_thread, on_unraisable
     try:
         yield
-        if gc.get_freeze_count():  # only what the test has made: a forked rank does not look at the rest
+        # Only what the test has made: a forked rank does not look at the rest.
+        if gc.get_freeze_count():
             gc.collect()
         while found:
             warning, place = found.pop(0)

@@ -25,7 +25,8 @@ from torch_testing_ext._process.whole_files import source_tree
 class PytestStyleTest:
     """A test that pytest would collect and unittest does not."""
 
-    cls: str  # "" for a function
+    # "" for a function.
+    cls: str
     method: str
     line: int
 
@@ -34,13 +35,18 @@ class PytestStyleTest:
 class PytestTest:
     """A test that pytest has collected, and runs."""
 
-    collection: Any  # a pytest_session.Collection
+    # A pytest_session.Collection.
+    collection: Any
     item: Any
-    cls: str  # "" for a function; `Outer::Inner`
-    method: str  # with the names of its parameters
+    # "" for a function; `Outer::Inner`.
+    cls: str
+    # With the names of its parameters.
+    method: str
     line: int
-    together: str  # names the fixtures that it shares with others
-    case: Any  # the test case, if unittest would run it, too
+    # Names the fixtures that it shares with others.
+    together: str
+    # The test case, if unittest would run it, too.
+    case: Any
 
 
 # What most files with such tests have in a line of their own, or all files with marks or fixtures of pytest.
@@ -62,7 +68,8 @@ def looks_like_pytest(path: str) -> bool:
 
 def has_marks(test: Any) -> bool:
     """Whether a test of unittest has marks of pytest, which unittest does not heed."""
-    if sys.modules.get("pytest") is None:  # not imported, or not installed
+    # Not imported, or not installed.
+    if sys.modules.get("pytest") is None:
         return False
     method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
     module = sys.modules.get(type(test).__module__)

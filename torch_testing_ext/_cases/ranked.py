@@ -24,7 +24,8 @@ from .rank_checks import sanitize_with
 from .test_case import TestCase
 from .verdicts import RankError, rank_error
 
-__unittest = True  # keeps these frames out of tracebacks: the message is complete
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
 
 
 def _number(text: str) -> float:
@@ -33,7 +34,8 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-PARENT = -1  # the `rank` of the test case that waits for the ranks
+# The `rank` of the test case that waits for the ranks.
+PARENT = -1
 DEFAULT_WORLD_SIZE = 4
 TIMEOUT_DEFAULT = _number(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
 TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}

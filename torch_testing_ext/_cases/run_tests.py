@@ -22,12 +22,15 @@ from . import invocation
 from .fixtures import FixtureSuite
 from .pytest_style import PytestStyleTest, if_no_test, pytest_style_tests, why_not_run
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 EXIT_FAILED = 1
-EXIT_NO_TESTS = 5  # as in unittest since Python 3.12
+# As in unittest since Python 3.12.
+EXIT_NO_TESTS = 5
 EXIT_INTERRUPTED = 130
-_ENDING = ("_exit", "execv", "execve")  # the other exec functions call one of these two
+# The other exec functions call one of these two.
+_ENDING = ("_exit", "execv", "execve")
 
 
 def run_tests(argv: Sequence[str] | None = None) -> None:
@@ -40,9 +43,11 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if options.seed is not None:
         seeds.SEED = options.seed
     if options.hypothesis_profile is not None:
-        os.environ["HYPOTHESIS_PROFILE"] = options.hypothesis_profile  # where properties look, also in ranks
+        # Where properties look, also in ranks.
+        os.environ["HYPOTHESIS_PROFILE"] = options.hypothesis_profile
     if options.accept:
-        os.environ["EXPECTTEST_ACCEPT"] = "1"  # where expecttest looks, in this process and in those it starts
+        # Where expecttest looks, in this process and in those it starts.
+        os.environ["EXPECTTEST_ACCEPT"] = "1"
     seeds.set_rng_seed()
     for name, reason in _NOT_NEEDED.items():
         if getattr(options, name):
@@ -150,8 +155,10 @@ class _Program(unittest.TestProgram):
         super().runTests()
 
     def _left_out(self) -> list[PytestStyleTest]:
-        known: Any = self  # what the arguments have set
-        if known.testNames is not None:  # of which such tests are no part
+        # What the arguments have set.
+        known: Any = self
+        # Of which such tests are no part.
+        if known.testNames is not None:
             return []
         patterns = known.testNamePatterns or ["*"]
         return [
@@ -217,7 +224,8 @@ class _Runner(unittest.TextTestRunner):
                 result.interrupted = True
                 result.stop()
                 self.stream.writeln("\nInterrupted: the tests that follow were not run.")
-            except SystemExit:  # in a suite that load_tests made: ours does not let it through
+            except SystemExit:
+                # In a suite that load_tests made: ours does not let it through.
                 result.addError(_unittest_suite._ErrorHolder("the tests that follow were not run"), sys.exc_info())
             for one in self.left_out:
                 error = _explain_left_out(one)
@@ -289,8 +297,10 @@ class ExitGuard:
     """
 
     def __init__(self) -> None:
-        self.running = ""  # the test or fixture that is running
-        self.code: int | None = 0  # of the process, unless it exits with another; None while tests run
+        # The test or fixture that is running.
+        self.running = ""
+        # Of the process, unless it exits with another; None while tests run.
+        self.code: int | None = 0
         self._pid = os.getpid()
         self._originals = {name: getattr(os, name) for name in _ENDING}
 

@@ -37,7 +37,8 @@ from .ranked import checked_world_size
 from .verdicts import RankError, raise_verdict, say, say_once
 
 __unittest = True
-__tracebackhide__ = True  # the same for pytest
+# The same for pytest.
+__tracebackhide__ = True
 
 LAUNCHERS = (None, "torchrun")
 _OF_LAUNCHERS = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -49,7 +50,8 @@ _END_TIMEOUT = 5.0
 class ScriptRun:
     """A script that has run to its end in every rank."""
 
-    outputs: tuple[str, ...]  # stdout and stderr of each rank; of torchrun, one text for all
+    # Stdout and stderr of each rank; of torchrun, one text for all.
+    outputs: tuple[str, ...]
 
 
 def run_script(
@@ -82,7 +84,8 @@ def run_script(
         job = make_job(_run, arguments={"script": str(script)})
         environ = {**job.context.environ, **(env or {})}
         usual = _usual_path(sys.executable, os.environ.get("PYTHONPATH", ""))
-        path = (str(script.parent), *usual, *(entry for entry in sys.path if entry not in usual))  # pytest has inserted
+        # pytest has inserted.
+        path = (str(script.parent), *usual, *(entry for entry in sys.path if entry not in usual))
         there = launch.ProcessContext(environ, os.getcwd(), path, (str(script), *words))
         return launch.launch_fresh(replace(job, context=there))
 
@@ -105,7 +108,8 @@ def _run(context: launch.RankContext, script: str) -> None:
         except SystemExit:
             raise
         except BaseException as error:
-            account_for_error(context.account, error)  # a script cannot skip
+            # A script cannot skip.
+            account_for_error(context.account, error)
 
     run_rank(context, body)
 

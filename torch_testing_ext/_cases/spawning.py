@@ -19,7 +19,8 @@ from .ranked import checked_world_size
 from .verdicts import RankError
 
 __unittest = True
-__tracebackhide__ = True  # the same for pytest
+# The same for pytest.
+__tracebackhide__ = True
 
 
 def spawn(
@@ -70,7 +71,8 @@ def _start(
     except (AttributeError, TypeError):
         raise RankError(f"{why}\n\nNew interpreters could run only a function that has a name.") from None
     try:
-        sent = pickle.dumps((args, backend))  # it may need the function's module
+        # It may need the function's module.
+        sent = pickle.dumps((args, backend))
         return launch.launch_fresh(make_job(_run, arguments={"call": (named, sent)}))
     except (pickle.PicklingError, TypeError, AttributeError, ImportError) as error:
         raise RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None

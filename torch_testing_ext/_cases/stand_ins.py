@@ -23,7 +23,8 @@ from .scripts import run_script
 from .spawning import spawn
 
 __unittest = True
-__tracebackhide__ = True  # the same for pytest
+# The same for pytest.
+__tracebackhide__ = True
 
 
 def _call(rank: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -41,7 +42,8 @@ def debug_launcher(function: Callable[..., object], args: Sequence[Any] = (), nu
 
 
 def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]) -> None:
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):  # accelerate sets none: they would make one rank a launch
+    # Accelerate sets none: they would make one rank a launch.
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
     os.environ.update(ACCELERATE_USE_CPU="yes", ACCELERATE_MIXED_PRECISION="no", FORK_LAUNCHED="1")
     function(*args)

@@ -19,9 +19,11 @@ from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.skips import check_slow_or_fast
 from torch_testing_ext._utils.contexts import disable_gc, set_warn_always_context
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
-_sparse_invariants: Any = torch.sparse.check_sparse_tensor_invariants  # untyped in torch
+# Untyped in torch.
+_sparse_invariants: Any = torch.sparse.check_sparse_tensor_invariants
 
 _ANSI_ESCAPE = re.compile(r"\x1b(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
 

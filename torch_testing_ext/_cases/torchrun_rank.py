@@ -43,7 +43,8 @@ class Recording(importlib.abc.MetaPathFinder):
             loader = spec.loader
 
             def exec_module(module: types.ModuleType) -> None:
-                del loader.exec_module  # that of the class again
+                # That of the class again.
+                del loader.exec_module
                 loader.exec_module(module)
                 self._begin()
 
@@ -75,7 +76,8 @@ class Recording(importlib.abc.MetaPathFinder):
             from torch_testing_ext.launch import recording
 
             try:
-                recording.end_of_sanitizing()  # what it raises is in its log, too
+                # What it raises is in its log, too.
+                recording.end_of_sanitizing()
             finally:
                 data = recording.collectives()
         target = os.path.join(self._folder, f"rank{self._rank}.{os.getpid()}")
@@ -88,7 +90,8 @@ def main() -> None:
     folder, sanitize, script, *words = sys.argv[1:]
     Recording(folder, sanitize)
     sys.argv = [script, *words]
-    if not getattr(sys.flags, "safe_path", False):  # of Python 3.11
+    # Of Python 3.11.
+    if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     module = types.ModuleType("__main__")
     vars(module).update(__file__=script, __builtins__=__builtins__)

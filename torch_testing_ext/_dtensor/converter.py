@@ -75,7 +75,8 @@ class DTensorConverter:
         return arguments
 
     def to_dist_tensor(self, t: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -> torch.Tensor:
-        is_tensor_like: Any = torch.overrides.is_tensor_like  # untyped in torch
+        # Untyped in torch.
+        is_tensor_like: Any = torch.overrides.is_tensor_like
         if not is_tensor_like(t):
             raise RuntimeError(f"only a tensor can become a DTensor, not a {type(t).__name__}")
         # It is undefined what a DTensor of another subclass is, so those are left unchanged.

@@ -24,7 +24,8 @@ from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
 from .devices_used import device_type, device_type_for, num_devices
 
-__unittest = True  # keeps these frames out of tracebacks
+# Keeps these frames out of tracebacks.
+__unittest = True
 
 F = TypeVar("F", bound=Callable[..., Any])
 TestFunc = Callable[..., object]
@@ -191,7 +192,8 @@ class DTensorOpTestBase(DTensorTestMixin, MultiThreadedTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        importlib.import_module("torch.distributed.tensor")  # RankThreads locks its sharding only if it is imported
+        # RankThreads locks its sharding only if it is imported.
+        importlib.import_module("torch.distributed.tensor")
         self._spawn_threads()
 
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from torch_testing_ext import _torch
 
-ShardOrder = tuple[Any, ...]  # each entry: a tensor dimension, and the mesh dimensions that shard it, in order
+# Each entry: a tensor dimension, and the mesh dimensions that shard it, in order.
+ShardOrder = tuple[Any, ...]
 
 
 def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardOrder]:

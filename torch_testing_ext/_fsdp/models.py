@@ -112,7 +112,8 @@ class TransformerWithSharedParams(FSDPTestModel):
             self.eval()
 
     def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        torch.manual_seed(1 + self.rank)  # the same dropout each time
+        # The same dropout each time.
+        torch.manual_seed(1 + self.rank)
         source = torch.arange(12, device=device).view(6, self.bs)
         target = torch.arange(4 * self.bs, device=device).view(4, self.bs)
         return source, target

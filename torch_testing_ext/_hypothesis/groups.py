@@ -55,29 +55,33 @@ class Groups:
     def create(self) -> None:
         """Create the default group. The previous one, if any, has been destroyed."""
         self._generation += 1
-        # Torch exports FileStore without listing it, which only strict mypy reports.
+        # torch exports FileStore without listing it, which only strict mypy reports.
         store = dist.FileStore(  # type: ignore[attr-defined, unused-ignore]
             f"{self._store_path}.{self._generation}", self.world_size
         )
         store.set_timeout(_CREATION_TIMEOUT)
         dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=self.world_size)
         store.set_timeout(_STORE_TIMEOUT)
-        self._connections.release()  # all ranks came to the new group, so all of them have destroyed their old one
+        # All ranks came to the new group, so all of them have destroyed their old one.
+        self._connections.release()
 
     def destroy(self) -> None:
         """Destroy all groups, whatever state they are in."""
         _cache.clear()
         if self._generation == 0:
             if dist.is_initialized():
-                dist.destroy_process_group()  # the test's own group: no rank waits in it
+                # The test's own group: no rank waits in it.
+                dist.destroy_process_group()
             return
-        self._connections.cut(include_busy=True)  # so that gloo has no peer to wait for while it is destroyed
+        # So that gloo has no peer to wait for while it is destroyed.
+        self._connections.cut(include_busy=True)
         _torch.dtensor.forget_meshes()
         if dist.is_initialized():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 dist.destroy_process_group()
-        _torch.flight_recorder.forget_groups()  # ranks left the last example at different collectives
+        # Ranks left the last example at different collectives.
+        _torch.flight_recorder.forget_groups()
 
 
 # -- the connections
@@ -102,7 +106,8 @@ class Connections:
         for inode, connection in _open_connections():
             if inode in self._excluded or inode in self._held or (_has_unread(connection) and not include_busy):
                 continue
-            if flight_recorder.group_in_creation() is not None:  # it has just begun, and the connection may be its own
+            # It has just begun, and the connection may be its own.
+            if flight_recorder.group_in_creation() is not None:
                 return
             self._held[inode] = connection.dup()
             with suppress(OSError):

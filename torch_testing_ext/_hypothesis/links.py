@@ -168,7 +168,8 @@ def connect_ranks(file_name: str, rank: int, world_size: int) -> dict[int, Link]
 def _accept(address: str, world_size: int) -> dict[int, Link]:
     """Return the links to all other ranks. None of them sends more than its first message before rank 0 does."""
     with suppress(FileNotFoundError):
-        os.unlink(address)  # left by an earlier property of the same test
+        # Left by an earlier property of the same test.
+        os.unlink(address)
     found: dict[int, Link] = {}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -181,7 +182,8 @@ def _accept(address: str, world_size: int) -> dict[int, Link]:
             assert isinstance(opened[0], LinkOpened)
             found[opened[0].rank] = Link(main, Channel.on(opened[0].fds[0], WatchdogMessage))
     os.unlink(address)
-    return dict(sorted(found.items()))  # outcomes are received in this order, and told apart by it
+    # Outcomes are received in this order, and told apart by it.
+    return dict(sorted(found.items()))
 
 
 def _connect(address: str, rank: int) -> Link:
@@ -202,6 +204,7 @@ def _connected(address: str) -> socket.socket:
             sock.close()
             if error.errno not in (errno.ENOENT, errno.ECONNREFUSED) or time.monotonic() > until:
                 raise
-            time.sleep(0.001)  # rank 0 does not listen yet
+            # Rank 0 does not listen yet.
+            time.sleep(0.001)
         else:
             return sock

@@ -20,7 +20,8 @@ class ExampleKind(enum.Enum):
     REJECTED = "rejected the example"
     SKIPPED = "skipped"
     FAILED = "failed"
-    INTERRUPTED = "was waiting for another rank"  # until the watchdog interrupted the wait
+    # Until the watchdog interrupted the wait.
+    INTERRUPTED = "was waiting for another rank"
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,13 @@ class JudgedExample:
 class PropertyResult:
     """The end of the whole property, as rank 0 reports it to the others."""
 
-    culprits: tuple[int, ...] = ()  # the ranks that failed in the smallest example; the first one reports it
+    # The ranks that failed in the smallest example; the first one reports it.
+    culprits: tuple[int, ...] = ()
     report: str = ""
-    skips: Mapping[int, str] = field(default_factory=dict)  # the reason of each rank that skipped
-    lost: bool = False  # a rank has died or is stuck, and the report says which
+    # The reason of each rank that skipped.
+    skips: Mapping[int, str] = field(default_factory=dict)
+    # A rank has died or is stuck, and the report says which.
+    lost: bool = False
 
 
 def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:
@@ -128,7 +132,8 @@ def line_of(outcome: ExampleOutcome) -> str:
     ending: str = outcome.kind.value
     first = _first_line(outcome.summary)
     if outcome.kind is ExampleKind.INTERRUPTED or not first:
-        return ending  # the error by which an interrupted wait ended says nothing
+        # The error by which an interrupted wait ended says nothing.
+        return ending
     return f"{ending}: {first}"
 
 

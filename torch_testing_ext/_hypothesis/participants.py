@@ -82,9 +82,12 @@ class Participant:
         self.groups = groups
         self.watchdog = watchdog
         self.number = 0
-        self.notes: list[str] = []  # of the current example, by `note`
-        self.scores: dict[str, float] = {}  # the same, by `target`
-        self.describe_current: Callable[[], str] = str  # the current example, as a call of the test; "" between two
+        # Of the current example, by `note`.
+        self.notes: list[str] = []
+        # The same, by `target`.
+        self.scores: dict[str, float] = {}
+        # The current example, as a call of the test; "" between two.
+        self.describe_current: Callable[[], str] = str
 
     def perform(self, body: Body, drawn: Mapping[str, Any]) -> ExampleOutcome:
         """Run the body on this rank's share of the drawn values."""
@@ -93,7 +96,8 @@ class Participant:
         self.watchdog.enter(self.number, self.describe_current)
         try:
             ran(body(**{name: example_values.for_rank(value, self.rank) for name, value in drawn.items()}))
-        except BaseException as error:  # torch's CheckpointException is no Exception
+        except BaseException as error:
+            # Torch's CheckpointException is no Exception.
             interrupted = self.watchdog.leave()
             if isinstance(error, _NOT_OF_THE_EXAMPLE):
                 raise
@@ -109,12 +113,16 @@ class Leader(Participant):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self.needs_new_groups = True  # before the next example
+        # Before the next example.
+        self.needs_new_groups = True
         self.last: JudgedExample | None = None
         self.last_failed: JudgedExample | None = None
-        self.failed_example = ""  # the example of `last_failed`, as a call of the test
-        self.arguments: dict[str, Any] = {}  # those of the latest example, before each rank takes its share
-        self.ended: dict[int, ExampleOutcome] = {}  # the ranks whose outcome of the current example is known
+        # The example of `last_failed`, as a call of the test.
+        self.failed_example = ""
+        # Those of the latest example, before each rank takes its share.
+        self.arguments: dict[str, Any] = {}
+        # The ranks whose outcome of the current example is known.
+        self.ended: dict[int, ExampleOutcome] = {}
         self.count = self.passed = 0
 
     def run_example(self, body: Body, drawn: dict[str, Any]) -> None:
@@ -175,7 +183,8 @@ class Leader(Participant):
         self.groups.destroy()
         self._send(RecreateGroups())
         self.groups.create()
-        self._receive_from_all()  # otherwise this rank could end before the others have connected to it
+        # Otherwise this rank could end before the others have connected to it.
+        self._receive_from_all()
         self.needs_new_groups = False
 
     def _draw_for_all(self, data: Any, strategy: Any, label: Any) -> Any:
@@ -186,7 +195,8 @@ class Leader(Participant):
     def _send(self, message: MainMessage) -> None:
         for rank, link in self.links.items():
             link.send(message)
-            if link.is_lost:  # at once: to wait for it in a collective takes long
+            # At once: to wait for it in a collective takes long.
+            if link.is_lost:
                 self._raise_lost(rank)
 
     def _receive_from_all(self) -> None:
@@ -252,7 +262,8 @@ class Follower(Participant):
                     self.links[0].send(GroupsRecreated())
                 case PropertyEnds(result):
                     if result.culprits and result.culprits[0] == 0:
-                        self.links[0].wait_until_gone()  # rank 0 reports first
+                        # Rank 0 reports first.
+                        self.links[0].wait_until_gone()
                     return result
 
     def _run_example(self, body: Body, example: RunExample) -> None:

@@ -23,7 +23,8 @@ from .watchdog import Watchdog
 __unittest = True
 
 _LONGEST_TITLE = 300
-_LONGEST_BEFORE_CAUSE = 200  # of an example: a longer one, or one of several lines, comes after what happened
+# Of an example: a longer one, or one of several lines, comes after what happened.
+_LONGEST_BEFORE_CAUSE = 200
 # The parent must see the death of a rank before it sees the errors of the survivors, so that the verdict blames the
 # dead rank.
 _SURVIVOR_DELAY = 0.1
@@ -66,7 +67,8 @@ def _participant(test: Any, deadline: float | None) -> Iterator[Participant]:
     rank, world_size = test.rank, int(test.world_size)
     links = connect_ranks(test.file_name, rank, world_size)
     connections = Connections()
-    number = test.__dict__["_properties_run"] = test.__dict__.get("_properties_run", 0) + 1  # each has store files
+    # Each has store files.
+    number = test.__dict__["_properties_run"] = test.__dict__.get("_properties_run", 0) + 1
     groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{number}", connections)
     peers = {other: link.watchdog for other, link in links.items()}
     watchdog = Watchdog(peers, rank == 0, connections, deadline)
@@ -75,7 +77,8 @@ def _participant(test: Any, deadline: float | None) -> Iterator[Participant]:
     try:
         yield participant
     except BaseException:
-        _open_until_exit.append(links)  # other ranks wait for the exit of this process before they exit
+        # Other ranks wait for the exit of this process before they exit.
+        _open_until_exit.append(links)
         raise
     else:
         for link in links.values():
@@ -102,10 +105,12 @@ def _lead(leader: Leader, body: Body, prop: Callable[..., None], examples: Seque
     try:
         with hypothesis_internals.capture_reports(lines), hypothesis_internals.examples_of_the_seed():
             prop(*body.args, **body.keywords)
-        if examples is not None and not leader.passed:  # Hypothesis refuses this of examples that it draws
+        # Hypothesis refuses this of examples that it draws.
+        if examples is not None and not leader.passed:
             raise Unsatisfiable(f"the property rejected all {leader.count} examples: it has tested nothing")
         if leader.needs_new_groups:
-            leader.recreate_groups()  # for the rest of the test
+            # For the rest of the test.
+            leader.recreate_groups()
     except PropertyFailure as failure:
         lines += getattr(failure, "__notes__", ())
         result = _failed(leader, failure, lines, seed, replay.phrase_of(leader.arguments, examples))
@@ -139,7 +144,8 @@ def _failed(
     title = f"{example} {what}"
     if "\n" in example or len(example) > _LONGEST_BEFORE_CAUSE:
         title = f"{example.partition('(')[0]} {what}\nin the example: {example}"
-    is_explicit = any("explicit example" in line.partition(":")[0] for line in lines)  # versions begin it differently
+    # Versions begin it differently.
+    is_explicit = any("explicit example" in line.partition(":")[0] for line in lines)
     found = f"the smallest that Hypothesis found, in {leader.count} runs of the test"
     if is_explicit:
         found = "one that every run has" if phrase is None else f"one that every run has: {phrase}"

@@ -52,7 +52,8 @@ def settings_for(chosen: hypothesis.settings, examples: Sequence[Example] | None
     if os.environ.get(_VARIABLE) != _SEARCH:
         return chosen if examples is None else hypothesis.settings(chosen, phases=[Phase.explicit])
     phases = {*chosen.phases, Phase.generate, Phase.shrink}
-    if examples is not None:  # a replayed example that fails would end the search, and cannot shrink
+    # A replayed example that fails would end the search, and cannot shrink.
+    if examples is not None:
         phases -= {Phase.explicit}
     return hypothesis.settings(chosen, max_examples=_FACTOR * chosen.max_examples, derandomize=False, phases=phases)
 
@@ -60,7 +61,8 @@ def settings_for(chosen: hypothesis.settings, examples: Sequence[Example] | None
 def choose_search() -> None:
     """Let Hypothesis know the profile, and choose it for this process and for those that it starts."""
     try:
-        hypothesis.settings.get_profile(_SEARCH)  # the project's own
+        # The project's own.
+        hypothesis.settings.get_profile(_SEARCH)
     except hypothesis.errors.InvalidArgument:
         hypothesis.settings.register_profile(_SEARCH, hypothesis.settings())
     os.environ[_VARIABLE] = _SEARCH

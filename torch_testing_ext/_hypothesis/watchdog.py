@@ -48,15 +48,19 @@ class Watchdog:
         self._deadline = deadline
         self._connections = connections
         self._lock = threading.Lock()
-        self._inside: int | None = None  # the example that the main thread is in
+        # The example that the main thread is in.
+        self._inside: int | None = None
         self._began = 0.0
         self._reported_slow = False
         self._describe: Callable[[], str] = str
-        self._left: int | None = None  # the example that some rank left early
+        # The example that some rank left early.
+        self._left: int | None = None
         self._left_at = 0.0
         self._interrupted_at = 0.0
-        self.interrupted = -1  # the last example that was interrupted
-        self.current = -1  # the last example that began
+        # The last example that was interrupted.
+        self.interrupted = -1
+        # The last example that began.
+        self.current = -1
         self._finished = True
         self._own, received = (Channel[WatchdogMessage](sock, WatchdogMessage) for sock in socket_pair())
         self._closing = False
@@ -79,7 +83,8 @@ class Watchdog:
         with self._lock:
             self._inside, self._describe = example, describe
             if self.interrupted == example:
-                self._connections.cut(include_busy=True)  # the example was interrupted before this rank entered it
+                # The example was interrupted before this rank entered it.
+                self._connections.cut(include_busy=True)
 
     def leave(self) -> bool:
         """Stop watching the main thread, and return whether the example was interrupted."""
@@ -101,7 +106,8 @@ class Watchdog:
         if self._is_leader:
             self._own.send(ExampleLeft(example))
             return
-        with suppress(OSError):  # rank 0 is gone, and its end has interrupted all ranks already
+        # Rank 0 is gone, and its end has interrupted all ranks already.
+        with suppress(OSError):
             self._peers[0].send(ExampleLeft(example))
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ from torch_testing_ext._machine import accelerators
 from .contexts import within
 
 Function = Callable[..., Any]
-_backends: Any = torch.backends  # untyped in torch
+# Untyped in torch.
+_backends: Any = torch.backends
 
 
 # -- the precision of float32

@@ -49,7 +49,8 @@ def _sparse_input(number: int, total: int, sparse_dims: int, dense_dims: int) ->
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-c10d: Any = dist  # its type stubs lack what comes from C++
+# Its type stubs lack what comes from C++.
+c10d: Any = dist
 
 
 def with_nccl_blocking_wait(func: F) -> F:

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.profiler import profile, record_function, supported_activities
 
-MARK = "spmd|"  # begins the name of an event that has a number of bytes and a title
+# Begins the name of an event that has a number of bytes and a title.
+MARK = "spmd|"
 _ON_HOST, _ON_DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "broadcast")
 
