@@ -47,7 +47,8 @@ def add_examples(prop: Callable[..., Any], examples: Sequence[Mapping[str, Any]]
     """Add examples to those that @example gave a property. They run in their order, and in this run only."""
     # The last one runs first.
     for arguments in reversed(examples):
-        hypothesis.example(**arguments)(prop)
+        add = hypothesis.example(**arguments)
+        add(prop)
 
 
 def choose_seed(prop: Callable[..., Any]) -> int | None:
@@ -55,11 +56,11 @@ def choose_seed(prop: Callable[..., Any]) -> int | None:
 
     `hypothesis.seed` would also switch off the database of earlier failures.
     """
-    given = getattr(prop, _SEED, None)
-    if given is None and not settings_of(prop).derandomize:
-        given = int.from_bytes(os.urandom(4), "big")
-        setattr(prop, _SEED, given)
-    return given
+    seed = getattr(prop, _SEED, None)
+    if seed is None and not settings_of(prop).derandomize:
+        seed = int.from_bytes(os.urandom(4), "big")
+        setattr(prop, _SEED, seed)
+    return seed
 
 
 @contextmanager

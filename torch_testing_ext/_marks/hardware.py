@@ -92,7 +92,7 @@ def requires_cuda_p2p_access() -> Decorator:
 
 def skipIfWindowsXPU(func: Any = None, *, msg: str = "test doesn't currently work on the Windows stack") -> Any:
     def is_affected() -> bool:
-        return flag("IS_WINDOWS") and flag("TEST_XPU")
+        return bool(flag("IS_WINDOWS") and flag("TEST_XPU"))
 
     on_windows = lazy_skip_if(is_affected, f"skipIfWindowsXPU: {msg}")
     return bare_or_called(func, on_windows)
@@ -213,7 +213,8 @@ def _cycles_per_ms_of_cpu(device: str) -> float:
 
 def _cycles_per_ms_of_device(device: str) -> float:
     module = torch.get_device_module(device)
-    start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    start = module.Event(enable_timing=True)
+    end = module.Event(enable_timing=True)
     start.record()
     device_sleep(device, CYCLES)
     end.record()

@@ -77,7 +77,12 @@ class subtest:
 
     __slots__ = ["arg_values", "decorators", "name"]
 
-    def __init__(self, arg_values: Any, name: str | None = None, decorators: Iterable[Decorator] | None = None) -> None:
+    def __init__(
+        self,
+        arg_values: Any,
+        name: str | None = None,
+        decorators: Iterable[Decorator] | None = None,
+    ) -> None:
         self.arg_values = arg_values
         self.name = name
         self.decorators = list(decorators or ())
@@ -89,7 +94,12 @@ class parametrize(_TestParametrizer):
     Cases are named after parameter and value (`test_x_size_3`), by `name_fn(*values)`, or by the name of a `subtest`.
     """
 
-    def __init__(self, arg_str: str, arg_values: Iterable[Any], name_fn: Callable[..., str] | None = None) -> None:
+    def __init__(
+        self,
+        arg_str: str,
+        arg_values: Iterable[Any],
+        name_fn: Callable[..., str] | None = None,
+    ) -> None:
         self.arg_names = [name.strip() for name in arg_str.split(",") if name != ""]
         self.arg_values = arg_values
         self.name_fn = name_fn
