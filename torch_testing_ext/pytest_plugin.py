@@ -249,6 +249,7 @@ class _Collecting:
     """The time in which conftest files and tests are imported: the variables that are set then, and reads of others."""
 
     def __init__(self, config: Any):
+        """Set the variables of the configuration, and note the reads of others."""
         words = [str(word) for word in config.getini(_COLLECT_ENV)]
         values = dict(word.split("=", 1) for word in words if "=" in word)
         if values:

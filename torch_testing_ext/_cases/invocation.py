@@ -26,20 +26,25 @@ verdict_note: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Ver
 
 def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "") -> launch.Case:
     """The case of a test of this name. Unless a runner keeps its account, and shows it by a command, a file has it."""
-    kept_as = "" if show_command else f"{os.path.relpath(file)}::{name}" if file else name
-    return launch.Case(name, rerun_command, file, "", show_command or user_commands.to_show(name), kept_as)
+    if show_command:
+        return launch.Case(name, rerun_command, file, "", show_command, "")
+    kept_as = f"{os.path.relpath(file)}::{name}" if file else name
+    return launch.Case(name, rerun_command, file, "", user_commands.to_show(name), kept_as)
 
 
 def case_of_test(test: unittest.TestCase, result: Any) -> launch.Case:
     cls = type(test)
-    show = getattr(result, "show_command_of", lambda test: "")(test)
-    return case_of(f"{cls.__qualname__}.{test._testMethodName}", source_file(cls), command_of(test, result), show)
+    show_command_of = getattr(result, "show_command_of", None)
+    show = "" if show_command_of is None else show_command_of(test)
+    name = f"{cls.__qualname__}.{test._testMethodName}"
+    return case_of(name, source_file(cls), command_of(test, result), show)
 
 
 def command_of(test: unittest.TestCase, result: Any) -> str:
     """Return the command that runs just this test again. The `result` object of another runner knows its own."""
-    if (known := getattr(result, "command_of", None)) is not None:
-        return str(known(test))
+    command_of_result = getattr(result, "command_of", None)
+    if command_of_result is not None:
+        return str(command_of_result(test))
     cls = type(test)
     file = source_file(cls) or "?"
     with suppress(ValueError):
@@ -51,7 +56,8 @@ def command_of(test: unittest.TestCase, result: Any) -> str:
         return user_commands.command("-m", "pytest", *pytest_arguments, node)
     if cls.__module__ == "__main__":
         # Of `python -m`.
-        module = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        module = getattr(spec, "name", None)
         main = ["-m", module] if module else [file]
         return user_commands.command(*python_arguments, *main, name)
     if file == cls.__module__.replace(".", os.sep) + ".py":

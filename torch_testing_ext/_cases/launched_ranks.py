@@ -61,9 +61,11 @@ def _member() -> type[Member]:
 
 
 def wrong_size(world_size: int) -> str:
-    """Why a test does not run in this launch; "" if it does."""
-    here = size()
-    return "" if here == world_size else f"a launcher has started {here} ranks; the test is for {world_size}"
+    """Say why a test does not run in this launch; "" if it does."""
+    started = size()
+    if started == world_size:
+        return ""
+    return f"a launcher has started {started} ranks; the test is for {world_size}"
 
 
 def begin(
@@ -79,7 +81,8 @@ def begin(
     __tracebackhide__ = True
     from torch_testing_ext.launch.hub import WrongRound
 
-    if why := wrong_size(world_size):
+    why = wrong_size(world_size)
+    if why:
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
         sanitize = sanitize or Sanitize()

@@ -129,7 +129,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         else:
             # A world size is made of the devices that are missing.
             with suppress(Exception):
-                self.processes = [UnstartedRank(rank, self._skip.exit_code) for rank in range(int(self.world_size))]
+                ranks = range(int(self.world_size))
+                self.processes = [UnstartedRank(rank, self._skip.exit_code) for rank in ranks]
 
     def _start_processes(self, proc: Any) -> None:
         """Start the ranks. `proc`, a class of processes, is for an override that starts them itself."""
@@ -137,6 +138,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         self._start_ranks(self._checked_world_size(), self._directory)
 
     def _start_ranks(self, world_size: int, directory: Path) -> None:
+        """Start the ranks of the test, which runs in them by `_run`."""
         job = self._job(
             _run_rank,
             world_size,
@@ -152,13 +154,16 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         )
         self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
-        self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
+        self.pid_to_pipe = {}
+        for rank, pid in enumerate(self._launched.pids):
+            self.pid_to_pipe[pid] = PipeFromRank(self._launched, rank)
 
     def _run_in_place(self, together: Round) -> launch.Verdict:
 
         def body(context: launch.RankContext) -> None:
             options = self._options_of_run()
-            self._run(context.rank, self._current_test_name(), self.file_name, _pipe_of(context, type(self)), **options)
+            pipe = _pipe_of(context, type(self))
+            self._run(context.rank, self._current_test_name(), self.file_name, pipe, **options)
 
         verdict = launched_ranks.run(together, body)
         launched_ranks.stop_if_asked(self._result)
@@ -167,6 +172,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         return verdict
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
+        """Wait for the ranks, and raise the exception for their verdict."""
         if self._skip is not None:
             raise Skipped(self._skip)
         began = launch.now()
@@ -199,6 +205,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         raise_verdict(self._verdict, self.id(), self)
 
     def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
+        """Wait for the ranks that this test has started, and judge them."""
         if self._launched is None:
             setup = f"{type(self).__qualname__}.setUp()"
             raise self._error(f"no ranks were started: {setup} must call self._spawn_processes()")
@@ -207,15 +214,19 @@ class MultiProcessTestCase(ProcessRanksTestCase):
             outcome = launch.watch(self._launched, self._timeout(), expected, self._get_timedout_process_traceback)
         verdict = outcome.verdict(self._case())
         passed_warnings.warn_again(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
-        if (remark := invocation.verdict_note) and (note := remark(outcome.reports, expected, verdict)):
-            verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
+        if invocation.verdict_note is not None:
+            note = invocation.verdict_note(outcome.reports, expected, verdict)
+            if note:
+                verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:
             print_leftovers(self._short_name(), outcome.reports)
         return verdict
 
     def _expected(self, fn: Callable[[], Any]) -> launch.Expected:
         return launch.Expected(
-            fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn), self._collectives_may_differ()
+            fn in self.skip_return_code_checks,
+            self.special_return_code_checks.get(fn),
+            self._collectives_may_differ(),
         )
 
     def _options_of_run(self) -> dict[str, Any]:

@@ -72,12 +72,12 @@ def _verdict_on(
     from torch_testing_ext.launch.judging import judge
 
     no_timeouts = settings.read().debug_rank is not None
-    reports, timed_out = threads.join(None if no_timeouts else timeout, _told)
+    reports, timed_out = threads.join(None if no_timeouts else timeout, _queued_exceptions)
     case = replace(case, note=threads.note)
     return judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
 
 
-def _told() -> Iterator[tuple[int, ExcInfo]]:
+def _queued_exceptions() -> Iterator[tuple[int, ExcInfo]]:
     """Take the exceptions that overrides of run_test_with_threaded_pg have put into the queue, as PyTorch's does."""
     with suppress(queue.Empty):
         while True:
@@ -173,7 +173,7 @@ class MultiThreadedTestCase(RankedTestCase):
 
         size, name = self._checked_world_size(), self._current_test_name
         sanitize = sanitize_threads(kinds_of_test(self))
-        for _ in _told():
+        for _ in _queued_exceptions():
             # Of threads that have outlived their test.
             pass
         self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, sanitize)
@@ -203,14 +203,17 @@ class MultiThreadedTestCase(RankedTestCase):
         if isinstance(failed_ranks, FailedRanks) and failed_ranks.is_complete:
             raise_verdict(failed_ranks.verdict, failed_ranks.test.id(), failed_ranks.test)
             return
-        errors = [error for _, (_, error, _) in failed_ranks if not isinstance(error, unittest.SkipTest)]
-        texts = [
-            f"rank {rank}:\n{launch.format_error(error)}" for rank, (_, error, _) in failed_ranks if error in errors
-        ]
+        skips = []
+        texts = []
+        for rank, (_, error, _) in failed_ranks:
+            if isinstance(error, unittest.SkipTest):
+                skips.append(str(error))
+            else:
+                texts.append(f"rank {rank}:\n{launch.format_error(error)}")
         if texts:
             raise RankFailure("\n".join(texts))
-        if failed_ranks:
-            raise unittest.SkipTest(str(failed_ranks[0][1][1]))
+        if skips:
+            raise unittest.SkipTest(skips[0])
 
     # -- a rank
 

@@ -97,7 +97,7 @@ class ProcessRanksTestCase(RankedTestCase):
 
 def _skips_without_set_up(test: RankedTestCase) -> bool:
     method = getattr(test, test._testMethodName, None)
-    if any(getattr(one, "__unittest_skip__", False) for one in (type(test), method)):
+    if any(getattr(target, "__unittest_skip__", False) for target in (type(test), method)):
         return True
     try:
         return test._known_skip() is not None

@@ -89,8 +89,8 @@ def _imported_since(count: int) -> tuple[str, ...]:
     Modules that code has made, such as inductor's kernels, have no spec, and nothing could import them.
     """
     # From the end: reading all names would copy the memory pages that hold them.
-    latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
-    new = tuple(
-        name for name in reversed(latest) if name.startswith("torch.") and getattr(sys.modules[name], "__spec__", None)
-    )
-    return new if len(new) >= _WORTH_A_HINT else ()
+    added = max(0, len(sys.modules) - count)
+    latest = itertools.islice(reversed(sys.modules), added)
+    of_torch = [name for name in latest if name.startswith("torch.")]
+    new = [name for name in of_torch if getattr(sys.modules[name], "__spec__", None)]
+    return tuple(reversed(new)) if len(new) >= _WORTH_A_HINT else ()

@@ -117,8 +117,11 @@ class RankedTestCase(TestCase):
     @classmethod
     def _overrides(cls, *names: str) -> bool:
         """Does the class have one of these from outside this package?"""
-        found = (inspect.getattr_static(cls, name, None) for name in names)
-        return any(one is not None and not is_ours(getattr(one, "__func__", one)) for one in found)
+        for name in names:
+            member = inspect.getattr_static(cls, name, None)
+            if member is not None and not is_ours(getattr(member, "__func__", member)):
+                return True
+        return False
 
     def _error(self, message: str) -> RankError:
         return rank_error(launch.Verdict(launch.Outcome.ERROR, message), self)
@@ -166,8 +169,13 @@ class RankedTestCase(TestCase):
 
 
 def _describe_subtest(msg: Any, params: dict[str, Any]) -> str:
-    named = ", ".join(f"{name}={value!r}" for name, value in params.items())
-    return " ".join(part for part in (f"[{msg}]" if msg is not None else "", f"({named})" if named else "") if part)
+    parts = []
+    if msg is not None:
+        parts.append(f"[{msg}]")
+    if params:
+        values = ", ".join(f"{name}={value!r}" for name, value in params.items())
+        parts.append(f"({values})")
+    return " ".join(parts)
 
 
 @contextmanager

@@ -71,6 +71,7 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace, argv: list[str]) -> int:
+    """Do what the options ask for; return the exit code."""
     if options.discover_tests:
         print("\n".join(_selected(argv)))
         return 0
@@ -103,6 +104,7 @@ _NOT_NEEDED = {
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Make the parser of our options, and of those of PyTorch's that have no effect here."""
     parser = argparse.ArgumentParser(prog="python test_file.py", add_help=False, allow_abbrev=False)
     parser.usage = "%(prog)s [these options] [unittest's options, below] [TestClass[.test_method] ...]"
     add = parser.add_argument
@@ -216,6 +218,8 @@ class _Runner(unittest.TextTestRunner):
         super().__init__(**{"stream": _own_stderr(), **options})
 
     def run(self, test: Any) -> Any:
+        """Run a suite, and report the tests that were left out as errors."""
+
         def run_until_interrupted(result: Any) -> None:
             _unittest_suite: Any = unittest.suite
             try:
@@ -227,9 +231,9 @@ class _Runner(unittest.TextTestRunner):
             except SystemExit:
                 # In a suite that load_tests made: ours does not let it through.
                 result.addError(_unittest_suite._ErrorHolder("the tests that follow were not run"), sys.exc_info())
-            for one in self.left_out:
-                error = _explain_left_out(one)
-                result.addError(_unittest_suite._ErrorHolder(_name_of(one)), (LeftOut, error, None))
+            for left_out in self.left_out:
+                error = _explain_left_out(left_out)
+                result.addError(_unittest_suite._ErrorHolder(_name_of(left_out)), (LeftOut, error, None))
 
         self.guard.code = None
         result = super().run(run_until_interrupted)  # type: ignore[arg-type]
@@ -249,7 +253,12 @@ def _own_stderr() -> Any:
 
 def _selected(argv: list[str]) -> list[str]:
     """Return the names of the tests that unittest would run for this command line."""
-    lister: Any = SimpleNamespace(run=lambda suite: [test.id().split(".", 1)[1] for test in _flatten(suite)])
+
+    def names_of(suite: Any) -> list[str]:
+        ids = [test.id() for test in _flatten(suite)]
+        return [name.partition(".")[2] for name in ids]
+
+    lister: Any = SimpleNamespace(run=names_of)
     listed: Any = _Program("__main__", argv=argv, testRunner=lister, testLoader=unittest.TestLoader(), exit=False)
     names: list[str] = listed.result
     return names
@@ -264,15 +273,13 @@ def _flatten(suite: Any) -> Iterator[unittest.TestCase]:
 
 
 def _run_each_alone(argv: list[str], seed: int | None) -> int:
+    """Run each test in an interpreter of its own; return the exit code."""
     names = _selected(argv)
     if not names and not _Runner.left_out:
         return _nothing_tested()
-    command = [
-        sys.executable,
-        *invocation.python_arguments,
-        argv[0],
-        *(word for word in argv[1:] if word in _RUN_OPTIONS),
-    ]
+    file, *words = argv
+    options = [word for word in words if word in _RUN_OPTIONS]
+    command = [sys.executable, *invocation.python_arguments, file, *options]
     if seed is not None:
         command.append(f"--seed={seed}")
     failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]
@@ -309,6 +316,8 @@ class ExitGuard:
             setattr(os, name, self._instead_of(name, original))
 
     def _instead_of(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the stand-in for a function of `os` that ends or replaces the process."""
+
         def guarded(*arguments: Any, **options: Any) -> Any:
             if os.getpid() != self._pid:
                 return original(*arguments, **options)
@@ -316,8 +325,11 @@ class ExitGuard:
                 self._explain(name)
             elif name != "_exit":
                 return original(*arguments, **options)
-            status = arguments[0] if name == "_exit" and arguments else options.get("status", 0)
-            self._exit(status or (EXIT_FAILED if self.code is None else self.code))
+            status = options.get("status", 0)
+            if name == "_exit" and arguments:
+                status = arguments[0]
+            code = EXIT_FAILED if self.code is None else self.code
+            self._exit(status or code)
 
         return guarded
 
@@ -330,7 +342,8 @@ class ExitGuard:
 
     def _explain(self, name: str) -> None:
         where = f" in {self.running}" if self.running else ""
-        frames = [one for one in traceback.walk_stack(sys._getframe()) if not _is_ours(one[0])]
+        stack_of_caller = traceback.walk_stack(sys._getframe())
+        frames = [(frame, line) for frame, line in stack_of_caller if not _is_ours(frame)]
         stack = "".join(reversed(traceback.StackSummary.extract(frames).format()))
         text = f"\nos.{name}() ended the tests before they were over{where}. It was called here:\n{stack}\n"
         with suppress(OSError):

@@ -72,9 +72,9 @@ class ShardedTensorTestBase(MultiProcessTestCase):
         """Compare local shards, metadata, and specifications."""
         ours, theirs = st1.local_shards(), st2.local_shards()
         self.assertEqual(len(ours), len(theirs))
-        for one, other in zip(ours, theirs, strict=True):
-            self.assertEqual(one.tensor, other.tensor)
-            self.assertEqual(one.metadata, other.metadata)
+        for shard, other in zip(ours, theirs, strict=True):
+            self.assertEqual(shard.tensor, other.tensor)
+            self.assertEqual(shard.metadata, other.metadata)
         self.assertEqual(st1.metadata(), st2.metadata())
         self.assertEqual(st1.sharding_spec(), st2.sharding_spec())
         self.assertEqual(len(st1.remote_shards()), len(st2.remote_shards()))

@@ -80,7 +80,12 @@ def _start(
 
 def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = None) -> None:
     """The body of a rank."""
-    function, args, backend = context.inherited if call is None else (call[0].resolve(), *pickle.loads(call[1]))
+    if call is None:
+        function, args, backend = context.inherited
+    else:
+        named, sent = call
+        function = named.resolve()
+        args, backend = pickle.loads(sent)
 
     def body() -> None:
         with passed_warnings.recorded(context.account):

@@ -53,6 +53,8 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
         return with_comms()(eager_init)
 
     def decorate(func: Callable[..., Any]) -> Callable[..., None]:
+        """Run a test between `init_pg` and `destroy_pg`."""
+
         @functools.wraps(func)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
             if not hasattr(self, "init_pg"):

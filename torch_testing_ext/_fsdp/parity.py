@@ -216,6 +216,7 @@ class FSDPTestMixin:
         options: dict[str, Any],
         init_kwargs: dict[str, Any],
     ) -> FSDP:
+        """Create the model, wrapped as a whole. Raises ValueError if it cannot be created."""
         try:
             model = model_class.init(
                 self.process_group, fsdp_init_mode, device_init_mode, options, deterministic=True, **init_kwargs

@@ -120,6 +120,7 @@ def _entries(mask: str) -> list[str]:
 
 
 def _problem(entries: Sequence[str], count: int, known: Known | None) -> str | None:
+    """Say what is wrong with the entries of a mask; None if nothing is."""
     if known is not None:
         for entry in entries:
             if not known(entry):

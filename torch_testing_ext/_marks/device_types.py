@@ -182,6 +182,7 @@ class deviceCountAtLeast:
         self.num_required_devices = num_required_devices
 
     def __call__(self, fn: Any) -> Any:
+        """Decorate a test."""
         if hasattr(fn, "num_required_devices"):
             raise AssertionError(f"deviceCountAtLeast redefinition for {fn.__name__}")
         fn.num_required_devices = self.num_required_devices
@@ -223,6 +224,7 @@ def _device_of(test: Any) -> str:
 
 
 def _has_sufficient_memory(device: str, size: int) -> bool:
+    """Has a device as many bytes free? Skips the test where that is not known."""
     place = torch.device(device)
     if place.type in ("cuda", "xpu"):
         return _has_device_memory(place, size)
@@ -240,6 +242,7 @@ def _has_sufficient_memory(device: str, size: int) -> bool:
 
 
 def _has_device_memory(place: torch.device, size: int) -> bool:
+    """Has an accelerator as many bytes free, of those that this process may use?"""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return False

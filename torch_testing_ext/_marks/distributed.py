@@ -133,6 +133,7 @@ skip_if_odd_worldsize = requires(_unless_mpi(lambda size: size % 2 == 1, "odd_wo
 
 
 def _requires_backend(name: str) -> Callable[[Any], Any]:
+    """Skip a test or a class where torch was built without a backend."""
     is_available = getattr(c10d, f"is_{name}_available")
     available = bool(is_available())
     skip = unittest.skipUnless(available, f"c10d was not compiled with the {name.upper()} backend")

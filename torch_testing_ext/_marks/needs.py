@@ -234,6 +234,7 @@ def requires_nvlink() -> Callable[[F], F]:
 
 
 def _requires(wanted: DeviceNeeds) -> Callable[[F], F]:
+    """Skip unless all devices that the process sees meet these needs."""
     needed = 2 if wanted.of_several else 1
 
     def unmet() -> TestSkip | None:

@@ -67,6 +67,7 @@ class Channel(Generic[Received]):
         return received
 
     def _receive(self, flags: int) -> list[Received]:
+        """Receive data with these flags; return the messages that are complete."""
         try:
             # Not socket.recv_fds: it ignores its flags and would wait.
             data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY_SIZE, flags)

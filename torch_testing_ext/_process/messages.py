@@ -154,6 +154,7 @@ def _of_tuple(arguments: tuple[Any, ...]) -> _Convert:
 
 
 def _of_dataclass(kind: type) -> _Convert:
+    """Make the decoder of a dataclass, which decodes each field by its annotation."""
     # Found at the first value: a type may contain itself.
     decoders: dict[str, _Convert | None] | None = None
 

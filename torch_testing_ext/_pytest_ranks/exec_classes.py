@@ -33,10 +33,16 @@ def fixtures_in(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Fixtures for pytest, from the classes in the namespace of a module or class, by the classes' names."""
     fixtures = {}
     for name, value in list(namespace.items()):
-        if isinstance(value, type) and issubclass(value, DistributedFixture) and value is not DistributedFixture:
+        if _is_fixture_class(value):
             as_fixture = pytest.fixture(name=name)
             fixtures[name] = as_fixture(_function_of(value))
     return fixtures
+
+
+def _is_fixture_class(value: Any) -> bool:
+    if not isinstance(value, type) or value is DistributedFixture:
+        return False
+    return issubclass(value, DistributedFixture)
 
 
 def add_fixtures_to_plugin(plugin: types.ModuleType) -> None:
@@ -67,8 +73,8 @@ def _function_of(cls: type[DistributedFixture]) -> Callable[..., object]:
         return exec_fixture.run(cls, request, given)
 
     names = dict.fromkeys(["request", *parameters])
-    signature = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
-    fixture.__signature__ = signature  # type: ignore[attr-defined]
+    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    fixture.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     fixture.__doc__ = cls.__doc__
     fixture.__module__ = cls.__module__
     setattr(fixture, RANKS_CLASS, cls)

@@ -43,14 +43,17 @@ __tracebackhide__ = True
 
 def set_up(item: Any, spec: RankSpec) -> None:
     """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
-    if launch.this_launch() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
+    why = launched_ranks.wrong_size(spec.world_size) if launch.this_launch() is not None else ""
+    if why:
         raise pytest_internals.skip_at_test(why)
     are_fake = spec.devices <= len(settings.read().fake_devices)
-    if not are_fake and (skip := needs.devices(spec.devices).unmet()) is not None:
+    skip = None if are_fake else needs.devices(spec.devices).unmet()
+    if skip is not None:
         error = pytest_internals.skip_at_test(skip.message)
         error.want = needs.Skipped(skip).want
         raise error
-    names = tuple(sorted(rank_side(item, None if launch.this_launch() else spec)))
+    left_out = rank_side(item, None if launch.this_launch() else spec)
+    names = tuple(sorted(left_out))
     item.stash[item_in_rank.LEFT_OUT] = names
     # pytest sets up what is not there yet.
     item.funcargs.update(dict.fromkeys(names))
@@ -62,8 +65,9 @@ def run(item: Any, spec: RankSpec) -> None:
         _run_in_place(item, spec)
         return
     chosen = settings.read()
-    chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
-    debugging.leave_to_ranks(item.config)
+    debug_rank = debugging.rank_of(item.config, chosen.debug_rank, spec.world_size)
+    chosen = replace(chosen, debug_rank=debug_rank)
+    debugging.skip_verdicts(item.config)
     # Here, once: each rank would do it by itself.
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
         importlib.import_module(name)

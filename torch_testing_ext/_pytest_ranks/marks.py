@@ -42,6 +42,10 @@ _SCOPES = ("function", "class", "module", "package", "session")
 _SCOPES_OF_RANKS = _SCOPES[:3]
 
 
+# A function that makes a process group.
+_Init = Callable[..., object]
+
+
 class BadMark(Exception):
     """A marked test that cannot run as it is; the message names the remedy."""
 
@@ -59,7 +63,7 @@ class RankSpec:
     # In a new interpreter, instead of forked off pytest's process.
     isolated: bool = False
     # Makes the group, in place of torch's function.
-    init: Callable[..., object] | None = None
+    init: _Init | None = None
     # Within which tests have the same ranks: also "class" and "module".
     scope: str = "function"
 
@@ -74,7 +78,8 @@ class Standalone:
 STANDALONE: pytest.StashKey[Standalone] = pytest.StashKey()
 SPEC: pytest.StashKey[RankSpec] = pytest.StashKey()
 # The marks of ours that were read, and what was wrong with them.
-_READ: pytest.StashKey[tuple[pytest.Mark, ...]] = pytest.StashKey()
+_Marks = tuple[pytest.Mark, ...]
+_READ: pytest.StashKey[_Marks] = pytest.StashKey()
 _FAULT: pytest.StashKey[str] = pytest.StashKey()
 # The command of run_test.py that runs the test alone, if run_test.py runs it.
 COMMAND: pytest.StashKey[str] = pytest.StashKey()
@@ -85,7 +90,7 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
     """The world sizes of a mark, one or several. Raises BadMark."""
     if len(mark.args) != 1:
         raise BadMark(f"the mark needs one argument, a world size or a list of them: {SIGNATURE}")
-    given = mark.args[0]
+    (given,) = mark.args
     sizes = list(given) if isinstance(given, (list, tuple)) else [given]
     if not sizes:
         raise BadMark("the list of world sizes is empty: no test would run. Give at least one number")
@@ -104,7 +109,8 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedE
     """Check the keywords of a mark, and add what the class of the test says. Raises BadMark."""
     unknown = sorted(keywords.keys() - set(_KEYWORDS))
     if unknown:
-        raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {', '.join(_KEYWORDS)}")
+        known = ", ".join(_KEYWORDS)
+        raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {known}")
     environ: dict[str, str | None] = {}
     if of_class is not None:
         environ = _environ_of_class(of_class, size)
@@ -151,12 +157,12 @@ def _checked_timeout(timeout: Any) -> float | None:
     return float(timeout)
 
 
-def _checked_init(init: Any) -> Callable[..., object] | None:
+def _checked_init(init: Any) -> _Init | None:
     if init is None:
         return None
     if not callable(init):
         raise BadMark(f"init is {init!r}; it must be a function that makes the process group")
-    return cast("Callable[..., object]", init)
+    return cast("_Init", init)
 
 
 def _checked_isolation(keywords: Mapping[str, Any]) -> tuple[bool, str]:
@@ -244,7 +250,8 @@ def _check_function(item: pytest.Function) -> None:
             "Hypothesis would draw other examples in each rank. Use a class of common_distributed and `given` of "
             "torch_testing_ext.hypothesis_utils"
         )
-    if item.cls is not None and any(base.__name__ == "RankedTestCase" for base in item.cls.__mro__):
+    bases = [] if item.cls is None else [base.__name__ for base in item.cls.__mro__]
+    if "RankedTestCase" in bases:
         raise BadMark(f"{item.cls.__name__} runs its tests in ranks by itself. Remove the mark, or use a plain class")
 
 
@@ -278,9 +285,13 @@ def _needs_ranks(definitions: tuple[Any, ...], in_ranks: set[str]) -> bool:
 
 def _ours(item: Any) -> set[str]:
     """The fixtures of ranks that a test uses: those of this plugin and those that observe the test."""
+    used = _OF_RANKS.intersection(item.fixturenames)
     definitions = fixture_definitions(item)
-    names = [name for name in (DIST_ENV, RANKS, *OBSERVERS) if name in item.fixturenames]
-    return {name for name in names if name in OBSERVERS or _is_ours(name, definitions.get(name, ()))}
+    ours = set(used.intersection(OBSERVERS))
+    for name in used - ours:
+        if _is_ours(name, definitions.get(name, ())):
+            ours.add(name)
+    return ours
 
 
 def _is_ours(name: str, definitions: tuple[Any, ...]) -> bool:
@@ -360,9 +371,13 @@ def _need_of(name: str, definitions: dict[str, tuple[Any, ...]]) -> str:
 # -- reading
 
 
-def marks_of(item: Any) -> tuple[pytest.Mark, ...]:
+def marks_of(item: Any) -> _Marks:
     """The marks of a test that are ours, and Lightning's."""
-    return tuple(mark for mark in item.iter_markers() if mark.name in _OURS or _STANDALONE in mark.kwargs)
+    marks = []
+    for mark in item.iter_markers():
+        if mark.name in _OURS or _STANDALONE in mark.kwargs:
+            marks.append(mark)
+    return tuple(marks)
 
 
 def read(item: Any) -> str:
@@ -380,7 +395,7 @@ def read(item: Any) -> str:
     return str(item.stash[_FAULT])
 
 
-def _read_into_stash(item: Any, marks: tuple[pytest.Mark, ...]) -> str:
+def _read_into_stash(item: Any, marks: _Marks) -> str:
     """Read both marks, and return what is wrong with the first one that is wrong, or ""."""
     if not isinstance(item, pytest.Function):
         names = [mark.name for mark in marks if mark.name in _OURS]
@@ -410,8 +425,10 @@ def were_read(item: Any) -> bool:
     return _are_same(item.stash.get(_READ, ()), marks_of(item))
 
 
-def _are_same(some: tuple[pytest.Mark, ...] | None, others: tuple[pytest.Mark, ...]) -> bool:
-    return some is not None and list(map(id, some)) == list(map(id, others))
+def _are_same(some: _Marks | None, others: _Marks) -> bool:
+    if some is None or len(some) != len(others):
+        return False
+    return all(mark is other for mark, other in zip(some, others, strict=True))
 
 
 def standalone_of(item: pytest.Function) -> Standalone | None:
@@ -421,7 +438,9 @@ def standalone_of(item: pytest.Function) -> Standalone | None:
     mark = item.get_closest_marker(_STANDALONE)
     if mark is None:
         spec = item.stash.get(SPEC, None)
-        is_isolated = spec is not None and (spec.isolated or item.config.getoption("dist_isolated", False))
+        if spec is None:
+            return None
+        is_isolated = spec.isolated or item.config.getoption("dist_isolated", False)
         return Standalone() if is_isolated else None
     if mark.args or mark.kwargs.keys() - {"timeout"}:
         raise BadMark("it takes nothing but timeout, in seconds")
@@ -503,7 +522,7 @@ def _has_accelerators() -> bool:
     return accelerators.device_count() > 0
 
 
-def _init_of_deepspeed(backend: str | None) -> Callable[..., object] | None:
+def _init_of_deepspeed(backend: str | None) -> _Init | None:
     """Return how DeepSpeed makes a group, which `deepspeed.comm` then knows, too; None if nothing has imported it."""
     deepspeed = sys.modules.get("deepspeed")
     init = getattr(deepspeed, "init_distributed", None)
@@ -512,15 +531,15 @@ def _init_of_deepspeed(backend: str | None) -> Callable[..., object] | None:
 
 # Equal for all tests of a class, which may share their ranks.
 @functools.cache
-def _with(init: Callable[..., object], backend: str | None) -> Callable[..., object]:
+def _with(init: _Init, backend: str | None) -> _Init:
     return functools.partial(init, backend)
 
 
 def _has_size_as_argument(item: Any) -> bool:
     """Is the test a method of a DistributedTest that takes its world size as an argument, and has no mark itself?"""
-    if item.cls is None or not issubclass(item.cls, DistributedTest):
+    if item.cls is None or not issubclass(item.cls, DistributedTest) or NAME not in item.fixturenames:
         return False
-    return NAME in item.fixturenames and not any(mark.name == NAME for mark in item.own_markers)
+    return not any(mark.name == NAME for mark in item.own_markers)
 
 
 def _size_of_argument(item: pytest.Function) -> int:

@@ -18,6 +18,8 @@ from ..participants import Participant
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
+# The ranks of each group.
+Blocks = tuple[tuple[int, ...], ...]
 NAMES = ("x", "y", "z")
 
 
@@ -85,7 +87,8 @@ def _shapes_of(size: int, dims: int) -> list[Shape]:
     shapes: list[Shape] = []
     for first in range(1, size + 1):
         if size % first == 0:
-            shapes += [(first, *rest) for rest in _shapes_of(size // first, dims - 1)]
+            others = _shapes_of(size // first, dims - 1)
+            shapes += [(first, *rest) for rest in others]
     return sorted(shapes, key=lambda shape: shape.count(1))
 
 
@@ -95,7 +98,8 @@ def device_meshes(min_dims: int = 1, max_dims: int = 3, device_type: str = "cpu"
     def make(size: int) -> st.SearchStrategy[MeshPlan]:
         plans = []
         for dims in range(min_dims, max_dims + 1):
-            plans += [MeshPlan(shape, device_type) for shape in _shapes_of(size, dims)]
+            shapes = _shapes_of(size, dims)
+            plans += [MeshPlan(shape, device_type) for shape in shapes]
         return st.sampled_from(plans)
 
     return over_world(make)
@@ -105,7 +109,7 @@ def device_meshes(min_dims: int = 1, max_dims: int = 3, device_type: str = "cpu"
 class Partition:
     """The ranks of the world, divided into disjoint process groups. `mine` is the group of this rank."""
 
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: Blocks
     mine: Any
 
     @property
@@ -114,7 +118,7 @@ class Partition:
         return self.blocks[_own_block(self.blocks)]
 
 
-def _own_block(blocks: tuple[tuple[int, ...], ...]) -> int:
+def _own_block(blocks: Blocks) -> int:
     """The number of the block that this rank is in."""
     rank = dist.get_rank()
     (number,) = [number for number, block in enumerate(blocks) if rank in block]
@@ -125,7 +129,7 @@ def _own_block(blocks: tuple[tuple[int, ...], ...]) -> int:
 class PartitionPlan(Blueprint):
     """A plan of a partition. The test's body gets the Partition."""
 
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: Blocks
 
     def build(self) -> Partition:
         partition: Partition = cached(self, self._create)
@@ -148,7 +152,8 @@ def partitions() -> st.SearchStrategy[PartitionPlan]:
     """Partitions of the world into any number of groups of any sizes. The simplest is one group of all ranks."""
 
     def make(size: int) -> st.SearchStrategy[PartitionPlan]:
-        labels = [st.integers(0, min(rank, 3)) for rank in range(size)]
+        highest = [min(rank, 3) for rank in range(size)]
+        labels = [st.integers(0, label) for label in highest]
         return st.tuples(*labels).map(_to_blocks)
 
     return over_world(make)

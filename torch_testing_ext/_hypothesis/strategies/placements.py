@@ -19,6 +19,8 @@ from .tensors import shapes, tensors
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
 
+    Placements = tuple[Placement, ...]
+
 
 def placements(
     mesh: Any,
@@ -27,20 +29,22 @@ def placements(
     shard: bool = True,
     strided: bool = False,
     partial: tuple[str, ...] = ("sum",),
-) -> st.SearchStrategy[tuple[Placement, ...]]:
+) -> st.SearchStrategy[Placements]:
     """One placement for each dim of the mesh (a plan or a DeviceMesh). `tensor` is the tensor or its number of dims.
 
     `partial`: the reductions that partial placements may have; () for none. `strided`: several dims of the mesh may
     shard the same dim of the tensor in any order; any order other than left to right needs strided shards.
     """
     dims = tensor if isinstance(tensor, int) else tensor.dim()
+    may_reorder = strided and shard and mesh.ndim > 1
     placement = _placements_of_one_dim(dims if shard else 0, partial)
     of_each_dim = [placement] * mesh.ndim
     chosen = st.tuples(*of_each_dim).filter(_can_be_combined)
-    if not (strided and shard and mesh.ndim > 1):
+    if not may_reorder:
         return chosen
-    sizes = [mesh.size(dim) for dim in range(mesh.ndim)]
-    order = st.permutations(range(mesh.ndim))
+    dims_of_mesh = range(mesh.ndim)
+    sizes = [mesh.size(dim) for dim in dims_of_mesh]
+    order = st.permutations(dims_of_mesh)
     return st.builds(in_order, chosen, order, st.just(sizes))
 
 
@@ -66,11 +70,15 @@ def _placements_of_one_dim(dims: int, partial: tuple[str, ...]) -> st.SearchStra
     return st.one_of(st.just(replicate), shards, *of_partials)
 
 
-def in_order(chosen: Sequence[Placement], order: Sequence[int], sizes: Sequence[int]) -> tuple[Placement, ...]:
+def in_order(
+    chosen: Sequence[Placement],
+    order: Sequence[int],
+    sizes: Sequence[int],
+) -> Placements:
     """Return the placements with which mesh dims of these `sizes` shard a tensor in `order`, the outermost first."""
 
     def earlier_to_the_right(mesh_dim: int) -> int:
-        """How many parts the mesh dims to the right that come first make of the same dim of the tensor."""
+        """The number of parts that the mesh dims to the right make of the same dim, as far as they come first."""
         place = order.index(mesh_dim)
         to_the_right = [other for other in order[:place] if other > mesh_dim]
         same = [other for other in to_the_right if chosen[other] == chosen[mesh_dim]]
@@ -85,7 +93,7 @@ def in_order(chosen: Sequence[Placement], order: Sequence[int], sizes: Sequence[
     return tuple(result)
 
 
-def _can_be_combined(chosen: tuple[Placement, ...]) -> bool:
+def _can_be_combined(chosen: Placements) -> bool:
     """Can a tensor have all of these? Partial results of different reductions have no defined order of reduction."""
     partials: list[Any] = [placement for placement in chosen if placement.is_partial()]
     reductions = {placement.reduce_op for placement in partials}
@@ -124,7 +132,14 @@ def distribute(full: torch.Tensor, mesh: Any, chosen: tuple[Any, ...]) -> DTenso
         is_sum = placement.is_partial() and placement.reduce_op == "sum"
         if is_sum and mesh.get_local_rank(dim) != 0:
             local = torch.zeros_like(local)
-    return DTensor.from_local(local, mesh, chosen, run_check=False, shape=full.shape, stride=placed.stride())
+    return DTensor.from_local(
+        local,
+        mesh,
+        chosen,
+        run_check=False,
+        shape=full.shape,
+        stride=placed.stride(),
+    )
 
 
 def dtensors(

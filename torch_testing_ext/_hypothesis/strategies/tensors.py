@@ -16,7 +16,15 @@ Dtypes = st.SearchStrategy[torch.dtype]
 
 # The simplest first: Hypothesis shrinks towards the front.
 SIZES = (1, 2, 3, 0, 4, 5, 6, 7, 8, 11, 13)
-DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bfloat16, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.bfloat16,
+    torch.uint8,
+    torch.bool,
+)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 _LAYOUTS = ("contiguous", "transposed", "strided", "offset")
 # Every whole number below this is exact in bfloat16, and so are its sums over a few ranks.
@@ -71,7 +79,11 @@ def _make(shape: Shape, dtype: torch.dtype, layout: str, start: int) -> torch.Te
     return lay_out(tensor, layout)
 
 
-def whole_numbers(shape: Sequence[int], dtype: torch.dtype = torch.float32, start: int = 0) -> torch.Tensor:
+def whole_numbers(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    start: int = 0,
+) -> torch.Tensor:
     """Return start, start + 1, ... in row-major order, modulo a number up to which sums stay exact."""
     numbers = torch.arange(math.prod(shape)) + start
     values = numbers % _LARGEST
