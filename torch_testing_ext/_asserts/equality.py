@@ -461,7 +461,7 @@ def _values(actual: torch.Tensor, expected: torch.Tensor, difference: str) -> st
 
 def _are_dtensors(actual: Any, expected: Any) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
-    # Then no DTensor exists yet, and importing it here would cost half a second.
+    # No DTensor exists before that module is imported, which takes half a second.
     if module is None:
         return False
     ours = isinstance(actual, module.DTensor)

@@ -38,7 +38,7 @@ def ran(result: object) -> None:
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         name = result.__qualname__
         if inspect.iscoroutine(result):
-            # Or Python warns that it was never awaited.
+            # Python warns of a coroutine that was neither awaited nor closed.
             result.close()
         raise TypeError(f"{name} has run nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()")
 

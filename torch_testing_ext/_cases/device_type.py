@@ -72,7 +72,7 @@ class DeviceTypeTestBase(TestCase):
         try:
             return cls.get_primary_device()
         except Exception:
-            # Of an extension whose setUpClass finds the device.
+            # The setUpClass of an extension may have to find the device first.
             cls.setUpClass()
             return cls.get_primary_device()
 

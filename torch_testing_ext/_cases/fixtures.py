@@ -107,5 +107,5 @@ def _overrides(cls: Any, name: str) -> bool:
 
 
 def _name_of(cls: type) -> str:
-    # As unittest writes it.
+    # unittest writes the name of a class in this way.
     return f"{cls.__module__}.{cls.__qualname__}"

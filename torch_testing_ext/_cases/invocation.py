@@ -50,12 +50,12 @@ def command_of(test: unittest.TestCase, result: Any) -> str:
     with suppress(ValueError):
         file = os.path.relpath(file)
     name = f"{cls.__qualname__}.{test._testMethodName}"
-    # That of pytest.
+    # pytest has another type of result.
     if not isinstance(result, unittest.TestResult):
         node = f"{file}::{cls.__qualname__.replace('.', '::')}::{test._testMethodName}"
         return user_commands.command("-m", "pytest", *pytest_arguments, node)
     if cls.__module__ == "__main__":
-        # Of `python -m`.
+        # Only `python -m` sets the spec of the main module.
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         module = getattr(spec, "name", None)
         main = ["-m", module] if module else [file]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __unittest = True
 
-# Before a test changes the variables.
+# Read the variables before a test changes them.
 this_launch()
 
 

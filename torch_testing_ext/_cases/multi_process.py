@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
-# The same for pytest.
+# Does the same in pytest.
 __tracebackhide__ = True
 
 
@@ -103,7 +103,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         self.rank = self.MAIN_PROCESS_RANK
         self.pid_to_pipe = {}
         self._directory = launch.new_directory(self.id())
-        # Also if setUp fails later, or tearDown does not call super().
+        # The ranks end also if setUp fails later, or if tearDown does not call super().
         self.addCleanup(self._end_ranks)
         store = self._directory / "store"
         store.touch()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Keeps these frames out of tracebacks.
 __unittest = True
-# The same for pytest.
+# Does the same in pytest.
 __tracebackhide__ = True
 
 
@@ -118,7 +118,7 @@ class MultiThreadedTestCase(RankedTestCase):
     MAIN_THREAD_RANK = PARENT
     # An override of run_test_with_threaded_pg may put exceptions here: (rank, sys.exc_info()).
     exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
-    # Of the ranks' process group.
+    # The store of the ranks' process group.
     global_store: Any = None
     # Set by setUp, in the main thread.
     threads: list[Any]
@@ -174,7 +174,7 @@ class MultiThreadedTestCase(RankedTestCase):
         size, name = self._checked_world_size(), self._current_test_name
         sanitize = sanitize_threads(kinds_of_test(self))
         for _ in _queued_exceptions():
-            # Of threads that have outlived their test.
+            # The exceptions are those of threads that have outlived their test.
             pass
         self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, sanitize)
         self._started.test = self
@@ -233,7 +233,7 @@ class MultiThreadedTestCase(RankedTestCase):
                     self.perThreadSetUp()
                     getattr(self, test_name)()
             finally:
-                # Without the group.
+                # It runs without the group.
                 self.addCleanup(self.perThreadTearDown)
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:

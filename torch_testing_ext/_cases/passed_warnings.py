@@ -49,7 +49,7 @@ def _warning(name: str, text: str) -> Warning:
     module, _, cls = name.rpartition(".")
     category = getattr(sys.modules.get(module), cls, None)
     if isinstance(category, type) and issubclass(category, Warning):
-        # Of a class that wants other arguments.
+        # The class may want other arguments.
         with suppress(Exception):
             warning = category(text)
             if str(warning) == text:

@@ -45,12 +45,12 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # So that a fork server that starts later can find the class.
+        # A fork server that starts later finds the class by this.
         launch.Named.of(cls)
 
     def _prepare_ranks(self) -> None:
         """Fork the server for the ranks of this test, unless it will start none."""
-        # Raised again, and then shown, when setUp starts the ranks.
+        # The error is raised again, and then shown, when setUp starts the ranks.
         with suppress(Exception):
             if launch.this_launch() is None and not self._is_rank() and not _skips_without_set_up(self):
                 subject = launch.Named.of(type(self))
@@ -77,7 +77,7 @@ class ProcessRanksTestCase(RankedTestCase):
         try:
             yield
         except KeyboardInterrupt:
-            # That of pytest.
+            # pytest has another type of result.
             if not isinstance(self._result, unittest.TestResult):
                 raise
             self._result.stop()

@@ -40,7 +40,7 @@ class PytestTest:
     item: Any
     # "" for a function; `Outer::Inner`.
     cls: str
-    # With the names of its parameters.
+    # Its name, with those of its parameters.
     method: str
     line: int
     # Names the fixtures that it shares with others.
@@ -114,7 +114,7 @@ class _Finder:
         self._bases: set[type] = set()
         for cls in (*map(type, collected), *cases):
             self._bases.update(cls.__mro__)
-        # By the identity of the functions.
+        # The identities of the functions.
         self._run_by_unittest: set[int] = set()
         for test in collected:
             self._run_by_unittest.update(map(id, _functions_of(test)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_testing_ext import launch
 
-# Seconds, as PyTorch waits for them.
+# In seconds; PyTorch waits as long.
 STACKS_TIMEOUT = 5.0
 
 
@@ -127,7 +127,7 @@ class PipeToParent:
         self.closed = False
 
     def __getattr__(self, name: str) -> Any:
-        # Of a copy that has no attributes yet.
+        # A copy has no attributes yet.
         if name == "account_writer":
             raise AttributeError(name)
         return getattr(self.account_writer, name)

@@ -159,7 +159,7 @@ class _Program(unittest.TestProgram):
     def _left_out(self) -> list[PytestStyleTest]:
         # What the arguments have set.
         known: Any = self
-        # Of which such tests are no part.
+        # Tests for pytest alone are no part of a selection.
         if known.testNames is not None:
             return []
         patterns = known.testNamePatterns or ["*"]
@@ -306,7 +306,7 @@ class ExitGuard:
     def __init__(self) -> None:
         # The test or fixture that is running.
         self.running = ""
-        # Of the process, unless it exits with another; None while tests run.
+        # The exit code of the process, unless it exits with another; None while tests run.
         self.code: int | None = 0
         self._pid = os.getpid()
         self._originals = {name: getattr(os, name) for name in _ENDING}

@@ -37,7 +37,7 @@ from .ranked import checked_world_size
 from .verdicts import RankError, raise_verdict, say, say_once
 
 __unittest = True
-# The same for pytest.
+# Does the same in pytest.
 __tracebackhide__ = True
 
 LAUNCHERS = (None, "torchrun")

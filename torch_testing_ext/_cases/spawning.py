@@ -19,7 +19,7 @@ from .ranked import checked_world_size
 from .verdicts import RankError
 
 __unittest = True
-# The same for pytest.
+# Does the same in pytest.
 __tracebackhide__ = True
 
 
@@ -71,7 +71,7 @@ def _start(
     except (AttributeError, TypeError):
         raise RankError(f"{why}\n\nNew interpreters could run only a function that has a name.") from None
     try:
-        # It may need the function's module.
+        # To pickle them may need the function's module.
         sent = pickle.dumps((args, backend))
         return launch.launch_fresh(make_job(_run, arguments={"call": (named, sent)}))
     except (pickle.PicklingError, TypeError, AttributeError, ImportError) as error:

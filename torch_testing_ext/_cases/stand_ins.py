@@ -22,7 +22,7 @@ from .scripts import run_script
 from .spawning import spawn
 
 __unittest = True
-# The same for pytest.
+# Does the same in pytest.
 __tracebackhide__ = True
 
 

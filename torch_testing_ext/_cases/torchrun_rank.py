@@ -44,7 +44,7 @@ class Recording(importlib.abc.MetaPathFinder):
             loader = spec.loader
 
             def exec_module(module: types.ModuleType) -> None:
-                # That of the class again.
+                # Have the method of the class again.
                 del loader.exec_module
                 loader.exec_module(module)
                 self._begin()
@@ -96,7 +96,7 @@ def main() -> None:
     folder, sanitize, script, *words = sys.argv[1:]
     Recording(folder, sanitize)
     sys.argv = [script, *words]
-    # Of Python 3.11.
+    # The flag is new in Python 3.11.
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     module = types.ModuleType("__main__")

@@ -16,7 +16,7 @@ from torch_testing_ext import _torch
 
 __unittest = True
 
-# Of a call: by position and by keyword.
+# The arguments of a call, by position and by keyword.
 _Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 

@@ -120,7 +120,7 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
-        # Also if it is a property.
+        # This holds for a property, too.
         if cls.world_size != UNSET:
             return super()._get_world_size(device_type)
         if device_type == "cpu":

@@ -111,7 +111,7 @@ class TransformerWithSharedParams(FSDPTestModel):
             self.eval()
 
     def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        # The same dropout each time.
+        # Dropout is the same each time.
         torch.manual_seed(1 + self.rank)
         source = torch.arange(12, device=device).view(6, self.bs)
         target = torch.arange(4 * self.bs, device=device).view(4, self.bs)

@@ -28,7 +28,7 @@ def copy_decorations(source: Callable[..., Any], target: Callable[..., Any]) -> 
     for name, value in vars(source).items():
         if name.startswith(_ATTRIBUTES):
             setattr(target, name, value)
-    # Without those that earlier runs replayed.
+    # The copied list lacks the examples that earlier runs have replayed.
     setattr(target, _EXAMPLES, [*getattr(source, _EXAMPLES, ())])
 
 

@@ -20,7 +20,7 @@ class ExampleKind(enum.Enum):
     REJECTED = "rejected the example"
     SKIPPED = "skipped"
     FAILED = "failed"
-    # Until the watchdog interrupted the wait.
+    # It waited until the watchdog interrupted it.
     INTERRUPTED = "was waiting for another rank"
 
 

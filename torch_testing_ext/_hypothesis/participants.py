@@ -82,9 +82,9 @@ class Participant:
         self.groups = groups
         self.watchdog = watchdog
         self.number = 0
-        # Of the current example, by `note`.
+        # The notes of the current example.
         self.notes: list[str] = []
-        # The same, by `target`.
+        # The scores of the current example, by label.
         self.scores: dict[str, float] = {}
         # The current example, as a call of the test; "" between two.
         self.describe_current: Callable[[], str] = str
@@ -114,7 +114,7 @@ class Leader(Participant):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        # Before the next example.
+        # Replace the groups before the next example.
         self.needs_new_groups = True
         self.last: JudgedExample | None = None
         self.last_failed: JudgedExample | None = None

@@ -23,7 +23,7 @@ from .watchdog import Watchdog
 __unittest = True
 
 _LONGEST_TITLE = 300
-# Of an example: a longer one, or one of several lines, comes after what happened.
+# A longer example, or one of several lines, comes after what happened.
 _LONGEST_BEFORE_CAUSE = 200
 # The parent must see the death of a rank before it sees the errors of the survivors, so that the verdict blames the
 # dead rank.

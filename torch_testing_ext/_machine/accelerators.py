@@ -35,7 +35,7 @@ NO_DEVICE: tuple[str | None, int] = (None, 0)
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
-# It imports torch before it asks.
+# A new interpreter imports torch before it asks.
 _INTERPRETER_TIMEOUT = 120.0
 _KILL_TIMEOUT = 2.0
 # The exit code of a forked child that cannot ask, because its parent has already initialised the driver.

@@ -105,7 +105,7 @@ class DeviceLocks:
         try:
             reserved = set(json.loads(self._reservation.text()))
         except ValueError:
-            # It is being written.
+            # The file is being written.
             reserved = set(self._identities.values())
         reserved.difference_update(self._ancestors)
         return frozenset(name for name, identity in self._identities.items() if identity in reserved)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 # Indices of NVML's peer-to-peer capabilities. In pynvml, the name of the first is a tuple by mistake.
 _P2P_READ, _P2P_NVLINK = 0, 2
 _COMPUTE_MODES = {2: nvml.ComputeMode.PROHIBITED, 3: nvml.ComputeMode.EXCLUSIVE_PROCESS}
-# Of 64 bits.
+# Each has 64 bits.
 _NUMA_WORDS = 16
 
 

@@ -14,7 +14,7 @@ TRIES = 10
 
 # A generator of its own, so that waiting does not change the test's random numbers.
 _jitter = random.Random()
-# Of this process.
+# The sockets of this process.
 _leases: set[socket.socket] = set()
 
 

@@ -242,7 +242,7 @@ def _requires(wanted: DeviceNeeds) -> Callable[[F], F]:
         if not count:
             return TEST_SKIPS["no_accelerator"]
         if count < needed:
-            # Also where ranks share one: it has no connection.
+            # This holds where ranks share a device, too: it has no connection.
             return too_few_devices(needed)
         why = device_facts.why_not(_facts(wanted), wanted, count)
         if why is None:

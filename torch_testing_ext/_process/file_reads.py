@@ -130,7 +130,7 @@ class FileReads:
 
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
         text = repr((program, arguments))
-        # They read nothing, or have a hook of their own.
+        # These programs read nothing, or have a hook of their own.
         ours = (_OURS, *interpreter.RUN_FIRST)
         if any(code in text for code in ours):
             return

@@ -82,7 +82,7 @@ def import_file(name: str, file: str | Path, folders: list[str] | None = None, f
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if full_name:
-        # As `python -m` does.
+        # `python -m` does the same.
         module.__spec__ = importlib.util.spec_from_file_location(full_name, str(file))
         module.__package__ = full_name.rpartition(".")[0]
     try:

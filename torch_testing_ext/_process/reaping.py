@@ -45,7 +45,7 @@ def wait_until_gone(pids: list[int], timeout: float = 1.0) -> None:
     """Wait at most `timeout` seconds until processes that were killed have ended, and reap those that are children."""
     deadline = time.monotonic() + timeout
     for pid in pids:
-        # It is gone already, or this system has no pidfd_open.
+        # The process may be gone already, and some systems have no pidfd_open.
         with suppress(OSError, AttributeError):
             has_ended(pid, deadline - time.monotonic())
         with suppress(ChildProcessError):

@@ -212,7 +212,7 @@ def opened(pid: int | str) -> Iterator[str]:
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for fd in os.listdir(folder):
-            # That of the listing itself is closed.
+            # The descriptor of the listing itself is closed.
             with suppress(OSError):
                 yield os.readlink(f"{folder}/{fd}")
 

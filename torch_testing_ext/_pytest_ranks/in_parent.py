@@ -119,7 +119,7 @@ def _run_and_judge(
             else:
                 result = launch.watch(run, timeout, expected)
         except pytest.fail.Exception as error:
-            # By the signal of pytest-timeout.
+            # The signal of pytest-timeout raises this.
             raise RankError(f"{error}\n\n{_ENDED}") from None
     # Their output is in sections of the report.
     reports = tuple(replace(report, output="") for report in result.reports)

@@ -55,7 +55,7 @@ class RankExtras:
     xfail: str | None = None
     # The user has quit the debugger.
     has_quit: bool = False
-    # Of the report.
+    # The user properties of the report.
     properties: tuple[tuple[str, Any], ...] = ()
 
 
@@ -131,7 +131,7 @@ def run_shared(context: launch.RankContext) -> None:
     pytest_internals.take_finalizers(test.item)
     pytest_internals.take_over(session, test.spec.scope, (DIST_ENV, RANKS))
     items = {item.nodeid: item for item in session.items}
-    # As the parent has begun each of the others by now.
+    # The parent has begun each of the other tests in the same state.
     first = copy.copy(test.item)
 
     def body() -> None:
@@ -334,7 +334,7 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
         yield
         return
     of_terminal, of_report = handlers
-    # It is the parent's.
+    # The terminal is the parent's.
     pytest_internals.remove_log_handler(of_terminal)
     # The failure has this error.
     _torch.flight_recorder.logger_of_errors().removeHandler(of_report)

@@ -70,7 +70,7 @@ class SharedRanks:
             self._ranks.start(item.nodeid, sanitize)
             result = self._ranks.watch(timeout, expected)
         except BaseException:
-            # The user's, or the signal of pytest-timeout.
+            # Ctrl-C, or the signal of pytest-timeout.
             self._ranks.end()
             raise
         for report in result.reports:
