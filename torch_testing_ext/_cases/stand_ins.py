@@ -79,7 +79,7 @@ def _script_of(words: Sequence[str]) -> tuple[int, str, list[str]] | None:
             return None
         options[name] = value
     script, *args = rest or [""]
-    ranks = int(options["num_processes"]) if script.endswith(".py") else 0
+    ranks = int(options.get("num_processes", 0)) if script.endswith(".py") else 0
     return (ranks, script, args) if ranks >= 2 else None
 
 
