@@ -82,8 +82,9 @@ def _name_event(rank: int, kind: str, name: str) -> Event:
 
 def _is_transfer(event: Event) -> bool:
     """Is this a collective of gloo, or a kernel of NCCL?"""
-    name = event["name"]
-    return name.startswith("gloo:") or (event["cat"] == "kernel" and "nccl" in name)
+    name: str = event["name"]
+    of_nccl: bool = event["cat"] == "kernel" and "nccl" in name
+    return of_nccl or name.startswith("gloo:")
 
 
 def _read(event: Event) -> Event:
