@@ -36,10 +36,12 @@ _EXEC = "torch_testing_ext._cases.distributed_exec"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add our options, and those of pytest's configuration."""
     if _is_launched():
         from torch_testing_ext.launch import this_launch
 
-        this_launch()  # before pytest captures the output
+        # Before pytest captures the output.
+        this_launch()
     group = parser.getgroup("torch_testing_ext", "tests that run in ranks (torch_testing_ext)")
     group.addoption(OPTION, action="store_true", help="run PyTorch test files on the classes of torch_testing_ext")
     group.addoption(
@@ -150,7 +152,7 @@ def _install() -> None:
 
 
 def _is_launched() -> bool:
-    """Whether a launcher such as torchrun may have started this process; what is imported then finds out."""
+    """May a launcher such as torchrun have started this process? What is imported then finds out."""
     return any(name in os.environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"))
 
 
@@ -184,7 +186,9 @@ def dist_env() -> Iterator[Any]:
 def ranks() -> Any:
     """The rank of a test with the mark `world_size`, as dist_env but without a group; None in a test without it."""
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
-    return in_rank.this_rank() if in_rank is not None and in_rank.is_rank() else None
+    if in_rank is None or not in_rank.is_rank():
+        return None
+    return in_rank.this_rank()
 
 
 @pytest.fixture(name="spawn")
@@ -245,15 +249,18 @@ class _Collecting:
     """The time in which conftest files and tests are imported: the variables that are set then, and reads of others."""
 
     def __init__(self, config: Any):
+        """Set the variables of the configuration, and note the reads of others."""
         words = [str(word) for word in config.getini(_COLLECT_ENV)]
         values = dict(word.split("=", 1) for word in words if "=" in word)
         if values:
             from torch_testing_ext.launch import this_launch
 
-            this_launch()  # before they are set: nobody has launched this process
+            # Before they are set: nobody has launched this process.
+            this_launch()
         self._root = str(config.rootpath)
         self._known = {word.partition("=")[0] for word in words}
-        self._reads: dict[str, str] = {}  # the variables, by the places where they are read
+        # The variables, by the places where they are read.
+        self._reads: dict[str, str] = {}
         self._plain: Any = type(os.environ)
         self._before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
@@ -263,9 +270,10 @@ class _Collecting:
         """The class of os.environ, which also notes where the project's own code reads a launcher variable."""
 
         def __getitem__(environ: Any, name: str) -> Any:
-            counts = name in _LAUNCHER_VARIABLES and name not in self._known
-            if counts and (place := _reading_place(sys._getframe(1), self._root)):
-                self._reads.setdefault(place, name)
+            if name in _LAUNCHER_VARIABLES and name not in self._known:
+                place = _reading_place(sys._getframe(1), self._root)
+                if place:
+                    self._reads.setdefault(place, name)
             return self._plain.__getitem__(environ, name)
 
         return type(self._plain.__name__, (self._plain,), {"__getitem__": __getitem__})
@@ -283,7 +291,10 @@ class _Collecting:
 
 def _reading_place(frame: types.FrameType | None, root: str) -> str:
     """The innermost line of the project; "" if what reads is a library that is being imported."""
-    while frame is not None and not (file := frame.f_code.co_filename).startswith("<frozen importlib"):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib"):
+            break
         if file.startswith(root + os.sep) and "site-packages" not in file and not file.startswith(_OURS):
             return f"{os.path.relpath(file, root)}:{frame.f_lineno}"
         frame = frame.f_back
@@ -300,7 +311,8 @@ def _begin_collecting(config: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if session.config.getoption("dist", "no") != "no":  # xdist starts its workers next, and each sets the variables
+    # xdist starts its workers next, and each sets the variables.
+    if session.config.getoption("dist", "no") != "no":
         _end_collecting(session.config)
 
 
@@ -311,7 +323,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
         result = yield
     finally:
         reads = _end_collecting(session.config)
-    is_second = getattr(session.config, "workerinput", {}).get("workerid", "gw0") != "gw0"
+    worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
+    is_second = worker != "gw0"
     if reads and not is_second and any(_concerns_us(item) for item in session.items):
         _warn_of(session.config, reads)
     return result
@@ -327,10 +340,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _warn_of(config: pytest.Config, reads: dict[str, str]) -> None:
     """Show one warning. With a filter `error`, too: it would otherwise end the collection."""
-    shown = [f"{place} ({name})" for place, name in reads.items()]
+    places = [f"{place} ({name})" for place, name in reads.items()]
+    shown = ", ".join(places[:5])
+    more = " ..." if len(places) > 5 else ""
     text = (
-        f"launcher variables were read while the tests were collected, but only ranks have them: {', '.join(shown[:5])}"
-        f"{' ...' if len(shown) > 5 else ''}. Parameters and skips that depend on them are those of one process. To "
+        f"launcher variables were read while the tests were collected, but only ranks have them: {shown}"
+        f"{more}. Parameters and skips that depend on them are those of one process. To "
         f"have those of a launcher, set `{_COLLECT_ENV} = RANK=0 WORLD_SIZE=2` in pytest's configuration. "
         f"`{_COLLECT_ENV} = RANK WORLD_SIZE`, without values, ends this warning."
     )
@@ -354,7 +369,7 @@ def pytest_make_collect_report(collector: Any) -> Generator[None, Any, Any]:
 
 
 def _concerns_us(item: Any) -> bool:
-    """Whether a test has a mark of ours or a fixture of ranks; asked again at each step, since hooks add marks."""
+    """Has a test a mark of ours or a fixture of ranks? Asked again at each step, since hooks add marks."""
     if _EXEC in sys.modules or "dist_env" in getattr(item, "fixturenames", ()):
         return True
     return any(mark.name in _MARKS or "standalone" in mark.kwargs for mark in item.iter_markers())
@@ -363,20 +378,23 @@ def _concerns_us(item: Any) -> bool:
 # Neither first, since pytest's own marks, such as `skip`, and hooks that mark tests have their effect before; nor last,
 # since this is before the fixtures are set up.
 def pytest_runtest_setup(item: Any) -> None:
+    """Prepare a test with a mark of ours, and let its call run it in ranks, or in a new interpreter."""
     if not _concerns_us(item):
         return
     from torch_testing_ext._pytest_ranks import marks
 
-    if why := marks.read(item):
+    why = marks.read(item)
+    if why:
         from torch_testing_ext._pytest_ranks import refusals
 
         refusals.refuse(item, why)
-    wish, spec = item.stash.get(marks.STANDALONE, None), item.stash.get(marks.SPEC, None)
-    if wish is not None and not hasattr(item.config.option, "dist_is_standalone"):
+    of_standalone = item.stash.get(marks.STANDALONE, None)
+    spec = item.stash.get(marks.SPEC, None)
+    if of_standalone is not None and not hasattr(item.config.option, "dist_is_standalone"):
         from torch_testing_ext._pytest_ranks import standalone
 
         standalone.set_up(item)
-        item.runtest = functools.partial(standalone.run, item, wish.timeout)
+        item.runtest = functools.partial(standalone.run, item, of_standalone.timeout)
     elif spec is not None:
         from torch_testing_ext._pytest_ranks import in_parent
 
@@ -393,7 +411,8 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
 
         refusals.report(report, error, item)
     launch = sys.modules.get("torch_testing_ext.launch")
-    if launch is not None and report.failed and isinstance(getattr(error, "outcome", None), launch.Outcome):
+    outcome = getattr(error, "outcome", None)
+    if launch is not None and report.failed and isinstance(outcome, launch.Outcome):
         from torch_testing_ext._pytest_ranks import reports
 
         reports.show(report, call.excinfo, item)
@@ -402,7 +421,9 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
     """Show a refused test once, not again for each of its parameters."""
-    return ("refused", "E", ("REFUSED", {"red": True})) if getattr(report, "is_refused_again", False) else None
+    if not getattr(report, "is_refused_again", False):
+        return None
+    return "refused", "E", ("REFUSED", {"red": True})
 
 
 @pytest.hookimpl(tryfirst=True)

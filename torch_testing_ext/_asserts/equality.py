@@ -21,6 +21,8 @@ import torch
 from torch_testing_ext import _torch
 
 ItemPath = tuple[Any, ...]
+# The two values at a place.
+Leaf = tuple[ItemPath, Any, Any]
 
 _NUMBERS = (int, float, complex)
 _STORED_AS = {
@@ -72,15 +74,18 @@ def find_difference(actual: Any, expected: Any, rules: Rules) -> str | None:
         leaves = list(_walk(actual, expected, ()))
     except _Different as different:
         return different.text + _place(different.path)
-    differences = [(path, text) for path, text in _compare_all(leaves, rules) if text is not None]
+    differences = list(_compare_all(leaves, rules))
     if not differences:
         return None
-    path, text = differences[0]
-    return text + _place(path) + _others([path for path, _ in differences[1:]], len(leaves))
+    (path, text), *others = differences
+    paths_of_others = [path for path, _ in others]
+    return text + _place(path) + _others(paths_of_others, len(leaves))
 
 
 def _place(path: ItemPath) -> str:
-    return f"\n\nThe failure occurred for item {_spell(path)}" if path else ""
+    if not path:
+        return ""
+    return f"\n\nThe failure occurred for item {_spell(path)}"
 
 
 def _others(paths: list[ItemPath], total: int) -> str:
@@ -105,7 +110,8 @@ def _as_tensor_beside(value: Any, other: Any) -> Any:
     return value
 
 
-def _walk(actual: Any, expected: Any, path: ItemPath) -> Iterator[tuple[ItemPath, Any, Any]]:
+def _walk(actual: Any, expected: Any, path: ItemPath) -> Iterator[Leaf]:
+    """Yield the pairs of leaves below a place. Raises _Different where the structure differs."""
     actual, expected = _unpack(actual, expected)
     if isinstance(actual, bytes) and isinstance(expected, bytes):
         yield path, actual, expected
@@ -114,14 +120,20 @@ def _walk(actual: Any, expected: Any, path: ItemPath) -> Iterator[tuple[ItemPath
     elif _is_mapping(actual) and _is_mapping(expected):
         yield from _walk_mappings(actual, expected, path)
     elif _are_dataclasses_to_walk(actual, expected):
-        for field in dataclasses.fields(actual):
-            if field.compare:
-                yield from _walk(getattr(actual, field.name), getattr(expected, field.name), (*path, field.name))
+        yield from _walk_dataclasses(actual, expected, path)
     else:
         yield path, actual, expected
 
 
-def _walk_sequences(actual: Any, expected: Any, path: ItemPath) -> Iterator[tuple[ItemPath, Any, Any]]:
+def _walk_dataclasses(actual: Any, expected: Any, path: ItemPath) -> Iterator[Leaf]:
+    for field in dataclasses.fields(actual):
+        if field.compare:
+            ours = getattr(actual, field.name)
+            theirs = getattr(expected, field.name)
+            yield from _walk(ours, theirs, (*path, field.name))
+
+
+def _walk_sequences(actual: Any, expected: Any, path: ItemPath) -> Iterator[Leaf]:
     if len(actual) != len(expected):
         raise _Different(path, _length_difference(actual, expected))
     for index in range(len(actual)):
@@ -129,16 +141,19 @@ def _walk_sequences(actual: Any, expected: Any, path: ItemPath) -> Iterator[tupl
 
 
 def _length_difference(actual: Any, expected: Any) -> str:
-    which, longer = ("first", actual) if len(actual) > len(expected) else ("second", expected)
-    start = min(len(actual), len(expected))
-    rest = [longer[index] for index in range(start, min(len(longer), start + _LISTED_ITEMS))]
+    if len(actual) > len(expected):
+        which, longer, start = "first", actual, len(expected)
+    else:
+        which, longer, start = "second", expected, len(actual)
+    end = min(len(longer), start + _LISTED_ITEMS)
+    rest = [longer[index] for index in range(start, end)]
     return (
         f"The length of the sequences mismatch: {len(actual)} != {len(expected)}\n"
         f"The {which} goes on with {_SHORT.repr(rest)}"
     )
 
 
-def _walk_mappings(actual: Any, expected: Any, path: ItemPath) -> Iterator[tuple[ItemPath, Any, Any]]:
+def _walk_mappings(actual: Any, expected: Any, path: ItemPath) -> Iterator[Leaf]:
     missing = [key for key in expected if key not in actual]
     added = [key for key in actual if key not in expected]
     if missing or added:
@@ -174,28 +189,38 @@ def _is_sequence(value: Any) -> bool:
 
 def _is_mapping(value: Any) -> bool:
     _, script_dict = _torch.comparing.script_container_types()
-    return isinstance(value, (Mapping, torch.nn.ModuleDict, torch.nn.ParameterDict, script_dict))
+    kinds = (
+        Mapping,
+        torch.nn.ModuleDict,
+        torch.nn.ParameterDict,
+        script_dict,
+    )
+    return isinstance(value, kinds)
 
 
 def _unpack(actual: Any, expected: Any) -> tuple[Any, Any]:
     """Turn values that torch cannot compare as a whole into lists: nested tensors, arrays of dtypes unknown to it."""
-    if any(_is_array(value) and not _has_torch_dtype(value) for value in (actual, expected)):
-        actual, expected = _as_list(actual), _as_list(expected)
+    if _is_foreign_array(actual) or _is_foreign_array(expected):
+        actual = _as_list(actual)
+        expected = _as_list(expected)
     return _unbind(actual), _unbind(expected)
 
 
 def _as_list(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) or _is_array(value) else value
+    return value.tolist() if _is_tensor_like(value) else value
 
 
 def _unbind(value: Any) -> Any:
-    is_list_of_tensors = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.strided
-    return value.unbind() if is_list_of_tensors else value
+    if isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.strided:
+        return value.unbind()
+    return value
 
 
 def _are_dataclasses_to_walk(actual: Any, expected: Any) -> bool:
     """Are these dataclasses whose own `==` gives no bool, because a field is a tensor?"""
-    if type(actual) is not type(expected) or isinstance(actual, type) or not dataclasses.is_dataclass(actual):
+    if type(actual) is not type(expected):
+        return False
+    if isinstance(actual, type) or not dataclasses.is_dataclass(actual):
         return False
     try:
         return not isinstance(actual == expected, bool)
@@ -208,20 +233,25 @@ def _are_dataclasses_to_walk(actual: Any, expected: Any) -> bool:
 # -- leaves
 
 
-def _compare_all(leaves: list[tuple[ItemPath, Any, Any]], rules: Rules) -> Iterator[tuple[ItemPath, str | None]]:
+def _compare_all(leaves: list[Leaf], rules: Rules) -> Iterator[tuple[ItemPath, str]]:
+    """Yield the places that differ, with the differences."""
     for path, actual, expected in leaves:
         try:
-            yield path, _compare(actual, expected, rules)
+            difference = _compare(actual, expected, rules)
         except Exception as error:
             if not path:
                 raise
             raise _same_error(error, f"{error}{_place(path)}") from error
+        if difference is not None:
+            yield path, difference
 
 
 def _same_error(error: Exception, text: str) -> Exception:
     """The same kind of error with a longer text, for the kinds that take one."""
-    kind = type(error) if type(error) in (TypeError, ValueError, RuntimeError) else RuntimeError
-    return kind(text)
+    for kind in (TypeError, ValueError):
+        if type(error) is kind:
+            return kind(text)
+    return RuntimeError(text)
 
 
 def _compare(actual: Any, expected: Any, rules: Rules) -> str | None:
@@ -229,14 +259,14 @@ def _compare(actual: Any, expected: Any, rules: Rules) -> str | None:
     pair = (actual, expected)
     if actual is None or expected is None:
         return None if actual is expected else f"None mismatch: {actual} is not {expected}"
-    if _one_is(pair, _is_bool, lambda value: _is_bool(value) or _is_number_like(value)):
-        ours, theirs = _to_bool(actual), _to_bool(expected)
-        return None if ours is theirs else f"Booleans mismatch: {ours} is not {theirs}"
-    if _one_is(pair, _is_number, _is_number_like):
-        numbers = _to_number(actual), _to_number(expected)
-        if all(type(number) in _NUMBERS for number in numbers):
-            return _difference(*numbers, rules)
-    if all(isinstance(value, torch.Tensor) or _is_array(value) for value in pair):
+    if _match(pair, _is_bool, _is_bool_like):
+        return _compare_bools(actual, expected)
+    if _match(pair, _is_number, _is_number_like):
+        ours = _to_number(actual)
+        theirs = _to_number(expected)
+        if type(ours) in _NUMBERS and type(theirs) in _NUMBERS:
+            return _difference(ours, theirs, rules)
+    if all(_is_tensor_like(value) for value in pair):
         return _compare_tensors(torch.as_tensor(actual), torch.as_tensor(expected), rules)
     if all(isinstance(value, torch.storage.TypedStorage) for value in pair):
         return _compare_tensors(_stored(actual), _stored(expected), rules)
@@ -246,10 +276,18 @@ def _compare(actual: Any, expected: Any, rules: Rules) -> str | None:
 _Check = Callable[[Any], bool]
 
 
-def _one_is(pair: tuple[Any, Any], wanted: _Check, accepted: _Check) -> bool:
+def _match(pair: tuple[Any, Any], wanted: _Check, accepted: _Check) -> bool:
     """Is one of the two `wanted`, and the other at least `accepted`?"""
     first, second = pair
-    return (wanted(first) and accepted(second)) or (wanted(second) and accepted(first))
+    if wanted(first) and accepted(second):
+        return True
+    return wanted(second) and accepted(first)
+
+
+def _compare_bools(actual: Any, expected: Any) -> str | None:
+    ours = _to_bool(actual)
+    theirs = _to_bool(expected)
+    return None if ours is theirs else f"Booleans mismatch: {ours} is not {theirs}"
 
 
 def _is_of_numpy(value: Any, kind: str) -> bool:
@@ -262,12 +300,20 @@ def _is_array(value: Any) -> bool:
     return _is_of_numpy(value, "ndarray")
 
 
-def _has_torch_dtype(array: Any) -> bool:
-    try:
-        torch.from_numpy(sys.modules["numpy"].empty(0, dtype=array.dtype))
-    except TypeError:
+def _is_tensor_like(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or _is_array(value)
+
+
+def _is_foreign_array(value: Any) -> bool:
+    """Is this an array of a dtype that torch does not have?"""
+    if not _is_array(value):
         return False
-    return True
+    empty = sys.modules["numpy"].empty(0, dtype=value.dtype)
+    try:
+        torch.from_numpy(empty)
+    except TypeError:
+        return True
+    return False
 
 
 def _is_bool(value: Any) -> bool:
@@ -279,7 +325,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_number_like(value: Any) -> bool:
-    return _is_number(value) or isinstance(value, torch.Tensor) or _is_array(value)
+    return _is_number(value) or _is_tensor_like(value)
+
+
+def _is_bool_like(value: Any) -> bool:
+    return _is_bool(value) or _is_number_like(value)
 
 
 def _single_element(value: Any, beside: str) -> Any:
@@ -292,34 +342,48 @@ def _single_element(value: Any, beside: str) -> Any:
 
 
 def _to_bool(value: Any) -> bool:
-    if isinstance(value, torch.Tensor) or _is_array(value):
+    if _is_tensor_like(value):
         return bool(_single_element(value, "boolean"))
-    if type(value) not in (bool, *_NUMBERS) and type(value).__module__ != "numpy":
-        raise TypeError(f"Unknown boolean type {type(value)}.")
+    kind = type(value)
+    if kind not in (bool, *_NUMBERS) and kind.__module__ != "numpy":
+        raise TypeError(f"Unknown boolean type {kind}.")
     return bool(value)
 
 
 def _to_number(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) or _is_array(value):
+    if _is_tensor_like(value):
         number = _single_element(value, "number")
         return int(number) if isinstance(number, bool) else number
     if isinstance(value, enum.Enum):
         return int(value)  # type: ignore[call-overload]
-    return value.item() if _is_of_numpy(value, "number") else value
+    if _is_of_numpy(value, "number"):
+        return value.item()
+    return value
 
 
 def _difference(actual: Any, expected: Any, rules: Rules, **checks: bool) -> str | None:
-    tolerances = {name: getattr(rules, name) for name in ("rtol", "atol", "rtol_floor", "atol_floor", "equal_nan")}
+    """Compare two numbers or tensors; None where they are equal."""
     try:
-        _torch.comparing.compare(actual, expected, **tolerances, **checks)
+        _torch.comparing.compare(
+            actual,
+            expected,
+            rtol=rules.rtol,
+            atol=rules.atol,
+            rtol_floor=rules.rtol_floor,
+            atol_floor=rules.atol_floor,
+            equal_nan=rules.equal_nan,
+            **checks,
+        )
     except AssertionError as error:
         return str(error)
     return None
 
 
 def _stored(storage: Any) -> torch.Tensor:
+    """A tensor with the numbers of a storage."""
     dtype = _STORED_AS.get(storage.dtype, storage.dtype)
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped())
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
+    return tensor.set_(storage.untyped())
 
 
 _unittest = unittest.TestCase()
@@ -350,10 +414,12 @@ def _kind_of(actual: Any, expected: Any) -> str:
 
 
 def _compare_tensors(actual: torch.Tensor, expected: torch.Tensor, rules: Rules) -> str | None:
+    """Compare two tensors; DTensors with equal layouts by the shards of this rank."""
     if _are_dtensors(actual, expected) and _can_compare_shards(actual, expected):
         actual, expected = actual.to_local(), expected.to_local()  # type: ignore[attr-defined]
     if rules.exact_is_coalesced and actual.layout == expected.layout == torch.sparse_coo:
-        ours, theirs = actual.is_coalesced(), expected.is_coalesced()
+        ours = actual.is_coalesced()
+        theirs = expected.is_coalesced()
         if ours != theirs:
             return f"The values for attribute 'is_coalesced()' do not match: {ours} != {theirs}."
     difference = _difference(
@@ -365,7 +431,9 @@ def _compare_tensors(actual: torch.Tensor, expected: torch.Tensor, rules: Rules)
         check_layout=rules.exact_layout,
         check_stride=rules.exact_stride,
     )
-    return None if difference is None else difference + _values(actual, expected, difference)
+    if difference is None:
+        return None
+    return difference + _values(actual, expected, difference)
 
 
 _LISTED_ELEMENTS = 12
@@ -374,24 +442,30 @@ _INDEX_OF_DIFFERENCE = re.compile(r"^Greatest absolute difference: .* at index \
 
 def _values(actual: torch.Tensor, expected: torch.Tensor, difference: str) -> str:
     """Lines with the two: small ones whole, others at the index with the greatest difference."""
-    found = _INDEX_OF_DIFFERENCE.search(difference)
-    if found is None:
+    match = _INDEX_OF_DIFFERENCE.search(difference)
+    if match is None:
         return ""
     at = ""
     try:
         if actual.numel() > _LISTED_ELEMENTS:
-            index = tuple(int(number) for number in found[1].split(",") if number.strip())
-            actual, expected, at = actual[index], expected[index], f" at index {index}"
+            numbers = [number for number in match[1].split(",") if number.strip()]
+            index = tuple(map(int, numbers))
+            at = f" at index {index}"
+            actual = actual[index]
+            expected = expected[index]
         return f"\nExpected: {expected.tolist()}{at}\nGot:      {actual.tolist()}{at}"
-    except Exception:  # a layout, or a subclass, that has no such values
+    except Exception:
+        # A layout, or a subclass, that has no such values.
         return ""
 
 
 def _are_dtensors(actual: Any, expected: Any) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
-    if module is None:  # so no DTensor exists yet, and importing it here would cost half a second
+    # No DTensor exists before that module is imported, which takes half a second.
+    if module is None:
         return False
-    ours, theirs = isinstance(actual, module.DTensor), isinstance(expected, module.DTensor)
+    ours = isinstance(actual, module.DTensor)
+    theirs = isinstance(expected, module.DTensor)
     if ours != theirs:
         raise TypeError(
             "Comparing a DTensor to a non-DTensor is ambiguous: compare .full_tensor() for the whole tensor, "
@@ -401,14 +475,15 @@ def _are_dtensors(actual: Any, expected: Any) -> bool:
 
 
 def _layout_difference(actual: Any, expected: Any) -> str | None:
-    for name, attribute in (("placements", "placements"), ("device meshes", "device_mesh")):
-        ours, theirs = getattr(actual, attribute), getattr(expected, attribute)
-        if ours != theirs:
-            return f"DTensor {name} do not match: {ours} != {theirs}"
+    if actual.placements != expected.placements:
+        return f"DTensor placements do not match: {actual.placements} != {expected.placements}"
+    if actual.device_mesh != expected.device_mesh:
+        return f"DTensor device meshes do not match: {actual.device_mesh} != {expected.device_mesh}"
     return None
 
 
 def _can_compare_shards(actual: Any, expected: Any) -> bool:
     """Can each rank compare its own shards without communication? Not for partial sums: only their totals count."""
-    is_sum = any(placement.is_partial() for placement in actual.placements)
-    return not is_sum and actual.shape == expected.shape and _layout_difference(actual, expected) is None
+    if any(placement.is_partial() for placement in actual.placements):
+        return False
+    return actual.shape == expected.shape and _layout_difference(actual, expected) is None

@@ -25,9 +25,8 @@ from torch_testing_ext._process.whole_files import source_file
 __unittest = True
 
 _SUFFIX = ".expected.rank"
-
-
-WHOLE_FILE = 0  # instead of a line number, where the expectation is the whole file
+# Instead of a line number, where the expectation is the whole file.
+WHOLE_FILE = 0
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,9 @@ class Record:
 
     @property
     def where(self) -> str:
-        return self.file if self.line == WHOLE_FILE else f"{self.file}:{self.line}"
+        if self.line == WHOLE_FILE:
+            return self.file
+        return f"{self.file}:{self.line}"
 
 
 def accepting() -> bool:
@@ -55,7 +56,10 @@ def file_of(test: unittest.TestCase, subname: str | None) -> Path:
     source = source_file(type(test))
     assert source, f"{test.id()} is not defined in a file: there is no folder for its expectation"
     name = test.id().removeprefix(f"{type(test).__module__}.")
-    return Path(source).resolve().parent / "expect" / f"{name}{f'-{subname}' if subname else ''}.expect"
+    if subname:
+        name += f"-{subname}"
+    folder = Path(source).resolve().parent / "expect"
+    return folder / f"{name}.expect"
 
 
 def read_if_exists(file: Path) -> str | None:
@@ -88,23 +92,26 @@ class ExpectationRecorder:
         self._turns: dict[str, int] = {}
 
     def record(self, call: Record) -> None:
-        turn = self._turns[call.where] = self._turns.get(call.where, 0) + 1
+        turn = self._turns.get(call.where, 0) + 1
+        self._turns[call.where] = turn
+        numbered = replace(call, turn=turn)
         with self._path.open("a") as log:
-            log.write(json.dumps(asdict(replace(call, turn=turn))) + "\n")
+            log.write(json.dumps(asdict(numbered)) + "\n")
 
 
 def compare_ranks(file_name: str, world_size: int) -> str:
     """Describe how the ranks disagree, "" if they agree; when accepting, rewrite the source. For the parent."""
     calls = _gather(file_name, world_size)
-    disagreements = [text for ranks in calls if (text := _disagreement(ranks))]
-    if disagreements or not accepting():
-        return "\n\n".join(disagreements)
-    return "\n\n".join(text for ranks in calls if (text := accept(ranks[min(ranks)])))
+    faults = [_disagreement(ranks) for ranks in calls]
+    if not any(faults) and accepting():
+        faults = [accept(ranks[min(ranks)]) for ranks in calls]
+    return "\n\n".join(filter(None, faults))
 
 
 # The edits of a file: from the line number at import to the number of lines added and the new text.
 _Edits = dict[int, tuple[int, str]]
-_edits: dict[str, _Edits] = {}  # made by this process
+# Made by this process.
+_edits: dict[str, _Edits] = {}
 # A file in which processes share their edits, where they were all forked after the test file was imported.
 history: Path | None = None
 
@@ -115,14 +122,17 @@ def _edits_of(file: str) -> Iterator[_Edits]:
     if history is None:
         yield _edits.setdefault(file, {})
         return
-    with history.open("a+") as kept:
-        fcntl.flock(kept, fcntl.LOCK_EX)
-        kept.seek(0)
-        edits_by_file = json.loads(kept.read() or "{}")
-        edits = {int(line): (added, text) for line, (added, text) in edits_by_file.get(file, {}).items()}
+    with history.open("a+") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.seek(0)
+        edits_by_file = json.loads(stream.read() or "{}")
+        edits: _Edits = {}
+        for line, (added, text) in edits_by_file.get(file, {}).items():
+            edits[int(line)] = (added, text)
         yield edits
-        kept.truncate(0)
-        json.dump({**edits_by_file, file: edits}, kept)
+        edits_by_file[file] = edits
+        stream.truncate(0)
+        json.dump(edits_by_file, stream)
 
 
 def accept(record: Record) -> str:
@@ -140,10 +150,15 @@ def accept(record: Record) -> str:
 
 
 def _rewrite(record: Record, edits: _Edits) -> str:
+    """Rewrite the literal of a call, and add that to the edits. Returns the reason if it is impossible."""
     if record.line in edits:
-        return "" if edits[record.line][1] == record.actual else f"two calls at {record.where} have different texts"
+        _, text = edits[record.line]
+        return "" if text == record.actual else f"two calls at {record.where} have different texts"
     source = Path(record.file).read_text("utf-8")
-    line = record.line + sum(added for earlier, (added, _) in edits.items() if earlier < record.line)
+    line = record.line
+    for earlier, (added, _) in edits.items():
+        if earlier < record.line:
+            line += added
     new, added = expecttest.replace_string_literal(source, line, _last_line(source, line), record.actual)
     if new == source:
         return f"cannot rewrite the expectation at {record.where}: it must be a literal in triple quotes"
@@ -155,26 +170,44 @@ def _rewrite(record: Record, edits: _Edits) -> str:
 
 def _last_line(source: str, line: int) -> int:
     """Return the last line of the statement that begins at `line`."""
-    statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
-    return max((node.end_lineno or line for node in statements if node.lineno == line), default=line)
+    last = line
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and node.lineno == line:
+            last = max(last, node.end_lineno or line)
+    return last
 
 
-def _gather(file_name: str, world_size: int) -> list[dict[int, Record]]:
-    """Return the calls of all ranks, each as a dictionary from rank to record."""
-    found: dict[tuple[str, int, int], dict[int, Record]] = {}
+# The records of one call, by rank.
+_Call = dict[int, Record]
+
+
+def _gather(file_name: str, world_size: int) -> list[_Call]:
+    """Return the calls of all ranks."""
+    calls: dict[tuple[str, int], _Call] = {}
     for rank in range(world_size):
-        for line in text_of(Path(f"{file_name}{_SUFFIX}{rank}")).splitlines():
+        log = text_of(Path(f"{file_name}{_SUFFIX}{rank}"))
+        for line in log.splitlines():
             record = Record(**json.loads(line))
-            found.setdefault((record.file, record.line, record.turn), {})[rank] = record
-    return list(found.values())
+            call = calls.setdefault((record.where, record.turn), {})
+            call[rank] = record
+    return list(calls.values())
 
 
-def _disagreement(ranks: dict[int, Record]) -> str:
-    first = min(ranks)
-    other = next((rank for rank in ranks if ranks[rank].actual != ranks[first].actual), None)
-    if other is None:
+def _disagreement(call: _Call) -> str:
+    """Describe how the ranks disagree in a call; "" if they agree."""
+    first = min(call)
+    record = call[first]
+    alike = [rank for rank in call if call[rank].actual == record.actual]
+    others = [rank for rank in call if rank not in alike]
+    if not others:
         return ""
-    one, two = ranks[first].actual.splitlines(), ranks[other].actual.splitlines()
-    diff = "\n".join(difflib.unified_diff(one, two, f"rank {first}", f"rank {other}", lineterm=""))
-    alike = [rank for rank in ranks if ranks[rank].actual == ranks[first].actual]
-    return f"ranks disagree at {ranks[first].where}; ranks {alike} of {sorted(ranks)} agree with rank {first}:\n{diff}"
+    other = others[0]
+    diff = difflib.unified_diff(
+        record.actual.splitlines(),
+        call[other].actual.splitlines(),
+        f"rank {first}",
+        f"rank {other}",
+        lineterm="",
+    )
+    summary = f"ranks disagree at {record.where}; ranks {alike} of {sorted(call)} agree with rank {first}"
+    return "\n".join((f"{summary}:", *diff))

@@ -38,7 +38,8 @@ def ran(result: object) -> None:
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         name = result.__qualname__
         if inspect.iscoroutine(result):
-            result.close()  # or Python warns that it was never awaited
+            # Python warns of a coroutine that was neither awaited nor closed.
+            result.close()
         raise TypeError(f"{name} has run nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()")
 
 
@@ -90,7 +91,8 @@ def _account_for_exit(account: launch.AccountWriter, code: Any) -> None:
     elif code == ERROR_EXIT_CODE and account.sent_text is not None:
         account.failed_with((account.sent_text.strip() or "an exception").splitlines()[-1], account.sent_text)
     elif account.finished and not code:
-        account.passed()  # an overriding `_run` may exit after its test
+        # An overriding `_run` may exit after its test.
+        account.passed()
 
 
 def may_skip(error: BaseException) -> bool:

@@ -21,7 +21,8 @@ from torch_testing_ext._marks.parametrized import compose_parametrize_fns, dtype
 
 from .test_case import TestCase
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 PYTORCH_TESTING_DEVICE_ONLY_FOR_KEY = "PYTORCH_TESTING_DEVICE_ONLY_FOR"
 PYTORCH_TESTING_DEVICE_EXCEPT_FOR_KEY = "PYTORCH_TESTING_DEVICE_EXCEPT_FOR"
@@ -70,7 +71,8 @@ class DeviceTypeTestBase(TestCase):
     def _init_and_get_primary_device(cls) -> str:
         try:
             return cls.get_primary_device()
-        except Exception:  # of an extension whose setUpClass finds the device
+        except Exception:
+            # The setUpClass of an extension may have to find the device first.
             cls.setUpClass()
             return cls.get_primary_device()
 
@@ -97,7 +99,7 @@ class DeviceTypeTestBase(TestCase):
         return capabilities.BY_DEVICE_TYPE.get(cls.device_type, {})
 
     def _should_stop_test_suite(self) -> bool:
-        """Whether an error has left the device unusable, so that no later test of this process can pass."""
+        """Has an error left the device unusable, so that no later test of this process can pass?"""
         return False
 
     def run(self, result: Any = None) -> Any:
@@ -114,11 +116,12 @@ class DeviceTypeTestBase(TestCase):
         for case, suffix, arguments, decorators in cls._cases_of(test, generic_cls):
             dtype = arguments.get("dtypes", arguments.get("dtype"))
             parts = (name, suffix, _type_name(cls.device_type), _dtype_suffix(dtype))
-            cls._add_test("_".join(part for part in parts if part), case, dict(arguments), decorators)
+            full_name = "_".join(filter(None, parts))
+            cls._add_test(full_name, case, dict(arguments), decorators)
 
     @classmethod
     def _cases_of(cls, test: Any, generic_cls: type | None) -> Iterator[Any]:
-        parametrize_fn = getattr(test, "parametrize_fn", _one_case)
+        parametrize_fn = getattr(test, "parametrize_fn", _only_case)
         chosen = cls._get_dtypes(test)
         if chosen is not None:
             parametrize_fn = compose_parametrize_fns(functools.partial(_case_for_each_dtype, chosen), parametrize_fn)
@@ -128,6 +131,7 @@ class DeviceTypeTestBase(TestCase):
     def _add_test(
         cls, name: str, test: Any, arguments: Arguments, decorators: Callable[[Arguments], Iterable[Any]]
     ) -> None:
+        """Add the method for one case: the generic test with the case's decorators and arguments."""
         parameters = inspect.signature(test).parameters
         if "device" in parameters or "devices" in parameters:
             device: Any = cls._init_and_get_primary_device()
@@ -168,7 +172,7 @@ class DeviceTypeTestBase(TestCase):
         self.precision, self.rel_tol = override
 
 
-def _one_case(test: Any, generic_cls: type | None, device_cls: type | None) -> Iterator[Any]:
+def _only_case(test: Any, generic_cls: type | None, device_cls: type | None) -> Iterator[Any]:
     yield test, "", {}, lambda _: ()
 
 
@@ -176,7 +180,8 @@ def _case_for_each_dtype(chosen: Iterable[Any], test: Any, generic_cls: Any, dev
     for dtype in chosen:
         arguments: Arguments = {}
         _set_argument(arguments, "dtype", dtype)
-        yield test, "", arguments, lambda _: ()  # the dtype's part of the name comes last, after the device's
+        # The dtype's part of the name comes last, after the device's.
+        yield test, "", arguments, lambda _: ()
 
 
 def _set_argument(arguments: Arguments, name: str, value: Any) -> None:
@@ -189,7 +194,8 @@ def _set_argument(arguments: Arguments, name: str, value: Any) -> None:
 def _dtype_suffix(dtype: Any) -> str:
     if dtype is None:
         return ""
-    return "_".join(dtype_name(one) for one in (dtype if isinstance(dtype, (list, tuple)) else (dtype,)))
+    several = dtype if isinstance(dtype, (list, tuple)) else (dtype,)
+    return "_".join(map(dtype_name, several))
 
 
 def _type_name(device_type: str) -> str:
@@ -218,8 +224,10 @@ class _IndexedTestBase(DeviceTypeTestBase):
     @classmethod
     def get_all_devices(cls) -> list[str]:
         primary = cls.get_primary_device()
-        name = primary.partition(":")[0]
-        return [primary, *(one for index in range(cls._device_count()) if (one := f"{name}:{index}") != primary)]
+        kind, _, _ = primary.partition(":")
+        devices = [f"{kind}:{index}" for index in range(cls._device_count())]
+        others = [device for device in devices if device != primary]
+        return [primary, *others]
 
     @classmethod
     def _device_count(cls) -> int:
@@ -313,11 +321,12 @@ def is_privateuse1_backend_available() -> bool:
 
 def remove_device_and_dtype_suffixes(test_name: str) -> str:
     """Return the name that a test had before it was made for a type of device and a dtype."""
-    parts = test_name.split("_")
-    if not isinstance(getattr(torch, parts[-1], None), torch.dtype):
+    rest, _, dtype = test_name.rpartition("_")
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
         return test_name
+    name, _, device = rest.rpartition("_")
     devices = {base.device_type for base in get_device_type_test_bases()}
-    return "_".join(parts[:-2] if len(parts) > 1 and parts[-2] in devices else parts[:-1])
+    return name if device in devices else rest
 
 
 def filter_desired_device_types(
@@ -326,18 +335,22 @@ def filter_desired_device_types(
     only_for: str | Collection[str] | None = None,
 ) -> list[type[DeviceTypeTestBase]]:
     """The bases whose type of device is in `only_for`, if that is given, and not in `except_for`."""
-    without, only = _types(except_for), _types(only_for)
-    if both := without & only:
+    without = _types(except_for)
+    only = _types(only_for)
+    both = without & only
+    if both:
         raise AssertionError(f"device ({both}) appeared in both except_for and only_for")
-    return [
-        base
-        for base in device_type_test_bases
-        if (kind := _generic_name(base.device_type)) not in without and (not only or kind in only)
-    ]
+    chosen = []
+    for base in device_type_test_bases:
+        kind = _generic_name(base.device_type)
+        if kind not in without and (not only or kind in only):
+            chosen.append(base)
+    return chosen
 
 
 def _types(given: str | Collection[str] | None) -> set[str]:
-    return {_generic_name(one) for one in ([given] if isinstance(given, str) else given or ())}
+    device_types = [given] if isinstance(given, str) else given or ()
+    return {_generic_name(device_type) for device_type in device_types}
 
 
 def _generic_name(device_type: str) -> str:
@@ -374,11 +387,12 @@ def get_desired_device_type_test_bases(
 
 
 def _in_environment(key: str) -> list[str]:
-    return [one for one in os.environ.get(key, "").split(",") if one]
+    device_types = os.environ.get(key, "").split(",")
+    return [device_type for device_type in device_types if device_type]
 
 
 def get_all_device_types() -> list[str]:
-    return ["cpu"] if not flag("TEST_CUDA") else ["cpu", "cuda"]
+    return ["cpu", "cuda"] if flag("TEST_CUDA") else ["cpu"]
 
 
 # -- making the classes
@@ -403,7 +417,8 @@ def instantiate_device_type_tests(
     for base in get_desired_device_type_test_bases(except_for, only_for, include_lazy, allow_mps, allow_xpu):
         excluded = base._get_test_exclusions(generic_test_class.__name__)
         if "*" not in excluded:
-            cls = _class_for(base, generic_test_class, [name for name in tests if name not in excluded])
+            chosen = [name for name in tests if name not in excluded]
+            cls = _class_for(base, generic_test_class, chosen)
             scope[cls.__name__] = cls
     # The generic tests lack a device: they must not be found in subclasses of the generic class.
     for name in tests:
@@ -411,6 +426,7 @@ def instantiate_device_type_tests(
 
 
 def _class_for(base: type[DeviceTypeTestBase], generic: Any, tests: Iterable[str]) -> type[DeviceTypeTestBase]:
+    """Make the class that runs these tests of a generic class on one type of device."""
     cls: Any = type(generic.__name__ + base.device_type.upper(), (base, generic), {})
     cls.__module__ = generic.__module__
 
@@ -422,7 +438,8 @@ def _class_for(base: type[DeviceTypeTestBase], generic: Any, tests: Iterable[str
         generic.tearDownClass.__func__(cls)
         base.tearDownClass.__func__(cls)  # type: ignore[attr-defined]
 
-    cls.setUpClass, cls.tearDownClass = classmethod(set_up_class), classmethod(tear_down_class)
+    cls.setUpClass = classmethod(set_up_class)
+    cls.tearDownClass = classmethod(tear_down_class)
     for name, member in vars(generic).items():
         # An attribute of the generic class overrides the base's, as if the class was derived from it alone.
         if not name.startswith(("test", "__")) and name not in vars(cls):
@@ -431,7 +448,8 @@ def _class_for(base: type[DeviceTypeTestBase], generic: Any, tests: Iterable[str
         test = getattr(generic, name)
         if "generic_cls" in inspect.signature(cls.instantiate_test).parameters:
             cls.instantiate_test(name, copy.deepcopy(test), generic_cls=generic)
-        else:  # an extension's own, from before the parameter existed
+        else:
+            # An extension's own, from before the parameter existed.
             cls.instantiate_test(name, copy.deepcopy(test))
     made: type[DeviceTypeTestBase] = cls
     return made

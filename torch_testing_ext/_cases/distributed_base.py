@@ -16,7 +16,8 @@ from torch_testing_ext._utils.contexts import changed_environment
 from . import shared_devices
 from .multi_process import MultiProcessTestCase
 
-__unittest = True  # keeps these frames out of tracebacks
+# Keeps these frames out of tracebacks.
+__unittest = True
 
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
@@ -46,12 +47,12 @@ class DistributedTestBase(MultiProcessTestCase):
         backend = backend or self.backend(device)
         on_shared = "cuda" in device and shared_devices.are_shared(int(world_size))
         if need_accelerators(backend) or on_shared:
-            self._take_device()
+            self._use_device()
         store = _FileStore(self.file_name, world_size)
         dist.init_process_group(backend=backend, world_size=world_size, rank=self.rank, store=store)
         return dist.group.WORLD
 
-    def _take_device(self) -> None:
+    def _use_device(self) -> None:
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is None:
             raise RuntimeError("the backend of an accelerator needs an accelerator, but this machine has none")

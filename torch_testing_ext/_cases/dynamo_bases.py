@@ -12,7 +12,8 @@ from torch_testing_ext._marks.needs import TEST_SKIPS, TestSkip, most_needed
 from .distributed_base import DistributedTestBase
 from .test_case import TestCase
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 
 _HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++

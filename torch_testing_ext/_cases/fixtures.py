@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 _unittest_case: Any = unittest.case
 _unittest_suite: Any = unittest.suite
@@ -106,4 +107,5 @@ def _overrides(cls: Any, name: str) -> bool:
 
 
 def _name_of(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"  # as unittest writes it
+    # unittest writes the name of a class in this way.
+    return f"{cls.__module__}.{cls.__qualname__}"

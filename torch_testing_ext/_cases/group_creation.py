@@ -66,15 +66,18 @@ class GroupCreation:
     def __init__(self, file: Path, rank: int):
         self._file = file
         self._rank = rank
-        self._times: Counter[str] = Counter()  # how often each group's name was used: destroyed groups give it free
-        self.created: list[int] = []  # ranges of the groups that this rank has created since it last waited
+        # How often each group's name was used: destroyed groups give it free.
+        self._times: Counter[str] = Counter()
+        # Ranges of the groups that this rank has created since it last waited.
+        self.created: list[int] = []
 
     @contextmanager
     def creating(self, name: str) -> Iterator[None]:
         """Hold the lock of a group while this rank creates it."""
         group = _range_of(name, self._times[name])
         self._times[name] += 1
-        descriptor = self.lock(fcntl.LOCK_EX, group + self._rank, 1)  # a peer that looks holds a lock for a moment
+        # A peer that looks holds a lock for a moment.
+        descriptor = self.lock(fcntl.LOCK_EX, group + self._rank, 1)
         try:
             yield
             self.created.append(group)
@@ -114,7 +117,8 @@ class GroupCreation:
         except BlockingIOError:
             os.close(descriptor)
             raise
-        except OSError:  # no locks on this file system, or a deadlock: then nobody waits
+        except OSError:
+            # No locks on this file system, or a deadlock: then nobody waits.
             os.close(descriptor)
             return None
         return descriptor

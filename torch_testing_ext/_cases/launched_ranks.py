@@ -23,13 +23,15 @@ from torch_testing_ext.launch.job import Sanitize, log_of
 from . import accounting, group_creation, passed_warnings, rank_life
 from .verdicts import rank_error, say
 
-if TYPE_CHECKING:  # few processes are started by a launcher: the others import nothing of this
+# Few processes are started by a launcher: the others import nothing of this.
+if TYPE_CHECKING:
     from torch_testing_ext.launch.member import Member
     from torch_testing_ext.launch.rounds import Round, RoundJudged
 
 __unittest = True
 
-this_launch()  # before a test changes the variables
+# Read the variables before a test changes them.
+this_launch()
 
 
 def size() -> int:
@@ -59,9 +61,11 @@ def _member() -> type[Member]:
 
 
 def wrong_size(world_size: int) -> str:
-    """Why a test does not run in this launch; "" if it does."""
-    here = size()
-    return "" if here == world_size else f"a launcher has started {here} ranks; the test is for {world_size}"
+    """Say why a test does not run in this launch; "" if it does."""
+    started = size()
+    if started == world_size:
+        return ""
+    return f"a launcher has started {started} ranks; the test is for {world_size}"
 
 
 def begin(
@@ -77,7 +81,8 @@ def begin(
     __tracebackhide__ = True
     from torch_testing_ext.launch.hub import WrongRound
 
-    if why := wrong_size(world_size):
+    why = wrong_size(world_size)
+    if why:
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
     try:
         sanitize = sanitize or Sanitize()
@@ -187,5 +192,6 @@ def _end_groups() -> None:
         import torch.distributed as dist
 
         group_creation.wait_for_peers()
-        gc.collect(1)  # a young exception may refer to a group, which then keeps its connections
+        # A young exception may refer to a group, which then keeps its connections.
+        gc.collect(1)
         dist.destroy_process_group()

@@ -35,8 +35,10 @@ from .verdicts import print_leftovers, raise_verdict
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
 
-__unittest = True  # keeps these frames out of tracebacks: the message is complete
-__tracebackhide__ = True  # the same for pytest
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
+# Does the same in pytest.
+__tracebackhide__ = True
 
 
 class MultiProcessTestCase(ProcessRanksTestCase):
@@ -101,7 +103,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         self.rank = self.MAIN_PROCESS_RANK
         self.pid_to_pipe = {}
         self._directory = launch.new_directory(self.id())
-        self.addCleanup(self._end_ranks)  # also if setUp fails later, or tearDown does not call super()
+        # The ranks end also if setUp fails later, or if tearDown does not call super().
+        self.addCleanup(self._end_ranks)
         store = self._directory / "store"
         store.touch()
         self.file_name = str(store)
@@ -114,7 +117,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
         if self._directory is None:
             raise self._error(f"{type(self).__qualname__}.setUp() must call super().setUp() first")
-        if self.processes or self._round is not None:  # the first ranks would be forgotten
+        # The first ranks would be forgotten.
+        if self.processes or self._round is not None:
             raise self._error(f"{type(self).__qualname__}.setUp() starts ranks twice: super().setUp() does so")
         self._skip = self._known_skip()
         if self._skip is None and launch.this_launch() is not None:
@@ -123,8 +127,10 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         elif self._skip is None:
             self._start_processes(torch.multiprocessing.get_context("spawn").Process)
         else:
-            with suppress(Exception):  # a world size is made of the devices that are missing
-                self.processes = [UnstartedRank(rank, self._skip.exit_code) for rank in range(int(self.world_size))]
+            # A world size is made of the devices that are missing.
+            with suppress(Exception):
+                ranks = range(int(self.world_size))
+                self.processes = [UnstartedRank(rank, self._skip.exit_code) for rank in ranks]
 
     def _start_processes(self, proc: Any) -> None:
         """Start the ranks. `proc`, a class of processes, is for an override that starts them itself."""
@@ -132,6 +138,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         self._start_ranks(self._checked_world_size(), self._directory)
 
     def _start_ranks(self, world_size: int, directory: Path) -> None:
+        """Start the ranks of the test, which runs in them by `_run`."""
         job = self._job(
             _run_rank,
             world_size,
@@ -147,13 +154,16 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         )
         self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
-        self.pid_to_pipe = {pid: PipeFromRank(self._launched, rank) for rank, pid in enumerate(self._launched.pids)}
+        self.pid_to_pipe = {}
+        for rank, pid in enumerate(self._launched.pids):
+            self.pid_to_pipe[pid] = PipeFromRank(self._launched, rank)
 
     def _run_in_place(self, together: Round) -> launch.Verdict:
 
         def body(context: launch.RankContext) -> None:
             options = self._options_of_run()
-            self._run(context.rank, self._current_test_name(), self.file_name, _pipe_of(context, type(self)), **options)
+            pipe = _pipe_of(context, type(self))
+            self._run(context.rank, self._current_test_name(), self.file_name, pipe, **options)
 
         verdict = launched_ranks.run(together, body)
         launched_ranks.stop_if_asked(self._result)
@@ -162,6 +172,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         return verdict
 
     def _join_processes(self, fn: Callable[[], Any]) -> None:
+        """Wait for the ranks, and raise the exception for their verdict."""
         if self._skip is not None:
             raise Skipped(self._skip)
         began = launch.now()
@@ -194,6 +205,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         raise_verdict(self._verdict, self.id(), self)
 
     def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
+        """Wait for the ranks that this test has started, and judge them."""
         if self._launched is None:
             setup = f"{type(self).__qualname__}.setUp()"
             raise self._error(f"no ranks were started: {setup} must call self._spawn_processes()")
@@ -202,15 +214,19 @@ class MultiProcessTestCase(ProcessRanksTestCase):
             outcome = launch.watch(self._launched, self._timeout(), expected, self._get_timedout_process_traceback)
         verdict = outcome.verdict(self._case())
         passed_warnings.warn_again(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
-        if (remark := invocation.verdict_note) and (note := remark(outcome.reports, expected, verdict)):
-            verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
+        if invocation.verdict_note is not None:
+            note = invocation.verdict_note(outcome.reports, expected, verdict)
+            if note:
+                verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
         if verdict.outcome is launch.Outcome.PASSED:
             print_leftovers(self._short_name(), outcome.reports)
         return verdict
 
     def _expected(self, fn: Callable[[], Any]) -> launch.Expected:
         return launch.Expected(
-            fn in self.skip_return_code_checks, self.special_return_code_checks.get(fn), self._collectives_may_differ()
+            fn in self.skip_return_code_checks,
+            self.special_return_code_checks.get(fn),
+            self._collectives_may_differ(),
         )
 
     def _options_of_run(self) -> dict[str, Any]:
@@ -242,7 +258,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         Raise SystemExit if the test does not pass, so that an overriding `_run` does not continue.
         """
         account = account_behind(parent_pipe)
-        if (file_name := getattr(self, "file_name", None)) is not None:  # an overriding `_run` need not set it
+        # An overriding `_run` need not set it.
+        if (file_name := getattr(self, "file_name", None)) is not None:
             self._recorder = expectations.ExpectationRecorder(file_name, self.rank)
         set_rng_seed()
         try:
@@ -287,7 +304,8 @@ def _run_rank(
     def body() -> None:
         with passed_warnings.recorded(context.account):
             cls._run(context.rank, test_name, file_name, _pipe_of(context, cls), **options)
-        if context.account.account is not None:  # a skip, whose sys.exit() an overriding `_run` has caught
+        # A skip, whose sys.exit() an overriding `_run` has caught.
+        if context.account.account is not None:
             context.account.passed()
 
     run_rank(context, body, ends_process=False, leaves_groups=False, reports_imports=True)

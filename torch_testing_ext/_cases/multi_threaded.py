@@ -31,8 +31,10 @@ from .verdicts import RankError, RankFailure, raise_verdict
 if TYPE_CHECKING:
     from torch_testing_ext._threads.thread_ranks import ExcInfo, RankThreads
 
-__unittest = True  # keeps these frames out of tracebacks
-__tracebackhide__ = True  # the same for pytest
+# Keeps these frames out of tracebacks.
+__unittest = True
+# Does the same in pytest.
+__tracebackhide__ = True
 
 
 def spawn_threads_and_init_comms(
@@ -70,12 +72,12 @@ def _verdict_on(
     from torch_testing_ext.launch.judging import judge
 
     no_timeouts = settings.read().debug_rank is not None
-    reports, timed_out = threads.join(None if no_timeouts else timeout, _told)
+    reports, timed_out = threads.join(None if no_timeouts else timeout, _queued_exceptions)
     case = replace(case, note=threads.note)
     return judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
 
 
-def _told() -> Iterator[tuple[int, ExcInfo]]:
+def _queued_exceptions() -> Iterator[tuple[int, ExcInfo]]:
     """Take the exceptions that overrides of run_test_with_threaded_pg have put into the queue, as PyTorch's does."""
     with suppress(queue.Empty):
         while True:
@@ -116,8 +118,10 @@ class MultiThreadedTestCase(RankedTestCase):
     MAIN_THREAD_RANK = PARENT
     # An override of run_test_with_threaded_pg may put exceptions here: (rank, sys.exc_info()).
     exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
-    global_store: Any = None  # of the ranks' process group
-    threads: list[Any]  # set by setUp, in the main thread
+    # The store of the ranks' process group.
+    global_store: Any = None
+    # Set by setUp, in the main thread.
+    threads: list[Any]
     _started: RankThreads | None = None
     _skip: TestSkip | None = None
 
@@ -169,12 +173,14 @@ class MultiThreadedTestCase(RankedTestCase):
 
         size, name = self._checked_world_size(), self._current_test_name
         sanitize = sanitize_threads(kinds_of_test(self))
-        for _ in _told():
-            pass  # of threads that have outlived their test
+        for _ in _queued_exceptions():
+            # The exceptions are those of threads that have outlived their test.
+            pass
         self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, sanitize)
         self._started.test = self
         type(self).global_store = self._started.store
-        self.addCleanup(self._started.end)  # if setUp fails later, _join_threads is never called
+        # If setUp fails later, _join_threads is never called.
+        self.addCleanup(self._started.end)
         self._started.start()
         self.threads = self._started.threads
 
@@ -197,14 +203,17 @@ class MultiThreadedTestCase(RankedTestCase):
         if isinstance(failed_ranks, FailedRanks) and failed_ranks.is_complete:
             raise_verdict(failed_ranks.verdict, failed_ranks.test.id(), failed_ranks.test)
             return
-        errors = [error for _, (_, error, _) in failed_ranks if not isinstance(error, unittest.SkipTest)]
-        texts = [
-            f"rank {rank}:\n{launch.format_error(error)}" for rank, (_, error, _) in failed_ranks if error in errors
-        ]
+        skips = []
+        texts = []
+        for rank, (_, error, _) in failed_ranks:
+            if isinstance(error, unittest.SkipTest):
+                skips.append(str(error))
+            else:
+                texts.append(f"rank {rank}:\n{launch.format_error(error)}")
         if texts:
             raise RankFailure("\n".join(texts))
-        if failed_ranks:
-            raise unittest.SkipTest(str(failed_ranks[0][1][1]))
+        if skips:
+            raise unittest.SkipTest(skips[0])
 
     # -- a rank
 
@@ -224,7 +233,8 @@ class MultiThreadedTestCase(RankedTestCase):
                     self.perThreadSetUp()
                     getattr(self, test_name)()
             finally:
-                self.addCleanup(self.perThreadTearDown)  # without the group
+                # It runs without the group.
+                self.addCleanup(self.perThreadTearDown)
 
     def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
         """assertEqual on one rank only: the threads share one random number generator, so the numbers that each draws

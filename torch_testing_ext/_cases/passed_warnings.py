@@ -25,7 +25,11 @@ def pack(warning: warnings.WarningMessage) -> OwnWarning:
 
 def warn_again(ranks: Iterable[RankReport | RankAccount | None], filtered: bool = False) -> None:
     """Raise each different warning of some ranks once. `filtered`: see `raise_again`."""
-    raise_again((each for one in ranks if one is not None for each in one.warnings), filtered)
+    of_ranks: list[OwnWarning] = []
+    for rank in ranks:
+        if rank is not None:
+            of_ranks += rank.warnings
+    raise_again(of_ranks, filtered)
 
 
 def raise_again(packed: Iterable[OwnWarning], filtered: bool = False) -> None:
@@ -36,7 +40,8 @@ def raise_again(packed: Iterable[OwnWarning], filtered: bool = False) -> None:
     with warnings.catch_warnings():
         if not filtered:
             warnings.simplefilter("always")
-        for text, name, file, line in dict.fromkeys(OwnWarning(*one) for one in packed):
+        different = dict.fromkeys(OwnWarning(*warning) for warning in packed)
+        for text, name, file, line in different:
             warnings.warn_explicit(_warning(name, text), None, file, line)
 
 
@@ -44,9 +49,11 @@ def _warning(name: str, text: str) -> Warning:
     module, _, cls = name.rpartition(".")
     category = getattr(sys.modules.get(module), cls, None)
     if isinstance(category, type) and issubclass(category, Warning):
-        with suppress(Exception):  # of a class that wants other arguments
-            if str(found := category(text)) == text:
-                return found
+        # The class may want other arguments.
+        with suppress(Exception):
+            warning = category(text)
+            if str(warning) == text:
+                return warning
     return UserWarning(f"{cls}: {text}")
 
 
@@ -72,31 +79,34 @@ def _uncaught_exceptions() -> Iterator[None]:
     """Make warnings of the exceptions that the hooks of the interpreter get, at the end of this block."""
     import pytest
 
-    found: list[tuple[Warning, traceback.FrameSummary | None]] = []
+    pending: list[tuple[Warning, str, int]] = []
 
     def on_thread(args: Any) -> None:
         if args.exc_type is not SystemExit:
-            title = f"Exception in thread {args.thread.name if args.thread else None}"
-            keep(pytest.PytestUnhandledThreadExceptionWarning, title, args)
+            name = args.thread.name if args.thread else None
+            add(pytest.PytestUnhandledThreadExceptionWarning, f"Exception in thread {name}", args)
 
     def on_unraisable(args: Any) -> None:
-        keep(
-            pytest.PytestUnraisableExceptionWarning, f"{args.err_msg or 'Exception ignored in'}: {args.object!r}", args
-        )
+        what = args.err_msg or "Exception ignored in"
+        add(pytest.PytestUnraisableExceptionWarning, f"{what}: {args.object!r}", args)
 
-    def keep(category: type[Warning], title: str, args: Any) -> None:
+    def add(category: type[Warning], title: str, args: Any) -> None:
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        place = next(reversed(traceback.extract_tb(args.exc_traceback)), None)
-        found.append((category(f"{title}\n\n{''.join(lines)}"), place))
+        warning = category(f"{title}\n\n{''.join(lines)}")
+        file, line = "", 0
+        for frame in traceback.extract_tb(args.exc_traceback)[-1:]:
+            file, line = frame.filename, frame.lineno or 0
+        pending.append((warning, file, line))
 
     before = threading.excepthook, sys.unraisablehook
     threading.excepthook, sys.unraisablehook = on_thread, on_unraisable
     try:
         yield
-        if gc.get_freeze_count():  # only what the test has made: a forked rank does not look at the rest
+        # Only what the test has made: a forked rank does not look at the rest.
+        if gc.get_freeze_count():
             gc.collect()
-        while found:
-            warning, place = found.pop(0)
-            warnings.warn_explicit(warning, None, place.filename if place else "", (place and place.lineno) or 0)
+        while pending:
+            warning, file, line = pending.pop(0)
+            warnings.warn_explicit(warning, None, file, line)
     finally:
         threading.excepthook, sys.unraisablehook = before

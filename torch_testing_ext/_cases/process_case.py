@@ -29,7 +29,8 @@ from .verdicts import Interrupted
 if TYPE_CHECKING:
     from torch_testing_ext.launch.rounds import Round
 
-__unittest = True  # keeps these frames out of tracebacks: the message is complete
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
 
 
 class ProcessRanksTestCase(RankedTestCase):
@@ -39,15 +40,18 @@ class ProcessRanksTestCase(RankedTestCase):
     # A rank exits without destroying the gloo groups that it still has, which saves 10 ms a connection.
     fast_exit = True
 
-    _round: Round | None = None  # in the ranks of a launcher
+    # In the ranks of a launcher.
+    _round: Round | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        launch.Named.of(cls)  # so that a fork server that starts later can find the class
+        # A fork server that starts later finds the class by this.
+        launch.Named.of(cls)
 
     def _prepare_ranks(self) -> None:
         """Fork the server for the ranks of this test, unless it will start none."""
-        with suppress(Exception):  # raised again, and then shown, when setUp starts the ranks
+        # The error is raised again, and then shown, when setUp starts the ranks.
+        with suppress(Exception):
             if launch.this_launch() is None and not self._is_rank() and not _skips_without_set_up(self):
                 subject = launch.Named.of(type(self))
                 launch.prepare(subject, expected_imports(subject.file or ""))
@@ -73,7 +77,8 @@ class ProcessRanksTestCase(RankedTestCase):
         try:
             yield
         except KeyboardInterrupt:
-            if not isinstance(self._result, unittest.TestResult):  # that of pytest
+            # pytest has another type of result.
+            if not isinstance(self._result, unittest.TestResult):
                 raise
             self._result.stop()
             self._result.interrupted = True  # type: ignore[attr-defined]
@@ -92,12 +97,13 @@ class ProcessRanksTestCase(RankedTestCase):
 
 def _skips_without_set_up(test: RankedTestCase) -> bool:
     method = getattr(test, test._testMethodName, None)
-    if any(getattr(one, "__unittest_skip__", False) for one in (type(test), method)):
+    if any(getattr(target, "__unittest_skip__", False) for target in (type(test), method)):
         return True
     try:
         return test._known_skip() is not None
     except AttributeError:
-        return True  # a need that reads what setUp has yet to set: it may skip
+        # A need that reads what setUp has yet to set: it may skip.
+        return True
     except Exception:
         return False
 

@@ -14,7 +14,7 @@ import unittest
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch_testing_ext._process.logs import content_of
@@ -25,7 +25,8 @@ from torch_testing_ext._process.whole_files import source_tree
 class PytestStyleTest:
     """A test that pytest would collect and unittest does not."""
 
-    cls: str  # "" for a function
+    # "" for a function.
+    cls: str
     method: str
     line: int
 
@@ -34,13 +35,18 @@ class PytestStyleTest:
 class PytestTest:
     """A test that pytest has collected, and runs."""
 
-    collection: Any  # a pytest_session.Collection
+    # A pytest_session.Collection.
+    collection: Any
     item: Any
-    cls: str  # "" for a function; `Outer::Inner`
-    method: str  # with the names of its parameters
+    # "" for a function; `Outer::Inner`.
+    cls: str
+    # Its name, with those of its parameters.
+    method: str
     line: int
-    together: str  # names the fixtures that it shares with others
-    case: Any  # the test case, if unittest would run it, too
+    # Names the fixtures that it shares with others.
+    together: str
+    # The test case, if unittest would run it, too.
+    case: Any
 
 
 # What most files with such tests have in a line of their own, or all files with marks or fixtures of pytest.
@@ -56,17 +62,19 @@ def is_installed() -> bool:
 
 
 def looks_like_pytest(path: str) -> bool:
-    """Whether a file's source looks as if pytest had something to do with its tests. It may be wrong both ways."""
+    """Does a file's source look as if pytest had something to do with its tests? It may be wrong both ways."""
     return _LOOKS_LIKE_PYTEST.search(content_of(Path(path))) is not None
 
 
 def has_marks(test: Any) -> bool:
-    """Whether a test of unittest has marks of pytest, which unittest does not heed."""
-    if sys.modules.get("pytest") is None:  # not imported, or not installed
+    """Has a test of unittest marks of pytest, which unittest does not heed?"""
+    # Not imported, or not installed.
+    if sys.modules.get("pytest") is None:
         return False
-    method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
-    module = sys.modules.get(type(test).__module__)
-    return any(getattr(each, "pytestmark", None) for each in (method, type(test), module))
+    cls = type(test)
+    method = getattr(cls, getattr(test, "_testMethodName", ""), None)
+    module = sys.modules.get(cls.__module__)
+    return any(getattr(owner, "pytestmark", None) for owner in (method, cls, module))
 
 
 IsFixture = Callable[[FunctionType], bool]
@@ -103,8 +111,13 @@ class _Finder:
         self._names_in_source: frozenset[str] | None = None
         cases = [thing for thing in vars(module).values() if _is_test_case(thing)]
         # A mixin's methods are tests of the classes that have it as a base.
-        self._bases = {base for cls in (*map(type, collected), *cases) for base in cls.__mro__}
-        self._run_by_unittest = {id(function) for test in collected for function in _functions_of(test)}
+        self._bases: set[type] = set()
+        for cls in (*map(type, collected), *cases):
+            self._bases.update(cls.__mro__)
+        # The identities of the functions.
+        self._run_by_unittest: set[int] = set()
+        for test in collected:
+            self._run_by_unittest.update(map(id, _functions_of(test)))
 
     def tests(self) -> Iterator[PytestStyleTest]:
         for name, thing in list(vars(self._module).items()):
@@ -119,8 +132,9 @@ class _Finder:
             _looks_like(name, "test", function)
             and not _is_excluded(function)
             and not self._is_fixture(function)
-            and function.__code__.co_varnames[: min(1, function.__code__.co_argcount)] != ("self",)  # for a class
-            and not any(id(one) in self._run_by_unittest for one in _unwrapped(function))
+            # Otherwise it is there for a class.
+            and not _first_argument_is_self(function)
+            and self._run_by_unittest.isdisjoint(map(id, _unwrapped(function)))
         )
 
     def _is_test_class(self, name: str, cls: type) -> bool:
@@ -133,14 +147,21 @@ class _Finder:
         )
 
     def _methods(self, name: str, cls: type) -> Iterator[PytestStyleTest]:
-        attributes = {name: thing for base in reversed(cls.__mro__) for name, thing in vars(base).items()}
-        for method, thing in attributes.items():
+        attributes: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            attributes.update(vars(base))
+        for attribute, thing in attributes.items():
             function = thing.__func__ if isinstance(thing, (staticmethod, classmethod)) else thing
             if isinstance(function, FunctionType):
-                if _looks_like(method, "test", function) and not (_is_excluded(function) or self._is_fixture(function)):
-                    yield PytestStyleTest(name, method, _line(function))
-            elif isinstance(function, type) and self._is_test_class(method, function):
-                yield from self._methods(f"{name}.{method}", function)
+                if self._is_test_method(attribute, function):
+                    yield PytestStyleTest(name, attribute, _line(function))
+            elif isinstance(function, type) and self._is_test_class(attribute, function):
+                yield from self._methods(f"{name}.{attribute}", function)
+
+    def _is_test_method(self, name: str, function: FunctionType) -> bool:
+        if not _looks_like(name, "test", function):
+            return False
+        return not _is_excluded(function) and not self._is_fixture(function)
 
     def _is_defined_here(self, name: str, thing: FunctionType | type) -> bool:
         """Decide by the module, or by the source: a decorator of another module may have replaced the function."""
@@ -159,6 +180,11 @@ def _looks_like(name: str, prefix: str, thing: Any) -> bool:
     return name.startswith(prefix) or getattr(thing, "__test__", None) is True
 
 
+def _first_argument_is_self(function: FunctionType) -> bool:
+    code = function.__code__
+    return code.co_argcount > 0 and code.co_varnames[0] == "self"
+
+
 def _is_excluded(thing: Any) -> bool:
     return not getattr(thing, "__test__", True)
 
@@ -172,16 +198,18 @@ def _functions_of(test: Any) -> Iterator[Any]:
 
 def _unwrapped(function: Any) -> Iterator[Any]:
     """A function, and the functions that its decorators have wrapped."""
+    # By identity: some callables have an `==` of their own. The list keeps them alive.
     seen: list[Any] = []
-    while function is not None and not any(function is one for one in seen):
+    while function is not None and not any(function is earlier for earlier in seen):
         seen.append(function)
         yield function
-        inner = (getattr(function, name, None) for name in ("__wrapped__", "__func__", "func"))
-        function = next((one for one in inner if callable(one)), None)
+        inner = [getattr(function, name, None) for name in ("__wrapped__", "__func__", "func")]
+        function = next(filter(callable, inner), None)
 
 
 def _line(function: FunctionType) -> int:
-    return getattr(inspect.unwrap(function), "__code__", function.__code__).co_firstlineno
+    code: CodeType = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    return code.co_firstlineno
 
 
 def _definitions(module: ModuleType) -> Iterator[str]:

@@ -25,7 +25,7 @@ def say_if_nothing_is_recorded() -> None:
 
 @functools.cache
 def why_not_sanitized() -> str | None:
-    """Why the ranks of this process cannot be sanitized; None if they can. Says so once."""
+    """Return the reason why the ranks of this process cannot be sanitized; None if they can. Says so once."""
     from torch_testing_ext._torch import hook
 
     why = hook.can_hook()

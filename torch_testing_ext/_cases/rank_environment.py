@@ -21,8 +21,10 @@ def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
     """
     with leased_port() as port:
         environ = common(world_size, port)
-        if keep and (chosen := os.environ.get("MASTER_PORT")) not in (None, _INHERITED_PORT):
-            environ |= {"MASTER_PORT": chosen or "", "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1")}
+        chosen = os.environ.get("MASTER_PORT")
+        if keep and chosen is not None and chosen != _INHERITED_PORT:
+            environ["MASTER_PORT"] = chosen
+            environ["MASTER_ADDR"] = os.environ.get("MASTER_ADDR", "127.0.0.1")
         if ADDRESS in os.environ:
             yield environ
             return
@@ -33,9 +35,16 @@ def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
 def common(world_size: int, port: int) -> dict[str, str]:
     """Return the variables common to all ranks. `port`: where rank 0 may listen."""
     size = str(world_size)
-    own = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    own = {
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     # Otherwise `env://` would look for the store of a launcher that has started this process.
-    own |= dict.fromkeys((name for name in os.environ if name.startswith("TORCHELASTIC_USE_")), "False")
+    for name in os.environ:
+        if name.startswith("TORCHELASTIC_USE_"):
+            own[name] = "False"
     return {**system.for_gloo(), **own}
 
 

@@ -17,7 +17,8 @@ from torch_testing_ext.launch import RankContext, stopping
 
 from . import accounting, group_creation, rank_environment, shared_devices
 
-c10d: Any = dist  # its type stubs lack what comes from C++
+# Its type stubs lack what comes from C++.
+c10d: Any = dist
 # Importing fewer modules than this in each rank costs less than a preload hint.
 _WORTH_A_HINT = 10
 
@@ -56,14 +57,16 @@ def run_rank(
 def prepare(context: RankContext) -> None:
     """Reset the state that a rank must not inherit, and let its peers know from now on while it creates groups."""
     if context.seed is not None:
-        seeds.SEED = context.seed  # a new interpreter has not seen --seed
+        # A new interpreter has not seen --seed.
+        seeds.SEED = context.seed
     seeds.set_rng_seed()
     is_set = "OMP_NUM_THREADS" in os.environ
     threads = torch.get_num_threads() if is_set else max(1, system.cores() // context.world_size)
     # Even to the same number: torch replaces a pool that was forked at its next use; in threads of autograd, it aborts.
     torch.set_num_threads(threads)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
-        c10d.set_debug_level_from_env()  # torch reads it only at import, which was before the fork
+        # torch reads it only at import, which was before the fork.
+        c10d.set_debug_level_from_env()
     _torch.first_use.stop_noting()
     shared_devices.begin(context.rank, context.world_size)
     if context.is_debugged:
@@ -86,8 +89,8 @@ def _imported_since(count: int) -> tuple[str, ...]:
     Modules that code has made, such as inductor's kernels, have no spec, and nothing could import them.
     """
     # From the end: reading all names would copy the memory pages that hold them.
-    latest = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
-    new = tuple(
-        name for name in reversed(latest) if name.startswith("torch.") and getattr(sys.modules[name], "__spec__", None)
-    )
-    return new if len(new) >= _WORTH_A_HINT else ()
+    added = max(0, len(sys.modules) - count)
+    latest = itertools.islice(reversed(sys.modules), added)
+    of_torch = [name for name in latest if name.startswith("torch.")]
+    new = [name for name in of_torch if getattr(sys.modules[name], "__spec__", None)]
+    return tuple(reversed(new)) if len(new) >= _WORTH_A_HINT else ()

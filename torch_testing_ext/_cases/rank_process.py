@@ -8,7 +8,8 @@ from typing import Any
 
 from torch_testing_ext import launch
 
-STACKS_TIMEOUT = 5.0  # seconds, as PyTorch waits for them
+# In seconds; PyTorch waits as long.
+STACKS_TIMEOUT = 5.0
 
 
 class RankProcess:
@@ -111,7 +112,8 @@ class PipeFromRank:
             with suppress(OSError):
                 if text := file.read_text(errors="replace"):
                     self._stacks.append(text)
-                os.truncate(file, 0)  # the failure has stacks of its own
+                # The failure has stacks of its own.
+                os.truncate(file, 0)
 
     def close(self) -> None:
         self.closed = True
@@ -125,7 +127,8 @@ class PipeToParent:
         self.closed = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "account_writer":  # of a copy that has no attributes yet
+        # A copy has no attributes yet.
+        if name == "account_writer":
             raise AttributeError(name)
         return getattr(self.account_writer, name)
 

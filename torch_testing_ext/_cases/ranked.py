@@ -24,7 +24,8 @@ from .rank_checks import sanitize_with
 from .test_case import TestCase
 from .verdicts import RankError, rank_error
 
-__unittest = True  # keeps these frames out of tracebacks: the message is complete
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
 
 
 def _number(text: str) -> float:
@@ -33,7 +34,8 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-PARENT = -1  # the `rank` of the test case that waits for the ranks
+# The `rank` of the test case that waits for the ranks.
+PARENT = -1
 DEFAULT_WORLD_SIZE = 4
 TIMEOUT_DEFAULT = _number(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
 TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
@@ -115,8 +117,11 @@ class RankedTestCase(TestCase):
     @classmethod
     def _overrides(cls, *names: str) -> bool:
         """Does the class have one of these from outside this package?"""
-        found = (inspect.getattr_static(cls, name, None) for name in names)
-        return any(one is not None and not is_ours(getattr(one, "__func__", one)) for one in found)
+        for name in names:
+            member = inspect.getattr_static(cls, name, None)
+            if member is not None and not is_ours(getattr(member, "__func__", member)):
+                return True
+        return False
 
     def _error(self, message: str) -> RankError:
         return rank_error(launch.Verdict(launch.Outcome.ERROR, message), self)
@@ -164,8 +169,13 @@ class RankedTestCase(TestCase):
 
 
 def _describe_subtest(msg: Any, params: dict[str, Any]) -> str:
-    named = ", ".join(f"{name}={value!r}" for name, value in params.items())
-    return " ".join(part for part in (f"[{msg}]" if msg is not None else "", f"({named})" if named else "") if part)
+    parts = []
+    if msg is not None:
+        parts.append(f"[{msg}]")
+    if params:
+        values = ", ".join(f"{name}={value!r}" for name, value in params.items())
+        parts.append(f"({values})")
+    return " ".join(parts)
 
 
 @contextmanager

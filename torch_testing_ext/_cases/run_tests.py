@@ -22,12 +22,15 @@ from . import invocation
 from .fixtures import FixtureSuite
 from .pytest_style import PytestStyleTest, if_no_test, pytest_style_tests, why_not_run
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 EXIT_FAILED = 1
-EXIT_NO_TESTS = 5  # as in unittest since Python 3.12
+# As in unittest since Python 3.12.
+EXIT_NO_TESTS = 5
 EXIT_INTERRUPTED = 130
-_ENDING = ("_exit", "execv", "execve")  # the other exec functions call one of these two
+# The other exec functions call one of these two.
+_ENDING = ("_exit", "execv", "execve")
 
 
 def run_tests(argv: Sequence[str] | None = None) -> None:
@@ -40,9 +43,11 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if options.seed is not None:
         seeds.SEED = options.seed
     if options.hypothesis_profile is not None:
-        os.environ["HYPOTHESIS_PROFILE"] = options.hypothesis_profile  # where properties look, also in ranks
+        # Where properties look, also in ranks.
+        os.environ["HYPOTHESIS_PROFILE"] = options.hypothesis_profile
     if options.accept:
-        os.environ["EXPECTTEST_ACCEPT"] = "1"  # where expecttest looks, in this process and in those it starts
+        # Where expecttest looks, in this process and in those it starts.
+        os.environ["EXPECTTEST_ACCEPT"] = "1"
     seeds.set_rng_seed()
     for name, reason in _NOT_NEEDED.items():
         if getattr(options, name):
@@ -66,6 +71,7 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace, argv: list[str]) -> int:
+    """Do what the options ask for; return the exit code."""
     if options.discover_tests:
         print("\n".join(_selected(argv)))
         return 0
@@ -98,6 +104,7 @@ _NOT_NEEDED = {
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Make the parser of our options, and of those of PyTorch's that have no effect here."""
     parser = argparse.ArgumentParser(prog="python test_file.py", add_help=False, allow_abbrev=False)
     parser.usage = "%(prog)s [these options] [unittest's options, below] [TestClass[.test_method] ...]"
     add = parser.add_argument
@@ -150,8 +157,10 @@ class _Program(unittest.TestProgram):
         super().runTests()
 
     def _left_out(self) -> list[PytestStyleTest]:
-        known: Any = self  # what the arguments have set
-        if known.testNames is not None:  # of which such tests are no part
+        # What the arguments have set.
+        known: Any = self
+        # Tests for pytest alone are no part of a selection.
+        if known.testNames is not None:
             return []
         patterns = known.testNamePatterns or ["*"]
         return [
@@ -209,6 +218,8 @@ class _Runner(unittest.TextTestRunner):
         super().__init__(**{"stream": _own_stderr(), **options})
 
     def run(self, test: Any) -> Any:
+        """Run a suite, and report the tests that were left out as errors."""
+
         def run_until_interrupted(result: Any) -> None:
             _unittest_suite: Any = unittest.suite
             try:
@@ -217,11 +228,12 @@ class _Runner(unittest.TextTestRunner):
                 result.interrupted = True
                 result.stop()
                 self.stream.writeln("\nInterrupted: the tests that follow were not run.")
-            except SystemExit:  # in a suite that load_tests made: ours does not let it through
+            except SystemExit:
+                # In a suite that load_tests made: ours does not let it through.
                 result.addError(_unittest_suite._ErrorHolder("the tests that follow were not run"), sys.exc_info())
-            for one in self.left_out:
-                error = _explain_left_out(one)
-                result.addError(_unittest_suite._ErrorHolder(_name_of(one)), (LeftOut, error, None))
+            for left_out in self.left_out:
+                error = _explain_left_out(left_out)
+                result.addError(_unittest_suite._ErrorHolder(_name_of(left_out)), (LeftOut, error, None))
 
         self.guard.code = None
         result = super().run(run_until_interrupted)  # type: ignore[arg-type]
@@ -241,7 +253,12 @@ def _own_stderr() -> Any:
 
 def _selected(argv: list[str]) -> list[str]:
     """Return the names of the tests that unittest would run for this command line."""
-    lister: Any = SimpleNamespace(run=lambda suite: [test.id().split(".", 1)[1] for test in _flatten(suite)])
+
+    def names_of(suite: Any) -> list[str]:
+        ids = [test.id() for test in _flatten(suite)]
+        return [name.partition(".")[2] for name in ids]
+
+    lister: Any = SimpleNamespace(run=names_of)
     listed: Any = _Program("__main__", argv=argv, testRunner=lister, testLoader=unittest.TestLoader(), exit=False)
     names: list[str] = listed.result
     return names
@@ -256,15 +273,13 @@ def _flatten(suite: Any) -> Iterator[unittest.TestCase]:
 
 
 def _run_each_alone(argv: list[str], seed: int | None) -> int:
+    """Run each test in an interpreter of its own; return the exit code."""
     names = _selected(argv)
     if not names and not _Runner.left_out:
         return _nothing_tested()
-    command = [
-        sys.executable,
-        *invocation.python_arguments,
-        argv[0],
-        *(word for word in argv[1:] if word in _RUN_OPTIONS),
-    ]
+    file, *words = argv
+    options = [word for word in words if word in _RUN_OPTIONS]
+    command = [sys.executable, *invocation.python_arguments, file, *options]
     if seed is not None:
         command.append(f"--seed={seed}")
     failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]
@@ -289,8 +304,10 @@ class ExitGuard:
     """
 
     def __init__(self) -> None:
-        self.running = ""  # the test or fixture that is running
-        self.code: int | None = 0  # of the process, unless it exits with another; None while tests run
+        # The test or fixture that is running.
+        self.running = ""
+        # The exit code of the process, unless it exits with another; None while tests run.
+        self.code: int | None = 0
         self._pid = os.getpid()
         self._originals = {name: getattr(os, name) for name in _ENDING}
 
@@ -299,6 +316,8 @@ class ExitGuard:
             setattr(os, name, self._instead_of(name, original))
 
     def _instead_of(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Make the stand-in for a function of `os` that ends or replaces the process."""
+
         def guarded(*arguments: Any, **options: Any) -> Any:
             if os.getpid() != self._pid:
                 return original(*arguments, **options)
@@ -306,8 +325,11 @@ class ExitGuard:
                 self._explain(name)
             elif name != "_exit":
                 return original(*arguments, **options)
-            status = arguments[0] if name == "_exit" and arguments else options.get("status", 0)
-            self._exit(status or (EXIT_FAILED if self.code is None else self.code))
+            status = options.get("status", 0)
+            if name == "_exit" and arguments:
+                status = arguments[0]
+            code = EXIT_FAILED if self.code is None else self.code
+            self._exit(status or code)
 
         return guarded
 
@@ -320,7 +342,8 @@ class ExitGuard:
 
     def _explain(self, name: str) -> None:
         where = f" in {self.running}" if self.running else ""
-        frames = [one for one in traceback.walk_stack(sys._getframe()) if not _is_ours(one[0])]
+        stack_of_caller = traceback.walk_stack(sys._getframe())
+        frames = [(frame, line) for frame, line in stack_of_caller if not _is_ours(frame)]
         stack = "".join(reversed(traceback.StackSummary.extract(frames).format()))
         text = f"\nos.{name}() ended the tests before they were over{where}. It was called here:\n{stack}\n"
         with suppress(OSError):

@@ -37,7 +37,8 @@ from .ranked import checked_world_size
 from .verdicts import RankError, raise_verdict, say, say_once
 
 __unittest = True
-__tracebackhide__ = True  # the same for pytest
+# Does the same in pytest.
+__tracebackhide__ = True
 
 LAUNCHERS = (None, "torchrun")
 _OF_LAUNCHERS = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -49,7 +50,8 @@ _END_TIMEOUT = 5.0
 class ScriptRun:
     """A script that has run to its end in every rank."""
 
-    outputs: tuple[str, ...]  # stdout and stderr of each rank; of torchrun, one text for all
+    # Stdout and stderr of each rank; of torchrun, one text for all.
+    outputs: tuple[str, ...]
 
 
 def run_script(
@@ -81,20 +83,27 @@ def run_script(
     def start(make_job: Callable[..., launch.Job]) -> launch.Run:
         job = make_job(_run, arguments={"script": str(script)})
         environ = {**job.context.environ, **(env or {})}
-        usual = _usual_path(sys.executable, os.environ.get("PYTHONPATH", ""))
-        path = (str(script.parent), *usual, *(entry for entry in sys.path if entry not in usual))  # pytest has inserted
-        there = launch.ProcessContext(environ, os.getcwd(), path, (str(script), *words))
-        return launch.launch_fresh(replace(job, context=there))
+        context = launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words))
+        return launch.launch_fresh(replace(job, context=context))
 
     return ScriptRun(run_to_end(case, size, timeout, start, launch.Expected()))
 
 
+def _search_path(script: Path) -> tuple[str, ...]:
+    """The sys.path of a script: Python's, and what pytest has inserted in this process."""
+    usual = _usual_path(sys.executable, os.environ.get("PYTHONPATH", ""))
+    inserted = [entry for entry in sys.path if entry not in usual]
+    return (str(script.parent), *usual, *inserted)
+
+
 @functools.cache
 def _usual_path(executable: str, python_path: str) -> tuple[str, ...]:
-    done = subprocess.run(
-        [executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"], capture_output=True, check=True
-    )
-    return tuple(json.loads(done.stdout.splitlines()[-1]))
+    """The sys.path of a new interpreter, without the folder of its script."""
+    code = "import json, sys; print(json.dumps(sys.path[1:]))"
+    result = subprocess.run([executable, "-c", code], capture_output=True, check=True)
+    # What a .pth file or a sitecustomize prints comes before it.
+    *_, path = result.stdout.splitlines()
+    return tuple(json.loads(path))
 
 
 def _run(context: launch.RankContext, script: str) -> None:
@@ -105,7 +114,8 @@ def _run(context: launch.RankContext, script: str) -> None:
         except SystemExit:
             raise
         except BaseException as error:
-            account_for_error(context.account, error)  # a script cannot skip
+            # A script cannot skip.
+            account_for_error(context.account, error)
 
     run_rank(context, body)
 
@@ -149,10 +159,10 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
         if how != reaping.describe_exit(0):
             finding = left.mismatch()
             why = f"\n\n{finding.text}" if finding is not None else ""
-            again = user_commands.command(*launcher, str(script), *words)
+            rerun = user_commands.command(*launcher, str(script), *words)
             raise RankError(
                 f"torchrun {how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
-                f"To run it alone:\n  {again}"
+                f"To run it alone:\n  {rerun}"
             )
         print(output, end="")
         verdict = left.verdict(script, launch.now() - began)
@@ -204,12 +214,16 @@ class _Left:
         self._ranks = range(size)
         self._note = sanitize.note
         self._logs = Logs([log_of(directory, rank) for rank in self._ranks], sanitize)
-        found = {rank: sorted(directory.glob(f"rank{rank}.*.left")) for rank in self._ranks}
-        # Of several processes with the number of a rank, it is not known which is the rank.
-        self._unknown = [rank for rank in self._ranks if len(found[rank]) != 1]
-        self._left: list[RawRecord | None] = [
-            unpack(found[rank][0].read_bytes()) if rank not in self._unknown else None for rank in self._ranks
-        ]
+        self._unknown: list[int] = []
+        self._left: list[RawRecord | None] = []
+        for rank in self._ranks:
+            files = list(directory.glob(f"rank{rank}.*.left"))
+            # Of several processes with the number of a rank, it is not known which is the rank.
+            if len(files) == 1:
+                self._left.append(unpack(files[0].read_bytes()))
+            else:
+                self._unknown.append(rank)
+                self._left.append(None)
 
     def mismatch(self) -> Finding | None:
         records = [raw.record(rank) for rank, raw in enumerate(self._left) if raw is not None]

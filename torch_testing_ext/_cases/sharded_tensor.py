@@ -17,11 +17,13 @@ from torch_testing_ext._marks.platforms import tp_transports
 from . import shared_devices
 from .multi_process import MultiProcessTestCase
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 TEST_GPU_NUM = 4
 
-_init_rpc: Any = rpc.init_rpc  # untyped in torch
+# Untyped in torch.
+_init_rpc: Any = rpc.init_rpc
 
 
 class ShardedTensorTestBase(MultiProcessTestCase):
@@ -60,7 +62,8 @@ class ShardedTensorTestBase(MultiProcessTestCase):
         self.init_pg(backend=backend)
 
     def destroy_comms(self, destroy_rpc: bool = True) -> None:
-        dist.barrier()  # no rank shuts down while another still needs it
+        # No rank shuts down while another still needs it.
+        dist.barrier()
         if destroy_rpc:
             rpc.shutdown()
         dist.destroy_process_group()
@@ -69,9 +72,9 @@ class ShardedTensorTestBase(MultiProcessTestCase):
         """Compare local shards, metadata, and specifications."""
         ours, theirs = st1.local_shards(), st2.local_shards()
         self.assertEqual(len(ours), len(theirs))
-        for one, other in zip(ours, theirs, strict=True):
-            self.assertEqual(one.tensor, other.tensor)
-            self.assertEqual(one.metadata, other.metadata)
+        for shard, other in zip(ours, theirs, strict=True):
+            self.assertEqual(shard.tensor, other.tensor)
+            self.assertEqual(shard.metadata, other.metadata)
         self.assertEqual(st1.metadata(), st2.metadata())
         self.assertEqual(st1.sharding_spec(), st2.sharding_spec())
         self.assertEqual(len(st1.remote_shards()), len(st2.remote_shards()))

@@ -51,7 +51,8 @@ def begin(rank: int, world_size: int) -> None:
         os.environ.setdefault("NCCL_MAX_CTAS", str(sharing.blocks_for(ranks)))
     else:
         names: Any = dist.Backend.default_device_backend_map
-        names["cuda"] = chosen  # for groups whose backend is left to torch
+        # For groups whose backend is left to torch.
+        names["cuda"] = chosen
         _torch.cuda_state.gather_lists_one_by_one()
     _torch.cuda_state.fold_device_numbers(devices)
     own = sharing.device_of(rank, devices)

@@ -29,8 +29,10 @@ class SourceFacts(NamedTuple):
     dtensor: bool = False
     dynamo: bool = False
     inductor: bool = False
-    tests: int = 0  # functions that look like tests
-    generates: bool = False  # more tests than there are such functions
+    # Functions that look like tests.
+    tests: int = 0
+    # More tests than there are such functions.
+    generates: bool = False
 
 
 def facts_of(file: str) -> SourceFacts:

@@ -19,7 +19,8 @@ from .ranked import checked_world_size
 from .verdicts import RankError
 
 __unittest = True
-__tracebackhide__ = True  # the same for pytest
+# Does the same in pytest.
+__tracebackhide__ = True
 
 
 def spawn(
@@ -70,7 +71,8 @@ def _start(
     except (AttributeError, TypeError):
         raise RankError(f"{why}\n\nNew interpreters could run only a function that has a name.") from None
     try:
-        sent = pickle.dumps((args, backend))  # it may need the function's module
+        # To pickle them may need the function's module.
+        sent = pickle.dumps((args, backend))
         return launch.launch_fresh(make_job(_run, arguments={"call": (named, sent)}))
     except (pickle.PicklingError, TypeError, AttributeError, ImportError) as error:
         raise RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None
@@ -78,7 +80,12 @@ def _start(
 
 def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = None) -> None:
     """The body of a rank."""
-    function, args, backend = context.inherited if call is None else (call[0].resolve(), *pickle.loads(call[1]))
+    if call is None:
+        function, args, backend = context.inherited
+    else:
+        named, sent = call
+        function = named.resolve()
+        args, backend = pickle.loads(sent)
 
     def body() -> None:
         with passed_warnings.recorded(context.account):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import os
 import pickle
 import tempfile
@@ -23,7 +22,8 @@ from .scripts import run_script
 from .spawning import spawn
 
 __unittest = True
-__tracebackhide__ = True  # the same for pytest
+# Does the same in pytest.
+__tracebackhide__ = True
 
 
 def _call(rank: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -41,7 +41,8 @@ def debug_launcher(function: Callable[..., object], args: Sequence[Any] = (), nu
 
 
 def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]) -> None:
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):  # accelerate sets none: they would make one rank a launch
+    # Accelerate sets none: they would make one rank a launch.
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
     os.environ.update(ACCELERATE_USE_CPU="yes", ACCELERATE_MIXED_PRECISION="no", FORK_LAUNCHED="1")
     function(*args)
@@ -53,18 +54,33 @@ def execute_subprocess_async(
     """Run the script of a command of `accelerate launch` in ranks, if its only options are the number of processes and
     how often to look at them; any other command as accelerate does. For accelerate's function.
     """
-    words = [str(word) for word in cmd]
-    own = list(itertools.takewhile(lambda word: word.startswith("--"), words[2:]))
-    options = dict(word.removeprefix("--").split("=", 1) for word in own if "=" in word)
-    is_plain = words[:2] == ["accelerate", "launch"] and options.keys() <= {"num_processes", "monitor_interval"}
-    script, *args = words[2 + len(own) :] or [""]
-    if not is_plain or len(options) < len(own) or not script.endswith(".py") or int(options["num_processes"]) < 2:
+    launched = _script_of([str(word) for word in cmd])
+    if launched is None:
         from accelerate.test_utils import testing
 
         return testing.execute_subprocess_async(list(cmd), env, stdin, timeout, **shown)
-    run = run_script(script, *args, ranks=int(options["num_processes"]), env=env, timeout=timeout)
-    lines = [line for output in run.outputs for line in output.splitlines()]
+    ranks, script, args = launched
+    run = run_script(script, *args, ranks=ranks, env=env, timeout=timeout)
+    lines: list[str] = []
+    for output in run.outputs:
+        lines += output.splitlines()
     return types.SimpleNamespace(returncode=0, stdout=lines, stderr=[])
+
+
+def _script_of(words: Sequence[str]) -> tuple[int, str, list[str]] | None:
+    """The number of ranks, the script and its arguments in a command of `accelerate launch`; None for any other one."""
+    if list(words[:2]) != ["accelerate", "launch"]:
+        return None
+    options = {}
+    rest = list(words[2:])
+    while rest and rest[0].startswith("--"):
+        name, equals, value = rest.pop(0).removeprefix("--").partition("=")
+        if not equals or name in options or name not in ("num_processes", "monitor_interval"):
+            return None
+        options[name] = value
+    script, *args = rest or [""]
+    ranks = int(options.get("num_processes", 0)) if script.endswith(".py") else 0
+    return (ranks, script, args) if ranks >= 2 else None
 
 
 # -- torch
@@ -129,7 +145,8 @@ class MultiProcessTestBase(unittest.TestCase):
 def _call_by_keywords(
     rank: int, function: Callable[..., object], world_size: int, kwargs_per_rank: list[dict[str, Any]]
 ) -> None:
-    function(**{**kwargs_per_rank[rank], "rank": rank, "world_size": world_size})
+    kwargs = {**kwargs_per_rank[rank], "rank": rank, "world_size": world_size}
+    function(**kwargs)
 
 
 # -- fairscale
@@ -152,8 +169,9 @@ def spawn_for_all_world_sizes(
             raise unittest.SkipTest("by default, it needs accelerators; without any, fairscale's calls nothing")
     for size in world_sizes:
         with tempfile.TemporaryDirectory() as folder:
-            files = [str(Path(folder, name)) for name in ("group", "rpc")]
-            spawn(_call_seeded, size, test_func, deterministic, size, *files, *args)
+            file = str(Path(folder, "group"))
+            other_file = str(Path(folder, "rpc"))
+            spawn(_call_seeded, size, test_func, deterministic, size, file, other_file, *args)
 
 
 def _call_seeded(rank: int, function: Callable[..., object], deterministic: bool, *args: Any) -> None:
@@ -181,8 +199,11 @@ class Pool:
         initargs: Sequence[Any] = (),
         backend: str | None = "gloo",
     ):
-        self.size, self._backend = processes, backend
-        self._initializer = functools.partial(initializer, *initargs) if initializer is not None else None
+        self.size = processes
+        self._backend = backend
+        self._initializer = None
+        if initializer is not None:
+            self._initializer = functools.partial(initializer, *initargs)
 
     def starmap(self, func: Callable[..., Any], iterable: Iterable[Sequence[Any]], chunksize: int = 1) -> list[Any]:
         """Call `func(*arguments)` in a rank of its own for each element; return the results."""
@@ -191,7 +212,8 @@ class Pool:
             raise ValueError(f"starmap has {len(calls)} calls for {self.size} ranks: each rank runs one of them")
         with tempfile.TemporaryDirectory() as folder:
             spawn(_call_for_result, len(calls), func, calls, self._initializer, folder, backend=self._backend)
-            return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(len(calls))]
+            files = [Path(folder, str(rank)) for rank in range(len(calls))]
+            return [pickle.loads(file.read_bytes()) for file in files]
 
     def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> list[Any]:
         return self.starmap(func, [(argument,) for argument in iterable])
@@ -216,4 +238,5 @@ def _call_for_result(
 ) -> None:
     if initializer is not None:
         initializer()
-    Path(folder, str(rank)).write_bytes(pickle.dumps(function(*calls[rank])))
+    result = function(*calls[rank])
+    Path(folder, str(rank)).write_bytes(pickle.dumps(result))

@@ -19,9 +19,11 @@ from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.skips import check_slow_or_fast
 from torch_testing_ext._utils.contexts import disable_gc, set_warn_always_context
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
-_sparse_invariants: Any = torch.sparse.check_sparse_tensor_invariants  # untyped in torch
+# Untyped in torch.
+_sparse_invariants: Any = torch.sparse.check_sparse_tensor_invariants
 
 _ANSI_ESCAPE = re.compile(r"\x1b(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
 
@@ -242,8 +244,10 @@ class TestCase(expecttest.TestCase):
             yield
         if not caught:
             self.fail("no warning caught")
-        found = [str(warning.message) for warning in caught if type(warning.message) is category]
-        self.assertTrue(found, f"no {category.__name__} among {[repr(warning.message) for warning in caught]}")
+        kinds = [type(warning.message) for warning in caught]
+        self.assertTrue(
+            category in kinds, f"no {category.__name__} among {[repr(warning.message) for warning in caught]}"
+        )
         texts = [str(warning.message) for warning in caught]
         self.assertTrue(any(re.match(regex, text) for text in texts), f"{regex!r} matches none of {texts}")
 
@@ -258,7 +262,11 @@ class TestCase(expecttest.TestCase):
         """Fail if the call raises an exception that cannot propagate, such as one in a destructor."""
         caught: list[str] = []
         hook = sys.unraisablehook
-        sys.unraisablehook = lambda unraisable: caught.append(repr(unraisable.exc_value))
+
+        def catch(unraisable: Any) -> None:
+            caught.append(repr(unraisable.exc_value))
+
+        sys.unraisablehook = catch
         try:
             with disable_gc():
                 callable(*args, **kwargs)

@@ -28,13 +28,14 @@ class Recording(importlib.abc.MetaPathFinder):
         self._sanitize = sanitize
         self._rank = int(os.environ["RANK"])
         self._is_on = False
-        atexit.register(self._leave)
+        atexit.register(self._write_collectives)
         if "torch" in sys.modules:
             self._begin()
         else:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Find torch, once, and begin when it has been executed."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)
@@ -43,7 +44,8 @@ class Recording(importlib.abc.MetaPathFinder):
             loader = spec.loader
 
             def exec_module(module: types.ModuleType) -> None:
-                del loader.exec_module  # that of the class again
+                # Have the method of the class again.
+                del loader.exec_module
                 loader.exec_module(module)
                 self._begin()
 
@@ -51,7 +53,9 @@ class Recording(importlib.abc.MetaPathFinder):
         return spec
 
     def _begin(self) -> None:
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        """Record the collectives of this rank from now on."""
+        file = Path(__file__).absolute()
+        package = str(file.parents[2])
         sys.path.append(package)
         try:
             import torch.distributed
@@ -63,19 +67,23 @@ class Recording(importlib.abc.MetaPathFinder):
         finally:
             sys.path.remove(package)
         if torch.distributed.is_available():
-            RankContext(self._rank, int(os.environ["WORLD_SIZE"]), Path(self._folder), AccountWriter(None)).enter()
+            world_size = int(os.environ["WORLD_SIZE"])
+            context = RankContext(self._rank, world_size, Path(self._folder), AccountWriter(None))
+            context.enter()
             _torch.flight_recorder.watch_process_groups(lambda name: nullcontext())
             sanitize = messages.from_json(self._sanitize, messages.by_name(Sanitize))
             recording.sanitize(self._rank, sanitize, log_of(self._folder, self._rank))
             self._is_on = True
 
-    def _leave(self) -> None:
+    def _write_collectives(self) -> None:
+        """Write the file when Python exits."""
         data = b""
         if self._is_on:
             from torch_testing_ext.launch import recording
 
             try:
-                recording.end_of_sanitizing()  # what it raises is in its log, too
+                # What it raises is in its log, too.
+                recording.end_of_sanitizing()
             finally:
                 data = recording.collectives()
         target = os.path.join(self._folder, f"rank{self._rank}.{os.getpid()}")
@@ -88,7 +96,8 @@ def main() -> None:
     folder, sanitize, script, *words = sys.argv[1:]
     Recording(folder, sanitize)
     sys.argv = [script, *words]
-    if not getattr(sys.flags, "safe_path", False):  # of Python 3.11
+    # The flag is new in Python 3.11.
+    if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     module = types.ModuleType("__main__")
     vars(module).update(__file__=script, __builtins__=__builtins__)

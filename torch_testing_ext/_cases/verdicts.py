@@ -14,7 +14,8 @@ from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._process import kept_accounts
 from torch_testing_ext._process.user_warnings import warn_user
 
-__unittest = True  # keeps these frames out of tracebacks: the message is complete
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
 
 
 # PyTorch's bases raise RuntimeError for an exception in a rank, even for a failed assertion, and AssertionError for an
@@ -24,7 +25,8 @@ class RankError(RuntimeError, AssertionError):
 
     outcome = launch.Outcome.ERROR
     cause_of_failure = launch.Cause.OWN
-    account = ""  # all that is known of the failure, as a text
+    # All that is known of the failure, as a text.
+    account = ""
 
 
 class RankFailure(AssertionError, RuntimeError):
@@ -97,7 +99,8 @@ def say(text: str) -> None:
     """Warn the user; in pytest, which hides what a test that passes prints, by a warning of Python's, too."""
     warn_user(text)
     if "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
-        with suppress(RankWarning):  # a filter that makes warnings errors means those of the test
+        # A filter that makes warnings errors means those of the test.
+        with suppress(RankWarning):
             warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)
 
 

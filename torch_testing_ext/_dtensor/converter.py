@@ -16,6 +16,9 @@ from torch_testing_ext import _torch
 
 __unittest = True
 
+# The arguments of a call, by position and by keyword.
+_Arguments = tuple[tuple[object, ...], dict[str, object]]
+
 
 class DTensorConverter:
     """Iterates over (args, kwargs) with their tensors distributed, once for every combination of placements.
@@ -34,7 +37,8 @@ class DTensorConverter:
         self.kwargs = kwargs
         self.replicate_only = replicate_only
         self._leaves, self._spec = tree_flatten((args, kwargs))
-        choices = [self.gen_sharding_choices_for_arg(leaf) for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        choices = [self.gen_sharding_choices_for_arg(tensor) for tensor in tensors]
         self.sharding_combs: Iterator[Sequence[Placement]] = itertools.product(*choices)
 
     def successful(self) -> bool:
@@ -59,23 +63,28 @@ class DTensorConverter:
         # No collective takes a bool tensor, so its shards could not be gathered.
         if not self.replicate_only and arg.dtype is not torch.bool:
             ranks = self.mesh.size()
-            choices += [Shard(dim) for dim, size in enumerate(arg.shape) if size > 1 and size % ranks == 0]
+            for dim, size in enumerate(arg.shape):
+                if size > 1 and size % ranks == 0:
+                    choices.append(Shard(dim))
         return choices
 
     def __iter__(self) -> DTensorConverter:
         return self
 
-    def __next__(self) -> tuple[tuple[object, ...], dict[str, object]]:
+    def __next__(self) -> _Arguments:
         placements = iter(next(self.sharding_combs))
-        leaves = [
-            self.to_dist_tensor(leaf, self.mesh, [next(placements)]) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in self._leaves
-        ]
-        arguments: tuple[tuple[object, ...], dict[str, object]] = tree_unflatten(leaves, self._spec)
+        leaves: list[Any] = []
+        for leaf in self._leaves:
+            if isinstance(leaf, torch.Tensor):
+                leaf = self.to_dist_tensor(leaf, self.mesh, [next(placements)])
+            leaves.append(leaf)
+        arguments: _Arguments = tree_unflatten(leaves, self._spec)
         return arguments
 
     def to_dist_tensor(self, t: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -> torch.Tensor:
-        is_tensor_like: Any = torch.overrides.is_tensor_like  # untyped in torch
+        """Distribute a tensor; one that cannot become a DTensor stays as it is, and is counted."""
+        # Untyped in torch.
+        is_tensor_like: Any = torch.overrides.is_tensor_like
         if not is_tensor_like(t):
             raise RuntimeError(f"only a tensor can become a DTensor, not a {type(t).__name__}")
         # It is undefined what a DTensor of another subclass is, so those are left unchanged.
@@ -87,7 +96,9 @@ class DTensorConverter:
         if t.ndim == 0:
             placements = [Replicate()] * mesh.ndim
         distributed = distribute_tensor(t, mesh, placements)
-        return nn.Parameter(distributed, t.requires_grad) if isinstance(t, nn.Parameter) else distributed
+        if isinstance(t, nn.Parameter):
+            return nn.Parameter(distributed, t.requires_grad)
+        return distributed
 
 
 # -- checks that compare an operation on DTensors with the same operation on full tensors
@@ -97,18 +108,24 @@ def check_all_placements(test: Any, mesh: DeviceMesh, op: Callable[..., Any], ar
     expected = op(*args, **kwargs)
     converter = DTensorConverter(mesh, args, kwargs)
     for dist_args, dist_kwargs in converter:
-        placed = [leaf.placements for leaf in tree_leaves((dist_args, dist_kwargs)) if isinstance(leaf, DTensor)]
+        leaves = tree_leaves((dist_args, dist_kwargs))
+        placed = [leaf.placements for leaf in leaves if isinstance(leaf, DTensor)]
         where = f"with arguments placed as {placed}"
         test.assertTrue(converter.successful(), f"not every tensor argument could become a DTensor, {where}")
-        test.assertEqual(op(*dist_args, **dist_kwargs).full_tensor(), expected, msg=_after(where))
+        result = op(*dist_args, **dist_kwargs).full_tensor()
+        test.assertEqual(result, expected, msg=_after(where))
 
 
 def check_dtensors(test: Any, op: Callable[..., Any], args: Any, kwargs: Any) -> None:
     # Copies, since the operation may work in place.
-    copies = tree_map_only(DTensor, lambda leaf: leaf.full_tensor().detach().clone(), (args, kwargs))
-    expected = tree_leaves(op(*copies[0], **copies[1]))
-    got = [leaf.full_tensor() for leaf in tree_leaves(op(*args, **kwargs))]
-    test.assertEqual(got, expected)
+    full_args, full_kwargs = tree_map_only(DTensor, _full_copy, (args, kwargs))
+    expected = tree_leaves(op(*full_args, **full_kwargs))
+    results = tree_leaves(op(*args, **kwargs))
+    test.assertEqual([result.full_tensor() for result in results], expected)
+
+
+def _full_copy(tensor: DTensor) -> torch.Tensor:
+    return tensor.full_tensor().detach().clone()
 
 
 def _after(text: str) -> Callable[[str], str]:

@@ -16,7 +16,8 @@ def _type() -> str:
 
 # As in PyTorch, setting one does not change the others.
 constants: Any = ComputedNames(
-    DEVICE_COUNT=lambda: accelerators.device_count(),  # looked up late
+    # Tests replace the function.
+    DEVICE_COUNT=lambda: accelerators.device_count(),
     DEVICE_TYPE=_type,
     NUM_DEVICES=lambda: min(count, DEFAULT_RANKS) if (count := accelerators.most_ranks()) > 1 else DEFAULT_RANKS,
     PG_BACKEND=lambda: dist.get_default_backend_for_device(_type()),

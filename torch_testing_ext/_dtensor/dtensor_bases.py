@@ -24,7 +24,8 @@ from torch_testing_ext._marks.needs import Skipped, too_few_devices
 
 from .devices_used import device_type, device_type_for, num_devices
 
-__unittest = True  # keeps these frames out of tracebacks
+# Keeps these frames out of tracebacks.
+__unittest = True
 
 F = TypeVar("F", bound=Callable[..., Any])
 TestFunc = Callable[..., object]
@@ -52,6 +53,8 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
         return with_comms()(eager_init)
 
     def decorate(func: Callable[..., Any]) -> Callable[..., None]:
+        """Run a test between `init_pg` and `destroy_pg`."""
+
         @functools.wraps(func)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
             if not hasattr(self, "init_pg"):
@@ -191,7 +194,8 @@ class DTensorOpTestBase(DTensorTestMixin, MultiThreadedTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        importlib.import_module("torch.distributed.tensor")  # RankThreads locks its sharding only if it is imported
+        # RankThreads locks its sharding only if it is imported.
+        importlib.import_module("torch.distributed.tensor")
         self._spawn_threads()
 
 

@@ -16,6 +16,8 @@ from torch_testing_ext import _torch
 
 # How to shard one expert: w1 produces the hidden features, w2 consumes them.
 SHARDED = {"w1": Shard(1), "w2": Shard(2)}
+# The placements of parameters, by name.
+_Placements = dict[str, list[Placement]]
 
 
 class Experts(nn.Module):
@@ -35,10 +37,16 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The tokens are plain tensors here; of weights that are DTensors, this rank uses its shard.
-        w1, w2 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w2))
-        hidden = self.gelu(torch.bmm(x.expand(len(w1), *x.shape), w1.mT))
+        w1 = _local_part(self.w1)
+        w2 = _local_part(self.w2)
+        tokens = x.expand(len(w1), *x.shape)
+        hidden = self.gelu(torch.bmm(tokens, w1.mT))
         summed: torch.Tensor = torch.bmm(hidden, w2.mT).sum(dim=0)
         return summed
+
+
+def _local_part(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class ExpertLayer(nn.Module):
@@ -67,7 +75,8 @@ class TensorParallelForExpert(ParallelStyle):
 
     @staticmethod
     def _cut(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        _distribute_parameters(module, mesh, {name: [placement] for name, placement in SHARDED.items()})
+        placements: _Placements = {name: [cut] for name, cut in SHARDED.items()}
+        _distribute_parameters(module, mesh, placements)
 
     def _prepare_input(self, _module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         layout = self.input_layouts or Replicate()
@@ -85,7 +94,10 @@ class ExpertParallel(ParallelStyle):
 
     @staticmethod
     def _deal_out(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-        _distribute_parameters(module, mesh, {name: [Shard(0)] for name, _ in module.named_parameters(recurse=False)})
+        placements: _Placements = {}
+        for name, _ in module.named_parameters(recurse=False):
+            placements[name] = [Shard(0)]
+        _distribute_parameters(module, mesh, placements)
 
     @staticmethod
     def _prepare_input(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
@@ -110,29 +122,45 @@ class ExpertParallelWithTP(ParallelStyle):
         self.ep_tp_mesh = _torch.dtensor.concatenate_meshes([ep_mesh, tp_mesh])
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        ep_mesh, tp_mesh, tp_layout = self.ep_mesh, self.tp_mesh, self.tp_layout
         experts = module.get_submodule("experts")
-        _distribute_parameters(experts, self.ep_tp_mesh, {name: [Shard(0), cut] for name, cut in SHARDED.items()})
-        module.register_forward_pre_hook(lambda _module, inputs: (_share_tokens(inputs[0], ep_mesh, Shard(0)),))
-        module.register_forward_hook(lambda _module, _inputs, output: _combine(output, ep_mesh))
-        experts.register_forward_pre_hook(lambda _module, inputs: (_share_tokens(inputs[0], tp_mesh, tp_layout),))
-        experts.register_forward_hook(lambda _module, _inputs, output: _change(output, tp_mesh, Partial(), tp_layout))
+        placements: _Placements = {name: [Shard(0), cut] for name, cut in SHARDED.items()}
+        _distribute_parameters(experts, self.ep_tp_mesh, placements)
+        module.register_forward_pre_hook(self._share_among_experts)
+        module.register_forward_hook(self._combine_experts)
+        experts.register_forward_pre_hook(self._share_within_expert)
+        experts.register_forward_hook(self._combine_slices)
         return module
 
+    def _share_among_experts(self, _module: nn.Module, inputs: Any) -> Any:
+        return (_share_tokens(inputs[0], self.ep_mesh, Shard(0)),)
 
-def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placements: dict[str, list[Placement]]) -> None:
+    def _combine_experts(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+        return _combine(output, self.ep_mesh)
+
+    def _share_within_expert(self, _module: nn.Module, inputs: Any) -> Any:
+        return (_share_tokens(inputs[0], self.tp_mesh, self.tp_layout),)
+
+    def _combine_slices(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+        return _change(output, self.tp_mesh, Partial(), self.tp_layout)
+
+
+def _distribute_parameters(module: nn.Module, mesh: DeviceMesh, placements: _Placements) -> None:
     for name, param in list(module.named_parameters(recurse=False)):
         if name in placements:
-            module.register_parameter(name, nn.Parameter(distribute_tensor(param, mesh, placements[name])))
+            distributed = distribute_tensor(param, mesh, placements[name])
+            module.register_parameter(name, nn.Parameter(distributed))
 
 
 def _change(x: torch.Tensor, mesh: DeviceMesh, before: Placement, after: Placement) -> torch.Tensor:
-    return DTensor.from_local(x, mesh, [before]).redistribute(mesh, [after]).to_local()
+    dtensor = DTensor.from_local(x, mesh, [before])
+    return dtensor.redistribute(mesh, [after]).to_local()
 
 
 def _share_tokens(x: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
     """Gather the tokens of all ranks. Each rank computes only a part of their gradient, which the backward sums."""
-    return DTensor.from_local(x, mesh, [layout]).redistribute(mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+    tokens = DTensor.from_local(x, mesh, [layout])
+    gathered = tokens.redistribute(mesh, [Replicate()])
+    return gathered.to_local(grad_placements=[Partial()])
 
 
 def _combine(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

@@ -131,14 +131,21 @@ def create_local_tensor_test_class(
 
     Call it before or after the parametrized tests are instantiated. The new class skips `skipped_tests`.
     """
-    body = {name: value for name, value in vars(orig_cls).items() if name not in ("__dict__", "__weakref__")}
-    for name, value in body.items():
+
+    def skip(self: Any) -> None:
+        self.skipTest("does not run on local tensors")
+
+    name_of_class = f"{orig_cls.__name__}WithLocalTensor"
+    body = {"__qualname__": name_of_class}
+    for name, value in vars(orig_cls).items():
+        if name in ("__dict__", "__weakref__", "__qualname__"):
+            continue
         if name in (skipped_tests or ()):
-            body[name] = lambda self: self.skipTest("does not run on local tensors")
+            value = skip
         elif name.startswith("test_") and callable(value):
-            body[name] = make_wrapped(value, [lambda test: test._get_local_tensor_mode()])
-    name = f"{orig_cls.__name__}WithLocalTensor"
-    return type(name, (base_class, *orig_cls.__bases__), {**body, "__qualname__": name})
+            value = make_wrapped(value, [lambda test: test._get_local_tensor_mode()])
+        body[name] = value
+    return type(name_of_class, (base_class, *orig_cls.__bases__), body)
 
 
 def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., Any]:

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from torch_testing_ext import _torch
 
-ShardOrder = tuple[Any, ...]  # each entry: a tensor dimension, and the mesh dimensions that shard it, in order
+# Each entry: a tensor dimension, and the mesh dimensions that shard it, in order.
+ShardOrder = tuple[Any, ...]
 
 
 def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardOrder]:
@@ -30,8 +31,11 @@ def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardO
 
 def shard_order_to_placement(shard_order: ShardOrder | None, mesh: DeviceMesh) -> tuple[Placement, ...]:
     """Return the placements of a shard order, which do not contain the order itself."""
-    cut_by = {mesh_dim: entry.tensor_dim for entry in shard_order or () for mesh_dim in entry.mesh_dims}
-    return tuple(Shard(cut_by[dim]) if dim in cut_by else Replicate() for dim in range(mesh.ndim))
+    placements: list[Placement] = [Replicate()] * mesh.ndim
+    for entry in shard_order or ():
+        for mesh_dim in entry.mesh_dims:
+            placements[mesh_dim] = Shard(entry.tensor_dim)
+    return tuple(placements)
 
 
 def redistribute(
@@ -44,7 +48,9 @@ def redistribute(
     """Redistribute to these placements, or if None to those of the shard order, sharded in that order."""
     before = dtensor_input._spec
     after = deepcopy(before)
-    after.placements = tuple(shard_order_to_placement(shard_order, device_mesh) if placements is None else placements)
+    if placements is None:
+        placements = shard_order_to_placement(shard_order, device_mesh)
+    after.placements = tuple(placements)
     after.shard_order = shard_order or ()
     if after == before:
         return dtensor_input
@@ -62,11 +68,14 @@ def patched_distribute_tensor(
     use_graph_based_transform: bool = True,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    chosen = shard_order_to_placement(shard_order, device_mesh) if placements is None else tuple(placements)
-    distributed = distribute_tensor(input_tensor, device_mesh, chosen, src_data_rank=src_data_rank)
+    if placements is None:
+        placements = shard_order_to_placement(shard_order, device_mesh)
+    distributed = distribute_tensor(input_tensor, device_mesh, tuple(placements), src_data_rank=src_data_rank)
     _torch.dtensor.take_placements_literally(distributed._spec)
-    return redistribute(distributed, device_mesh, chosen, shard_order, use_graph_based_transform)
+    return redistribute(distributed, device_mesh, tuple(placements), shard_order, use_graph_based_transform)
 
 
 def make_full_tensor(dtensor_input: DTensor) -> torch.Tensor:
-    return redistribute(dtensor_input, dtensor_input.device_mesh, placements=None, shard_order=()).to_local()
+    mesh = dtensor_input.device_mesh
+    replicated = redistribute(dtensor_input, mesh, placements=None, shard_order=())
+    return replicated.to_local()

@@ -25,16 +25,18 @@ def validate_sharding_rule_sample(
 ) -> bool:
     """Does the operation on local shards of the inputs return local shards of the outputs?"""
     tensors = _tensors((full_args, full_kwargs))
-    locals_ = [
-        distribute_tensor(t, device_mesh, (p,)).to_local() for t, p in zip(tensors, input_placements, strict=False)
-    ]
+    locals_ = []
+    for tensor, placement in zip(tensors, input_placements, strict=False):
+        placed = distribute_tensor(tensor, device_mesh, (placement,))
+        locals_.append(placed.to_local())
     local_args, local_kwargs = _replaced((full_args, full_kwargs), locals_)
     expected = _tensors(op(*full_args, **full_kwargs))
     got = _tensors(op(*local_args, **local_kwargs))
-    return all(
-        _close(DTensor.from_local(local, device_mesh, (placement,)).full_tensor(), whole, rtol=1e-5)
-        for whole, local, placement in zip(expected, got, output_placements, strict=False)
-    )
+    for whole, local, placement in zip(expected, got, output_placements, strict=False):
+        placed = DTensor.from_local(local, device_mesh, (placement,))
+        if not _close(placed.full_tensor(), whole, rtol=1e-5):
+            return False
+    return True
 
 
 def validate_sharding_rule_sample_backward(
@@ -54,9 +56,8 @@ def validate_sharding_rule_sample_backward(
             return None
     except RuntimeError:
         return None
-    placed = [
-        distribute_tensor(t, device_mesh, (p,)) for t, p in zip(_fresh_leaves(tensors), input_placements, strict=True)
-    ]
+    fresh = zip(_fresh_leaves(tensors), input_placements, strict=True)
+    placed = [distribute_tensor(tensor, device_mesh, (placement,)) for tensor, placement in fresh]
     try:
         if not _run_backward(op, _replaced((full_args, full_kwargs), placed)):
             return None
@@ -64,17 +65,24 @@ def validate_sharding_rule_sample_backward(
         if any(text in str(error) for text in _NOT_SUPPORTED):
             return None
         raise
-    return all(_same_gradient(w.grad, p.grad) for w, p in zip(whole, placed, strict=True) if w.grad is not None)
+    for tensor, dtensor in zip(whole, placed, strict=True):
+        if tensor.grad is not None and not _same_gradient(tensor.grad, dtensor.grad):
+            return False
+    return True
 
 
 def _same_gradient(whole: torch.Tensor, placed: torch.Tensor | None) -> bool:
     if placed is None:
         return False
-    return _close(placed.full_tensor() if isinstance(placed, DTensor) else placed, whole, rtol=1.3e-6)
+    if isinstance(placed, DTensor):
+        placed = placed.full_tensor()
+    return _close(placed, whole, rtol=1.3e-6)
 
 
 def _close(got: torch.Tensor, expected: torch.Tensor, rtol: float) -> bool:
-    return got.shape == expected.shape and torch.allclose(expected, got, atol=1e-5, rtol=rtol, equal_nan=True)
+    if got.shape != expected.shape:
+        return False
+    return torch.allclose(expected, got, atol=1e-5, rtol=rtol, equal_nan=True)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -84,7 +92,11 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _replaced(tree: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """Replace the tensors of the arguments by these, in order."""
     others = iter(tensors)
-    return tree_map(lambda leaf: next(others) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+    def replace(leaf: Any) -> Any:
+        return next(others) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(replace, tree)
 
 
 def _fresh_leaves(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -94,7 +106,8 @@ def _fresh_leaves(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _run_backward(op: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
     """Run the backward; return whether any output requires gradients."""
     args, kwargs = arguments
-    outputs = [t for t in _tensors(op(*args, **kwargs)) if t.is_floating_point() and t.requires_grad]
+    results = _tensors(op(*args, **kwargs))
+    outputs = [result for result in results if result.is_floating_point() and result.requires_grad]
     if not outputs:
         return False
     total = outputs[0].sum()

@@ -64,7 +64,8 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
-        return False  # _run does it
+        # _run does it.
+        return False
 
     @property
     def init_method(self) -> str:
@@ -119,7 +120,8 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
-        if cls.world_size != UNSET:  # also if it is a property
+        # This holds for a property, too.
+        if cls.world_size != UNSET:
             return super()._get_world_size(device_type)
         if device_type == "cpu":
             return 2 if cls._allows_cpu() else fsdp_device.device_count()

@@ -30,6 +30,7 @@ class MLP(nn.Module):
         with_buffer: bool = False,
         dim_multiplier: int = 4,
     ):
+        """Create the layers on a device."""
         super().__init__()
         hidden = dim_multiplier * dim
         self.in_proj = nn.Linear(dim, hidden, device=device, bias=bias)

@@ -68,9 +68,7 @@ class DummyProcessGroup:
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
         done: torch.futures.Future[int] = torch.futures.Future()
         done.set_result(1)
-        work = mock.Mock()
-        work.get_future = lambda: done
-        return work
+        return mock.Mock(get_future=mock.Mock(return_value=done))
 
 
 class DummyDDP(nn.Module):
@@ -91,6 +89,7 @@ class TransformerWithSharedParams(FSDPTestModel):
     long_buffer: torch.Tensor
 
     def __init__(self, group: dist.ProcessGroup, device_init_mode: DEVICEInitMode, add_bn: bool, deterministic: bool):
+        """Create the layers; those of all ranks are equal if `deterministic`."""
         super().__init__()
         self.rank = group.rank()
         self.world_size = group.size()
@@ -112,7 +111,8 @@ class TransformerWithSharedParams(FSDPTestModel):
             self.eval()
 
     def get_input(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        torch.manual_seed(1 + self.rank)  # the same dropout each time
+        # Dropout is the same each time.
+        torch.manual_seed(1 + self.rank)
         source = torch.arange(12, device=device).view(6, self.bs)
         target = torch.arange(4 * self.bs, device=device).view(4, self.bs)
         return source, target
@@ -175,6 +175,7 @@ class NestedWrappedModule(FSDPTestModel):
         deterministic: bool,
         **fsdp_kwargs: Any,
     ):
+        """Create the stages, wrapped in FSDP if wanted."""
         super().__init__()
         self.rank = group.rank()
         self.world_size = group.size()
@@ -354,6 +355,7 @@ class MixtureOfExperts(NestedWrappedModule):
         deterministic: bool,
         **fsdp_kwargs: Any,
     ):
+        """Create the layers; the expert has other parameters in each rank."""
         super().__init__(group, False, device_init_mode, deterministic)
         self.group = group
         self.wrap_fsdp = wrap_fsdp
@@ -459,6 +461,7 @@ def _init_nested(
     deterministic: bool,
     **others: Any,
 ) -> nn.Module:
+    """Create a model of this class, wrapped or not, and place it on its device."""
     _check_mode(fsdp_init_mode)
     others["deterministic"] = deterministic
     if fsdp_init_mode is FSDPInitMode.NO_FSDP:

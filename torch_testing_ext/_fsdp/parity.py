@@ -216,6 +216,7 @@ class FSDPTestMixin:
         options: dict[str, Any],
         init_kwargs: dict[str, Any],
     ) -> FSDP:
+        """Create the model, wrapped as a whole. Raises ValueError if it cannot be created."""
         try:
             model = model_class.init(
                 self.process_group, fsdp_init_mode, device_init_mode, options, deterministic=True, **init_kwargs
@@ -243,12 +244,14 @@ def _expected_loss_dtype(is_fsdp: bool, mixed_precision: MixedPrecision | None, 
         return torch.float16
     if is_fsdp and mixed_precision is not None and mixed_precision.param_dtype is not None:
         return mixed_precision.param_dtype
-    return torch.float32  # autocast computes the reference's loss in float32
+    # Autocast computes the reference's loss in float32.
+    return torch.float32
 
 
 def _ddp(model: nn.Module, rank: int) -> DDP:
     kind = fsdp_device.device_type()
     if kind == "cpu":
         return DDP(model)
-    index = 0 if kind == "hpu" else rank  # a rank on an HPU sees one device
+    # A rank on an HPU sees one device.
+    index = 0 if kind == "hpu" else rank
     return DDP(model, device_ids=[torch.device(kind, index)], output_device=torch.device(kind, index))

@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_
 
 from torch_testing_ext import _torch
 
-__unittest = True  # keeps these frames out of tracebacks
+# Keeps these frames out of tracebacks.
+__unittest = True
 
 # The keys of an optimizer's state dict.
 _STATE, _GROUPS = "state", "param_groups"

@@ -14,7 +14,8 @@ class PerRank(Generic[T]):
     values: tuple[T, ...]
 
     def __repr__(self) -> str:
-        return "{" + ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(self.values)) + "}"
+        parts = [f"rank {rank}: {value!r}" for rank, value in enumerate(self.values)]
+        return f"{{{', '.join(parts)}}}"
 
 
 class Blueprint:

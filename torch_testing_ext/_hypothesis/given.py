@@ -23,36 +23,46 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
     """Extend `hypothesis.given` to tests that run in ranks. For other tests, it is `hypothesis.given`."""
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        """Make the test, whose examples run in all ranks if it runs in one."""
+
         @functools.wraps(body)
-        def one_example(*args: Any, **arguments: Any) -> Any:
+        def run_example(*args: Any, **arguments: Any) -> Any:
             """Run one example. Hypothesis may pass `self` as a keyword, too, and refuses results."""
             drawn = {name: arguments.pop(name) for name in list(arguments) if name not in not_drawn}
+            bound = functools.partial(body, *args, **arguments)
             if isinstance(Participant.current, Leader):
-                return Participant.current.run_example(functools.partial(body, *args, **arguments), drawn)
-            return body(*args, **arguments, **{name: for_rank(value, 0) for name, value in drawn.items()})
+                return Participant.current.run_example(bound, drawn)
+            values = {name: for_rank(value, 0) for name, value in drawn.items()}
+            return bound(**values)
 
         original: Any = hypothesis.given(*positional, **named)
-        prop: Callable[..., None] = original(one_example)
+        prop: Callable[..., None] = original(run_example)
         not_drawn = inspect.signature(prop).parameters
 
         @functools.wraps(prop)
         def test(*args: Any, **kwargs: Any) -> None:
             hypothesis_internals.copy_decorations(test, prop)
-            if args and _is_rank(args[0]):
-                run(args[0], prop, functools.partial(body, *args, **kwargs))
-            elif args and isinstance(args[0], RankedTestCase) and not isinstance(args[0], MultiProcessTestCase):
-                common = {RankedTestCase, ProcessRanksTestCase}
-                base = next(cls.__name__ for cls in type(args[0]).__mro__ if common.intersection(cls.__bases__))
+            case = args[0] if args else None
+            if _is_rank(case):
+                run(case, prop, functools.partial(body, *args, **kwargs))
+                return
+            if isinstance(case, RankedTestCase) and not isinstance(case, MultiProcessTestCase):
                 raise TypeError(
                     f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "
-                    f"{base} would each draw examples of their own"
+                    f"{_base_of(case)} would each draw examples of their own"
                 )
-            else:
-                prop(*args, **kwargs)
+            prop(*args, **kwargs)
 
         return test
 
     return decorate
+
+
+def _base_of(case: RankedTestCase) -> str:
+    """The name of our class of test cases with ranks that a test case extends."""
+    common = {RankedTestCase, ProcessRanksTestCase}
+    bases = [cls for cls in type(case).__mro__ if common.intersection(cls.__bases__)]
+    return bases[0].__name__
 
 
 def _is_rank(test: Any) -> bool:

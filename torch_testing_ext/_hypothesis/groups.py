@@ -24,7 +24,8 @@ from torch_testing_ext._torch import flight_recorder
 
 # A wait in a store is not interrupted: it ends by itself after the first of these times. Creating a new group, to which
 # all ranks come, has the longer time: the machine may be busy.
-_STORE_TIMEOUT, _CREATION_TIMEOUT = timedelta(seconds=10), timedelta(seconds=120)
+_STORE_TIMEOUT = timedelta(seconds=10)
+_CREATION_TIMEOUT = timedelta(seconds=120)
 
 # Meshes and subgroups of the current default group. They end with it.
 _cache: dict[Any, Any] = {}
@@ -55,29 +56,33 @@ class Groups:
     def create(self) -> None:
         """Create the default group. The previous one, if any, has been destroyed."""
         self._generation += 1
-        # Torch exports FileStore without listing it, which only strict mypy reports.
+        # torch exports FileStore without listing it, which only strict mypy reports.
         store = dist.FileStore(  # type: ignore[attr-defined, unused-ignore]
             f"{self._store_path}.{self._generation}", self.world_size
         )
         store.set_timeout(_CREATION_TIMEOUT)
         dist.init_process_group(self.backend, store=store, rank=self.rank, world_size=self.world_size)
         store.set_timeout(_STORE_TIMEOUT)
-        self._connections.release()  # all ranks came to the new group, so all of them have destroyed their old one
+        # All ranks came to the new group, so all of them have destroyed their old one.
+        self._connections.release()
 
     def destroy(self) -> None:
         """Destroy all groups, whatever state they are in."""
         _cache.clear()
         if self._generation == 0:
             if dist.is_initialized():
-                dist.destroy_process_group()  # the test's own group: no rank waits in it
+                # The test's own group: no rank waits in it.
+                dist.destroy_process_group()
             return
-        self._connections.cut(include_busy=True)  # so that gloo has no peer to wait for while it is destroyed
+        # So that gloo has no peer to wait for while it is destroyed.
+        self._connections.cut(include_busy=True)
         _torch.dtensor.forget_meshes()
         if dist.is_initialized():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 dist.destroy_process_group()
-        _torch.flight_recorder.forget_groups()  # ranks left the last example at different collectives
+        # Ranks left the last example at different collectives.
+        _torch.flight_recorder.forget_groups()
 
 
 # -- the connections
@@ -93,26 +98,30 @@ class Connections:
 
     def __init__(self) -> None:
         self._excluded = frozenset(inode for inode, _ in _open_connections())
-        self._held: dict[int, socket.socket] = {}
+        # The connections that were cut, by inode.
+        self._cut: dict[int, socket.socket] = {}
 
     def cut(self, include_busy: bool) -> None:
         """Make every wait on the network fail. `include_busy`: also cut connections that still have data to read."""
         if not _torch.launch.only_gloo():
             _torch.launch.abort_process_groups()
         for inode, connection in _open_connections():
-            if inode in self._excluded or inode in self._held or (_has_unread(connection) and not include_busy):
+            if inode in self._excluded or inode in self._cut:
                 continue
-            if flight_recorder.group_in_creation() is not None:  # it has just begun, and the connection may be its own
+            if _has_unread(connection) and not include_busy:
+                continue
+            # The creation of a group has just begun, and the connection may be its own.
+            if flight_recorder.group_in_creation() is not None:
                 return
-            self._held[inode] = connection.dup()
+            self._cut[inode] = connection.dup()
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
 
     def release(self) -> None:
         """Close the connections that were cut. No rank may still wait on them, at either end."""
-        for connection in self._held.values():
+        for connection in self._cut.values():
             connection.close()
-        self._held.clear()
+        self._cut.clear()
 
 
 def _open_connections() -> Iterator[tuple[int, socket.socket]]:
@@ -129,5 +138,6 @@ def _open_connections() -> Iterator[tuple[int, socket.socket]]:
 
 
 def _has_unread(connection: socket.socket) -> bool:
-    size: int = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4)))[0]
-    return size > 0
+    answer = fcntl.ioctl(connection.fileno(), termios.FIONREAD, bytes(4))
+    (size,) = struct.unpack("i", answer)
+    return bool(size > 0)

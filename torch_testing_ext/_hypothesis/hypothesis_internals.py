@@ -18,7 +18,8 @@ T = TypeVar("T")
 _SETTINGS = "_hypothesis_internal_use_settings"
 _SEED = "_hypothesis_internal_use_seed"
 _EXAMPLES = "hypothesis_explicit_examples"
-REPLAYED = "torch_testing_ext_replayed"  # our own, which @replay sets
+# Our own, which @replay sets.
+REPLAYED = "torch_testing_ext_replayed"
 _ATTRIBUTES = ("_hypothesis_internal_", _EXAMPLES, REPLAYED)
 
 
@@ -27,7 +28,8 @@ def copy_decorations(source: Callable[..., Any], target: Callable[..., Any]) -> 
     for name, value in vars(source).items():
         if name.startswith(_ATTRIBUTES):
             setattr(target, name, value)
-    setattr(target, _EXAMPLES, [*getattr(source, _EXAMPLES, ())])  # without those that earlier runs replayed
+    # The copied list lacks the examples that earlier runs have replayed.
+    setattr(target, _EXAMPLES, [*getattr(source, _EXAMPLES, ())])
 
 
 def settings_of(prop: Callable[..., Any]) -> hypothesis.settings:
@@ -43,8 +45,10 @@ def set_settings(prop: Callable[..., Any], chosen: hypothesis.settings) -> None:
 
 def add_examples(prop: Callable[..., Any], examples: Sequence[Mapping[str, Any]]) -> None:
     """Add examples to those that @example gave a property. They run in their order, and in this run only."""
-    for arguments in reversed(examples):  # the last one runs first
-        hypothesis.example(**arguments)(prop)
+    # The last one runs first.
+    for arguments in reversed(examples):
+        add = hypothesis.example(**arguments)
+        add(prop)
 
 
 def choose_seed(prop: Callable[..., Any]) -> int | None:
@@ -52,11 +56,11 @@ def choose_seed(prop: Callable[..., Any]) -> int | None:
 
     `hypothesis.seed` would also switch off the database of earlier failures.
     """
-    given = getattr(prop, _SEED, None)
-    if given is None and not settings_of(prop).derandomize:
-        given = int.from_bytes(os.urandom(4), "big")
-        setattr(prop, _SEED, given)
-    return given
+    seed = getattr(prop, _SEED, None)
+    if seed is None and not settings_of(prop).derandomize:
+        seed = int.from_bytes(os.urandom(4), "big")
+        setattr(prop, _SEED, seed)
+    return seed
 
 
 @contextmanager

@@ -162,26 +162,33 @@ def connect_ranks(file_name: str, rank: int, world_size: int) -> dict[int, Link]
     if world_size == 1:
         return {}
     with socket_name(f"{file_name}.ranks") as address:
-        return {0: _connect(address, rank)} if rank > 0 else _accept(address, world_size)
+        if rank == 0:
+            return _accept(address, world_size)
+        return {0: _connect(address, rank)}
 
 
 def _accept(address: str, world_size: int) -> dict[int, Link]:
     """Return the links to all other ranks. None of them sends more than its first message before rank 0 does."""
     with suppress(FileNotFoundError):
-        os.unlink(address)  # left by an earlier property of the same test
-    found: dict[int, Link] = {}
+        # Left by an earlier property of the same test.
+        os.unlink(address)
+    links: dict[int, Link] = {}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(world_size)
-        while len(found) < world_size - 1:
-            main: Channel[MainMessage] = Channel(listener.accept()[0], MainMessage)
-            opened: list[MainMessage] = []
-            while not opened:
-                opened = main.receive()
-            assert isinstance(opened[0], LinkOpened)
-            found[opened[0].rank] = Link(main, Channel.on(opened[0].fds[0], WatchdogMessage))
+        while len(links) < world_size - 1:
+            connection, _ = listener.accept()
+            main: Channel[MainMessage] = Channel(connection, MainMessage)
+            received: list[MainMessage] = []
+            while not received:
+                received = main.receive()
+            (opened,) = received
+            assert isinstance(opened, LinkOpened)
+            (of_watchdog,) = opened.fds
+            links[opened.rank] = Link(main, Channel.on(of_watchdog, WatchdogMessage))
     os.unlink(address)
-    return dict(sorted(found.items()))  # outcomes are received in this order, and told apart by it
+    # Outcomes are received in this order, and told apart by it.
+    return dict(sorted(links.items()))
 
 
 def _connect(address: str, rank: int) -> Link:
@@ -193,6 +200,7 @@ def _connect(address: str, rank: int) -> Link:
 
 
 def _connected(address: str) -> socket.socket:
+    """Connect to rank 0, which may have yet to listen."""
     until = time.monotonic() + _CONNECT_TIMEOUT
     while True:
         sock = socket.socket(socket.AF_UNIX)
@@ -200,8 +208,10 @@ def _connected(address: str) -> socket.socket:
             sock.connect(address)
         except OSError as error:
             sock.close()
-            if error.errno not in (errno.ENOENT, errno.ECONNREFUSED) or time.monotonic() > until:
+            may_come = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
+            if not may_come or time.monotonic() > until:
                 raise
-            time.sleep(0.001)  # rank 0 does not listen yet
+            # Rank 0 does not listen yet.
+            time.sleep(0.001)
         else:
             return sock

@@ -20,7 +20,8 @@ class ExampleKind(enum.Enum):
     REJECTED = "rejected the example"
     SKIPPED = "skipped"
     FAILED = "failed"
-    INTERRUPTED = "was waiting for another rank"  # until the watchdog interrupted the wait
+    # It waited until the watchdog interrupted it.
+    INTERRUPTED = "was waiting for another rank"
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,15 @@ def outcome_of_error(error: BaseException, interrupted: bool) -> ExampleOutcome:
         return ExampleOutcome(ExampleKind.REJECTED)
     if isinstance(error, unittest.SkipTest):
         return ExampleOutcome(ExampleKind.SKIPPED, str(error))
-    summary = summarize(error)
-    lost_peer = not isinstance(error, AssertionError) and (
-        interrupted or isinstance(error, NoMoreDraws) or cause_of(error) is Cause.LOST_PEER
-    )
-    return ExampleOutcome(ExampleKind.INTERRUPTED if lost_peer else ExampleKind.FAILED, summary, format_error(error))
+    kind = ExampleKind.INTERRUPTED if _has_lost_peer(error, interrupted) else ExampleKind.FAILED
+    return ExampleOutcome(kind, summarize(error), format_error(error))
+
+
+def _has_lost_peer(error: BaseException, interrupted: bool) -> bool:
+    """Was the error raised because another rank has left the example?"""
+    if isinstance(error, AssertionError):
+        return False
+    return interrupted or isinstance(error, NoMoreDraws) or cause_of(error) is Cause.LOST_PEER
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,8 @@ class JudgedExample:
     @property
     def is_damaging(self) -> bool:
         """May the ranks have taken part in different collectives? Not if all of them got equally far."""
-        return len({outcome.kind for outcome in self.outcomes}) > 1 or self.kind in (
-            ExampleKind.FAILED,
-            ExampleKind.INTERRUPTED,
-        )
+        kinds = {outcome.kind for outcome in self.outcomes}
+        return len(kinds) > 1 or self.kind in (ExampleKind.FAILED, ExampleKind.INTERRUPTED)
 
     def _with(self, kind: ExampleKind) -> tuple[int, ...]:
         return tuple(rank for rank, outcome in enumerate(self.outcomes) if outcome.kind is kind)
@@ -85,42 +88,57 @@ class JudgedExample:
         return highest
 
     def headline(self) -> str:
-        first, size = self.culprits[0], len(self.outcomes)
+        size = len(self.outcomes)
+        ranks = list_of(self.culprits)
         if self.kind is ExampleKind.INTERRUPTED:
-            return f"hangs: {list_of(self.culprits)} of {size} waited for another rank until the wait was interrupted"
-        return f"fails on {list_of(self.culprits)} of {size}: {_first_line(self.outcomes[first].summary)}"
+            return f"hangs: {ranks} of {size} waited for another rank until the wait was interrupted"
+        first = self.outcomes[self.culprits[0]]
+        return f"fails on {ranks} of {size}: {_first_line(first.summary)}"
 
     def describe(self) -> str:
-        ranks = sorted(range(len(self.outcomes)), key=lambda rank: (rank not in self.culprits, rank))
-        return "\n".join(f"  rank {rank}: {line_of(self.outcomes[rank])}" for rank in ranks)
+        """Show a line for each rank, those of the culprits first."""
+        others = [rank for rank in range(len(self.outcomes)) if rank not in self.culprits]
+        lines = [f"  rank {rank}: {line_of(self.outcomes[rank])}" for rank in (*self.culprits, *others)]
+        return "\n".join(lines)
 
     def tracebacks(self) -> str:
         """Show each traceback of the culprits once, with the ranks that share it."""
-        found = grouped((self.outcomes[rank].traceback.rstrip(), rank) for rank in self.culprits)
-        return "\n\n".join(f"{list_of(ranks)}'s traceback:\n{text}" for text, ranks in found.items() if text)
+        ranks_by_text = grouped((self.outcomes[rank].traceback.rstrip(), rank) for rank in self.culprits)
+        parts = []
+        for text, ranks in ranks_by_text.items():
+            if text:
+                parts.append(f"{list_of(ranks)}'s traceback:\n{text}")
+        return "\n\n".join(parts)
 
     def notes(self) -> str:
         """Show each note once, with the ranks that share it unless all do."""
-        found = grouped((note, rank) for rank, outcome in enumerate(self.outcomes) for note in outcome.notes)
-        everyone = list(range(len(self.outcomes)))
-        return "\n".join(note if ranks == everyone else f"{list_of(ranks)}: {note}" for note, ranks in found.items())
+        notes = [(note, rank) for rank, outcome in enumerate(self.outcomes) for note in outcome.notes]
+        all_ranks = list(range(len(self.outcomes)))
+        lines = []
+        for note, ranks in grouped(notes).items():
+            lines.append(note if ranks == all_ranks else f"{list_of(ranks)}: {note}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class PropertyResult:
     """The end of the whole property, as rank 0 reports it to the others."""
 
-    culprits: tuple[int, ...] = ()  # the ranks that failed in the smallest example; the first one reports it
+    # The ranks that failed in the smallest example; the first one reports it.
+    culprits: tuple[int, ...] = ()
     report: str = ""
-    skips: Mapping[int, str] = field(default_factory=dict)  # the reason of each rank that skipped
-    lost: bool = False  # a rank has died or is stuck, and the report says which
+    # The reason of each rank that skipped.
+    skips: Mapping[int, str] = field(default_factory=dict)
+    # A rank has died or is stuck, and the report says which.
+    lost: bool = False
 
 
 def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:
     """Combine the outcomes of all ranks: failures outweigh skips, skips rejections, and rejections interruptions."""
     kinds = {outcome.kind for outcome in outcomes}
     order = (ExampleKind.FAILED, ExampleKind.SKIPPED, ExampleKind.REJECTED, ExampleKind.INTERRUPTED)
-    return JudgedExample(next((kind for kind in order if kind in kinds), ExampleKind.PASSED), tuple(outcomes))
+    heaviest = next((kind for kind in order if kind in kinds), ExampleKind.PASSED)
+    return JudgedExample(heaviest, tuple(outcomes))
 
 
 def line_of(outcome: ExampleOutcome) -> str:
@@ -128,7 +146,8 @@ def line_of(outcome: ExampleOutcome) -> str:
     ending: str = outcome.kind.value
     first = _first_line(outcome.summary)
     if outcome.kind is ExampleKind.INTERRUPTED or not first:
-        return ending  # the error by which an interrupted wait ended says nothing
+        # The error by which an interrupted wait ended says nothing.
+        return ending
     return f"{ending}: {first}"
 
 

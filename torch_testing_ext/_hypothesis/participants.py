@@ -82,9 +82,12 @@ class Participant:
         self.groups = groups
         self.watchdog = watchdog
         self.number = 0
-        self.notes: list[str] = []  # of the current example, by `note`
-        self.scores: dict[str, float] = {}  # the same, by `target`
-        self.describe_current: Callable[[], str] = str  # the current example, as a call of the test; "" between two
+        # The notes of the current example.
+        self.notes: list[str] = []
+        # The scores of the current example, by label.
+        self.scores: dict[str, float] = {}
+        # The current example, as a call of the test; "" between two.
+        self.describe_current: Callable[[], str] = str
 
     def perform(self, body: Body, drawn: Mapping[str, Any]) -> ExampleOutcome:
         """Run the body on this rank's share of the drawn values."""
@@ -92,8 +95,10 @@ class Participant:
         self.describe_current = functools.partial(describe, body, drawn)
         self.watchdog.enter(self.number, self.describe_current)
         try:
-            ran(body(**{name: example_values.for_rank(value, self.rank) for name, value in drawn.items()}))
-        except BaseException as error:  # torch's CheckpointException is no Exception
+            arguments = {name: example_values.for_rank(value, self.rank) for name, value in drawn.items()}
+            ran(body(**arguments))
+        except BaseException as error:
+            # Torch's CheckpointException is no Exception.
             interrupted = self.watchdog.leave()
             if isinstance(error, _NOT_OF_THE_EXAMPLE):
                 raise
@@ -109,12 +114,16 @@ class Leader(Participant):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self.needs_new_groups = True  # before the next example
+        # Replace the groups before the next example.
+        self.needs_new_groups = True
         self.last: JudgedExample | None = None
         self.last_failed: JudgedExample | None = None
-        self.failed_example = ""  # the example of `last_failed`, as a call of the test
-        self.arguments: dict[str, Any] = {}  # those of the latest example, before each rank takes its share
-        self.ended: dict[int, ExampleOutcome] = {}  # the ranks whose outcome of the current example is known
+        # The example of `last_failed`, as a call of the test.
+        self.failed_example = ""
+        # Those of the latest example, before each rank takes its share.
+        self.arguments: dict[str, Any] = {}
+        # The ranks whose outcome of the current example is known.
+        self.ended: dict[int, ExampleOutcome] = {}
         self.count = self.passed = 0
 
     def run_example(self, body: Body, drawn: dict[str, Any]) -> None:
@@ -128,17 +137,19 @@ class Leader(Participant):
         self.describe_current = functools.partial(describe, body, drawn)
         interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}
         self._send(_example(self.number, drawn, tuple(interactive), body))
-        mine = drawn | {
-            name: example_values.SharedData(functools.partial(self._draw_for_all, value), self.rank)
-            for name, value in interactive.items()
-        }
+        own = dict(drawn)
+        for name, data in interactive.items():
+            draw = functools.partial(self._draw_for_all, data)
+            own[name] = example_values.SharedData(draw, self.rank)
         self.ended = {}
-        self.ended[0] = self._perform_mine(body, mine, bool(interactive))
+        self.ended[0] = self._perform_own(body, own, bool(interactive))
         self._receive_from_all()
         self.watchdog.finish()
-        self._conclude_example(judge_example([self.ended[each] for each in range(self.world_size)]))
+        outcomes = [self.ended[rank] for rank in range(self.world_size)]
+        self._conclude_example(judge_example(outcomes))
 
-    def _perform_mine(self, body: Body, drawn: dict[str, Any], interactive: bool) -> ExampleOutcome:
+    def _perform_own(self, body: Body, drawn: dict[str, Any], interactive: bool) -> ExampleOutcome:
+        """Run the example in this rank. The others learn that it draws no more, and that it has left early."""
         try:
             outcome = self.perform(body, drawn)
         except StopTest:
@@ -175,7 +186,8 @@ class Leader(Participant):
         self.groups.destroy()
         self._send(RecreateGroups())
         self.groups.create()
-        self._receive_from_all()  # otherwise this rank could end before the others have connected to it
+        # Otherwise this rank could end before the others have connected to it.
+        self._receive_from_all()
         self.needs_new_groups = False
 
     def _draw_for_all(self, data: Any, strategy: Any, label: Any) -> Any:
@@ -186,7 +198,8 @@ class Leader(Participant):
     def _send(self, message: MainMessage) -> None:
         for rank, link in self.links.items():
             link.send(message)
-            if link.is_lost:  # at once: to wait for it in a collective takes long
+            # At once: to wait for it in a collective takes long.
+            if link.is_lost:
                 self._raise_lost(rank)
 
     def _receive_from_all(self) -> None:
@@ -215,13 +228,15 @@ class Leader(Participant):
         return f"in this example: {example}" if example else "between two examples"
 
     def _raise_stuck(self, first: int) -> NoReturn:
-        stuck = [rank for rank, link in self.links.items() if rank >= first and not link.has_message(0)]
-        for rank in self.links:
+        others = {rank: link for rank, link in self.links.items() if rank >= first}
+        stuck = [rank for rank, link in others.items() if not link.has_message(0)]
+        for rank in others:
             if rank > first and rank not in stuck:
                 self._receive_from(rank)
-        failed = (f"rank {rank} {line_of(one)}; " for rank, one in self.ended.items() if one.kind is ExampleKind.FAILED)
+        failed = [rank for rank, outcome in self.ended.items() if outcome.kind is ExampleKind.FAILED]
+        failure = f"rank {failed[0]} {line_of(self.ended[failed[0]])}; " if failed else ""
         raise Abandoned(
-            f"{next(failed, '')}{list_of(stuck)} could not be interrupted, as only waits on the network can be; "
+            f"{failure}{list_of(stuck)} could not be interrupted, as only waits on the network can be; "
             f"the other ranks left {INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where()}"
         )
 
@@ -252,7 +267,8 @@ class Follower(Participant):
                     self.links[0].send(GroupsRecreated())
                 case PropertyEnds(result):
                     if result.culprits and result.culprits[0] == 0:
-                        self.links[0].wait_until_gone()  # rank 0 reports first
+                        # Rank 0 reports first.
+                        self.links[0].wait_until_gone()
                     return result
 
     def _run_example(self, body: Body, example: RunExample) -> None:
@@ -287,7 +303,8 @@ def _example(number: int, drawn: Mapping[str, Any], interactive: tuple[str, ...]
     try:
         return RunExample(number, pickle.dumps(sent), interactive)
     except Exception as error:
-        culprit = next((name for name, value in sent.items() if not _can_be_pickled(value)), "?")
+        culprits = [name for name, value in sent.items() if not _can_be_pickled(value)]
+        culprit = culprits[0] if culprits else "?"
         raise Abandoned(
             f"{body.func.__name__}: the argument {culprit!r} cannot be sent to the other ranks ({error}): draw "
             f"something that can be pickled, and build the rest of it in the test"
@@ -304,4 +321,5 @@ def _can_be_pickled(value: Any) -> bool:
 
 def describe(body: Body, drawn: Mapping[str, Any]) -> str:
     """Show the example as a call of the test."""
-    return f"{body.func.__name__}({', '.join(f'{name}={value!r}' for name, value in drawn.items())})"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in drawn.items())
+    return f"{body.func.__name__}({arguments})"

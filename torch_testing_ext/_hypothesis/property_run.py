@@ -23,7 +23,8 @@ from .watchdog import Watchdog
 __unittest = True
 
 _LONGEST_TITLE = 300
-_LONGEST_BEFORE_CAUSE = 200  # of an example: a longer one, or one of several lines, comes after what happened
+# A longer example, or one of several lines, comes after what happened.
+_LONGEST_BEFORE_CAUSE = 200
 # The parent must see the death of a rank before it sees the errors of the survivors, so that the verdict blames the
 # dead rank.
 _SURVIVOR_DELAY = 0.1
@@ -32,7 +33,8 @@ _SURVIVOR_DELAY = 0.1
 def run(test: Any, prop: Callable[..., None], body: Body) -> None:
     """Run a property in this rank. `prop` is the body after `hypothesis.given`."""
     examples = replay.replayed(prop, int(test.world_size))
-    chosen = _settings_for_ranks(replay.settings_for(hypothesis_internals.settings_of(prop), examples))
+    own_settings = hypothesis_internals.settings_of(prop)
+    chosen = _settings_for_ranks(replay.settings_for(own_settings, examples))
     deadline = chosen.deadline.total_seconds() if isinstance(chosen.deadline, timedelta) else None
     with _participant(test, deadline) as participant:
         if isinstance(participant, Leader):
@@ -63,19 +65,22 @@ def _settings_for_ranks(chosen: hypothesis.settings) -> hypothesis.settings:
 
 @contextmanager
 def _participant(test: Any, deadline: float | None) -> Iterator[Participant]:
+    """Connect to the other ranks, and be `Participant.current` until the property ends."""
     rank, world_size = test.rank, int(test.world_size)
     links = connect_ranks(test.file_name, rank, world_size)
     connections = Connections()
-    number = test.__dict__["_properties_run"] = test.__dict__.get("_properties_run", 0) + 1  # each has store files
-    groups = Groups(rank, world_size, _backend(test), f"{test.file_name}.{number}", connections)
+    store_path = f"{test.file_name}.{_next_number(test)}"
+    groups = Groups(rank, world_size, _backend(test), store_path, connections)
     peers = {other: link.watchdog for other, link in links.items()}
     watchdog = Watchdog(peers, rank == 0, connections, deadline)
-    participant = (Leader if rank == 0 else Follower)(rank, world_size, links, groups, watchdog)
+    kind = Leader if rank == 0 else Follower
+    participant = kind(rank, world_size, links, groups, watchdog)
     Participant.current = participant
     try:
         yield participant
     except BaseException:
-        _open_until_exit.append(links)  # other ranks wait for the exit of this process before they exit
+        # Other ranks wait for the exit of this process before they exit.
+        _open_until_exit.append(links)
         raise
     else:
         for link in links.values():
@@ -88,6 +93,13 @@ def _participant(test: Any, deadline: float | None) -> Iterator[Participant]:
 _open_until_exit: list[Any] = []
 
 
+def _next_number(test: Any) -> int:
+    """Count the properties that a test runs: each has store files of its own."""
+    number: int = vars(test).get("_properties_run", 0) + 1
+    vars(test)["_properties_run"] = number
+    return number
+
+
 def _backend(test: Any) -> str:
     if dist.is_initialized():
         return dist.get_backend()
@@ -96,16 +108,19 @@ def _backend(test: Any) -> str:
 
 
 def _lead(leader: Leader, body: Body, prop: Callable[..., None], examples: Sequence[replay.Example] | None) -> None:
+    """Run the property as rank 0, send the result to the others, and end the test."""
     seed = hypothesis_internals.choose_seed(prop)
     lines: list[str] = []
     result = PropertyResult()
     try:
         with hypothesis_internals.capture_reports(lines), hypothesis_internals.examples_of_the_seed():
             prop(*body.args, **body.keywords)
-        if examples is not None and not leader.passed:  # Hypothesis refuses this of examples that it draws
+        # Hypothesis refuses this of examples that it draws.
+        if examples is not None and not leader.passed:
             raise Unsatisfiable(f"the property rejected all {leader.count} examples: it has tested nothing")
         if leader.needs_new_groups:
-            leader.recreate_groups()  # for the rest of the test
+            # For the rest of the test.
+            leader.recreate_groups()
     except PropertyFailure as failure:
         lines += getattr(failure, "__notes__", ())
         result = _failed(leader, failure, lines, seed, replay.phrase_of(leader.arguments, examples))
@@ -124,34 +139,50 @@ def _abandoned(leader: Leader, abandoned: Abandoned) -> PropertyResult:
     if str(abandoned):
         return PropertyResult((0,), str(abandoned), lost=True)
     assert leader.last is not None
-    outcomes = enumerate(leader.last.outcomes)
-    return PropertyResult(
-        skips={rank: outcome.summary for rank, outcome in outcomes if outcome.kind is ExampleKind.SKIPPED}
-    )
+    skips = {}
+    for rank, outcome in enumerate(leader.last.outcomes):
+        if outcome.kind is ExampleKind.SKIPPED:
+            skips[rank] = outcome.summary
+    return PropertyResult(skips=skips)
 
 
 def _failed(
     leader: Leader, failure: PropertyFailure, lines: list[str], seed: int | None, phrase: str | None
 ) -> PropertyResult:
+    """Report the smallest example.
+
+    `lines`: the report of Hypothesis. `phrase`: what a replayed example is there for.
+    """
     judged = failure.judged
     assert judged is not None
-    example, what = _shortened(leader.failed_example), judged.headline()
-    title = f"{example} {what}"
-    if "\n" in example or len(example) > _LONGEST_BEFORE_CAUSE:
-        title = f"{example.partition('(')[0]} {what}\nin the example: {example}"
-    is_explicit = any("explicit example" in line.partition(":")[0] for line in lines)  # versions begin it differently
-    found = f"the smallest that Hypothesis found, in {leader.count} runs of the test"
+    # Versions of Hypothesis begin the line differently.
+    is_explicit = any("explicit example" in line.partition(":")[0] for line in lines)
+    origin = f"the smallest that Hypothesis found, in {leader.count} runs of the test"
     if is_explicit:
-        found = "one that every run has" if phrase is None else f"one that every run has: {phrase}"
+        origin = "one that every run has" if phrase is None else f"one that every run has: {phrase}"
     parts = [
-        title,
-        "\n".join(line for text in lines for line in text.splitlines() if not line.startswith("    self=<")),
-        f"In this example ({found}):\n{judged.describe()}",
+        _title(_shortened(leader.failed_example), judged.headline()),
+        _without_self(lines),
+        f"In this example ({origin}):\n{judged.describe()}",
         judged.notes(),
         judged.tracebacks(),
         "" if is_explicit else _how_to_repeat(seed),
     ]
-    return PropertyResult(judged.culprits, "\n\n".join(part for part in parts if part))
+    return PropertyResult(judged.culprits, "\n\n".join(filter(None, parts)))
+
+
+def _title(example: str, headline: str) -> str:
+    """The example and what happened in it; a long example comes last."""
+    if "\n" not in example and len(example) <= _LONGEST_BEFORE_CAUSE:
+        return f"{example} {headline}"
+    test, _, _ = example.partition("(")
+    return f"{test} {headline}\nin the example: {example}"
+
+
+def _without_self(texts: list[str]) -> str:
+    """The report of Hypothesis, without the argument `self` of the test."""
+    lines = "\n".join(texts).splitlines()
+    return "\n".join(line for line in lines if not line.startswith("    self=<"))
 
 
 def _flaky(leader: Leader, seed: int | None) -> PropertyResult:
@@ -162,7 +193,7 @@ def _flaky(leader: Leader, seed: int | None) -> PropertyResult:
         f"something other than the example, such as timing, or state that earlier examples left behind"
     )
     parts = [title, f"When it failed:\n{judged.describe()}", judged.tracebacks(), _how_to_repeat(seed)]
-    return PropertyResult(judged.culprits, "\n\n".join(part for part in parts if part))
+    return PropertyResult(judged.culprits, "\n\n".join(filter(None, parts)))
 
 
 def _how_to_repeat(seed: int | None) -> str:
@@ -172,7 +203,9 @@ def _how_to_repeat(seed: int | None) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_TITLE else text[:_LONGEST_TITLE] + "..."
+    if len(text) <= _LONGEST_TITLE:
+        return text
+    return f"{text[:_LONGEST_TITLE]}..."
 
 
 def _follow(follower: Follower, body: Body) -> None:

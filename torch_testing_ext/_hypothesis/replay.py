@@ -21,9 +21,10 @@ _VARIABLE = "HYPOTHESIS_PROFILE"
 Test = TypeVar("Test", bound=Callable[..., None])
 # A phrase that says what the example is there for, and the arguments by name.
 Example = tuple[str, Mapping[str, Any]]
+Examples = Sequence[Example]
 
 
-def replay(examples: Sequence[Example] | Mapping[int, Sequence[Example]]) -> Callable[[Test], Test]:
+def replay(examples: Examples | Mapping[int, Examples]) -> Callable[[Test], Test]:
     """Have a property run these examples, and draw others only in a search.
 
     Examples that depend on the number of ranks are a mapping from this number to a sequence.
@@ -36,37 +37,42 @@ def replay(examples: Sequence[Example] | Mapping[int, Sequence[Example]]) -> Cal
     return decorate
 
 
-def replayed(prop: Callable[..., None], world_size: int) -> Sequence[Example] | None:
+def replayed(prop: Callable[..., None], world_size: int) -> Examples | None:
     """Return what a property replays in a world of this size; None if it draws its examples."""
     examples = getattr(prop, hypothesis_internals.REPLAYED, None)
     if examples is None:
         return None
-    found: Sequence[Example] = examples.get(world_size, ()) if isinstance(examples, Mapping) else examples
-    if not found:
+    for_size: Examples = examples.get(world_size, ()) if isinstance(examples, Mapping) else examples
+    if not for_size:
         raise ValueError(f"replay() has no example for {world_size} ranks: the test would pass without having run")
-    return found
+    return for_size
 
 
-def settings_for(chosen: hypothesis.settings, examples: Sequence[Example] | None) -> hypothesis.settings:
+def settings_for(chosen: hypothesis.settings, examples: Examples | None) -> hypothesis.settings:
     """Return the settings for a search, if one was chosen; else those that draw nothing if the property replays."""
     if os.environ.get(_VARIABLE) != _SEARCH:
-        return chosen if examples is None else hypothesis.settings(chosen, phases=[Phase.explicit])
+        if examples is None:
+            return chosen
+        return hypothesis.settings(chosen, phases=[Phase.explicit])
     phases = {*chosen.phases, Phase.generate, Phase.shrink}
-    if examples is not None:  # a replayed example that fails would end the search, and cannot shrink
+    # A replayed example that fails would end the search, and cannot shrink.
+    if examples is not None:
         phases -= {Phase.explicit}
-    return hypothesis.settings(chosen, max_examples=_FACTOR * chosen.max_examples, derandomize=False, phases=phases)
+    max_examples = _FACTOR * chosen.max_examples
+    return hypothesis.settings(chosen, max_examples=max_examples, derandomize=False, phases=phases)
 
 
 def choose_search() -> None:
     """Let Hypothesis know the profile, and choose it for this process and for those that it starts."""
     try:
-        hypothesis.settings.get_profile(_SEARCH)  # the project's own
+        # The project's own.
+        hypothesis.settings.get_profile(_SEARCH)
     except hypothesis.errors.InvalidArgument:
         hypothesis.settings.register_profile(_SEARCH, hypothesis.settings())
     os.environ[_VARIABLE] = _SEARCH
 
 
-def phrase_of(arguments: Mapping[str, Any], examples: Sequence[Example] | None) -> str | None:
+def phrase_of(arguments: Mapping[str, Any], examples: Examples | None) -> str | None:
     """Return what a replayed example is there for; None for another example."""
     for phrase, wanted in examples or ():
         if all(arguments.get(name) is value for name, value in wanted.items()):

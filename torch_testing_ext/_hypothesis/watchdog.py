@@ -43,22 +43,30 @@ class Watchdog:
         connections: Connections,
         deadline: float | None,
     ):
+        """Start the thread."""
         self._peers = peers
         self._is_leader = is_leader
         self._deadline = deadline
         self._connections = connections
         self._lock = threading.Lock()
-        self._inside: int | None = None  # the example that the main thread is in
+        # The example that the main thread is in.
+        self._inside: int | None = None
         self._began = 0.0
         self._reported_slow = False
         self._describe: Callable[[], str] = str
-        self._left: int | None = None  # the example that some rank left early
+        # The example that some rank left early.
+        self._left: int | None = None
         self._left_at = 0.0
         self._interrupted_at = 0.0
-        self.interrupted = -1  # the last example that was interrupted
-        self.current = -1  # the last example that began
+        # The last example that was interrupted.
+        self.interrupted = -1
+        # The last example that began.
+        self.current = -1
         self._finished = True
-        self._own, received = (Channel[WatchdogMessage](sock, WatchdogMessage) for sock in socket_pair())
+        # The main thread sends, the watchdog receives.
+        sending, receiving = socket_pair()
+        self._own = Channel[WatchdogMessage](sending, WatchdogMessage)
+        received = Channel[WatchdogMessage](receiving, WatchdogMessage)
         self._closing = False
         self._loop = EventLoop()
         for source in (received, *peers.values()):
@@ -72,14 +80,17 @@ class Watchdog:
     def begin(self, example: int) -> None:
         """Start an example. Call this before any rank enters it: another may have left it before this one enters."""
         with self._lock:
-            self.current, self._began = example, time.monotonic()
-            self._finished = self._reported_slow = False
+            self.current = example
+            self._began = time.monotonic()
+            self._finished = False
+            self._reported_slow = False
 
     def enter(self, example: int, describe: Callable[[], str]) -> None:
         with self._lock:
             self._inside, self._describe = example, describe
             if self.interrupted == example:
-                self._connections.cut(include_busy=True)  # the example was interrupted before this rank entered it
+                # The example was interrupted before this rank entered it.
+                self._connections.cut(include_busy=True)
 
     def leave(self) -> bool:
         """Stop watching the main thread, and return whether the example was interrupted."""
@@ -94,22 +105,25 @@ class Watchdog:
 
     def seconds_since_interrupt(self, example: int) -> float:
         with self._lock:
-            return time.monotonic() - self._interrupted_at if self.interrupted == example else 0.0
+            if self.interrupted != example:
+                return 0.0
+            return time.monotonic() - self._interrupted_at
 
     def report_left(self, example: int) -> None:
         """Report that this rank left the example early, so that the others do not wait for it."""
         if self._is_leader:
             self._own.send(ExampleLeft(example))
             return
-        with suppress(OSError):  # rank 0 is gone, and its end has interrupted all ranks already
+        # Rank 0 is gone, and its end has interrupted all ranks already.
+        with suppress(OSError):
             self._peers[0].send(ExampleLeft(example))
 
     def close(self) -> None:
         self._closing = True
         self._own.send(StopWatching())
         self._thread.join()
-        for each in self._ends:
-            each.close()
+        for end in self._ends:
+            end.close()
 
     # -- the watchdog's thread
 
@@ -119,9 +133,11 @@ class Watchdog:
             self._check_times()
 
     def _seconds_to_wait(self) -> float:
+        now = time.monotonic()
         if self._left is not None and self._is_leader:
-            return max(0.0, self._left_at + GRACE - time.monotonic())
-        return GRACE if self._is_still_inside() and time.monotonic() - self._interrupted_at < BUSY else _TICK
+            return max(0.0, self._left_at + GRACE - now)
+        is_recent = now - self._interrupted_at < BUSY
+        return GRACE if is_recent and self._is_still_inside() else _TICK
 
     def _is_still_inside(self) -> bool:
         """Is the main thread still in an example that was interrupted? Its connections may be busy, or be new ones."""
@@ -132,13 +148,18 @@ class Watchdog:
         if isinstance(message, InterruptExample):
             self._interrupt(message.number)
         elif isinstance(message, ExampleLeft) and (self._left is None or message.number > self._left):
-            self._left, self._left_at = message.number, time.monotonic()
+            self._left = message.number
+            self._left_at = time.monotonic()
 
     def _on_end(self) -> None:
         """A rank is gone, so this example is over for all. The main thread detects the loss by itself."""
-        self._on_message(ExampleLeft(self.current) if self._is_leader else InterruptExample(self.current))
+        if self._is_leader:
+            self._on_message(ExampleLeft(self.current))
+        else:
+            self._on_message(InterruptExample(self.current))
 
     def _check_times(self) -> None:
+        """Interrupt what is due, and report an example that is slow."""
         now = time.monotonic()
         if self._is_leader and self._left is not None and now >= self._left_at + GRACE:
             self._interrupt_all(self._left)
@@ -171,8 +192,10 @@ class Watchdog:
             if example < self.current:
                 return
             if self.interrupted != example:
-                self.interrupted, self._interrupted_at = example, time.monotonic()
+                self.interrupted = example
+                self._interrupted_at = time.monotonic()
             # Members of a new group connect to each other: one that is cut off leaves others waiting for a connection,
             # which no cut ends. The creation ends by itself, and what follows is cut.
             if self._inside == example and flight_recorder.group_in_creation() is None:
-                self._connections.cut(include_busy=time.monotonic() - self._interrupted_at > BUSY)
+                is_overdue = time.monotonic() - self._interrupted_at > BUSY
+                self._connections.cut(include_busy=is_overdue)

@@ -35,7 +35,8 @@ NO_DEVICE: tuple[str | None, int] = (None, 0)
 MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
-_INTERPRETER_TIMEOUT = 120.0  # it imports torch before it asks
+# A new interpreter imports torch before it asks.
+_INTERPRETER_TIMEOUT = 120.0
 _KILL_TIMEOUT = 2.0
 # The exit code of a forked child that cannot ask, because its parent has already initialised the driver.
 EXIT_BAD_FORK = 3
@@ -73,38 +74,44 @@ def accelerator_type() -> str | None:
 
 def device_uuids() -> tuple[str, ...]:
     """Return what identifies each device, whatever its number is under the masks of this process; empty if unknown."""
-    return tuple(_answer("ask_uuids", _masks())) if device_count() else ()
+    if not device_count():
+        return ()
+    return tuple(_answer("ask_uuids", _masks()))
 
 
 def runtime() -> str | None:
     """Return the type of the accelerators, with "hip" for those of ROCm, which torch calls "cuda"; None without any."""
     kind = accelerator_type()
-    return "hip" if kind == "cuda" and torch.version.hip is not None else kind
+    is_rocm = kind == "cuda" and torch.version.hip is not None
+    return "hip" if is_rocm else kind
 
 
 def peers_have_access() -> bool:
     """Are there several CUDA devices of compute capability 8.0 or higher that can all read each other's memory?"""
     facts = device_facts() if device_count() > 1 else ()
-    enough = bool(facts) and facts[0].capability >= (8, 0)
-    return enough and all(len(one.peers) == len(facts) - 1 for one in facts)
+    if not facts or facts[0].capability < (8, 0):
+        return False
+    others = len(facts) - 1
+    return all(len(device.peers) == others for device in facts)
 
 
 def cuda_properties() -> dict[str, Any]:
     """Return what tests ask about CUDA or ROCm and its first device; empty without one."""
-    found = _answer("ask_cuda_properties", _masks())
-    return found if isinstance(found, dict) else {}
+    answer = _answer("ask_cuda_properties", _masks())
+    return answer if isinstance(answer, dict) else {}
 
 
 def device_facts() -> tuple[DeviceFacts, ...]:
     """Return what is known of each device that this process may use, in its order; empty if nothing is."""
-    found = _answer("ask_facts", _masks()) if device_count() else ()
-    return facts_from(found)
+    answer = _answer("ask_facts", _masks()) if device_count() else ()
+    return facts_from(answer)
 
 
 def xpu_device_id() -> int:
     """Return the PCI number of the first XPU device's model; 0 without one."""
-    found = _answer("ask_xpu_id", _masks()) if accelerator_type() == "xpu" else 0
-    return int(found or 0)
+    if accelerator_type() != "xpu":
+        return 0
+    return int(_answer("ask_xpu_id", _masks()) or 0)
 
 
 def _devices() -> tuple[str | None, int]:
@@ -122,24 +129,30 @@ def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
     if not device_may_exist():
         return NO_DEVICE
     if _torch.built_with.accelerator_is_initialised():
-        return QUESTIONS[question]()
+        ask = QUESTIONS[question]
+        return ask()
     may_fork = not fork_safety.other_threads() and not _torch.built_with.accelerator_is_in_bad_fork()
     answer = _ask_forked(question) if may_fork else None
     return _ask_new_interpreter(question) if answer is None else answer
 
 
 def unsafe_to_fork() -> str | None:
-    """Why ranks that are forked from this process, or from the one it was forked from, could use no accelerator."""
+    """Say why ranks that are forked from this process, or from the one it was forked from, could use no accelerator.
+
+    None if they can.
+    """
     if not device_may_exist():
         return None
-    if (first := _torch.first_use.first_use()) is not None:
-        return first
+    first_use = _torch.first_use.first_use()
+    if first_use is not None:
+        return first_use
     if _torch.built_with.accelerator_is_initialised() or _torch.built_with.accelerator_is_in_bad_fork():
         return "an accelerator is initialised"
     if _cuda_driver_is_initialised():
         return "a library has initialised CUDA"
-    is_open = _OPEN_WHEN_IN_USE in system.opened("self")
-    return f"a library has initialised an accelerator ({_OPEN_WHEN_IN_USE} is open)" if is_open else None
+    if _OPEN_WHEN_IN_USE in system.opened("self"):
+        return f"a library has initialised an accelerator ({_OPEN_WHEN_IN_USE} is open)"
+    return None
 
 
 def _cuda_driver_is_initialised() -> bool:
@@ -150,7 +163,9 @@ def _cuda_driver_is_initialised() -> bool:
     global _driver_is_initialised
     with suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1", os.RTLD_NOLOAD)
-        _driver_is_initialised |= driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
+        count = ctypes.c_int()
+        error = driver.cuDeviceGetCount(ctypes.byref(count))
+        _driver_is_initialised |= error == 0
     return _driver_is_initialised
 
 
@@ -164,32 +179,42 @@ def check_to_fork() -> str | None:
 
 def ask_devices() -> tuple[str | None, int]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return NO_DEVICE if accelerator is None else (accelerator.type, torch.accelerator.device_count())
+    if accelerator is None:
+        return NO_DEVICE
+    return accelerator.type, torch.accelerator.device_count()
 
 
 def ask_uuids() -> list[str]:
     kind, count = ask_devices()
+    if kind is None:
+        return []
     try:
-        properties = torch.get_device_module(kind).get_device_properties if kind else None
-        return [str(properties(number).uuid) for number in range(count)] if properties else []
-    except Exception:  # not all kinds of devices have one
+        properties_of = torch.get_device_module(kind).get_device_properties
+        return [str(properties_of(number).uuid) for number in range(count)]
+    except Exception:
+        # Not all kinds of devices have one.
         return []
 
 
 def ask_cuda_properties() -> dict[str, Any]:
+    """Ask for what `cuda_properties` returns."""
     if not torch.cuda.is_available():
         return {}
-    backends: Any = torch.backends  # untyped in torch
+    # Untyped in torch.
+    backends: Any = torch.backends
     cuda: Any = torch.cuda
     devices = range(cuda.device_count())
-    tensor = torch.ones((), device="cuda")  # has_magma is right once CUDA is initialised
+    archs = [getattr(cuda.get_device_properties(device), "gcnArchName", "") for device in devices]
+    # has_magma is right once CUDA is initialised.
+    tensor = torch.ones((), device="cuda")
     return {
         "capability": cuda.get_device_capability(),
         "capabilities": [cuda.get_device_capability(device) for device in devices],
-        "arch": getattr(cuda.get_device_properties(0), "gcnArchName", ""),
-        "archs": [getattr(cuda.get_device_properties(device), "gcnArchName", "") for device in devices],
+        "arch": archs[0],
+        "archs": archs,
         "accepts_cudnn": backends.cudnn.is_acceptable(tensor),
-        "cudnn_version": backends.cudnn.version() or 0,  # checks the capability of each device
+        # Checks the capability of each device.
+        "cudnn_version": backends.cudnn.version() or 0,
         "has_magma": bool(cuda.has_magma),
         "has_tf32": bool(cuda.is_tf32_supported()),
         "multicast": _has_multicast(),
@@ -197,27 +222,31 @@ def ask_cuda_properties() -> dict[str, Any]:
 
 
 def ask_facts() -> list[dict[str, Any]]:
+    """Ask for the facts about each device."""
     kind, count = ask_devices()
     if kind != "cuda":
         return []
-    properties = [torch.cuda.get_device_properties(number) for number in range(count)]
-    return [
-        {
-            "name": found.name,
-            "memory": found.total_memory,
-            "capability": [found.major, found.minor],
-            "peers": [
-                other for other in range(count) if other != number and torch.cuda.can_device_access_peer(number, other)
-            ],
-        }
-        for number, found in enumerate(properties)
-    ]
+    facts = []
+    for number in range(count):
+        properties = torch.cuda.get_device_properties(number)
+        others = [other for other in range(count) if other != number]
+        peers = [other for other in others if torch.cuda.can_device_access_peer(number, other)]
+        facts.append(
+            {
+                "name": properties.name,
+                "memory": properties.total_memory,
+                "capability": [properties.major, properties.minor],
+                "peers": peers,
+            }
+        )
+    return facts
 
 
 def _has_multicast() -> bool:
     try:
         return _torch.built_with.has_multicast()
-    except Exception:  # this torch or this driver has no answer
+    except Exception:
+        # This torch or this driver has no answer.
         return False
 
 
@@ -237,7 +266,9 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
     if torch.version.cuda is not None or torch.version.hip is not None:
         if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
             return False
-        if any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd")):
+        if any(dev.glob("nvidia[0-9]*")):
+            return True
+        if any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd")):
             return True
     return _torch.built_with.other_accelerator_is_built()
 
@@ -245,7 +276,8 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
 def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
     """Let a forked child ask; None where it gave no answer."""
     receive, send = os.pipe()
-    pid = fork_safety.fork()  # even with native threads in idle pools (OpenBLAS): the child takes none of their locks
+    # Even with native threads in idle pools (OpenBLAS): the child takes none of their locks.
+    pid = fork_safety.fork()
     if pid == 0:
         _answer_and_exit(question, send)
     os.close(send)
@@ -254,11 +286,14 @@ def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
         text = pipe.read() if ready else b""
     if not ready:
         os.kill(pid, signal.SIGKILL)
-        if reaping.has_ended(pid, _KILL_TIMEOUT):  # one that the driver blocks ends when the driver answers
+        # A child that the driver blocks ends when the driver answers.
+        if reaping.has_ended(pid, _KILL_TIMEOUT):
             reaping.wait_for_exit(pid)
         raise DriverDoesNotAnswer
     if reaping.wait_for_exit(pid) == EXIT_BAD_FORK:
-        return QUESTIONS[question]()  # this process has initialised the driver before: asking here does no more harm
+        # This process has initialised the driver before: asking here does no more harm.
+        ask = QUESTIONS[question]
+        return ask()
     return json.loads(text) if text else None
 
 
@@ -275,8 +310,10 @@ def _answer_and_exit(question: str, send: int) -> NoReturn:
 
 
 def _ask_new_interpreter(question: str) -> Any:
+    """Let a new interpreter ask, with the search path of this one."""
     receive, send = os.pipe()
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
+    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = dict(os.environ, PYTHONPATH=search_path)
     code = f"from torch_testing_ext._machine.accelerators import write_answer; write_answer({question!r}, {send})"
     with os.fdopen(receive, "rb") as pipe:
         child = subprocess.Popen(
@@ -295,4 +332,6 @@ def _ask_new_interpreter(question: str) -> Any:
 
 def write_answer(question: str, send: int) -> None:
     """In the child process: ask the runtime and write its answer to the pipe."""
-    os.write(send, json.dumps(QUESTIONS[question]()).encode())
+    ask = QUESTIONS[question]
+    answer = json.dumps(ask())
+    os.write(send, answer.encode())

@@ -8,14 +8,20 @@ _OF_ACCELERATORS = ("nccl", "xccl", "hccl")
 
 def names_in(backend: str) -> list[str]:
     """Split "cpu:gloo,cuda:nccl", for example, into gloo and nccl."""
-    return [part.rpartition(":")[2].strip().lower() for part in backend.split(",")]
+    names = []
+    for part in backend.split(","):
+        _, _, name = part.rpartition(":")
+        names.append(name.strip().lower())
+    return names
 
 
 def uses_nccl(backend: str | None) -> bool:
     """Is this NCCL, under any of its names, for any type of device?"""
-    return any(name in NCCL for name in names_in(backend or ""))
+    names = names_in(backend or "")
+    return any(name in NCCL for name in names)
 
 
 def need_accelerators(backend: str | None) -> bool:
     """Does this need an accelerator for each rank, for any type of device?"""
-    return any(name.startswith(_OF_ACCELERATORS) for name in names_in(backend or ""))
+    names = names_in(backend or "")
+    return any(name.startswith(_OF_ACCELERATORS) for name in names)

@@ -54,12 +54,16 @@ def rocm_version() -> Version:
 
 def magma_version() -> Version:
     """Return the version of MAGMA that torch was built with; (0, 0) without MAGMA."""
-    found = torch.__config__.show().partition("Magma ")[2].splitlines()
-    return _numbers(found[0]) if found else (0, 0)
+    _, _, after = torch.__config__.show().partition("Magma ")
+    if not after:
+        return 0, 0
+    version, *_ = after.splitlines()
+    return _numbers(version)
 
 
 def _numbers(version: str) -> Version:
-    return tuple(int(part) for part in version.split("-")[0].split("."))
+    release, _, _ = version.partition("-")
+    return tuple(int(part) for part in release.split("."))
 
 
 # -- the device
@@ -96,10 +100,12 @@ def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:
     if not flag("TEST_CUDA"):
         return False
     override = os.environ.get("PYTORCH_DEBUG_FLASH_ATTENTION_GCN_ARCH_OVERRIDE")
-    return _is_one_of(arch_list) if override is None else any(arch in override for arch in arch_list)
+    if override is None:
+        return _has_arch_of(arch_list)
+    return any(arch in override for arch in arch_list)
 
 
-def _is_one_of(archs: Iterable[str]) -> bool:
+def _has_arch_of(archs: Iterable[str]) -> bool:
     own = accelerators.cuda_properties()["arch"]
     return any(arch in own for arch in archs)
 
@@ -122,21 +128,43 @@ SM89OrLater = _at_least(8, 9)
 SM90OrLater = _at_least(9, 0)
 SM100OrLater = _at_least(10, 0)
 SM120OrLater = _at_least(12, 0)
-IS_SM89 = _exactly(lambda found: found == (8, 9))
-IS_SM90 = _exactly(lambda found: found == (9, 0))
-IS_SM100 = _exactly(lambda found: found == (10, 0))
-IS_SM10X = _exactly(lambda found: found[0] == 10)
-IS_SM12X = _exactly(lambda found: found[0] == 12)
-# CUDA 13 numbers this board differently.
-IS_THOR = _exactly(lambda found: found == ((11, 0) if cuda_version()[0] >= 13 else (10, 1)))
-IS_JETSON = LazyVal(lambda: flag("TEST_CUDA") and (capability() in ((7, 2), (8, 7)) or bool(IS_THOR)))
+IS_SM89 = _exactly(lambda version: version == (8, 9))
+IS_SM90 = _exactly(lambda version: version == (9, 0))
+IS_SM100 = _exactly(lambda version: version == (10, 0))
+IS_SM10X = _exactly(lambda version: version[0] == 10)
+IS_SM12X = _exactly(lambda version: version[0] == 12)
+
+
+def _is_thor(version: Version) -> bool:
+    """Is this the capability of a Jetson Thor? CUDA 13 numbers this board differently."""
+    return version == ((11, 0) if cuda_version() >= (13,) else (10, 1))
+
+
+def _is_jetson() -> bool:
+    if not flag("TEST_CUDA"):
+        return False
+    return capability() in ((7, 2), (8, 7)) or bool(IS_THOR)
+
+
+IS_THOR = _exactly(_is_thor)
+IS_JETSON = LazyVal(_is_jetson)
 
 CUDA_ALREADY_INITIALIZED_ON_IMPORT = _torch.built_with.accelerator_is_initialised()
 ROCM_VERSION = LazyVal(lambda: rocm_version()[:2])
-TEST_CUDNN = LazyVal(
-    lambda: bool(flag("TEST_CUDA") and (_on_rocm() or accelerators.cuda_properties()["accepts_cudnn"]))
-)
-TEST_CUDNN_VERSION = LazyVal(lambda: accelerators.cuda_properties().get("cudnn_version", 0) if TEST_CUDNN else 0)
+
+
+def _has_cudnn() -> bool:
+    if not flag("TEST_CUDA"):
+        return False
+    return _on_rocm() or bool(accelerators.cuda_properties()["accepts_cudnn"])
+
+
+def _cudnn_version() -> int:
+    return accelerators.cuda_properties().get("cudnn_version", 0) if TEST_CUDNN else 0
+
+
+TEST_CUDNN = LazyVal(_has_cudnn)
+TEST_CUDNN_VERSION = LazyVal(_cudnn_version)
 
 
 _CDNA5 = ("gfx1250",)
@@ -164,13 +192,15 @@ def numba_supports_cuda() -> bool:
 
 # -- what the platform supports
 
-_WITH_AOTRITON = ("gfx90a", "gfx942", "gfx1100", "gfx1201", "gfx950")
+_WITH_AOTRITON: tuple[str, ...] = ("gfx90a", "gfx942", "gfx1100", "gfx1201", "gfx950")
 _WITH_EXPERIMENTAL_AOTRITON = ("gfx1101", "gfx1102", "gfx1150", "gfx1151", "gfx1200")
 
 
 def _has_aotriton() -> bool:
-    experimental = os.environ.get("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "0") != "0"
-    return evaluate_gfx_arch_within((*_WITH_AOTRITON, *(_WITH_EXPERIMENTAL_AOTRITON if experimental else ())))
+    archs = _WITH_AOTRITON
+    if os.environ.get("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "0") != "0":
+        archs += _WITH_EXPERIMENTAL_AOTRITON
+    return evaluate_gfx_arch_within(archs)
 
 
 def _xpu_has_flash_attention() -> bool:
@@ -183,7 +213,9 @@ def evaluate_platform_supports_flash_attention() -> bool:
         return _has_aotriton()
     if flag("TEST_CUDA"):
         return bool(SM80OrLater)
-    return bool(PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU) if flag("TEST_XPU") else bool(flag("TEST_MTIA"))
+    if flag("TEST_XPU"):
+        return bool(PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU)
+    return bool(flag("TEST_MTIA"))
 
 
 def evaluate_platform_supports_efficient_attention() -> bool:
@@ -216,12 +248,16 @@ def evaluate_platform_supports_fp8() -> bool:
     """True also without an accelerator: the CPU supports it."""
     if _on_cuda():
         return bool(SM89OrLater)
-    return not _on_rocm() or _is_one_of(_rocm_archs_with_fp8())
+    return not _on_rocm() or _has_arch_of(_rocm_archs_with_fp8())
 
 
 def _rocm_archs_with_fp8() -> tuple[str, ...]:
-    since_6_5 = ("gfx95", "gfx120") if rocm_version() >= (6, 5) else ()
-    return ("gfx94", *since_6_5, *(_CDNA5 if rocm_version() >= (7, 14) else ()))
+    archs = ["gfx94"]
+    if rocm_version() >= (6, 5):
+        archs += ["gfx95", "gfx120"]
+    if rocm_version() >= (7, 14):
+        archs += _CDNA5
+    return tuple(archs)
 
 
 def _has_mslk() -> bool:
@@ -230,15 +266,19 @@ def _has_mslk() -> bool:
 
 def evaluate_platform_supports_fp8_grouped_gemm() -> bool:
     if _on_rocm():
-        return _has_mslk() and _is_one_of(("gfx942", "gfx950"))
+        return _has_mslk() and _has_arch_of(("gfx942", "gfx950"))
     return _on_cuda() and bool(SM90OrLater) and not SM100OrLater
 
 
 def evaluate_platform_supports_mx_gemm() -> bool:
     if _on_rocm():
-        archs = ("gfx950", *(_CDNA5 if rocm_version() >= (7, 14) else ()))
-        return rocm_version() >= (7, 0) and _is_one_of(archs)
-    return bool(SM100OrLater) if flag("TEST_CUDA") else bool(flag("TEST_XPU"))
+        archs = ["gfx950"]
+        if rocm_version() >= (7, 14):
+            archs += _CDNA5
+        return rocm_version() >= (7, 0) and _has_arch_of(archs)
+    if flag("TEST_CUDA"):
+        return bool(SM100OrLater)
+    return bool(flag("TEST_XPU"))
 
 
 def evaluate_platform_supports_mxfp8_grouped_gemm() -> bool:

@@ -17,21 +17,29 @@ _MOST_GROUPS = 50_000
 class DeviceFacts:
     """Facts about one device that do not change."""
 
-    name: str = ""  # the model
-    memory: int = 0  # in bytes; 0 if unknown
-    capability: tuple[int, int] = (0, 0)  # the compute capability, for CUDA
-    peers: tuple[int, ...] = ()  # the numbers of devices whose memory it can read
-    nvlinks: tuple[int, ...] | None = None  # the numbers of devices that NVLink connects it to; None if unknown
+    # The model.
+    name: str = ""
+    # In bytes; 0 if unknown.
+    memory: int = 0
+    # The compute capability, for CUDA.
+    capability: tuple[int, int] = (0, 0)
+    # The numbers of devices whose memory it can read.
+    peers: tuple[int, ...] = ()
+    # The numbers of devices that NVLink connects it to; None if unknown.
+    nvlinks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class DeviceNeeds:
     """The needs of a test of each device that it uses, besides their number."""
 
-    memory: int = 0  # in bytes
+    # In bytes.
+    memory: int = 0
     capability: tuple[int, int] = (0, 0)
-    peer_access: bool = False  # each can read the memory of each other one
-    nvlink: bool = False  # NVLink connects each with each other one
+    # Each can read the memory of each other one.
+    peer_access: bool = False
+    # NVLink connects each with each other one.
+    nvlink: bool = False
 
     def __bool__(self) -> bool:
         return self != DeviceNeeds()
@@ -43,21 +51,33 @@ class DeviceNeeds:
 
     @classmethod
     def of_all(cls, needs: Iterable[DeviceNeeds]) -> DeviceNeeds:
-        """Joins needs: a device that meets the result meets each of them."""
-        found = list(needs)
-        return cls(
-            max((one.memory for one in found), default=0),
-            max((one.capability for one in found), default=(0, 0)),
-            any(one.peer_access for one in found),
-            any(one.nvlink for one in found),
-        )
+        """Join needs: a device that meets the result meets each of them."""
+        joined = cls()
+        for need in needs:
+            joined = cls(
+                max(joined.memory, need.memory),
+                max(joined.capability, need.capability),
+                joined.peer_access or need.peer_access,
+                joined.nvlink or need.nvlink,
+            )
+        return joined
 
     def __str__(self) -> str:
-        parts = [f"{in_words(self.memory)} of memory"] if self.memory else []
-        parts += [f"compute capability {'.'.join(map(str, self.capability))}"] if any(self.capability) else []
-        parts += ["peer access"] if self.peer_access else []
-        parts += ["NVLink"] if self.nvlink else []
+        parts = []
+        if self.memory:
+            parts.append(f"{in_words(self.memory)} of memory")
+        if any(self.capability):
+            parts.append(f"compute capability {_version(self.capability)}")
+        if self.peer_access:
+            parts.append("peer access")
+        if self.nvlink:
+            parts.append("NVLink")
         return " and ".join(parts)
+
+
+def _version(capability: tuple[int, int]) -> str:
+    major, minor = capability
+    return f"{major}.{minor}"
 
 
 NO_NEEDS = DeviceNeeds()
@@ -65,28 +85,28 @@ NO_NEEDS = DeviceNeeds()
 
 def facts_from(answer: Sequence[dict[str, Any]]) -> tuple[DeviceFacts, ...]:
     """The facts that another process has sent as JSON."""
-    return tuple(
-        DeviceFacts(one["name"], one["memory"], (one["capability"][0], one["capability"][1]), tuple(one["peers"]))
-        for one in answer
-        if isinstance(one, dict)
-    )
+    facts = []
+    for device in answer:
+        if isinstance(device, dict):
+            major, minor = device["capability"]
+            peers = tuple(device["peers"])
+            facts.append(DeviceFacts(device["name"], device["memory"], (major, minor), peers))
+    return tuple(facts)
 
 
 def renumbered(facts: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[DeviceFacts, ...]:
     """The facts of the chosen devices, which are numbered in this order from now on."""
-    number = {old: new for new, old in enumerate(chosen)}
+    new_number = {old: new for new, old in enumerate(chosen)}
 
-    def kept(others: Iterable[int]) -> tuple[int, ...]:
-        return tuple(number[other] for other in others if other in number)
+    def renumber(others: Iterable[int]) -> tuple[int, ...]:
+        return tuple(new_number[other] for other in others if other in new_number)
 
-    return tuple(
-        replace(
-            facts[old],
-            peers=kept(facts[old].peers),
-            nvlinks=None if facts[old].nvlinks is None else kept(facts[old].nvlinks or ()),
-        )
-        for old in chosen
-    )
+    result = []
+    for old in chosen:
+        device = facts[old]
+        nvlinks = None if device.nvlinks is None else renumber(device.nvlinks)
+        result.append(replace(device, peers=renumber(device.peers), nvlinks=nvlinks))
+    return tuple(result)
 
 
 def suits(facts: DeviceFacts, needs: DeviceNeeds) -> bool:
@@ -99,20 +119,25 @@ def why_not(facts: Sequence[DeviceFacts], needs: DeviceNeeds, count: int = 1) ->
         return None
     if not facts:
         return "there is no device of which this is known"
-    fitting = [number for number, one in enumerate(facts) if suits(one, needs)]
+    fitting = [device for device in facts if suits(device, needs)]
     if len(fitting) < count:
-        others = (_lacking(one, needs) for number, one in enumerate(facts) if number not in fitting)
+        others = [_lacking(device, needs) for device in facts if not suits(device, needs)]
         best = "; ".join(dict.fromkeys(others))
-        return f"{len(fitting) or 'none'} of {len(facts)} devices, {count} needed ({best})"
-    if needs.nvlink and any(facts[number].nvlinks is None for number in fitting):
+        enough = len(fitting) or "none"
+        return f"{enough} of {len(facts)} devices, {count} needed ({best})"
+    if needs.nvlink and any(device.nvlinks is None for device in fitting):
         return "NVML does not say which devices NVLink connects"
     return "NVLink does not connect them" if needs.nvlink else "they cannot read each other's memory"
 
 
 def _lacking(facts: DeviceFacts, needs: DeviceNeeds) -> str:
-    has = [in_words(facts.memory)] if facts.memory < needs.memory else []
-    has += [".".join(map(str, facts.capability))] if facts.capability < needs.capability else []
-    return f"{facts.name or 'a device'} has {' and '.join(has)}"
+    has = []
+    if facts.memory < needs.memory:
+        has.append(in_words(facts.memory))
+    if facts.capability < needs.capability:
+        has.append(_version(facts.capability))
+    name = facts.name or "a device"
+    return f"{name} has {' and '.join(has)}"
 
 
 def groups(
@@ -121,12 +146,15 @@ def groups(
     """Yield the groups of `count` devices, by their numbers, that meet the needs. `among`: those to choose from."""
     chosen = range(len(facts)) if among is None else among
     fitting = [number for number in chosen if suits(facts[number], needs)]
-    for group in itertools.islice(itertools.combinations(fitting, count), _MOST_GROUPS):
-        if all(_connected(facts, needs, one, other) for one, other in itertools.permutations(group, 2)):
+    combinations = itertools.combinations(fitting, count)
+    for group in itertools.islice(combinations, _MOST_GROUPS):
+        pairs = itertools.permutations(group, 2)
+        if all(_are_connected(facts[first], second, needs) for first, second in pairs):
             yield group
 
 
-def _connected(facts: Sequence[DeviceFacts], needs: DeviceNeeds, one: int, other: int) -> bool:
-    if needs.nvlink and other not in (facts[one].nvlinks or ()):
+def _are_connected(device: DeviceFacts, other: int, needs: DeviceNeeds) -> bool:
+    """Is a device connected with the one of that number as the needs say?"""
+    if needs.nvlink and other not in (device.nvlinks or ()):
         return False
-    return not needs.peer_access or other in facts[one].peers
+    return not needs.peer_access or other in device.peers

@@ -30,12 +30,15 @@ _RESERVATION = "reservation"
 def default_folder() -> Path:
     """The same for all runs of this user, whatever their TMPDIR is."""
     base = Path("/tmp")
-    return (base if base.is_dir() else Path(tempfile.gettempdir())) / f"torch_testing_ext-leases-{os.getuid()}"
+    if not base.is_dir():
+        base = Path(tempfile.gettempdir())
+    return base / f"torch_testing_ext-leases-{os.getuid()}"
 
 
 def leased_by_ancestors(environ: Mapping[str, str]) -> frozenset[str]:
     """The identities of devices that a run which started this one has leased for it."""
-    return frozenset(filter(None, environ.get(LEASED, "").split(",")))
+    identities = environ.get(LEASED, "").split(",")
+    return frozenset(filter(None, identities))
 
 
 class DeviceLocks:
@@ -73,7 +76,10 @@ class DeviceLocks:
 
     def leased(self, names: Iterable[str]) -> dict[str, str]:
         """The environment variable that tells runs inside a unit which devices are leased for them."""
-        return {LEASED: ",".join(sorted({*self._ancestors, *(self._identities[name] for name in names)}))}
+        leased = set(self._ancestors)
+        for name in names:
+            leased.add(self._identities[name])
+        return {LEASED: ",".join(sorted(leased))}
 
     def owner_of(self, name: str) -> str:
         """Names the run that has locked a device, in words; empty if it does not say."""
@@ -98,9 +104,11 @@ class DeviceLocks:
             return frozenset()
         try:
             reserved = set(json.loads(self._reservation.text()))
-        except ValueError:  # it is being written
+        except ValueError:
+            # The file is being written.
             reserved = set(self._identities.values())
-        return frozenset(name for name, one in self._identities.items() if one in reserved.difference(self._ancestors))
+        reserved.difference_update(self._ancestors)
+        return frozenset(name for name, identity in self._identities.items() if identity in reserved)
 
     def close(self) -> None:
         self.end_reservation()
@@ -116,7 +124,8 @@ class _LockFile:
     def __init__(self, folder: Path, identity: str):
         readable = re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:100]
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        self._path = folder / (readable if readable == identity.lstrip(".") else f"{readable}-{digest}")
+        is_unchanged = readable == identity.lstrip(".")
+        self._path = folder / (readable if is_unchanged else f"{readable}-{digest}")
         self.fd = self._open()
 
     def _open(self) -> int:
@@ -150,10 +159,16 @@ class _LockFile:
     def _reopen_if_deleted(self) -> None:
         """A program that cleans temporary folders may have deleted the file: other runs would lock another one."""
         with suppress(OSError):
-            if not os.path.exists(self._path) or not os.path.samestat(os.stat(self._path), os.fstat(self.fd)):
+            if not self._is_in_place():
                 new = self._open()
                 os.close(self.fd)
                 self.fd = new
+
+    def _is_in_place(self) -> bool:
+        """Is the open file still the one that has the name?"""
+        if not os.path.exists(self._path):
+            return False
+        return os.path.samestat(os.stat(self._path), os.fstat(self.fd))
 
     def close(self) -> None:
         os.close(self.fd)

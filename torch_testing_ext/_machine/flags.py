@@ -20,18 +20,26 @@ from torch_testing_ext import _torch
 from . import accelerators
 
 Flag = Callable[[], Any]
-_backends: Any = torch.backends  # untyped in torch
+# Untyped in torch.
+_backends: Any = torch.backends
 
 
 @functools.cache
 def flag(name: str) -> Any:
     """Return the value of a flag; each is computed once per process."""
-    return _FLAGS[name]()
+    compute = _FLAGS[name]
+    return compute()
 
 
 def _switch(variable: str, implied_by: Flag = lambda: False) -> Flag:
     """A flag that an environment variable sets; where it is unset, `implied_by` decides."""
-    return lambda: os.environ[variable] == "1" if variable in os.environ else bool(implied_by())
+
+    def value() -> bool:
+        if variable in os.environ:
+            return os.environ[variable] == "1"
+        return bool(implied_by())
+
+    return value
 
 
 def _words(variable: str) -> list[str]:
@@ -46,7 +54,8 @@ def _module(name: str) -> Flag:
     def value() -> bool:
         try:
             return importlib.util.find_spec(name) is not None
-        except ModuleNotFoundError:  # a parent package of it is missing
+        except ModuleNotFoundError:
+            # A parent package of it is missing.
             return False
 
     return value
@@ -54,6 +63,13 @@ def _module(name: str) -> Flag:
 
 def _accelerator(kind: str) -> Flag:
     return lambda: accelerators.accelerator_type() == kind and accelerators.device_count() > 0
+
+
+def _macos_version() -> float:
+    """Return the first two numbers of the version of macOS; -1 elsewhere."""
+    version, _, _ = platform.mac_ver()
+    numbers = version.split(".")[:2]
+    return float(".".join(numbers) or -1)
 
 
 def _is_jetson() -> bool:
@@ -90,7 +106,7 @@ _FLAGS: dict[str, Flag] = {
     "IS_LINUX": lambda: sys.platform == "linux",
     "IS_WINDOWS": lambda: sys.platform == "win32",
     "IS_MACOS": lambda: sys.platform == "darwin",
-    "MACOS_VERSION": lambda: float(".".join(platform.mac_ver()[0].split(".")[:2]) or -1),
+    "MACOS_VERSION": _macos_version,
     "IS_PPC": _machine("ppc64le"),
     "IS_X86": _machine("x86_64", "i386"),
     "IS_ARM64": _machine("arm64", "aarch64", "ARM64"),

@@ -47,9 +47,10 @@ class ComputedNames:
         vars(self)["_compute"] = compute
 
     def __getattr__(self, name: str) -> Any:
-        if name not in vars(self)["_compute"]:
+        compute = vars(self)["_compute"]
+        if name not in compute:
             raise AttributeError(name)
-        return vars(self)["_compute"][name]()
+        return compute[name]()
 
     def is_set(self, name: str) -> bool:
         return name in vars(self)
@@ -57,13 +58,21 @@ class ComputedNames:
 
 def share(module: str, holder: Any, *names: str) -> None:
     """Make these names of a module those of `holder`: reading, setting and deleting one in the module does it there."""
-    found = sys.modules[module]
+    target = sys.modules[module]
     shared = {name: _property(holder, name) for name in names}
-    found.__class__ = type("ModuleWithSharedNames", (type(found),), shared)
+    target.__class__ = type("ModuleWithSharedNames", (type(target),), shared)
 
 
 def _property(holder: Any, name: str) -> property:
-    original = vars(holder).get(name)  # a plain module has no value to compute again
+    """A property of a module that is the attribute of `holder` with that name."""
+    # A plain module has no value to compute again.
+    original = vars(holder).get(name)
+
+    def get(_: Any) -> Any:
+        return getattr(holder, name)
+
+    def put(_: Any, value: Any) -> None:
+        setattr(holder, name, value)
 
     def delete(_: Any) -> None:
         if isinstance(holder, ModuleType):
@@ -71,4 +80,4 @@ def _property(holder: Any, name: str) -> property:
         else:
             delattr(holder, name)
 
-    return property(lambda _: getattr(holder, name), lambda _, value: setattr(holder, name, value), delete)
+    return property(get, put, delete)

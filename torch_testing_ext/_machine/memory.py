@@ -36,13 +36,19 @@ class MachineMemory:
 
     def use(self) -> MemoryUse | None:
         """The memory that is closest to its limit; None if the system does not show it."""
-        found = [use for use in (self.of_machine(), *self._of_groups()) if use is not None]
-        return max(found, key=lambda use: use.share, default=None)
+        uses = list(self._of_groups())
+        of_machine = self.of_machine()
+        if of_machine is not None:
+            uses.append(of_machine)
+        return max(uses, key=lambda use: use.share, default=None)
 
     def of_machine(self) -> MemoryUse | None:
         fields = _numbers(self.root / "proc/meminfo")
-        total, available = fields.get("MemTotal:"), fields.get("MemAvailable:")
-        return MemoryUse((total - available) << 10, total << 10) if total and available is not None else None
+        total = fields.get("MemTotal:")
+        available = fields.get("MemAvailable:")
+        if not total or available is None:
+            return None
+        return MemoryUse((total - available) << 10, total << 10)
 
     def _of_groups(self) -> Iterator[MemoryUse]:
         """One for each cgroup around this process that has a limit."""
@@ -50,40 +56,49 @@ class MachineMemory:
         for line in text_of(self.root / "proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
+                mount = mounts
                 names = ("memory.max", "memory.current", "")
-                yield from filter(None, (_of_group(folder, *names) for folder in _upwards(mounts, path)))
             elif "memory" in controllers.split(","):
+                mount = mounts / "memory"
                 names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-                yield from filter(None, (_of_group(folder, *names) for folder in _upwards(mounts / "memory", path)))
+            else:
+                continue
+            for folder in _upwards(mount, path):
+                use = _of_group(folder, *names)
+                if use is not None:
+                    yield use
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
     """A cgroup and all around it. In a container, the path may be one that is not shown there."""
     folder = mount / path.strip("/")
-    return [folder, *(one for one in folder.parents if one.is_relative_to(mount))]
+    around = [parent for parent in folder.parents if parent.is_relative_to(mount)]
+    return [folder, *around]
 
 
 def _of_group(folder: Path, limit: str, current: str, prefix: str) -> MemoryUse | None:
     try:
-        most, used = (folder / limit).read_text().strip(), int((folder / current).read_text())
+        most = (folder / limit).read_text().strip()
+        used = int((folder / current).read_text())
     except (OSError, ValueError):
         return None
     if not most.isdecimal() or not int(most):
         return None
     fields = _numbers(folder / "memory.stat")
-    cached = sum(fields.get(prefix + name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
+    reclaimable = ("inactive_file", "active_file", "slab_reclaimable")
+    cached = sum(fields.get(prefix + name, 0) for name in reclaimable)
     return MemoryUse(max(0, used - cached), int(most))
 
 
 def _numbers(file: Path) -> dict[str, int]:
     """The numbers of a file of lines that begin with a name and a number."""
-    found = {}
+    numbers = {}
     with suppress(ValueError):
         for line in text_of(file).splitlines():
             name, number, *_ = line.split()
             if number.isdecimal():
-                found[name] = int(number)
-    return found
+                numbers[name] = int(number)
+    return numbers
 
 
 def memory_of(pids: Iterable[int]) -> int:
@@ -93,4 +108,5 @@ def memory_of(pids: Iterable[int]) -> int:
 
 def _memory_of(pid: int) -> int:
     fields = _numbers(Path(f"/proc/{pid}/smaps_rollup"))
-    return (fields.get("Pss:", 0) + fields.get("SwapPss:", 0)) << 10
+    kibibytes = fields.get("Pss:", 0) + fields.get("SwapPss:", 0)
+    return kibibytes << 10

@@ -35,7 +35,8 @@ class ComputeMode(Enum):
     """The processes that may use a GPU."""
 
     DEFAULT = "default"
-    EXCLUSIVE_PROCESS = "exclusive process"  # one process at a time
+    # One process at a time.
+    EXCLUSIVE_PROCESS = "exclusive process"
     PROHIBITED = "prohibited"
 
 
@@ -43,16 +44,20 @@ class ComputeMode(Enum):
 class MigInstance:
     """A part of a GPU in MIG mode, which CUDA treats as a device of its own."""
 
-    uuid: str  # "MIG-..."
-    memory: int  # in bytes
+    # "MIG-...".
+    uuid: str
+    # In bytes.
+    memory: int
 
 
 @dataclass(frozen=True)
 class GpuLink:
     """The connection of one GPU to another."""
 
-    nvlink: bool = False  # by NVLink, directly or through switches
-    peer_access: bool = False  # it can read the other's memory
+    # By NVLink, directly or through switches.
+    nvlink: bool = False
+    # It can read the other's memory.
+    peer_access: bool = False
     # On the PCI bus: 0 on the same board, 10 under one switch, 20 several, 30 one host bridge, 40 one NUMA node,
     # 50 across the system: NVML's levels.
     distance: int = 50
@@ -62,17 +67,24 @@ class GpuLink:
 class Gpu:
     """Facts about one GPU that do not change."""
 
-    index: int  # NVML's: in the order of the PCI bus, without regard to masks
-    uuid: str  # "GPU-..."
-    name: str = ""  # "NVIDIA H100 80GB HBM3"
-    pci_bus: str = ""  # "00000000:3B:00.0"
-    memory: int = 0  # in bytes
+    # NVML's: in the order of the PCI bus, without regard to masks.
+    index: int
+    # "GPU-...".
+    uuid: str
+    # "NVIDIA H100 80GB HBM3".
+    name: str = ""
+    # "00000000:3B:00.0".
+    pci_bus: str = ""
+    # In bytes.
+    memory: int = 0
     capability: tuple[int, int] = (0, 0)
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     numa_node: int | None = None
-    mig: bool = False  # in MIG mode, also if it has no instances
+    # In MIG mode, also if it has no instances.
+    mig: bool = False
     instances: tuple[MigInstance, ...] = ()
-    links: Mapping[str, GpuLink] = field(default_factory=dict)  # by the UUID of the other GPU
+    # By the UUID of the other GPU.
+    links: Mapping[str, GpuLink] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,21 +92,26 @@ class GpuProcess:
     """A process that has a context on a GPU."""
 
     pid: int
-    memory: int | None = None  # in bytes; None if the driver does not say
+    # In bytes; None if the driver does not say.
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
 class Usage:
     """The current use of one GPU or MIG instance."""
 
-    memory: int | None = None  # in bytes; None if the GPU does not answer
+    # In bytes; None if the GPU does not answer.
+    memory: int | None = None
     processes: tuple[GpuProcess, ...] = ()
-    trouble: str = ""  # why it does not answer, such as "GPU is lost"
+    # Why it does not answer, such as "GPU is lost".
+    trouble: str = ""
 
 
 def may_have_nvidia_gpus(dev: Path = Path("/dev")) -> bool:
     """Could NVML find a GPU on this machine? False only where that is certain."""
-    return any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg"))
+    if any(dev.glob("nvidia[0-9]*")):
+        return True
+    return any((dev / name).exists() for name in ("nvidiactl", "dxg"))
 
 
 def open_nvml(timeout: float = ANSWER_TIMEOUT) -> NvmlProcess:
@@ -123,7 +140,8 @@ class Answer:
     """The answer; with a `refusal`, the library cannot be asked."""
 
     gpus: tuple[Gpu, ...] = ()
-    usage: Mapping[str, Usage] = field(default_factory=dict)  # of each device, by UUID
+    # Of each device, by UUID.
+    usage: Mapping[str, Usage] = field(default_factory=dict)
     refusal: str = ""
 
 
@@ -136,13 +154,15 @@ class NvmlProcess:
         path: Sequence[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ):
+        """Start the process. `path`: its sys.path, by default that of this process."""
         self._timeout = timeout
         own, other = socket_pair()
         with other:
             self._channel: Channel[Answer] = Channel(own, Answer)
             words = [str(other.fileno()), str(os.getpid())]
+            search_path = sys.path if path is None else path
             self._process = subprocess.Popen(
-                interpreter.command("_machine.nvml_process", sys.path if path is None else path, *words),
+                interpreter.command("_machine.nvml_process", search_path, *words),
                 env=environ,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """The process that asks NVML, by the functions of `pynvml` (the package nvidia-ml-py). It ends with its client."""
 
+import functools
 import importlib
 import signal
 import sys
@@ -16,7 +17,8 @@ T = TypeVar("T")
 # Indices of NVML's peer-to-peer capabilities. In pynvml, the name of the first is a tuple by mistake.
 _P2P_READ, _P2P_NVLINK = 0, 2
 _COMPUTE_MODES = {2: nvml.ComputeMode.PROHIBITED, 3: nvml.ComputeMode.EXCLUSIVE_PROCESS}
-_NUMA_WORDS = 16  # of 64 bits
+# Each has 64 bits.
+_NUMA_WORDS = 16
 
 
 class Library:
@@ -25,64 +27,85 @@ class Library:
     def __init__(self, pynvml: Any):
         self._pynvml = pynvml
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        self._handles = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+        # By UUID.
+        self._handles: dict[str, Any] = {}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self._handles[self._uuid(handle)] = handle
 
     def gpus(self) -> tuple[nvml.Gpu, ...]:
-        return tuple(self._gpu(index, uuid, self._handles) for index, uuid in enumerate(self._handles))
+        return tuple(self._gpu(index, uuid) for index, uuid in enumerate(self._handles))
 
     def usage(self) -> Mapping[str, nvml.Usage]:
-        found = {}
+        usages = {}
         for uuid, handle in self._handles.items():
-            found[uuid] = self._usage(handle)
+            usages[uuid] = self._usage(handle)
             for instance in self._instances(handle):
-                found[str(self._pynvml.nvmlDeviceGetUUID(instance))] = self._usage(instance)
-        return found
+                usages[self._uuid(instance)] = self._usage(instance)
+        return usages
 
-    def _gpu(self, index: int, uuid: str, handles: Mapping[str, Any]) -> nvml.Gpu:
-        library, handle = self._pynvml, handles[uuid]
+    def _uuid(self, handle: Any) -> str:
+        return str(self._pynvml.nvmlDeviceGetUUID(handle))
+
+    def _gpu(self, index: int, uuid: str) -> nvml.Gpu:
+        """Ask for all facts about a GPU; a fact that it does not have, or does not tell, has its default."""
+        library = self._pynvml
+        handle = self._handles[uuid]
+        compute_mode = self._optional(lambda: int(library.nvmlDeviceGetComputeMode(handle)), 0)
+        others = {other: self._handles[other] for other in self._handles if other != uuid}
         return nvml.Gpu(
-            index,
-            uuid,
-            self._optional(lambda: str(library.nvmlDeviceGetName(handle)), ""),
-            self._optional(lambda: str(library.nvmlDeviceGetPciInfo(handle).busId), ""),
-            self._optional(lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total), 0),
-            self._optional(lambda: _pair(library.nvmlDeviceGetCudaComputeCapability(handle)), (0, 0)),
-            _COMPUTE_MODES.get(
-                self._optional(lambda: int(library.nvmlDeviceGetComputeMode(handle)), 0), nvml.ComputeMode.DEFAULT
-            ),
-            self._optional(lambda: self._numa_node(handle), None),
-            self._optional(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0]), False),
-            tuple(self._instance(instance) for instance in self._instances(handle)),
-            {other: self._link(handle, handles[other]) for other in handles if other != uuid},
+            index=index,
+            uuid=uuid,
+            name=self._optional(lambda: str(library.nvmlDeviceGetName(handle)), ""),
+            pci_bus=self._optional(lambda: str(library.nvmlDeviceGetPciInfo(handle).busId), ""),
+            memory=self._memory(handle),
+            capability=self._optional(lambda: _pair(library.nvmlDeviceGetCudaComputeCapability(handle)), (0, 0)),
+            compute_mode=_COMPUTE_MODES.get(compute_mode, nvml.ComputeMode.DEFAULT),
+            numa_node=self._optional(lambda: self._numa_node(handle), None),
+            mig=self._optional(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0]), False),
+            instances=tuple(self._instance(instance) for instance in self._instances(handle)),
+            links={other: self._link(handle, handle_of_other) for other, handle_of_other in others.items()},
         )
 
+    def _memory(self, handle: Any) -> int:
+        return self._optional(lambda: int(self._pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0)
+
     def _numa_node(self, handle: Any) -> int | None:
-        words = self._pynvml.nvmlDeviceGetMemoryAffinity(handle, _NUMA_WORDS, 0)  # 0: the nearest NUMA nodes
-        nodes = [word * 64 + bit for word in range(_NUMA_WORDS) for bit in range(64) if words[word] >> bit & 1]
+        """The only NUMA node near a GPU; None if there are several."""
+        # 0: the nearest NUMA nodes.
+        words = self._pynvml.nvmlDeviceGetMemoryAffinity(handle, _NUMA_WORDS, 0)
+        nodes = []
+        for word in range(_NUMA_WORDS):
+            for bit in range(64):
+                if words[word] >> bit & 1:
+                    nodes.append(word * 64 + bit)
         return nodes[0] if len(nodes) == 1 else None
 
-    def _link(self, one: Any, other: Any) -> nvml.GpuLink:
+    def _link(self, handle: Any, other: Any) -> nvml.GpuLink:
         library = self._pynvml
 
-        def status(capability: int) -> bool:
-            return bool(library.nvmlDeviceGetP2PStatus(one, other, capability) == library.NVML_P2P_STATUS_OK)
+        def has(capability: int) -> bool:
+            status = library.nvmlDeviceGetP2PStatus(handle, other, capability)
+            return bool(status == library.NVML_P2P_STATUS_OK)
 
         return nvml.GpuLink(
-            self._optional(lambda: status(_P2P_NVLINK), False),
-            self._optional(lambda: status(_P2P_READ), False),
-            self._optional(lambda: int(library.nvmlDeviceGetTopologyCommonAncestor(one, other)), 50),
+            nvlink=self._optional(lambda: has(_P2P_NVLINK), False),
+            peer_access=self._optional(lambda: has(_P2P_READ), False),
+            distance=self._optional(lambda: int(library.nvmlDeviceGetTopologyCommonAncestor(handle, other)), 50),
         )
 
     def _instances(self, handle: Any) -> Iterator[Any]:
-        for index in range(self._optional(lambda: int(self._pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)):
-            found = self._optional(lambda: self._pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), None)  # noqa: B023
-            if found is not None:
-                yield found
+        """The handles of a GPU's MIG instances."""
+        library = self._pynvml
+        count = self._optional(lambda: int(library.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)
+        for index in range(count):
+            ask = functools.partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            instance = self._optional(ask, None)
+            if instance is not None:
+                yield instance
 
     def _instance(self, handle: Any) -> nvml.MigInstance:
-        memory = self._optional(lambda: int(self._pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0)
-        return nvml.MigInstance(str(self._pynvml.nvmlDeviceGetUUID(handle)), memory)
+        return nvml.MigInstance(self._uuid(handle), self._memory(handle))
 
     def _usage(self, handle: Any) -> nvml.Usage:
         try:
@@ -92,10 +115,14 @@ class Library:
         return nvml.Usage(memory, tuple(self._processes(handle)))
 
     def _processes(self, handle: Any) -> Iterable[nvml.GpuProcess]:
-        compute: list[Any] = self._optional(lambda: self._pynvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
-        graphics: list[Any] = self._optional(lambda: self._pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
+        library = self._pynvml
+        compute: list[Any] = self._optional(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle), [])
+        graphics: list[Any] = self._optional(lambda: library.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
         # A process may be in both lists, with the same memory.
-        return {one.pid: nvml.GpuProcess(one.pid, one.usedGpuMemory) for one in (*graphics, *compute)}.values()
+        by_pid = {}
+        for process in (*graphics, *compute):
+            by_pid[process.pid] = nvml.GpuProcess(process.pid, process.usedGpuMemory)
+        return by_pid.values()
 
     def _optional(self, ask: Callable[[], T], otherwise: T) -> T:
         """The answer to a question that not every GPU, driver or user gets answered."""
@@ -117,29 +144,38 @@ def _load() -> Library | nvml.Answer:
         return nvml.Answer(refusal=f"the package nvidia-ml-py is not installed ({user_commands.install('gpu')})")
     try:
         return Library(pynvml)
-    except Exception as error:  # NVMLError, or whatever a library of another version causes
+    except Exception as error:
+        # NVMLError, or whatever a library of another version causes.
         return _refusal(error)
 
 
 def _refusal(error: Exception) -> nvml.Answer:
-    return nvml.Answer(refusal=f"NVML: {' '.join(str(error).split()) or type(error).__name__}")
+    text = " ".join(str(error).split())
+    return nvml.Answer(refusal=f"NVML: {text or type(error).__name__}")
 
 
 def main() -> None:
     """Run as `-c "...main()" DESCRIPTOR PARENT`; the parent sends questions."""
-    system.die_with(int(sys.argv[2]), signal.SIGKILL)
-    channel: Channel[nvml.Question] = Channel.on(int(sys.argv[1]), nvml.Question)
+    _, descriptor, parent = sys.argv
+    system.die_with(int(parent), signal.SIGKILL)
+    channel: Channel[nvml.Question] = Channel.on(int(descriptor), nvml.Question)
     library = _load()
     try:
         while True:
             for question in channel.receive():
-                channel.send(library if isinstance(library, nvml.Answer) else _tried(library, question))
+                channel.send(_answer(library, question))
     except EOFError:
         return
 
 
-def _tried(library: Library, question: nvml.Question) -> nvml.Answer:
+def _answer(library: Library | nvml.Answer, question: nvml.Question) -> nvml.Answer:
+    """The answer to a question; always the same refusal if the library could not be loaded."""
+    if isinstance(library, nvml.Answer):
+        return library
     try:
-        return nvml.Answer(usage=library.usage()) if question.is_for_usage else nvml.Answer(library.gpus())
-    except Exception as error:  # a GPU that is lost, or a library of another version
+        if question.is_for_usage:
+            return nvml.Answer(usage=library.usage())
+        return nvml.Answer(gpus=library.gpus())
+    except Exception as error:
+        # A GPU that is lost, or a library of another version.
         return _refusal(error)

@@ -14,7 +14,8 @@ TRIES = 10
 
 # A generator of its own, so that waiting does not change the test's random numbers.
 _jitter = random.Random()
-_leases: set[socket.socket] = set()  # of this process
+# The sockets of this process.
+_leases: set[socket.socket] = set()
 
 
 def find_free_port() -> int:

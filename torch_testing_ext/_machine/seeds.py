@@ -29,7 +29,8 @@ def set_rng_seed(seed: int | None = None) -> None:
 
 def prepare_to_seed() -> None:
     """In a process that forks ranks: import numpy.random, which NumPy otherwise imports in each rank when it seeds."""
-    if (numpy := sys.modules.get("numpy")) is not None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
         _ = numpy.random
 
 
@@ -37,9 +38,12 @@ def prepare_to_seed() -> None:
 def freeze_rng_state() -> Iterator[None]:
     """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""
     # Only an initialised device has random state; this check must not initialise one.
-    kind = next((name for name in ("cuda", "xpu") if getattr(torch, name).is_initialized()), None)
-    devices = [] if kind is None else [getattr(torch, kind).current_device()]
-    with torch.random.fork_rng(devices=devices, device_type=kind or "cuda"):
+    initialised = [name for name in ("cuda", "xpu") if getattr(torch, name).is_initialized()]
+    devices = []
+    for name in initialised[:1]:
+        devices.append(getattr(torch, name).current_device())
+    kind = initialised[0] if initialised else "cuda"
+    with torch.random.fork_rng(devices=devices, device_type=kind):
         yield
 
 
@@ -48,10 +52,13 @@ class RandomState:
 
     def __init__(self) -> None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        modules: list[Any] = [torch] if accelerator is None else [torch, getattr(torch, accelerator.type)]
+        modules: list[Any] = [torch]
+        if accelerator is not None:
+            modules.append(getattr(torch, accelerator.type))
         pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
         pairs.append((random.getstate, random.setstate))
-        if "numpy" in sys.modules:  # torch does not require it
+        # torch does not require it.
+        if "numpy" in sys.modules:
             numpy: Any = sys.modules["numpy"]
             pairs.append((numpy.random.get_state, numpy.random.set_state))
         self._states = [(put, get()) for get, put in pairs]

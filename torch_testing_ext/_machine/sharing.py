@@ -21,9 +21,10 @@ BLOCKS = 32
 def ranks_per_device(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks may share an accelerator; 1 unless the user has asked for more."""
     text = environ.get(RANKS_PER_GPU) or "1"
-    if not text.isdecimal() or int(text) < 1:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
         raise ValueError(f"{RANKS_PER_GPU}={text!r} is not understood; known values: a number of ranks: 1, 2, 3 ...")
-    return int(text)
+    return number
 
 
 def device_of(rank: int, devices: int) -> int:
@@ -33,29 +34,33 @@ def device_of(rank: int, devices: int) -> int:
 
 def ranks_on_device(rank: int, world_size: int, devices: int) -> int:
     """Return how many of the ranks use the device of this rank."""
-    return len(range(device_of(rank, devices), world_size, devices))
+    first = device_of(rank, devices)
+    return len(range(first, world_size, devices))
 
 
 def fraction_for(total: int, ranks: int) -> float:
     """Return the part of a device's memory that torch's allocator may take in one of the ranks on it."""
-    return max(total // ranks - CONTEXT, LEAST) / total
+    usable = total // ranks - CONTEXT
+    return max(usable, LEAST) / total
 
 
 def why_too_many(ranks: int, total: int, device: str) -> str | None:
     """Say why a device with `total` bytes is too small for so many ranks; None if it is not."""
-    each = total // ranks
-    if each >= CONTEXT + LEAST:
+    share = total // ranks
+    needed = CONTEXT + LEAST
+    if share >= needed:
         return None
-    most = max(1, total // (CONTEXT + LEAST))
+    most = max(1, total // needed)
     return (
-        f"{ranks} ranks on one GPU would have {in_words(each)} each of the {in_words(total)} of device {device}, and a "
-        f"rank needs {in_words(CONTEXT + LEAST)} before it has a tensor: at most {most}"
+        f"{ranks} ranks on one GPU would have {in_words(share)} each of the {in_words(total)} of device {device}, "
+        f"and a rank needs {in_words(needed)} before it has a tensor: at most {most}"
     )
 
 
 def shared_backend(nccl: tuple[int, ...], hip: bool) -> str:
     """Return the backend of ranks that share a device. `nccl`: NCCL's version, () without NCCL."""
-    return "nccl" if not hip and nccl[:2] >= NCCL_SHARES_SINCE else "gloo"
+    can_share = not hip and nccl[:2] >= NCCL_SHARES_SINCE
+    return "nccl" if can_share else "gloo"
 
 
 def blocks_for(ranks: int) -> int:
@@ -63,22 +68,35 @@ def blocks_for(ranks: int) -> int:
     return max(1, BLOCKS // ranks)
 
 
-_UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS = {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
 
 
 def read_bytes(text: str) -> int:
     """Convert an amount of memory such as "20 GB", "512MiB" or "1.5 GiB" to bytes."""
     number = text.strip().lower()
-    unit = next((name for name in sorted(_UNITS, key=len, reverse=True) if number.endswith(name)), "")
+    unit = next((name for name in _UNITS if number.endswith(name)), "")
     try:
-        found = float(number.removesuffix(unit)) if unit else 0.0
+        amount = float(number.removesuffix(unit)) if unit else 0.0
     except ValueError:
-        found = 0.0
-    if not 0 < found < 2**20:
+        amount = 0.0
+    if not 0 < amount < 2**20:
         raise ValueError(f"{text!r} is not an amount of memory: write a number and a unit, such as 20 GB or 512 MiB")
-    return int(found * _UNITS[unit])
+    return int(amount * _UNITS[unit])
 
 
 def in_words(amount: int) -> str:
     """An amount of memory with a sensible unit, such as `79.6 GiB`."""
-    return f"{amount / 2**30:.1f} GiB" if amount >= 2**30 else f"{amount / 2**20:.0f} MiB"
+    if amount < _UNITS["gib"]:
+        mebibytes = amount / _UNITS["mib"]
+        return f"{mebibytes:.0f} MiB"
+    gibibytes = amount / _UNITS["gib"]
+    return f"{gibibytes:.1f} GiB"

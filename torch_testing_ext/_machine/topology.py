@@ -22,14 +22,15 @@ def gpus_by_name(
     CUDA's numbers are NVML's only with CUDA_DEVICE_ORDER=PCI_BUS_ID, and without a mask.
     """
     in_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    found = {}
+    by_name = {}
     for name in names:
         matches = matching(identities.get(name, name), gpus)
+        is_number = name.isdecimal() and name not in identities
         if len(matches) == 1:
-            found[name] = matches[0]
-        elif in_order and name not in identities and name.isdecimal() and int(name) < len(gpus):
-            found[name] = gpus[int(name)]
-    return found
+            by_name[name] = matches[0]
+        elif in_order and is_number and int(name) < len(gpus):
+            by_name[name] = gpus[int(name)]
+    return by_name
 
 
 def matching(uuid: str, gpus: Iterable[Gpu]) -> list[Gpu]:
@@ -37,21 +38,25 @@ def matching(uuid: str, gpus: Iterable[Gpu]) -> list[Gpu]:
     wanted = _core(uuid)
     if not wanted or uuid.isdecimal():
         return []
-    return [
-        gpu
-        for gpu in gpus
-        if any(_core(one).startswith(wanted) for one in (gpu.uuid, *(instance.uuid for instance in gpu.instances)))
-    ]
+    matches = []
+    for gpu in gpus:
+        uuids = [gpu.uuid]
+        uuids += [instance.uuid for instance in gpu.instances]
+        if any(_core(own).startswith(wanted) for own in uuids):
+            matches.append(gpu)
+    return matches
 
 
 def _core(uuid: str) -> str:
     """The older names of MIG instances hold their GPU's: MIG-GPU-.../1/0."""
-    return bare_uuid(uuid).partition("/")[0]
+    core, _, _ = bare_uuid(uuid).partition("/")
+    return core
 
 
 def preferred(free: Sequence[str], count: int, gpus: Mapping[str, Gpu]) -> tuple[str, ...]:
     """The `count` devices that work best together, of those that are free; the first ones if nothing is known."""
-    return tuple(best(itertools.combinations(free, count), free, count, gpus) or free[:count])
+    groups = itertools.combinations(free, count)
+    return tuple(best(groups, free, count, gpus) or free[:count])
 
 
 def best(
@@ -60,39 +65,52 @@ def best(
     """The best of these groups of free devices; the first one if nothing is known. None if there is no group."""
     groups = iter(groups)
     first = next(groups, None)
-    known = count > 1 and all(name in gpus for name in free)
-    if first is None or not known or math.comb(len(free), count) > _MOST_GROUPS:
+    are_known = all(name in gpus for name in free)
+    are_few = math.comb(len(free), count) <= _MOST_GROUPS
+    if first is None or count < 2 or not are_known or not are_few:
         return first
-    return min(itertools.chain([first], groups), key=lambda group: _cost(group, free, gpus))
+
+    def cost(group: tuple[str, ...]) -> tuple[float, ...]:
+        return _cost(group, free, gpus)
+
+    return min(itertools.chain([first], groups), key=cost)
 
 
 def _cost(group: Sequence[str], free: Sequence[str], gpus: Mapping[str, Gpu]) -> tuple[float, ...]:
     """First NVLink among all, then few NUMA nodes, then short ways; then what leaves the other devices together."""
-    rest = [name for name in free if name not in group]
-    pairs = list(itertools.combinations(group, 2))
-    numa = {gpus[name].numa_node for name in group}
-    numa_of_rest = sum(gpus[one].numa_node in numa for one in rest)
-    return (
-        -sum(_is_linked(gpus[one], gpus[other]) for one, other in pairs),
-        len(numa),
-        sum(gpus[other].links.get(gpus[one].uuid, GpuLink()).distance for one, other in pairs),
-        sum(_is_linked(gpus[one], gpus[other]) for one in group for other in rest),
-        numa_of_rest,
-    )
+    members = [gpus[name] for name in group]
+    rest = [gpus[name] for name in free if name not in group]
+    links = 0
+    distance = 0
+    for first, second in itertools.combinations(members, 2):
+        link = _link(first, second)
+        links += link.nvlink
+        distance += link.distance
+    links_to_rest = 0
+    for member, other in itertools.product(members, rest):
+        links_to_rest += _link(member, other).nvlink
+    numa_nodes = {gpu.numa_node for gpu in members}
+    near_in_rest = sum(gpu.numa_node in numa_nodes for gpu in rest)
+    return (-links, len(numa_nodes), distance, links_to_rest, near_in_rest)
 
 
-def _is_linked(one: Gpu, other: Gpu) -> bool:
-    return one.uuid in other.links and other.links[one.uuid].nvlink
+def _link(gpu: Gpu, other: Gpu) -> GpuLink:
+    """The connection of two GPUs; the longest one if it is not known."""
+    return other.links.get(gpu.uuid, GpuLink())
 
 
 def nvlinks(names: Sequence[str], gpus: Mapping[str, Gpu]) -> list[tuple[int, ...] | None]:
     """For each device, the numbers of those that NVLink connects it to; None if it is not known."""
-    return [
-        tuple(at for at, other in enumerate(names) if other in gpus and _is_linked(gpus[name], gpus[other]))
-        if name in gpus
-        else None
-        for name in names
-    ]
+    known = {number: gpus[name] for number, name in enumerate(names) if name in gpus}
+    links: list[tuple[int, ...] | None] = []
+    for name in names:
+        gpu = gpus.get(name)
+        if gpu is None:
+            links.append(None)
+        else:
+            linked = [number for number, other in known.items() if _link(gpu, other).nvlink]
+            links.append(tuple(linked))
+    return links
 
 
 def with_nvlinks(
@@ -110,7 +128,7 @@ def with_nvlinks(
     except NvmlError:
         return tuple(facts)
     linked = nvlinks(uuids, gpus_by_name(uuids, {}, gpus, {}))
-    return tuple(replace(one, nvlinks=numbers) for one, numbers in zip(facts, linked, strict=True))
+    return tuple(replace(device, nvlinks=numbers) for device, numbers in zip(facts, linked, strict=True))
 
 
 _EFFECTS = {
@@ -121,9 +139,12 @@ _EFFECTS = {
 
 def warnings_of(gpus: Mapping[str, Gpu]) -> list[str]:
     """Warnings about the devices of a run, by name."""
-    found = []
-    for mode, what in _EFFECTS.items():
-        if names := [name for name, gpu in gpus.items() if gpu.compute_mode is mode]:
-            devices = f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"
-            found.append(f"the compute mode of {devices} is {mode.value}: {what} (nvidia-smi -c DEFAULT changes it)")
-    return found
+    warnings = []
+    for mode, effect in _EFFECTS.items():
+        names = [name for name, gpu in gpus.items() if gpu.compute_mode is mode]
+        if names:
+            noun = "devices" if len(names) > 1 else "device"
+            devices = f"{noun} {', '.join(names)}"
+            remedy = "nvidia-smi -c DEFAULT changes it"
+            warnings.append(f"the compute mode of {devices} is {mode.value}: {effect} ({remedy})")
+    return warnings

@@ -7,26 +7,28 @@ unknown entry, and shows no device if one is named twice.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-NONE = "-1"  # an empty mask hides everything from CUDA, nothing from HIP: no device has this number
+# An empty mask hides everything from CUDA, nothing from HIP: no device has this number.
+NONE = "-1"
 # By kind of accelerator: the variables that mask it, the one that takes precedence first.
 MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),  # these number the devices that ROCR_VISIBLE_DEVICES leaves
+    # These number the devices that ROCR_VISIBLE_DEVICES leaves.
+    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     "xpu": ("ZE_AFFINITY_MASK",),
 }
 
 
 def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[str, ...]:
     """The names of the `count` devices that a process with this environment sees."""
-    mask = next((environ[name] for name in MASKS.get(kind, ()) if environ.get(name)), None)
-    if mask is None:
+    masks = [environ[name] for name in MASKS.get(kind, ()) if environ.get(name)]
+    if not masks:
         return tuple(map(str, range(count)))
-    read = str.strip if kind == "xpu" else _as_cuda_reads  # in Level Zero, 0.1 is a part of a device
-    entries = [read(entry) for entry in mask.split(",")]
+    # In Level Zero, 0.1 is a part of a device.
+    read = str.strip if kind == "xpu" else _as_cuda_reads
+    entries = [read(entry) for entry in masks[0].split(",")]
     if is_mig(entries[0]):
         return _mig_instances(entries)
     return tuple(entries[:count])
@@ -34,8 +36,11 @@ def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[st
 
 def by_uuid(names: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
     """The identity of each device, by name; empty if the UUIDs tell none."""
-    known = len(names) == len(uuids) == len(set(uuids)) and not any(map(is_mig, names))
-    return dict(zip(names, uuids, strict=True)) if known else {}
+    are_known = len(uuids) == len(names)
+    are_different = len(uuids) == len(set(uuids))
+    if not are_known or not are_different or any(map(is_mig, names)):
+        return {}
+    return dict(zip(names, uuids, strict=True))
 
 
 def identity(kind: str | None, name: str, uuids: Mapping[str, str]) -> str:
@@ -45,7 +50,9 @@ def identity(kind: str | None, name: str, uuids: Mapping[str, str]) -> str:
 
 def masks_for(names: Sequence[str], kind: str | None) -> dict[str, str]:
     """The variables that show exactly these devices."""
-    return dict.fromkeys(MASKS.get(kind or "", ()), ",".join(names) or NONE)
+    variables = MASKS.get(kind or "", ())
+    mask = ",".join(names) or NONE
+    return dict.fromkeys(variables, mask)
 
 
 def bare_uuid(uuid: str) -> str:
@@ -59,8 +66,12 @@ def is_mig(name: str) -> bool:
 
 def _mig_instances(entries: Sequence[str]) -> tuple[str, ...]:
     """All MIG instances, of which a process would see one, up to the first entry that is none or a duplicate."""
-    ends = (at for at, entry in enumerate(entries) if not is_mig(entry) or entry in entries[:at])
-    return tuple(entries[: next(ends, len(entries))])
+    instances: list[str] = []
+    for entry in entries:
+        if not is_mig(entry) or entry in instances:
+            break
+        instances.append(entry)
+    return tuple(instances)
 
 
 def _as_cuda_reads(entry: str) -> str:
@@ -83,9 +94,8 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
         mask = environ.get(variable)
         if mask is None:
             continue
-        texts = (text.strip() if "." in text else _as_cuda_reads(text) for text in mask.split(","))
-        entries = list(itertools.takewhile(lambda entry: entry not in _HIDES_THE_REST, texts))
-        if problem := _problem(entries, count, known):
+        problem = _problem(_entries(mask), count, known)
+        if problem:
             return f"{variable}={mask} {problem}"
         if kind != "hip":
             return None
@@ -97,13 +107,34 @@ Known = Callable[[str], bool]
 _ORDER = {**MASKS, "hip": ("ROCR_VISIBLE_DEVICES", *MASKS["hip"])}
 
 
+def _entries(mask: str) -> list[str]:
+    """The entries of a mask, up to one that hides the rest."""
+    entries: list[str] = []
+    for text in mask.split(","):
+        # In Level Zero, 0.1 is a part of a device.
+        entry = text.strip() if "." in text else _as_cuda_reads(text)
+        if entry in _HIDES_THE_REST:
+            break
+        entries.append(entry)
+    return entries
+
+
 def _problem(entries: Sequence[str], count: int, known: Known | None) -> str | None:
-    if known is not None and (missing := next((entry for entry in entries if not known(entry)), None)) is not None:
-        return f"names a device that is not there: {missing}"
-    if not entries or (count == 0 and known is None):  # torch may be built for no device
+    """Say what is wrong with the entries of a mask; None if nothing is."""
+    if known is not None:
+        for entry in entries:
+            if not known(entry):
+                return f"names a device that is not there: {entry}"
+    # torch may be built for no device.
+    if not entries or (count == 0 and known is None):
         return None
-    if (double := next((entry for entry in entries if entries.count(entry) > 1), None)) is not None and not count:
-        return f"names device {double} twice, so that none is visible"
-    if count and count < (1 if is_mig(entries[0]) else len(entries)):
+    if not count:
+        for entry in entries:
+            if entries.count(entry) > 1:
+                return f"names device {entry} twice, so that none is visible"
+        return None
+    # A process sees one MIG instance of several.
+    expected = 1 if is_mig(entries[0]) else len(entries)
+    if count < expected:
         return f"names a device that is not there: {entries[count]}"
     return None

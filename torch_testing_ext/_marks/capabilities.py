@@ -54,10 +54,13 @@ def requires_capabilities(*caps: str) -> Callable[[Any], Any]:
     def why(self: Any, *args: Any, **kwargs: Any) -> str | None:
         known = type(self).get_capabilities()
         where = f"Device '{type(self).device_type}'"
-        if undeclared := sorted(set(caps) - known.keys()):
+        undeclared = sorted(set(caps) - known.keys())
+        if undeclared:
             add = f"Add them to {type(self).__name__}._capabilities()."
             raise AssertionError(f"{where} has not declared capabilities: {', '.join(undeclared)}. {add}")
         lacking = sorted(name for name in set(caps) if not known[name])
-        return f"{where} has unsupported capabilities: {', '.join(lacking)}" if lacking else None
+        if not lacking:
+            return None
+        return f"{where} has unsupported capabilities: {', '.join(lacking)}"
 
     return skip_for(why)

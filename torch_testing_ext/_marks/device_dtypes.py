@@ -13,15 +13,15 @@ class dtypes:
     """Runs the test once for each dtype, or tuple of dtypes, passed as `dtype`; on one type of device or on all."""
 
     def __init__(self, *args: Any, device_type: str = "all") -> None:
+        flat: list[Any] = list(args)
         if args and isinstance(args[0], (list, tuple)):
+            flat = []
             for arg in args:
                 if not isinstance(arg, (list, tuple)):
                     raise AssertionError(
                         f"if one variant is a tuple or list of dtypes, all must be; {arg} is a {type(arg).__name__}"
                     )
-            flat = [dtype for arg in args for dtype in arg]
-        else:
-            flat = list(args)
+                flat.extend(arg)
         if not all(isinstance(dtype, torch.dtype) for dtype in flat):
             raise AssertionError(f"Unknown dtype in {args}")
         self.args = args
@@ -40,7 +40,8 @@ def _dtypes_on(device_type: str | Callable[[], str]) -> Callable[..., dtypes]:
     """A decorator that replaces the dtypes on one type of device."""
 
     def decorator(*args: Any) -> dtypes:
-        return dtypes(*args, device_type=device_type() if callable(device_type) else device_type)
+        kind = device_type() if callable(device_type) else device_type
+        return dtypes(*args, device_type=kind)
 
     return decorator
 

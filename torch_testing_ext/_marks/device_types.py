@@ -19,10 +19,14 @@ from torch_testing_ext._machine.flags import flag
 from . import needs, skips
 
 Decorator = Callable[[Any], Any]
+# A condition of the test case that is about to run, and a text made of it.
+_RunsOn = Callable[[Any], bool]
+_Reason = Callable[[Any], str]
 Target = str | Collection[str]
 
 GIBIBYTE = 1 << 30
-_backends: Any = torch.backends  # untyped in torch
+# Untyped in torch.
+_backends: Any = torch.backends
 # These need this much more memory than the test itself: sanitizers keep shadow copies.
 _SANITIZER_FACTOR = 10
 
@@ -32,8 +36,11 @@ def native_devices() -> tuple[str, ...]:
     return ("cpu", "cuda", "xpu", "meta", "mps", "mtia", _torch.built_with.extension_device_type())
 
 
-def _skip_unless(runs_on: Callable[[Any], bool], reason: Callable[[Any], str]) -> Decorator:
-    return skips.skip_for(lambda test, *args, **kwargs: None if runs_on(test) else reason(test))
+def _skip_unless(runs_on: _RunsOn, reason: _Reason) -> Decorator:
+    def why(test: Any, *args: Any, **kwargs: Any) -> str | None:
+        return None if runs_on(test) else reason(test)
+
+    return skips.skip_for(why)
 
 
 # -- skips by type of device
@@ -57,12 +64,15 @@ class skipIf:
         chosen = (self.device_type,) if isinstance(self.device_type, str) else self.device_type
         if chosen is not None and test.device_type not in chosen:
             return False
-        return bool(getattr(test, self.dep, True)) if isinstance(self.dep, str) else self.dep is True
+        if isinstance(self.dep, str):
+            return bool(getattr(test, self.dep, True))
+        return self.dep is True
 
 
 def _skip_on(device_type: Target | Callable[[], Target]) -> Callable[[bool | str, str], skipIf]:
     def decorator(dep: bool | str, reason: str) -> skipIf:
-        return skipIf(dep, reason, device_type=device_type() if callable(device_type) else device_type)
+        chosen = device_type() if callable(device_type) else device_type
+        return skipIf(dep, reason, device_type=chosen)
 
     return decorator
 
@@ -91,9 +101,10 @@ def skipPRIVATEUSE1(fn: Any) -> Any:
 
 
 def skipCUDAIfRocm(func: Any = None, *, msg: str = "test doesn't currently work on the ROCm stack") -> Any:
-    elsewhere = _skip_unless(
-        lambda test: not (test.device_type == "cuda" and flag("TEST_WITH_ROCM")), lambda test: f"skipCUDAIfRocm: {msg}"
-    )
+    def runs_on(test: Any) -> bool:
+        return test.device_type != "cuda" or not flag("TEST_WITH_ROCM")
+
+    elsewhere = _skip_unless(runs_on, lambda test: f"skipCUDAIfRocm: {msg}")
     return skips.bare_or_called(func, elsewhere)
 
 
@@ -139,8 +150,14 @@ onlyAccelerator = _skip_unless(
     lambda test: test.device_type not in ("cpu", "meta"),
     lambda test: "onlyAccelerator: doesn't run on CPU or meta devices",
 )
+
+
+def _is_on_cuda_or_extension(test: Any) -> bool:
+    return test.device_type in ("cuda", _torch.built_with.extension_device_type())
+
+
 onlyCUDAAndPRIVATEUSE1 = _skip_unless(
-    lambda test: test.device_type in ("cuda", _torch.built_with.extension_device_type()),
+    _is_on_cuda_or_extension,
     lambda test: f"onlyCUDAAndPRIVATEUSE1: doesn't run on {test.device_type}",
 )
 # Run the test on the types of device that PyTorch itself implements only.
@@ -165,6 +182,7 @@ class deviceCountAtLeast:
         self.num_required_devices = num_required_devices
 
     def __call__(self, fn: Any) -> Any:
+        """Decorate a test."""
         if hasattr(fn, "num_required_devices"):
             raise AssertionError(f"deviceCountAtLeast redefinition for {fn.__name__}")
         fn.num_required_devices = self.num_required_devices
@@ -176,7 +194,8 @@ class deviceCountAtLeast:
         wrapper = skips.skip_for(why)(fn)
         # A runner leases that many devices; the check above is by type of device, so it stays.
         need = needs.Need(lambda: None, devices=self.num_required_devices, allow_cpu=True)
-        setattr(wrapper, needs.ATTRIBUTE, (need, *needs.needs_of(fn)))
+        all_needs = (need, *needs.needs_of(fn))
+        setattr(wrapper, needs.ATTRIBUTE, all_needs)
         return wrapper
 
 
@@ -189,30 +208,41 @@ def largeTensorTest(
     """
     if isinstance(size, str) and not size.endswith(("GB", "gb")):
         raise AssertionError(f"only bytes or GB supported, got {size!r}")
-    fixed = GIBIBYTE * int(size[:-2]) if isinstance(size, str) else size
+    needed = GIBIBYTE * int(size[:-2]) if isinstance(size, str) else size
 
     def why(self: Any, *args: Any, **kwargs: Any) -> str | None:
-        wanted = fixed(self, *args, **kwargs) if callable(fixed) else fixed
-        place = device or (self.get_primary_device() if hasattr(self, "get_primary_device") else self.device)
+        place = device or _device_of(self)
+        wanted = needed(self, *args, **kwargs) if callable(needed) else needed
         return None if _has_sufficient_memory(place, wanted) else f"Insufficient {place} memory"
 
     return skips.skip_for(why)
 
 
+def _device_of(test: Any) -> str:
+    device: str = test.get_primary_device() if hasattr(test, "get_primary_device") else test.device
+    return device
+
+
 def _has_sufficient_memory(device: str, size: int) -> bool:
+    """Has a device as many bytes free? Skips the test where that is not known."""
     place = torch.device(device)
     if place.type in ("cuda", "xpu"):
         return _has_device_memory(place, size)
     if place.type not in ("cpu", "mps"):
         raise unittest.SkipTest(f"the free memory of {place.type} is not known")
-    factor = _SANITIZER_FACTOR if any(map(flag, ("TEST_WITH_ASAN", "TEST_WITH_TSAN", "TEST_WITH_UBSAN"))) else 1
+    sanitizers = ("TEST_WITH_ASAN", "TEST_WITH_TSAN", "TEST_WITH_UBSAN")
+    if any(flag(name) for name in sanitizers):
+        size *= _SANITIZER_FACTOR
     gc.collect()
-    if (use := memory.MachineMemory().of_machine()) is None:
+    use = memory.MachineMemory().of_machine()
+    if use is None:
         raise unittest.SkipTest("the free memory of this system is not known")
-    return use.limit - use.used >= size * factor
+    free = use.limit - use.used
+    return free >= size
 
 
 def _has_device_memory(place: torch.device, size: int) -> bool:
+    """Has an accelerator as many bytes free, of those that this process may use?"""
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
         return False
@@ -222,9 +252,11 @@ def _has_device_memory(place: torch.device, size: int) -> bool:
     torch.accelerator.empty_cache()
     index = place.index or 0
     if place.type == "xpu":
-        return bool(torch.xpu.mem_get_info(index)[0] >= size)
+        free, _ = torch.xpu.mem_get_info(index)
+        return bool(free >= size)
+    free, _ = torch.cuda.mem_get_info(index)
     share = torch.cuda.memory.get_per_process_memory_fraction(index)
-    return bool(torch.cuda.mem_get_info(index)[0] * share >= size)
+    return bool(free * share >= size)
 
 
 # -- expected failures
@@ -289,7 +321,8 @@ def _without(backend: Any, is_used: Callable[[Any], bool]) -> Decorator:
     def decorate(fn: Any) -> Any:
         @functools.wraps(fn)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with backend.flags(enabled=False) if is_used(self) else nullcontext():
+            without = backend.flags(enabled=False) if is_used(self) else nullcontext()
+            with without:
                 return fn(self, *args, **kwargs)
 
         return wrapper
@@ -297,9 +330,13 @@ def _without(backend: Any, is_used: Callable[[Any], bool]) -> Decorator:
     return decorate
 
 
-disablecuDNN = _without(
-    _backends.cudnn, lambda test: test.device_type == "cuda" and getattr(test, "has_cudnn", lambda: False)()
-)
+def _uses_cudnn(test: Any) -> bool:
+    if test.device_type != "cuda" or not hasattr(test, "has_cudnn"):
+        return False
+    return bool(test.has_cudnn())
+
+
+disablecuDNN = _without(_backends.cudnn, _uses_cudnn)
 disableMkldnn = _without(_backends.mkldnn, lambda test: bool(_backends.mkldnn.is_available()))
 
 

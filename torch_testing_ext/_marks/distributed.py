@@ -63,18 +63,20 @@ def skip_if_no_gpu(func: F) -> F:
     """Skip with fewer accelerators than the ranks in WORLD_SIZE."""
 
     def unmet() -> TestSkip | None:
-        here = accelerators.most_ranks()
-        if here == 0:
+        available = accelerators.most_ranks()
+        if available == 0:
             return TEST_SKIPS["no_accelerator"]
         wanted = _world_size_in_environ()
-        return needs.too_few_devices(wanted) if here < wanted else None
+        return needs.too_few_devices(wanted) if available < wanted else None
 
     return requires(Need(unmet, devices=1))(func)
 
 
 def nccl_skip_if_lt_x_gpu(backend: str, x: int) -> Callable[[F], F]:
     """Skip with fewer than `x` accelerators, if the backend is NCCL, by whichever of its names."""
-    return requires(needs.devices(x)) if uses_nccl(backend) else _unchanged
+    if not uses_nccl(backend):
+        return _unchanged
+    return requires(needs.devices(x))
 
 
 def require_n_gpus_for_nccl_backend(n: int, backend: str) -> Callable[[F], F]:
@@ -87,9 +89,10 @@ def requires_world_size(n: int) -> Callable[[F], F]:
     lacking = needs.devices(n)
 
     def unmet() -> TestSkip | None:
-        found = accelerators.most_ranks()
-        message = f"requires {n} accelerators, found {found}"
-        return lacking.unmet() and TestSkip(needs.too_few_devices(n).exit_code, message)
+        if lacking.unmet() is None:
+            return None
+        message = f"requires {n} accelerators, found {accelerators.most_ranks()}"
+        return TestSkip(needs.too_few_devices(n).exit_code, message)
 
     return requires(Need(unmet, devices=n, world_size=n))
 
@@ -98,8 +101,8 @@ def get_required_world_size(obj: Any, default: int) -> int:
     """Return the number of ranks that `requires_world_size` set on the current test of `obj`, else `default`."""
     current = getattr(obj, "_current_test_name", None)
     name = current() if callable(current) else getattr(obj, "_testMethodName", "")
-    wanted = getattr(getattr(obj, name, None), "_required_world_size", default)
-    return int(wanted)
+    test = getattr(obj, name, None)
+    return int(getattr(test, "_required_world_size", default))
 
 
 def _unchanged(func: F) -> F:
@@ -115,8 +118,9 @@ def _world_size_in_environ() -> int:
 
 def _unless_mpi(skip: Callable[[int], bool], name: str) -> Need:
     def unmet() -> TestSkip | None:
-        is_unmet = os.environ.get("BACKEND") != "mpi" and skip(_world_size_in_environ())
-        return TEST_SKIPS[name] if is_unmet else None
+        if os.environ.get("BACKEND") == "mpi" or not skip(_world_size_in_environ()):
+            return None
+        return TEST_SKIPS[name]
 
     return Need(unmet)
 
@@ -129,13 +133,19 @@ skip_if_odd_worldsize = requires(_unless_mpi(lambda size: size % 2 == 1, "odd_wo
 
 
 def _requires_backend(name: str) -> Callable[[Any], Any]:
-    available = bool(getattr(c10d, f"is_{name}_available")())
-    reason = f"c10d was not compiled with the {name.upper()} backend"
+    """Skip a test or a class where torch was built without a backend."""
+    is_available = getattr(c10d, f"is_{name}_available")
+    available = bool(is_available())
+    skip = unittest.skipUnless(available, f"c10d was not compiled with the {name.upper()} backend")
+
+    def unmet() -> TestSkip | None:
+        return None if available else TEST_SKIPS["backend_unavailable"]
 
     def decorate(thing: Any) -> Any:
-        need = Need(lambda: None if available else TEST_SKIPS["backend_unavailable"], backend=name)
-        setattr(thing, needs.ATTRIBUTE, (need, *needs_of(thing)))
-        return unittest.skipUnless(available, reason)(thing)
+        need = Need(unmet, backend=name)
+        all_needs = (need, *needs_of(thing))
+        setattr(thing, needs.ATTRIBUTE, all_needs)
+        return skip(thing)
 
     return decorate
 
@@ -153,9 +163,10 @@ def requires_nccl_version(version: tuple[int, ...], msg: str) -> Callable[[Any],
         return _unchanged
     if not c10d.is_nccl_available():
         return requires_nccl()
-    nccl: Any = torch.cuda.nccl  # untyped in torch
-    found = nccl.version()
-    return unittest.skipIf(found < version, f"Requires NCCL {version} or newer, found {found}: {msg}")
+    # Untyped in torch.
+    nccl: Any = torch.cuda.nccl
+    installed = nccl.version()
+    return unittest.skipIf(installed < version, f"Requires NCCL {version} or newer, found {installed}: {msg}")
 
 
 def requires_nccl_shrink() -> Callable[[Any], Any]:
@@ -165,13 +176,16 @@ def requires_nccl_shrink() -> Callable[[Any], Any]:
 def requires_accelerator_dist_backend(backends: Iterable[str] | None = None) -> Callable[[Any], Any]:
     """Skip where torch has none of these backends (default: those for accelerators)."""
     wanted = list(ACCELERATOR_DIST_BACKENDS if backends is None else backends)
-    known: dict[str, Callable[[], bool]] = {
-        **{name: functools.partial(c10d.is_backend_available, name) for name in NCCL},
-        "xccl": c10d.is_xccl_available,
-        "hccl": lambda: accelerators.accelerator_type() == "hpu",
-    }
-    available = any(known[name]() for name in wanted if name in known)
+    available = any(_has_accelerator_backend(name) for name in wanted)
     return unittest.skipUnless(available, f"No accelerator communication backend available among {wanted}")
+
+
+def _has_accelerator_backend(name: str) -> bool:
+    if name in NCCL:
+        return bool(c10d.is_backend_available(name))
+    if name == "xccl":
+        return bool(c10d.is_xccl_available())
+    return name == "hccl" and accelerators.accelerator_type() == "hpu"
 
 
 # -- platforms and imports
@@ -182,7 +196,8 @@ def skip_if_win32() -> Callable[[Any], Any]:
 
 
 def skip_if_rocm(func: F) -> F:
-    return unittest.skipIf(torch.version.hip is not None, TEST_SKIPS["skipIfRocm"].message)(func)
+    skip = unittest.skipIf(torch.version.hip is not None, TEST_SKIPS["skipIfRocm"].message)
+    return skip(func)
 
 
 skip_if_rocm_multiprocess = skip_if_rocm

@@ -31,19 +31,31 @@ def getRocmArchName(device_index: int = 0) -> str:
 
 
 def isRocmArchAnyOf(arch: Sequence[str]) -> bool:
-    return torch.version.hip is not None and any(name in getRocmArchName() for name in arch)
+    if torch.version.hip is None:
+        return False
+    own = getRocmArchName()
+    return any(name in own for name in arch)
 
 
 def is_navi3_arch() -> bool:
-    return torch.version.hip is not None and flag("TEST_CUDA") and getRocmArchName().split(":")[0] in NAVI3_ARCH
+    if torch.version.hip is None or not flag("TEST_CUDA"):
+        return False
+    arch, _, _ = getRocmArchName().partition(":")
+    return arch in NAVI3_ARCH
 
 
 def skipIfRocmArch(arch: Sequence[str]) -> Decorator:
-    return lazy_skip_if(lambda: flag("TEST_WITH_ROCM") and isRocmArchAnyOf(arch), f"test skipped on {arch}")
+    def is_affected() -> bool:
+        return flag("TEST_WITH_ROCM") and isRocmArchAnyOf(arch)
+
+    return lazy_skip_if(is_affected, f"test skipped on {arch}")
 
 
 def runOnRocmArch(arch: Sequence[str]) -> Decorator:
-    return lazy_skip_if(lambda: flag("TEST_WITH_ROCM") and not isRocmArchAnyOf(arch), f"test only runs on {arch}")
+    def is_affected() -> bool:
+        return flag("TEST_WITH_ROCM") and not isRocmArchAnyOf(arch)
+
+    return lazy_skip_if(is_affected, f"test only runs on {arch}")
 
 
 getRocmVersion = cuda.rocm_version
@@ -67,17 +79,22 @@ def skipIfRocmVersionInRange(first_bad: Sequence[int], first_good: Sequence[int]
     def is_affected() -> bool:
         return flag("TEST_WITH_ROCM") and tuple(first_bad) <= getRocmVersion() < tuple(first_good)
 
-    since, until = (".".join(map(str, version)) for version in (first_bad, first_good))
+    since = ".".join(map(str, first_bad))
+    until = ".".join(map(str, first_good))
     return lazy_skip_if(is_affected, f"{reason} (ROCm >= {since}, < {until})")
 
 
 def requires_cuda_p2p_access() -> Decorator:
     """Skip unless every CUDA device can read the memory of every other, which requires compute capability 8.0."""
-    return skip_but_pass_in_sandcastle_if(not accelerators.peers_have_access(), "cuda p2p access is not available")
+    lacks_access = not accelerators.peers_have_access()
+    return skip_but_pass_in_sandcastle_if(lacks_access, "cuda p2p access is not available")
 
 
 def skipIfWindowsXPU(func: Any = None, *, msg: str = "test doesn't currently work on the Windows stack") -> Any:
-    on_windows = lazy_skip_if(lambda: flag("IS_WINDOWS") and flag("TEST_XPU"), f"skipIfWindowsXPU: {msg}")
+    def is_affected() -> bool:
+        return bool(flag("IS_WINDOWS") and flag("TEST_XPU"))
+
+    on_windows = lazy_skip_if(is_affected, f"skipIfWindowsXPU: {msg}")
     return bare_or_called(func, on_windows)
 
 
@@ -103,8 +120,9 @@ TRITON_PTXAS_VERSION = (12, 8)
 def requires_triton_ptxas_compat(fn: Any) -> Any:
     """Skip with a CUDA that is older than the assembler that comes with Triton."""
     on_cuda = torch.version.xpu is None and torch.version.hip is None
-    too_old = on_cuda and cuda.cuda_version() < TRITON_PTXAS_VERSION
-    return unittest.skipIf(too_old, "Requires CUDA 12.8 to match Tritons ptxas version")(fn)
+    is_too_old = on_cuda and cuda.cuda_version() < TRITON_PTXAS_VERSION
+    skip = unittest.skipIf(is_too_old, "Requires CUDA 12.8 to match Tritons ptxas version")
+    return skip(fn)
 
 
 def xfailIfNoAcceleratorTriton(test_func: Any) -> Any:
@@ -120,10 +138,11 @@ def xfailIfNoAcceleratorTriton(test_func: Any) -> Any:
 
     @functools.wraps(test_func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device", kwargs.get("devices", getattr(args[0], "device_type", None) if args else None))
         if _torch.fsdp.has_triton():
             return test_func(*args, **kwargs)
-        if not str(device).split(":")[0] == "cpu":
+        device = _device_of_call(args, kwargs)
+        kind, _, _ = str(device).partition(":")
+        if kind != "cpu":
             raise unittest.SkipTest(f"Triton not available (device={device!r})")
         try:
             return test_func(*args, **kwargs)
@@ -133,6 +152,14 @@ def xfailIfNoAcceleratorTriton(test_func: Any) -> Any:
             raise unittest.SkipTest(f"Triton not available (device={device!r}): {error}") from error
 
     return wrapper
+
+
+def _device_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The device, or devices, that a test is called with; otherwise those of its class."""
+    for name in ("device", "devices"):
+        if name in kwargs:
+            return kwargs[name]
+    return getattr(args[0], "device_type", None) if args else None
 
 
 # -- helpers
@@ -173,7 +200,8 @@ def device_sleep(device: str, cycles: int) -> None:
 def get_cycles_per_ms(device: str = "cuda") -> float:
     """Return how many cycles of `device_sleep` take a millisecond, the mean of ten measurements without extremes."""
     measure = _cycles_per_ms_of_cpu if device == "cpu" else _cycles_per_ms_of_device
-    middle = sorted(measure(device) for _ in range(10))[2:8]
+    measurements = sorted(measure(device) for _ in range(10))
+    middle = measurements[2:8]
     return sum(middle) / len(middle)
 
 
@@ -185,7 +213,8 @@ def _cycles_per_ms_of_cpu(device: str) -> float:
 
 def _cycles_per_ms_of_device(device: str) -> float:
     module = torch.get_device_module(device)
-    start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    start = module.Event(enable_timing=True)
+    end = module.Event(enable_timing=True)
     start.record()
     device_sleep(device, CYCLES)
     end.record()

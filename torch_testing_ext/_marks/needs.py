@@ -22,8 +22,12 @@ class TestSkip(NamedTuple):
     message: str
 
 
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}s" if count > 1 else f"{count} {noun}"
+
+
 def _devices_skip(count: int, exit_code: int) -> TestSkip:
-    return TestSkip(exit_code, f"Need at least {count} accelerator device{'s' if count > 1 else ''}")
+    return TestSkip(exit_code, f"Need at least {_plural(count, 'accelerator device')}")
 
 
 _DEVICE_CODES = {1: 75, 2: 77, 3: 80, 4: 81, 5: 82, 6: 83, 7: 84, 8: 85}
@@ -31,7 +35,7 @@ _GENERIC = 86
 _MISSING_DEVICES = {
     74: "a CUDA device",
     89: "an accelerator",
-    **{code: f"{count} device{'s' if count > 1 else ''}" for count, code in _DEVICE_CODES.items()},
+    **{code: _plural(count, "device") for count, code in _DEVICE_CODES.items()},
 }
 
 TEST_SKIPS: dict[str, TestSkip] = {
@@ -89,9 +93,11 @@ def devices(count: int, allow_cpu: bool = False) -> Need:
     """Accelerators for at least `count` ranks; with `allow_cpu`, a machine without any meets the need too."""
 
     def unmet() -> TestSkip | None:
-        here = accelerators.most_ranks()
-        enough = here >= count or (allow_cpu and here == 0)
-        return None if enough else too_few_devices(count)
+        available = accelerators.most_ranks()
+        runs_on_cpu = allow_cpu and available == 0
+        if available >= count or runs_on_cpu:
+            return None
+        return too_few_devices(count)
 
     return Need(unmet, devices=count, allow_cpu=allow_cpu)
 
@@ -104,6 +110,7 @@ def requires(need: Need) -> Callable[[F], F]:
     """Decorator: skip the test where the need is unmet, in the parent where possible."""
 
     def decorate(func: F) -> F:
+        """Decorate a test, or each test of a class."""
         if isinstance(func, type):
             return each_test(func, decorate)  # type: ignore[no-any-return]  # mypy makes it any type
 
@@ -113,12 +120,14 @@ def requires(need: Need) -> Callable[[F], F]:
             if skip is None:
                 return func(*args, **kwargs)
             # The test's class may handle a skip itself.
-            if (handle := getattr(args[0], "_handle_test_skip", None) if args else None) is None:
+            handle = getattr(args[0], "_handle_test_skip", None) if args else None
+            if handle is None:
                 raise Skipped(skip)
             handle(skip.message)
             return None
 
-        setattr(wrapper, ATTRIBUTE, (need, *needs_of(func)))
+        all_needs = (need, *needs_of(func))
+        setattr(wrapper, ATTRIBUTE, all_needs)
         _checked_by[wrapper] = need
         if need.devices and not need.of_devices:
             # PyTorch's own attribute, which its collection-time tools read.
@@ -132,14 +141,18 @@ def requires(need: Need) -> Callable[[F], F]:
 
 def each_test(cls: F, decorate: Callable[[Any], Any]) -> F:
     """Decorate the tests of a class: a function in place of it would be no class, and its tests would not run."""
-    for name in unittest.defaultTestLoader.getTestCaseNames(cls):  # type: ignore[arg-type]  # any class
-        setattr(cls, name, decorate(getattr(cls, name)))
+    names = unittest.defaultTestLoader.getTestCaseNames(cls)  # type: ignore[arg-type]  # any class
+    for name in names:
+        test = getattr(cls, name)
+        setattr(cls, name, decorate(test))
     return cls
 
 
 def declare_devices(target: Any, count: int) -> Any:
     """Let a runner lease `count` accelerators for a test, or for each test of a class, that skips without them."""
-    setattr(target, ATTRIBUTE, (Need(lambda: None, devices=count), *needs_of(target)))
+    need = Need(lambda: None, devices=count)
+    all_needs = (need, *needs_of(target))
+    setattr(target, ATTRIBUTE, all_needs)
     return target
 
 
@@ -150,12 +163,16 @@ def needs_of(func: Any) -> tuple[Need, ...]:
 
 def most_needed(tests: Iterable[Any]) -> int:
     """Return the largest number of accelerators that any of these tests needs."""
-    return max((need.devices for test in tests for need in needs_of(test)), default=0)
+    counts = [0]
+    for test in tests:
+        counts += [need.devices for need in needs_of(test)]
+    return max(counts)
 
 
 def declared(needs: Iterable[Need], available: int) -> int:
     """Return how many accelerators the needs ask for on a machine that has `available`."""
-    return max((need.devices for need in needs if not (need.allow_cpu and available == 0)), default=0)
+    counts = [need.devices for need in needs if available or not need.allow_cpu]
+    return max(counts, default=0)
 
 
 def certain_needs(func: Any) -> Iterator[Need]:
@@ -175,13 +192,18 @@ def certain_needs(func: Any) -> Iterator[Need]:
 
 def is_ours(function: Any) -> bool:
     """Is this function defined in this package?"""
+    package, _, _ = __name__.partition(".")
     module: str = getattr(function, "__globals__", {}).get("__name__", "")
-    return module.partition(".")[0] == __name__.partition(".")[0]
+    return module == package or module.startswith(f"{package}.")
 
 
 def first_unmet(func: Any) -> TestSkip | None:
     """Return the skip of the outermost need that is sure to be checked and that this machine does not meet."""
-    return next((skip for need in certain_needs(func) if (skip := need.unmet()) is not None), None)
+    for need in certain_needs(func):
+        skip = need.unmet()
+        if skip is not None:
+            return skip
+    return None
 
 
 # -- needs of devices: memory, compute capability, peer access, NVLink
@@ -212,6 +234,7 @@ def requires_nvlink() -> Callable[[F], F]:
 
 
 def _requires(wanted: DeviceNeeds) -> Callable[[F], F]:
+    """Skip unless all devices that the process sees meet these needs."""
     needed = 2 if wanted.of_several else 1
 
     def unmet() -> TestSkip | None:
@@ -219,9 +242,12 @@ def _requires(wanted: DeviceNeeds) -> Callable[[F], F]:
         if not count:
             return TEST_SKIPS["no_accelerator"]
         if count < needed:
-            return too_few_devices(needed)  # also where ranks share one: it has no connection
+            # This holds where ranks share a device, too: it has no connection.
+            return too_few_devices(needed)
         why = device_facts.why_not(_facts(wanted), wanted, count)
-        return TestSkip(TEST_SKIPS["generic"].exit_code, f"needs {wanted}: {why}") if why is not None else None
+        if why is None:
+            return None
+        return TestSkip(_GENERIC, f"needs {wanted}: {why}")
 
     return requires(Need(unmet, devices=needed, of_devices=wanted))
 
@@ -230,6 +256,7 @@ def _facts(wanted: DeviceNeeds) -> tuple[DeviceFacts, ...]:
     facts = accelerators.device_facts()
     if not wanted.nvlink:
         return facts
-    from torch_testing_ext._machine import topology  # NVML's part is a tenth of the kit's import
+    # NVML's part is a tenth of the kit's import.
+    from torch_testing_ext._machine import topology
 
     return topology.with_nvlinks(facts, accelerators.device_uuids())

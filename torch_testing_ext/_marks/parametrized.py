@@ -13,18 +13,22 @@ import torch
 
 from torch_testing_ext._utils.retries import wrapSwapTensorsTest
 
-__unittest = True  # keeps these frames out of unittest's tracebacks
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
 
 Decorator = Callable[[Any], Any]
 Arguments = dict[str, Any]
-Case = tuple[Callable[..., Any], str, Arguments, Callable[[Arguments], Iterable[Decorator]]]
+# The decorators of a case, by all of its arguments.
+DecoratorsFor = Callable[[Arguments], Iterable[Decorator]]
+Case = tuple[Callable[..., Any], str, Arguments, DecoratorsFor]
 ParametrizeFn = Callable[..., Iterator[Case]]
 Class = TypeVar("Class", bound=type)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """`torch.float32` -> `"float32"`."""
-    return str(dtype).split(".")[1]
+    _, name = str(dtype).split(".")
+    return name
 
 
 class _TestParametrizer:
@@ -44,15 +48,14 @@ def compose_parametrize_fns(old_parametrize_fn: ParametrizeFn, new_parametrize_f
     """Combine every case of one with every case of the other; names follow the decorators from the top down."""
 
     def composed(test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
-        for inner_test, inner_name, inner_args, inner_decorators in list(
-            old_parametrize_fn(test, generic_cls, device_cls)
-        ):
-            for outer_test, outer_name, outer_args, outer_decorators in new_parametrize_fn(
-                inner_test, generic_cls, device_cls
-            ):
+        inner_cases = list(old_parametrize_fn(test, generic_cls, device_cls))
+        for inner_test, inner_name, inner_args, inner_decorators in inner_cases:
+            outer_cases = new_parametrize_fn(inner_test, generic_cls, device_cls)
+            for outer_test, outer_name, outer_args, outer_decorators in outer_cases:
                 _check_disjoint(test, inner_args, outer_args)
-                name = "_".join(part for part in (outer_name, inner_name) if part)
-                yield outer_test, name, {**inner_args, **outer_args}, _both(inner_decorators, outer_decorators)
+                name = "_".join(filter(None, (outer_name, inner_name)))
+                arguments = {**inner_args, **outer_args}
+                yield outer_test, name, arguments, _both(inner_decorators, outer_decorators)
 
     return composed
 
@@ -65,7 +68,7 @@ def _check_disjoint(test: Any, inner: Arguments, outer: Arguments) -> None:
         )
 
 
-def _both(first: Callable[[Arguments], Iterable[Decorator]], second: Callable[[Arguments], Iterable[Decorator]]) -> Any:
+def _both(first: DecoratorsFor, second: DecoratorsFor) -> DecoratorsFor:
     return lambda arguments: [*first(arguments), *second(arguments)]
 
 
@@ -74,7 +77,12 @@ class subtest:
 
     __slots__ = ["arg_values", "decorators", "name"]
 
-    def __init__(self, arg_values: Any, name: str | None = None, decorators: Iterable[Decorator] | None = None) -> None:
+    def __init__(
+        self,
+        arg_values: Any,
+        name: str | None = None,
+        decorators: Iterable[Decorator] | None = None,
+    ) -> None:
         self.arg_values = arg_values
         self.name = name
         self.decorators = list(decorators or ())
@@ -86,40 +94,50 @@ class parametrize(_TestParametrizer):
     Cases are named after parameter and value (`test_x_size_3`), by `name_fn(*values)`, or by the name of a `subtest`.
     """
 
-    def __init__(self, arg_str: str, arg_values: Iterable[Any], name_fn: Callable[..., str] | None = None) -> None:
+    def __init__(
+        self,
+        arg_str: str,
+        arg_values: Iterable[Any],
+        name_fn: Callable[..., str] | None = None,
+    ) -> None:
         self.arg_names = [name.strip() for name in arg_str.split(",") if name != ""]
         self.arg_values = arg_values
         self.name_fn = name_fn
 
     def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
+        """Yield a case for each of the values."""
         if not self.arg_names:
             yield test, "", {}, _always(())
             return
-        index = -1
+        is_empty = True
         for index, given in enumerate(self.arg_values):
+            is_empty = False
             case = given if isinstance(given, subtest) else subtest(given)
             values = self._values(case.arg_values, test)
             name = case.name or self._name(index, values)
-            yield test, name, dict(zip(self.arg_names, values, strict=True)), _always(case.decorators)
-        if index == -1:
+            arguments = dict(zip(self.arg_names, values, strict=True))
+            yield test, name, arguments, _always(case.decorators)
+        if is_empty:
             raise ValueError(
                 f"{test.__qualname__}: an empty arg_values was passed to @parametrize. "
                 "A generator is empty when it is used a second time: pass a list."
             )
 
     def _values(self, given: Any, test: Any) -> list[Any]:
-        values = list(given) if len(self.arg_names) > 1 else [given]
-        if len(values) != len(self.arg_names):
+        expected = len(self.arg_names)
+        values = list(given) if expected > 1 else [given]
+        if len(values) != expected:
+            names = ", ".join(self.arg_names)
             raise RuntimeError(
-                f"{test.__name__}: {len(values)} values ({values}) for the {len(self.arg_names)} "
-                f"parameters {', '.join(self.arg_names)}"
+                f"{test.__name__}: {len(values)} values ({values}) for the {expected} parameters {names}"
             )
         return values
 
     def _name(self, index: int, values: list[Any]) -> str:
         if self.name_fn is not None:
             return self.name_fn(*values)
-        return "_".join(_spell(index, name, value) for name, value in zip(self.arg_names, values, strict=True))
+        named = zip(self.arg_names, values, strict=True)
+        return "_".join(_spell(index, name, value) for name, value in named)
 
 
 def _spell(index: int, name: str, value: Any) -> str:
@@ -127,14 +145,16 @@ def _spell(index: int, name: str, value: Any) -> str:
         return dtype_name(value)
     if isinstance(value, torch.device):
         return str(value)
-    if type(value).__name__ in ("OpInfo", "ModuleInfo"):  # PyTorch's descriptions of operators have a name for tests
+    # PyTorch's descriptions of operators have a name for tests.
+    if type(value).__name__ in ("OpInfo", "ModuleInfo"):
         return str(value.formatted_name)
     if isinstance(value, (int, float, str)):
-        return f"{name}_{str(value).replace('.', '_')}"
+        text = str(value).replace(".", "_")
+        return f"{name}_{text}"
     return f"{name}{index}"
 
 
-def _always(decorators: Iterable[Decorator]) -> Callable[[Arguments], Iterable[Decorator]]:
+def _always(decorators: Iterable[Decorator]) -> DecoratorsFor:
     return lambda _: decorators
 
 
@@ -149,8 +169,10 @@ class reparametrize(_TestParametrizer):
         self.adapter_fn = adapter_fn
 
     def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
-        for gen_test, name, arguments, decorators in self.parametrizer._parametrize_test(test, generic_cls, device_cls):
-            for adapted in self.adapter_fn(name, arguments) or ():
+        cases = self.parametrizer._parametrize_test(test, generic_cls, device_cls)
+        for gen_test, name, arguments, decorators in cases:
+            adapted_cases = self.adapter_fn(name, arguments) or ()
+            for adapted in adapted_cases:
                 if adapted is not None:
                     new_name, new_arguments = adapted
                     yield gen_test, new_name, new_arguments, decorators
@@ -164,20 +186,24 @@ class decorateIf(_TestParametrizer):
         self.predicate_fn = predicate_fn
 
     def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
-        yield test, "", {}, lambda arguments: [self.decorator] if self.predicate_fn(arguments) else []
+        def decorators_for(arguments: Arguments) -> list[Decorator]:
+            return [self.decorator] if self.predicate_fn(arguments) else []
+
+        yield test, "", {}, decorators_for
 
 
 def instantiate_parametrized_tests(generic_cls: Class) -> Class:
     """Replace the generic tests of a class by parametrized ones; a function to call, or a class decorator."""
     for attribute in dir(generic_cls):
         generic = getattr(generic_cls, attribute)
-        if hasattr(generic, "parametrize_fn"):
-            _hide(generic_cls, attribute)
-            for test, suffix, arguments, decorators in generic.parametrize_fn(
-                generic, generic_cls=generic_cls, device_cls=None
-            ):
-                name = f"{test.__name__}_{suffix}"
-                _add(generic_cls, name, _specialise(test, name, arguments, decorators(arguments)))
+        if not hasattr(generic, "parametrize_fn"):
+            continue
+        _hide(generic_cls, attribute)
+        cases = generic.parametrize_fn(generic, generic_cls=generic_cls, device_cls=None)
+        for test, suffix, arguments, decorators_for in cases:
+            name = f"{test.__name__}_{suffix}"
+            method = _specialise(test, name, arguments, decorators_for(arguments))
+            _add(generic_cls, name, method)
     return generic_cls
 
 
@@ -200,15 +226,17 @@ def _add(cls: type, name: str, test: Any) -> None:
 def _specialise(test: Any, name: str, arguments: Arguments, decorators: Iterable[Decorator]) -> Any:
     """Make the method for one case: the generic one with the case's decorators and arguments."""
     for decorator in decorators:
-        test = decorator(copy_of(test))  # a copy, as some decorators set attributes of the function
+        # A copy, as some decorators set attributes of the function.
+        test = decorator(copy_of(test))
 
     @functools.wraps(test)
     def instantiated_test(self: Any) -> Any:
         return test(self, **arguments)
 
     vars(instantiated_test).pop("parametrize_fn", None)
+    place, _, _ = test.__qualname__.rpartition(".")
     instantiated_test.__name__ = name
-    instantiated_test.__qualname__ = f"{test.__qualname__.rpartition('.')[0]}.{name}".lstrip(".")
+    instantiated_test.__qualname__ = f"{place}.{name}" if place else name
     return instantiated_test
 
 
@@ -228,4 +256,5 @@ class swap(_TestParametrizer):
 
     def _parametrize_test(self, test: Any, generic_cls: type, device_cls: type | None) -> Iterator[Case]:
         for value in self.swap_values:
-            yield wrapSwapTensorsTest(value)(test), f"swap_{value}", {}, _always(())
+            decorate = wrapSwapTensorsTest(value)
+            yield decorate(test), f"swap_{value}", {}, _always(())

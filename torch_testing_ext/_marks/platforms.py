@@ -71,7 +71,9 @@ def has_efa() -> bool:
     """Does the machine have AWS Elastic Fabric Adapters and the libfabric provider for them?"""
     if shutil.which("fi_info") is None:
         return False
-    return subprocess.run(["fi_info", "-p", "efa", "-t", "FI_EP_RDM"], capture_output=True, check=False).returncode == 0
+    command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
+    result = subprocess.run(command, capture_output=True, check=False)
+    return result.returncode == 0
 
 
 def tp_transports() -> list[str] | None:

@@ -21,14 +21,16 @@ def _set(attribute: str, value: object) -> Callable[[T], T]:
 
 def timeout(seconds: float) -> Callable[[T], T]:
     """Decorator: limit the time of a test, or of each test in a class. A test's own timeout overrides its class's."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not seconds > 0:
         raise ValueError(f"@timeout({seconds!r}): the timeout must be a number of seconds greater than 0")
     return _set(TIMEOUT, float(seconds))
 
 
 def timeout_of(test: Any) -> float | None:
     """Return the seconds that `@timeout` gives to this test case; None without it."""
-    return getattr(_method(test), TIMEOUT, getattr(test, TIMEOUT, None))
+    of_class = getattr(test, TIMEOUT, None)
+    return getattr(_method(test), TIMEOUT, of_class)
 
 
 def collectives_may_differ(reason: str) -> Callable[[T], T]:
@@ -62,7 +64,10 @@ def sanitize(*kinds: str) -> Callable[[T], T]:
 
 def kinds_on(*targets: Any) -> tuple[str, ...]:
     """The kinds that `@sanitize` names on these functions and classes."""
-    return tuple(kind for target in targets for kind in getattr(target, _SANITIZE, ()))
+    kinds: list[str] = []
+    for target in targets:
+        kinds += getattr(target, _SANITIZE, ())
+    return tuple(kinds)
 
 
 def kinds_of_test(test: Any) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ def skip_for(why: Callable[..., str | None]) -> Decorator:
 
         @functools.wraps(target)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if (reason := why(*args, **kwargs)) is not None:
+            reason = why(*args, **kwargs)
+            if reason is not None:
                 raise unittest.SkipTest(reason)
             return target(*args, **kwargs)
 
@@ -221,9 +222,9 @@ skip_if_pytest = lazy_skip_if(lambda: "PYTEST_CURRENT_TEST" in os.environ, "does
 
 def slowTest(fn: Any) -> Any:
     """Run the test only with PYTORCH_TEST_WITH_SLOW=1."""
-    wrapper = _skip_by("TEST_WITH_SLOW", "test is slow; run with PYTORCH_TEST_WITH_SLOW to enable test", unless=True)(
-        fn
-    )
+    reason = "test is slow; run with PYTORCH_TEST_WITH_SLOW to enable test"
+    skip = _skip_by("TEST_WITH_SLOW", reason, unless=True)
+    wrapper = skip(fn)
     wrapper.slow_test = True
     return wrapper
 
@@ -234,7 +235,8 @@ def slowTestIf(condition: bool) -> Decorator:
 
 def check_slow_or_fast(test: unittest.TestCase) -> None:
     """Skip a fast test with PYTORCH_TEST_SKIP_FAST=1."""
-    if flag("TEST_SKIP_FAST") and not getattr(getattr(test, test._testMethodName), "slow_test", False):
+    method = getattr(test, test._testMethodName)
+    if flag("TEST_SKIP_FAST") and not getattr(method, "slow_test", False):
         raise unittest.SkipTest("test is fast; we disabled it with PYTORCH_TEST_SKIP_FAST")
 
 

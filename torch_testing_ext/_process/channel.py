@@ -16,7 +16,8 @@ Received = TypeVar("Received")
 
 _CHUNK = 1 << 16
 _FD_SIZE = array.array("i").itemsize
-_MOST_FDS = 253  # Linux sends no more in a message (SCM_MAX_FD); the receiver loses those for which it has no room
+# Linux sends no more in a message (SCM_MAX_FD); the receiver loses those for which it has no room.
+_MOST_FDS = 253
 _ANCILLARY_SIZE = socket.CMSG_LEN(_MOST_FDS * _FD_SIZE)
 
 
@@ -46,7 +47,8 @@ class Channel(Generic[Received]):
 
     def send(self, message: Any, *fds: int) -> None:
         """Send a message. If the other end is gone, only receiving shows it."""
-        message = replace(message, fds=fds) if fds else message
+        if fds:
+            message = replace(message, fds=fds)
         line = messages.to_line(message)
         with suppress(BrokenPipeError, ConnectionResetError):
             sent = socket.send_fds(self._socket, [line], fds) if fds else 0
@@ -54,17 +56,18 @@ class Channel(Generic[Received]):
 
     def receive(self) -> list[Received]:
         """Wait for data and return the messages that are complete. Raises EOFError when the other end is closed."""
-        return self._take(0)
+        return self._receive(0)
 
     def receive_available(self) -> list[Received]:
         """The messages that have arrived so far, without waiting; none if the other end is gone."""
         received: list[Received] = []
         with suppress(BlockingIOError, EOFError):
             while True:
-                received += self._take(socket.MSG_DONTWAIT)
+                received += self._receive(socket.MSG_DONTWAIT)
         return received
 
-    def _take(self, flags: int) -> list[Received]:
+    def _receive(self, flags: int) -> list[Received]:
+        """Receive data with these flags; return the messages that are complete."""
         try:
             # Not socket.recv_fds: it ignores its flags and would wait.
             data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY_SIZE, flags)
@@ -72,20 +75,27 @@ class Channel(Generic[Received]):
             data, ancillary = b"", []
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._take_fds(content)
+                self._add_fds(content)
         if not data:
             raise EOFError
-        return [self._with_fds(messages.from_json(line, self._kinds)) for line in self._lines.add(data)]
+        received = []
+        for line in self._lines.add(data):
+            message = messages.from_json(line, self._kinds)
+            received.append(self._with_fds(message))
+        return received
 
-    def _take_fds(self, content: bytes) -> None:
-        fds = array.array("i", content[: len(content) // _FD_SIZE * _FD_SIZE])
+    def _add_fds(self, content: bytes) -> None:
+        """Add the descriptors that came with data; `content` may end in a torn one."""
+        whole = len(content) // _FD_SIZE * _FD_SIZE
+        fds = array.array("i", content[:whole])
         for fd in fds:
             os.set_inheritable(fd, False)
         self._fds.extend(fds)
 
     def _with_fds(self, message: Any) -> Received:
         if isinstance(message, WithDescriptors):
-            message = replace(message, fds=tuple(self._fds.popleft() for _ in message.fds))
+            fds = [self._fds.popleft() for _ in message.fds]
+            message = replace(message, fds=tuple(fds))
         received: Received = message
         return received
 

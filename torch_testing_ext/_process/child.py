@@ -8,14 +8,22 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import fork_safety, signals, system
 
 # A run may have been started with any of these ignored (nohup, the background of a shell). Tests do not depend on that.
 _AS_USUAL = (
-    *(signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2),
-    *(signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGALRM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
 )
 
 
@@ -25,7 +33,8 @@ def fork_child(run: Callable[[], object], killed_by: int = signal.SIGKILL) -> in
     The child runs `run`, which ends with os._exit. Signals stay blocked in it until it calls signals.unblock().
     """
     parent = os.getpid()
-    system.flush_streams()  # or both processes would write the buffered text
+    # Otherwise both processes would write the buffered text.
+    system.flush_streams()
     with signals.blocked():
         pid = fork_safety.fork()
         if pid == 0:
@@ -65,15 +74,35 @@ def leave_connections(own: int) -> None:
     Objects of this process have their numbers, which become /dev/null. Those that a new program would inherit, as the
     standard streams, were given to the parent. The tracker of shared memory serves both.
     """
-    tracker = sys.modules.get("multiprocessing.resource_tracker")
-    kept = (own, tracker and tracker._resource_tracker._fd)
+    kept = {own, *_descriptors_of_tracker()}
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # the listing's own is closed
-            mode = os.fstat(fd).st_mode
-            if fd not in kept and not os.get_inheritable(fd) and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        # The listing's own descriptor is closed.
+        with suppress(OSError):
+            is_inherited = os.get_inheritable(fd)
+            if fd not in kept and not is_inherited and _is_connection(fd):
                 os.dup2(null, fd, inheritable=False)
     os.close(null)
+
+
+def _descriptors_of_tracker() -> tuple[int, ...]:
+    """The descriptor of multiprocessing's tracker of shared memory, if it runs."""
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    fd = None if module is None else module._resource_tracker._fd
+    return () if fd is None else (fd,)
+
+
+def _is_connection(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def current_coverage() -> Any:
+    """The `Coverage` that measures this process; None if there is none, or if its release cannot say so."""
+    module = sys.modules.get("coverage")
+    current = getattr(getattr(module, "Coverage", None), "current", None)
+    return None if current is None else current()
 
 
 def exit_now(code: int) -> NoReturn:
@@ -94,6 +123,7 @@ def _reset_signals() -> None:
 
 
 def _redirect(stream: int) -> None:
+    """Let /dev/null be stdin, and `stream` stdout and stderr."""
     null = os.open(os.devnull, os.O_RDONLY)
     for source, targets in ((null, (0,)), (stream, (1, 2))):
         for target in targets:
@@ -101,7 +131,11 @@ def _redirect(stream: int) -> None:
         if source not in targets:
             os.close(source)
     # New text layers: the inherited ones may hold buffered text, or a test runner's capture, of the parent.
-    layers = {"stdin": open(0, closefd=False), "stdout": _text_layer(1), "stderr": _text_layer(2)}  # noqa: SIM115
+    layers = {
+        "stdin": open(0, closefd=False),  # noqa: SIM115
+        "stdout": _text_layer(1),
+        "stderr": _text_layer(2),
+    }
     for name, layer in layers.items():
         setattr(sys, name, layer)
         setattr(sys, f"__{name}__", layer)

@@ -17,9 +17,12 @@ from typing import Any
 
 from . import interpreter
 
-CHANGED = "changed"  # stands for the hash of a file that may have changed since it was read
-PROGRAM = "!"  # begins an entry for another program that was started, whose reads are unknown
-LISTED, SEARCHED = "*", "?"  # end the path of a folder: all of its names count, or those that can be imported
+# Stands for the hash of a file that may have changed since it was read.
+CHANGED = "changed"
+# Begins an entry for another program that was started, whose reads are unknown.
+PROGRAM = "!"
+# These end the path of a folder: all of its names count, or those that can be imported.
+LISTED, SEARCHED = "*", "?"
 _LARGE = 1 << 22
 _YOUNG = 10.0
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -36,16 +39,13 @@ def hash_of(path: str) -> str:
     """The hash of a file, or of the names in a folder; empty if there is none."""
     try:
         if path.endswith((LISTED, SEARCHED)):
-            names = {name for name in os.listdir(path[:-1]) if not name.startswith((".", "__pycache__"))}
-            if path.endswith(SEARCHED):
-                names = {name for name in names if "." not in name or name.endswith((".py", ".so", ".pyc"))}
-            content = "\0".join(sorted(names)).encode(errors="surrogateescape")
+            content = _names_that_count(path).encode(errors="surrogateescape")
         else:
-            found = os.stat(path)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode):
                 return "no file"
-            if found.st_size > _LARGE:
-                return f"{found.st_size}-{found.st_mtime_ns}"
+            if status.st_size > _LARGE:
+                return f"{status.st_size}-{status.st_mtime_ns}"
             with open(path, "rb") as file:
                 content = file.read()
     except (OSError, ValueError):
@@ -53,14 +53,24 @@ def hash_of(path: str) -> str:
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
+def _names_that_count(path: str) -> str:
+    """The names in a folder, as one text, by the last character of its path."""
+    names = [name for name in os.listdir(path[:-1]) if not name.startswith((".", "__pycache__"))]
+    if path.endswith(SEARCHED):
+        names = [name for name in names if "." not in name or name.endswith((".py", ".so", ".pyc"))]
+    return "\0".join(sorted(names))
+
+
 class FileReads:
     """The reads of this process."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}  # hashes by path
+        # Hashes by path.
+        self._known: dict[str, str] = {}
         self._written: set[str] = set()
         self._record: str | None = None
-        self._busy: set[int] = set()  # threads that are in the hook
+        # Threads that are in the hook.
+        self._busy: set[int] = set()
         sys.addaudithook(self._hook)
 
     def begin(self, record: str, inherited: bool) -> None:
@@ -78,41 +88,55 @@ class FileReads:
             path = getattr(module, "__file__", None)
             if isinstance(path, str) and path not in self._known and _counts(path):
                 with contextlib.suppress(OSError):
-                    self._add(path, hash_of(path) if os.stat(path).st_mtime < old else CHANGED)
+                    is_old = os.stat(path).st_mtime < old
+                    self._add(path, hash_of(path) if is_old else CHANGED)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _EVENTS and (thread := threading.get_ident()) not in self._busy:
-            self._busy.add(thread)
-            try:
-                _EVENTS[event](self, event, *arguments)
-            except Exception:
-                self._add(f"{PROGRAM}an event that cannot be read: {event}", CHANGED)
-            finally:
-                self._busy.discard(thread)
+        if event not in _EVENTS:
+            return
+        thread = threading.get_ident()
+        if thread in self._busy:
+            return
+        self._busy.add(thread)
+        note = _EVENTS[event]
+        try:
+            note(self, event, *arguments)
+        except Exception:
+            self._add(f"{PROGRAM}an event that cannot be read: {event}", CHANGED)
+        finally:
+            self._busy.discard(thread)
 
     def _opened(self, event: str, path: Any, mode: Any = None, flags: Any = 0) -> None:
-        if path and not isinstance(path, int):
-            name = _source(os.path.abspath(os.fsdecode(path)))
-            if flags & os.O_ACCMODE and (flags & (os.O_TRUNC | os.O_CREAT)):
-                self._written.add(name)
-            elif name not in self._written:
-                self._note(f"{name}{LISTED}" if os.path.isdir(name) else name)
+        if not path or isinstance(path, int):
+            return
+        name = _source(os.path.abspath(os.fsdecode(path)))
+        if flags & os.O_ACCMODE and (flags & (os.O_TRUNC | os.O_CREAT)):
+            self._written.add(name)
+        elif name not in self._written:
+            self._note(f"{name}{LISTED}" if os.path.isdir(name) else name)
 
     def _note(self, name: str) -> None:
         if name not in self._known and _counts(name):
             self._add(name, hash_of(name))
 
     def _listed(self, event: str, path: Any = None) -> None:
-        if not isinstance(path, int):
-            name = os.path.abspath(os.fsdecode(path or "."))
-            caller = sys._getframe(2).f_code.co_filename
-            self._note(f"{name}{SEARCHED if caller.endswith(_SEARCHERS) else LISTED}")
+        if isinstance(path, int):
+            return
+        name = os.path.abspath(os.fsdecode(path or "."))
+        # The frame of this method, that of the hook, and the one that has called listdir.
+        caller = sys._getframe(2).f_code.co_filename
+        ending = SEARCHED if caller.endswith(_SEARCHERS) else LISTED
+        self._note(f"{name}{ending}")
 
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
         text = repr((program, arguments))
-        ours = (_OURS, *interpreter.RUN_FIRST)  # they read nothing, or have a hook of their own
-        if not any(code in text for code in ours):
-            self._add(f"{PROGRAM}{os.fsdecode(program) if isinstance(program, (str, bytes)) else program}", CHANGED)
+        # These programs read nothing, or have a hook of their own.
+        ours = (_OURS, *interpreter.RUN_FIRST)
+        if any(code in text for code in ours):
+            return
+        if isinstance(program, bytes):
+            program = os.fsdecode(program)
+        self._add(f"{PROGRAM}{program}", CHANGED)
 
     def _imported(self, event: str, name: Any, path: Any = None, *more: Any) -> None:
         if name in _SPAWNERS:
@@ -120,22 +144,25 @@ class FileReads:
         elif path:
             self._opened(event, path)
 
-    def _add(self, path: str, found: str) -> None:
-        self._known[path] = found
-        self._write({path: found})
+    def _add(self, path: str, content: str) -> None:
+        """Note a path, with the hash of its content."""
+        self._known[path] = content
+        self._write({path: content})
 
     def _write(self, entries: dict[str, str]) -> None:
-        if self._record is not None:
-            text = "".join(f"{found} {path}\0" for path, found in entries.items())
+        if self._record is None:
+            return
+        text = "".join(f"{content} {path}\0" for path, content in entries.items())
+        try:
+            fd = os.open(self._record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
-                fd = os.open(self._record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-                try:
-                    os.write(fd, text.encode(errors="surrogateescape"))
-                finally:
-                    os.close(fd)
-            except OSError:  # without a record, the test is selected
-                with contextlib.suppress(OSError):
-                    os.unlink(self._record)
+                os.write(fd, text.encode(errors="surrogateescape"))
+            finally:
+                os.close(fd)
+        except OSError:
+            # Without a record, the test is selected.
+            with contextlib.suppress(OSError):
+                os.unlink(self._record)
 
 
 _EVENTS: dict[str, Any] = {
@@ -179,33 +206,50 @@ def read_record(record: str | os.PathLike[str]) -> dict[str, str] | None:
     """The hashes of all files in a record, by path; None if it is missing or torn."""
     try:
         with open(record, "rb") as file:
-            *entries, torn = file.read().decode(errors="surrogateescape").split("\0")
+            text = file.read().decode(errors="surrogateescape")
     except OSError:
         return None
-    found: dict[str, str] = {}
-    for entry in entries:
-        known, _, path = entry.partition(" ")
-        found[path] = known if found.get(path, known) == known else CHANGED
-    return None if torn else found
-
-
-def merged(one: dict[str, str] | None, other: dict[str, str] | None) -> dict[str, str] | None:
-    """The files of two records; None if one is unknown."""
-    if one is None or other is None:
+    *entries, torn = text.split("\0")
+    if torn:
         return None
-    return {**one, **{path: found if one.get(path, found) == found else CHANGED for path, found in other.items()}}
+    hashes: dict[str, str] = {}
+    for entry in entries:
+        content, _, path = entry.partition(" ")
+        _add_hash(hashes, path, content)
+    return hashes
+
+
+def merged(first: dict[str, str] | None, second: dict[str, str] | None) -> dict[str, str] | None:
+    """The files of two records; None if one is unknown."""
+    if first is None or second is None:
+        return None
+    hashes = dict(first)
+    for path, content in second.items():
+        _add_hash(hashes, path, content)
+    return hashes
+
+
+def _add_hash(hashes: dict[str, str], path: str, content: str) -> None:
+    """Add the hash of one read of a file, which may have changed since an earlier one."""
+    is_same = hashes.get(path, content) == content
+    hashes[path] = content if is_same else CHANGED
 
 
 def _source(path: str) -> str:
     """The source of a compiled file; other paths as they are."""
     folder, name = os.path.split(path)
     if name.endswith(".pyc") and (sys.pycache_prefix or os.path.basename(folder) == "__pycache__"):
-        inside = folder.removeprefix(sys.pycache_prefix) if sys.pycache_prefix else os.path.dirname(folder)
-        return os.path.join(inside, f"{name.partition('.')[0]}.py")
+        module = name.partition(".")[0]
+        source_folder = os.path.dirname(folder)
+        if sys.pycache_prefix:
+            source_folder = folder.removeprefix(sys.pycache_prefix)
+        return os.path.join(source_folder, f"{module}.py")
     return path
 
 
 def _counts(path: str) -> bool:
-    """Whether a file may belong to the project: the others change with the environment only."""
+    """May a file belong to the project? The others change with the environment only."""
     path = f"{path.rstrip(LISTED + SEARCHED)}/"
-    return not path.startswith(_NOT_FILES) and not any(part in path for part in (*_INSTALLED, *_OF_TOOLS))
+    if path.startswith(_NOT_FILES):
+        return False
+    return not any(part in path for part in (*_INSTALLED, *_OF_TOOLS))

@@ -26,9 +26,11 @@ _PLUGINS_WITH_THREADS = ("pytest_rerunfailures", "pytest_timeout")
 _READER_OF_A_WORKER = os.path.join("execnet", "gateway_base.py")
 # The thread of NVIDIA's driver that waits for events, from the first use of NVML on (580): a child starts its own.
 _OF_THE_DRIVER = re.compile("cuda[0-9a-f]{11}")
-_ENDING = 1.0  # for a thread that has been joined to leave the process; there is no event for that
+# Seconds for a thread that has been joined to leave the process; there is no event for that.
+_ENDING = 1.0
 _torch_has_threads = False
-_safe_pid = os.getpid()  # the process that is known not to lack any thread
+# The process that is known not to lack any thread.
+_safe_pid = os.getpid()
 
 
 def prepare_to_fork() -> str | None:
@@ -38,7 +40,8 @@ def prepare_to_fork() -> str | None:
     if threading.current_thread() is not threading.main_thread():
         # The parent-death signal is sent when the thread that forked the child ends, not the whole process.
         return "ranks are being started from a thread that is not the main one"
-    if others := other_threads():
+    others = other_threads()
+    if others:
         return f"it runs other threads ({', '.join(others[:3])})"
     if system.threads() > 1:
         release_openmp()
@@ -50,7 +53,8 @@ def prepare_to_fork() -> str | None:
 def other_threads() -> list[str]:
     """The names of Python's threads that a forked child would miss."""
     main = threading.main_thread()
-    return [one.name for one in threading.enumerate() if one is not main and not _is_of_plugin(one)]
+    others = [thread for thread in threading.enumerate() if thread is not main]
+    return [thread.name for thread in others if not _is_of_plugin(thread)]
 
 
 def _is_of_plugin(thread: threading.Thread) -> bool:
@@ -59,9 +63,13 @@ def _is_of_plugin(thread: threading.Thread) -> bool:
 
 
 def _readers_of_a_worker() -> int:
+    """Count the threads in which workers of pytest-xdist read."""
     known = {thread.ident for thread in threading.enumerate()}
-    frames = (frame for ident, frame in sys._current_frames().items() if ident not in known)
-    return sum(_outermost(frame).co_filename.endswith(_READER_OF_A_WORKER) for frame in frames)
+    readers = 0
+    for ident, frame in sys._current_frames().items():
+        if ident not in known:
+            readers += _outermost(frame).co_filename.endswith(_READER_OF_A_WORKER)
+    return readers
 
 
 def _outermost(frame: FrameType) -> CodeType:
@@ -71,7 +79,7 @@ def _outermost(frame: FrameType) -> CodeType:
 
 
 def was_forked() -> str | None:
-    """Why a process that was itself forked is not safe to fork, or None if it was not forked.
+    """Return the reason why a process that was itself forked is not safe to fork; None if it was not forked.
 
     It may lack threads that its libraries count on: OpenMP would wait for them.
     """
@@ -83,13 +91,18 @@ def mark_fork_safe() -> None:
     global _safe_pid
     _safe_pid = os.getpid()
     # torch replaces its pool of threads at the next use, and aborts if that is in several threads (2.11 to 2.15).
-    if _torch_has_threads or getattr(sys.modules.get("torch"), "get_num_threads", int)() == 1:
+    torch = sys.modules.get("torch")
+    # A module that is still being imported may have no such function yet.
+    get_num_threads = getattr(torch, "get_num_threads", None)
+    has_one = get_num_threads is not None and get_num_threads() == 1
+    if _torch_has_threads or has_one:
         _have_torch_start_its_threads()
 
 
 def check_by_fork() -> str | None:
     """Make this process safe to fork if possible, and check that by a fork, in which libraries end their threads."""
-    if (unsafe := prepare_to_fork()) is None and system.threads() > 1:
+    unsafe = prepare_to_fork()
+    if unsafe is None and system.threads() > 1:
         _threads_of_a_child(lambda: None)
     return unsafe or check_after_fork()
 
@@ -104,19 +117,24 @@ def check_after_fork() -> str | None:
     if _threads_that_count() <= 1:
         return None
     _have_torch_start_its_threads()
-    of_child, until = _threads_of_a_child(_have_torch_start_its_threads), time.monotonic() + _ENDING
-    while (missing := _threads_that_count() - of_child) > 0 and time.monotonic() < until:
+    of_child = _threads_of_a_child(_have_torch_start_its_threads)
+    until = time.monotonic() + _ENDING
+    missing = _threads_that_count() - of_child
+    while missing > 0 and time.monotonic() < until:
         time.sleep(0.001)
+        missing = _threads_that_count() - of_child
     if missing <= 0:
         return None
     names = ", ".join(system.names_of_threads()[:3])
-    return f"it runs {missing} native threads that a forked child would miss{f' ({names})' if names else ''}"
+    in_brackets = f" ({names})" if names else ""
+    return f"it runs {missing} native threads that a forked child would miss{in_brackets}"
 
 
 def _threads_that_count() -> int:
-    counted = system.threads()
-    counted -= sum(map(bool, map(_OF_THE_DRIVER.fullmatch, system.names_of_threads())))
-    return counted - sum(map(_is_of_plugin, threading.enumerate())) - _readers_of_a_worker()
+    """Count the threads of this process, but for those that a child does not miss."""
+    of_driver = sum(bool(_OF_THE_DRIVER.fullmatch(name)) for name in system.names_of_threads())
+    of_plugins = sum(_is_of_plugin(thread) for thread in threading.enumerate())
+    return system.threads() - of_driver - of_plugins - _readers_of_a_worker()
 
 
 def _threads_of_a_child(first: Callable[[], None]) -> int:
@@ -124,14 +142,16 @@ def _threads_of_a_child(first: Callable[[], None]) -> int:
     if pid == 0:
         first()
         os._exit(min(system.threads(), 255))
-    return reaping.wait_for_exit(pid) or 0  # none where SIGCHLD is ignored: there are no exit statuses then
+    # None where SIGCHLD is ignored: there are no exit statuses then.
+    return reaping.wait_for_exit(pid) or 0
 
 
 def _have_torch_start_its_threads() -> None:
     global _torch_has_threads
     _torch_has_threads = True
+    torch = sys.modules.get("torch")
     with suppress(Exception):
-        if (torch := sys.modules.get("torch")) is not None:
+        if torch is not None:
             torch.set_num_threads(torch.get_num_threads())
 
 

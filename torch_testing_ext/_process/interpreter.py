@@ -20,20 +20,23 @@ def command(module: str, path: Sequence[object], *words: str) -> list[str]:
     # Python ignores entries of sys.path that are not strings, and their repr might not be a literal.
     entries = [entry for entry in path if isinstance(entry, str)]
     run = f"from torch_testing_ext.{module} import main; main()"
-    code = "; ".join(["import sys", f"sys.path[:] = {entries!r}", *RUN_FIRST, run])
+    set_path = f"sys.path[:] = {entries!r}"
+    code = "; ".join(["import sys", set_path, *RUN_FIRST, run])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
 
 
 def tethered(words: Sequence[str]) -> list[str]:
     """The command that runs `words`, which get SIGTERM when this process ends, however it does."""
-    return command("_process.interpreter", sys.path, str(os.getpid()), *words)
+    parent = str(os.getpid())
+    return command("_process.interpreter", sys.path, parent, *words)
 
 
 def main() -> None:
     """Become a tethered program: `PARENT COMMAND...` as words."""
     parent, *words = sys.argv[1:]
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever was inherited: an ignored signal survives exec
+    # Whatever was inherited: an ignored signal survives exec.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signals.unblock()
     system.die_with(int(parent), signal.SIGTERM)
     os.execvp(words[0], words)

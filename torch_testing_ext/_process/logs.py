@@ -20,8 +20,11 @@ def cut_middle(text: str, longest: int) -> str:
     """The beginning and the end of a long text, with a note of how much is missing between them."""
     if len(text) <= longest:
         return text
-    half, edge = longest // 2, "\n" if "\n" in text else " "
-    return f"{text[:half]}{edge}... {len(text) - 2 * half} characters cut here ...{edge}{text[-half:]}"
+    half = longest // 2
+    edge = "\n" if "\n" in text else " "
+    missing = len(text) - 2 * half
+    note = f"... {missing} characters cut here ..."
+    return edge.join((text[:half], note, text[-half:]))
 
 
 def content_of(path: Path) -> bytes:
@@ -53,17 +56,17 @@ def read_ends(path: Path, start: int = 0, end: int | None = None, longest: int =
     """A part of a file; of a long part its beginning and its end, with a note of how much is missing between them."""
     try:
         with path.open("rb") as file:
-            end = os.fstat(file.fileno()).st_size if end is None else end
+            if end is None:
+                end = os.fstat(file.fileno()).st_size
             if end - start <= longest:
                 return _text(file, start, end)
             half = longest // 2
-            return (
-                f"{_text(file, start, start + half)}\n"
-                f"... {end - start - 2 * half} bytes cut here ...\n"
-                f"{_text(file, end - half, end)}"
-            )
+            missing = end - start - 2 * half
+            beginning = _text(file, start, start + half)
+            ending = _text(file, end - half, end)
     except OSError:
         return ""
+    return f"{beginning}\n... {missing} bytes cut here ...\n{ending}"
 
 
 def _text(file: BinaryIO, start: int, end: int) -> str:

@@ -13,7 +13,8 @@ from .signals import SignalReader
 
 # Not epoll: a forked child would share it with its parent.
 _Selector = selectors.PollSelector
-_LONGEST = 1e6  # seconds of one wait: poll takes milliseconds of 31 bits
+# Seconds of one wait: poll takes milliseconds of 31 bits.
+_LONGEST = 1e6
 
 
 class Timer:
@@ -86,7 +87,8 @@ class EventLoop:
                 key.data()
         happened = self._call_due_timers() or bool(ready)
         if not happened and self._idle:
-            self._idle.popleft()()
+            call = self._idle.popleft()
+            call()
             return True
         return happened
 
@@ -94,8 +96,13 @@ class EventLoop:
         if self._idle:
             return 0.0
         self._timers = [timer for timer in self._timers if not timer.cancelled]
-        moments = [timer.at for timer in self._timers] + ([] if until is None else [until])
-        return min(max(0.0, min(moments) - time.monotonic()), _LONGEST) if moments else None
+        moments = [timer.at for timer in self._timers]
+        if until is not None:
+            moments.append(until)
+        if not moments:
+            return None
+        seconds = min(moments) - time.monotonic()
+        return min(max(0.0, seconds), _LONGEST)
 
     def _call_due_timers(self) -> bool:
         now = time.monotonic()
@@ -114,7 +121,8 @@ def wait_readable(source: Any, until: float | None = None) -> bool:
     """Wait until one descriptor is readable. Returns False if the time `until` came first."""
     with _Selector() as selector:
         selector.register(source, selectors.EVENT_READ)
-        return bool(selector.select(None if until is None else max(0.0, until - time.monotonic())))
+        seconds = None if until is None else max(0.0, until - time.monotonic())
+        return bool(selector.select(seconds))
 
 
 class ParentLoop(EventLoop):

@@ -25,8 +25,8 @@ def to_json(message: Any) -> str:
 
 def from_json(line: str | bytes, kinds: Mapping[str, type]) -> Any:
     """The message on one line; its type is one of `kinds`."""
-    ((kind, data),) = json.loads(line).items()
-    return decode(kinds[kind], data)
+    ((name, fields),) = json.loads(line).items()
+    return decode(kinds[name], fields)
 
 
 def to_line(message: Any) -> bytes:
@@ -52,7 +52,9 @@ class LineBuffer:
 
 
 def by_name(union: Any) -> dict[str, type]:
-    return {kind.__name__: kind for kind in typing.get_args(union) or (union,)}
+    """The types of a union, or a single type, by their names."""
+    kinds = typing.get_args(union) or (union,)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def unexpected(message: NoReturn) -> NoReturn:
@@ -66,7 +68,10 @@ def unexpected(message: NoReturn) -> NoReturn:
 def encode(value: Any) -> Any:
     """A value in the form in which JSON can hold it."""
     kind: Any = type(value)
-    return value if kind in _PLAIN else _encoder(kind)(value)
+    if kind in _PLAIN:
+        return value
+    encoder = _encoder(kind)
+    return encoder(value)
 
 
 def decode(kind: Any, data: Any) -> Any:
@@ -82,6 +87,7 @@ _Convert = Callable[[Any], Any]
 
 @functools.cache
 def _encoder(kind: type) -> _Convert:
+    """Find the encoder of a type."""
     if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
         return lambda value: {name: encode(getattr(value, name)) for name in names}
@@ -103,25 +109,30 @@ def _encoder(kind: type) -> _Convert:
 @functools.cache
 def _decoder(kind: Any) -> _Convert | None:
     """Find the decoder of a type; None if such a value is the same in JSON."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _of_optional(next(one for one in arguments if one is not type(None)))
+        value_kinds = [argument for argument in arguments if argument is not type(None)]
+        return _of_optional(value_kinds[0])
     if origin is tuple:
         return _of_tuple(arguments)
     if origin is frozenset:
-        return lambda data: frozenset(decode(arguments[0], item) for item in data)
+        (item_kind,) = arguments
+        return lambda data: frozenset(decode(item_kind, item) for item in data)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        key_of = int if arguments[0] is int else str
-        return lambda data: {key_of(key): decode(arguments[1], item) for key, item in data.items()}
+        key_kind, value_kind = arguments
+        key_of = int if key_kind is int else str
+        return lambda data: {key_of(key): decode(value_kind, item) for key, item in data.items()}
     if dataclasses.is_dataclass(kind):
         return _of_dataclass(typing.cast(type, kind))
     if kind is bytes:
         return base64.b64decode
-    if isinstance(kind, type) and issubclass(kind, (enum.Enum, Path)):
+    if not isinstance(kind, type):
+        return None
+    if issubclass(kind, (enum.Enum, Path)):
         return kind
-    if isinstance(kind, type) and issubclass(kind, tuple) and kind is not tuple:  # a NamedTuple
-        return lambda data: kind(*data)
-    return None
+    is_named_tuple = issubclass(kind, tuple) and kind is not tuple
+    return (lambda data: kind(*data)) if is_named_tuple else None
 
 
 def _of_optional(kind: Any) -> _Convert | None:
@@ -134,16 +145,24 @@ def _of_tuple(arguments: tuple[Any, ...]) -> _Convert:
     if arguments[1:] == (...,):
         inner = arguments[0]
         return lambda data: tuple([decode(inner, item) for item in data])
-    return lambda data: tuple([decode(one, item) for one, item in zip(arguments, data, strict=True)])
+
+    def decode_items(data: Any) -> tuple[Any, ...]:
+        items = [decode(kind, item) for kind, item in zip(arguments, data, strict=True)]
+        return tuple(items)
+
+    return decode_items
 
 
 def _of_dataclass(kind: type) -> _Convert:
-    decoders: dict[str, _Convert | None] | None = None  # found at the first value: a type may contain itself
+    """Make the decoder of a dataclass, which decodes each field by its annotation."""
+    # Found at the first value: a type may contain itself.
+    decoders: dict[str, _Convert | None] | None = None
 
     def decode_fields(data: Any) -> Any:
         nonlocal decoders
         if decoders is None:
-            decoders = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
+            hints = typing.get_type_hints(kind)
+            decoders = {name: _decoder(hint) for name, hint in hints.items()}
         fields = {}
         for name, item in data.items():
             decoder = decoders[name]

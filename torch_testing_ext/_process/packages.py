@@ -28,7 +28,10 @@ class ModulePlace:
     @classmethod
     def of(cls, file: str | Path) -> ModulePlace:
         """Without a package, the module has the name of the file, and the root is the file's folder."""
-        folder, parts = Path(file).parent, [Path(file).stem.replace(".", "_")]  # a dot would separate a package
+        file = Path(file)
+        folder = file.parent
+        # A dot would separate a package.
+        parts = [file.stem.replace(".", "_")]
         while folder.name.isidentifier() and (folder / "__init__.py").is_file():
             parts.insert(0, folder.name)
             folder = folder.parent
@@ -37,18 +40,25 @@ class ModulePlace:
     @property
     def packages(self) -> tuple[str, ...]:
         """The full names of the packages that the module is in, the topmost first."""
-        parts = self.name.split(".")[:-1]
-        return tuple(".".join(parts[:length]) for length in range(1, len(parts) + 1))
+        *parts, _ = self.name.split(".")
+        names = []
+        for length in range(1, len(parts) + 1):
+            names.append(".".join(parts[:length]))
+        return tuple(names)
 
     def folder_of(self, package: str) -> Path:
         return self.root.joinpath(*package.split("."))
 
     def obstacle(self) -> str:
-        """Why the file cannot be imported as a member of its package: another one has the name; or ""."""
+        """Return the reason why the file cannot be imported as a member of its package; "" if it can.
+
+        Another package may have the name.
+        """
         for package in self.packages:
             module = sys.modules.get(package)
             if module is not None and not _is_at(module, self.folder_of(package)):
-                return f"the name {package} is taken by {getattr(module, '__file__', None) or 'another module'}"
+                taken_by = getattr(module, "__file__", None) or "another module"
+                return f"the name {package} is taken by {taken_by}"
         return ""
 
 
@@ -71,7 +81,8 @@ def import_file(name: str, file: str | Path, folders: list[str] | None = None, f
         raise NoModule(f"{file} is not a Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    if full_name:  # as `python -m` does
+    if full_name:
+        # `python -m` does the same.
         module.__spec__ = importlib.util.spec_from_file_location(full_name, str(file))
         module.__package__ = full_name.rpartition(".")[0]
     try:
@@ -87,7 +98,8 @@ def import_file(name: str, file: str | Path, folders: list[str] | None = None, f
 
 def _is_at(package: ModuleType, folder: Path) -> bool:
     try:
-        return any(os.path.samefile(place, folder) for place in getattr(package, "__path__", ()))
+        places = getattr(package, "__path__", ())
+        return any(os.path.samefile(place, folder) for place in places)
     except OSError:
         return False
 
@@ -97,6 +109,8 @@ def forget_stdlib_test_package(place: ModulePlace) -> None:
     if place.packages[:1] != ("test",) or not place.obstacle():
         return
     stdlib = Path(os.__file__).parent
-    if Path(getattr(sys.modules["test"], "__file__", None) or "").parent == stdlib / "test":
-        for name in [name for name in sys.modules if name.partition(".")[0] == "test"]:
-            del sys.modules[name]
+    file = getattr(sys.modules["test"], "__file__", None) or ""
+    if Path(file).parent == stdlib / "test":
+        for name in list(sys.modules):
+            if name.partition(".")[0] == "test":
+                del sys.modules[name]

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-TYPE_CHECKING = False  # modules that take long to import are imported where they are needed: a warm client waits
+# Modules that take long to import are imported where they are needed: a warm client waits.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeVar
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     Folder = TypeVar("Folder", str, Path)
 
 LOCK = ".in-use"
-_LONGEST_ADDRESS = 100  # the address of a Unix socket may be this long on every platform
-STALE = 3600.0  # seconds after which an empty folder without a lock is one of a process that was killed
+# The address of a Unix socket may be this long on every platform.
+_LONGEST_ADDRESS = 100
+# Seconds after which an empty folder without a lock is one of a process that was killed.
+STALE = 3600.0
 
 
 class UnsafeFolder(Exception):
@@ -35,12 +38,17 @@ def make_private(folder: Folder, refused: int = 0o022) -> Folder:
     """
     with suppress(FileExistsError):
         os.makedirs(folder, 0o700)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = os.lstat(folder)
+    if not _is_own_folder(status):
         raise UnsafeFolder(f"{folder} is not a folder of this user")
-    if found.st_mode & refused:
-        raise UnsafeFolder(f"{folder} can be {'written to' if found.st_mode & 0o022 else 'entered'} by other users")
+    if status.st_mode & refused:
+        done = "written to" if status.st_mode & 0o022 else "entered"
+        raise UnsafeFolder(f"{folder} can be {done} by other users")
     return folder
+
+
+def _is_own_folder(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 @contextmanager
@@ -75,14 +83,17 @@ def make_locked(prefix: str, base: str | None = None) -> tuple[Path, int]:
     from pathlib import Path
 
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    draft = folder / f"{LOCK}-soon"
     try:
-        fd = os.open(folder / f"{LOCK}-soon", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         folder.rmdir()
         raise
-    with suppress(OSError):  # where files cannot be locked, nobody finds that this one is not
+    # Where files cannot be locked, nobody finds that this one is not.
+    with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX)
-    os.rename(folder / f"{LOCK}-soon", folder / LOCK)  # a process that finds the lock finds it locked
+    # Now: a process that finds the lock finds it locked.
+    os.rename(draft, folder / LOCK)
     remove_left(folder.parent, prefix)
     return folder, fd
 
@@ -93,13 +104,15 @@ def remove_left(base: Path, prefix: str) -> list[Path]:
 
 
 def _remove_unless_used(folder: Path) -> bool:
+    """Remove a folder that no process has locked, or an old and empty one without a lock. Is it gone?"""
     with suppress(OSError):
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        status = os.lstat(folder)
+        if not _is_own_folder(status):
             return False
         if not (folder / LOCK).exists():
-            if time.time() - found.st_mtime > STALE:
-                folder.rmdir()  # an error unless it is empty
+            if time.time() - status.st_mtime > STALE:
+                # An error unless it is empty.
+                folder.rmdir()
             return not folder.exists()
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

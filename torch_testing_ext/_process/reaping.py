@@ -16,14 +16,18 @@ from .signals import signal_group
 def reap() -> Iterator[tuple[int, int]]:
     """Each child that has ended, with its wait status."""
     with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            yield ended
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            yield pid, status
 
 
 def wait_for_exit(pid: int) -> int | None:
     """Wait for a child. Returns its exit code, negative for a signal; None if its status has been taken already."""
     try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status)
     except ChildProcessError:
         return None
 
@@ -41,7 +45,8 @@ def wait_until_gone(pids: list[int], timeout: float = 1.0) -> None:
     """Wait at most `timeout` seconds until processes that were killed have ended, and reap those that are children."""
     deadline = time.monotonic() + timeout
     for pid in pids:
-        with suppress(OSError, AttributeError):  # it is gone already, or this system has no pidfd_open
+        # The process may be gone already, and some systems have no pidfd_open.
+        with suppress(OSError, AttributeError):
             has_ended(pid, deadline - time.monotonic())
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
@@ -54,10 +59,11 @@ def escalate(
 
     `have_ended` waits for them at most that long; `send` sends them a signal.
     """
-    for seconds, number in ((by_itself, signal.SIGTERM), (after_sigterm, signal.SIGKILL)):
-        if have_ended(seconds):
-            return
-        send(number)
+    if have_ended(by_itself):
+        return
+    send(signal.SIGTERM)
+    if not have_ended(after_sigterm):
+        send(signal.SIGKILL)
 
 
 def end(process: subprocess.Popen[Any], *, by_itself: float = 0.0, after_sigterm: float) -> int:

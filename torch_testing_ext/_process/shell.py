@@ -12,13 +12,17 @@ def quote(word: str) -> str:
     """
     if word.isprintable():
         return shlex.quote(word)
-    return "$'" + "".join(map(_escape, word)) + "'"
+    escaped = "".join(map(_escape, word))
+    return f"$'{escaped}'"
 
 
 def _escape(letter: str) -> str:
     if letter in "\\'":
         return f"\\{letter}"
-    return letter if letter.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+    if letter.isprintable():
+        return letter
+    encoded = os.fsencode(letter)
+    return "".join(f"\\x{byte:02x}" for byte in encoded)
 
 
 def join(words: Iterable[str]) -> str:
@@ -27,4 +31,6 @@ def join(words: Iterable[str]) -> str:
 
 def name(test: str) -> str:
     """The name of a file or test as an argument: one that begins with a dash is not an option."""
-    return quote(f"./{test}" if test.startswith("-") else test)
+    if test.startswith("-"):
+        test = f"./{test}"
+    return quote(test)

@@ -47,7 +47,9 @@ class SignalReader:
         self._reading, self._writing = os.pipe()
         for fd in (self._reading, self._writing):
             os.set_blocking(fd, False)
-        self._handlers: dict[int, Any] = {number: signal.signal(number, _do_nothing) for number in numbers}
+        self._handlers: dict[int, Any] = {}
+        for number in numbers:
+            self._handlers[number] = signal.signal(number, _do_nothing)
         self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
 
     def fileno(self) -> int:

@@ -24,7 +24,8 @@ def take() -> str:
 
 
 def write(file: int) -> None:
-    with suppress(Exception):  # closed by the test, a full disk, too deep a recursion: nothing of that is the test's
+    # Closed by the test, a full disk, too deep a recursion: nothing of that is the test's.
+    with suppress(Exception):
         os.write(file, take().encode())
 
 

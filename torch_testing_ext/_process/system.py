@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import math
 import os
 import signal
@@ -18,7 +19,8 @@ LINUX = sys.platform.startswith("linux")
 CAN_FORK = LINUX
 # A real-time signal where they exist: tests use SIGUSR1 and SIGUSR2 for purposes of their own.
 DUMP_STACKS: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-DUMP_STACKS_NOW = DUMP_STACKS - 1  # see stacks.py
+# See stacks.py.
+DUMP_STACKS_NOW = DUMP_STACKS - 1
 LOOPBACK = "lo" if LINUX else "lo0"
 
 HUGE_PAGE = 2 << 20
@@ -28,8 +30,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25
 _MAPS = Path("/proc/self/maps")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_EXITING = 0x4  # PF_EXITING, of the flags in /proc/PID/stat
-_handlers: list[object] = []  # that C++ calls, for as long as the process lives
+# PF_EXITING, of the flags in /proc/PID/stat.
+_EXITING = 0x4
+# C++ calls these, for as long as the process lives.
+_handlers: list[object] = []
 
 
 @functools.cache
@@ -40,7 +44,8 @@ def _libc() -> ctypes.CDLL:
 def flush_streams() -> None:
     """Write what the streams of Python and of C hold, also those of Python that a test has replaced."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(Exception):  # a test may have replaced them by anything
+        # A test may have replaced them by anything.
+        with suppress(Exception):
             stream.flush()  # type: ignore[union-attr]
     _libc().fflush(None)
 
@@ -68,17 +73,23 @@ def before_abort(act: Callable[[], None]) -> None:
     It is called once, in the thread that has raised, and not in processes that this one forks.
     """
     try:
-        set_handler = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE  # std::set_terminate
+        # std::set_terminate
+        set_handler = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
     except (OSError, AttributeError):
-        return  # another runtime
+        # Another runtime.
+        return
     handler = ctypes.CFUNCTYPE(None)
-    pid, left = os.getpid(), [act]
+    pid = os.getpid()
+    # Empty when it has been called.
+    left = [act]
 
     def call() -> None:
         with suppress(BaseException):
-            if os.getpid() == pid:
-                left.pop()()
-        handler(before)()
+            if os.getpid() == pid and left:
+                act_once = left.pop()
+                act_once()
+        call_before = handler(before)
+        call_before()
 
     kept = handler(call)
     _handlers.append(kept)
@@ -88,7 +99,9 @@ def before_abort(act: Callable[[], None]) -> None:
 
 def cores() -> int:
     """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1
+    if LINUX:
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def use_batch_scheduling() -> None:
@@ -98,7 +111,8 @@ def use_batch_scheduling() -> None:
     spin on the lock: with more ranks than cores, collectives take two to three times the CPU.
     """
     if LINUX:
-        with suppress(OSError):  # a sandbox may forbid it
+        # A sandbox may forbid it.
+        with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
@@ -107,10 +121,10 @@ def for_gloo() -> dict[str, str]:
 
     All ranks are on this machine, so no host name has to be looked up.
     """
-    chosen = "GLOO_SOCKET_IFNAME" in os.environ
-    if chosen or LOOPBACK not in (name for _, name in socket.if_nameindex()):
+    if "GLOO_SOCKET_IFNAME" in os.environ:
         return {}
-    return {"GLOO_SOCKET_IFNAME": LOOPBACK}
+    interfaces = [name for _, name in socket.if_nameindex()]
+    return {"GLOO_SOCKET_IFNAME": LOOPBACK} if LOOPBACK in interfaces else {}
 
 
 def threads() -> int:
@@ -130,18 +144,24 @@ def names_of_threads() -> list[str]:
 
 def children(pid: int) -> list[int]:
     """The children of a process; none if the system does not show them."""
-    return [int(child) for child in text_of(Path(f"/proc/{pid}/task/{pid}/children")).split()]
+    pids = text_of(Path(f"/proc/{pid}/task/{pid}/children"))
+    return [int(child) for child in pids.split()]
 
 
 def descendants(pid: int) -> list[int]:
     below = children(pid)
-    return below + [deeper for child in below for deeper in descendants(child)]
+    deeper = [descendants(child) for child in below]
+    return below + list(itertools.chain.from_iterable(deeper))
 
 
 def group_members(group: int) -> list[int]:
     """The living members of a process group."""
-    found = ((pid, _stat(pid)) for pid in _all_pids())
-    return [pid for pid, stat in found if stat[2:3] == [str(group)] and stat[0] not in "ZX"]
+    members = []
+    for pid in _all_pids():
+        state, _, of_group, *_ = _stat(pid) or ("X", "", "")
+        if of_group == str(group) and state not in "ZX":
+            members.append(pid)
+    return members
 
 
 def is_ending(pid: int) -> bool:
@@ -173,9 +193,13 @@ def cpu_seconds(pid: int) -> float | None:
 
     Infinite if its main thread is running or wants to: then the process is computing, however little it has got.
     """
-    if not (stat := _stat(pid)):
+    stat = _stat(pid)
+    if not stat:
         return None
-    return math.inf if stat[0] == "R" else (int(stat[11]) + int(stat[12])) / _TICKS_PER_SECOND
+    if stat[0] == "R":
+        return math.inf
+    ticks = int(stat[11]) + int(stat[12])
+    return ticks / _TICKS_PER_SECOND
 
 
 def may_spin(pid: int) -> bool:
@@ -188,7 +212,8 @@ def opened(pid: int | str) -> Iterator[str]:
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for fd in os.listdir(folder):
-            with suppress(OSError):  # that of the listing itself is closed
+            # The descriptor of the listing itself is closed.
+            with suppress(OSError):
                 yield os.readlink(f"{folder}/{fd}")
 
 
@@ -211,8 +236,11 @@ def memory_regions(piece: int = 4 * HUGE_PAGE) -> list[tuple[int, int]]:
         span, mode, _, _, _, *name = line.split(maxsplit=5)
         if mode.startswith("rw-p") and (not name or name[0] == "[heap]"):
             start, end = (int(part, 16) for part in span.split("-"))
-            start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
-            regions += [(at, min(piece, end - at)) for at in range(start, end, piece)]
+            # Whole huge pages: the first one that begins in it, and the last one that ends in it.
+            start = math.ceil(start / HUGE_PAGE) * HUGE_PAGE
+            end = end // HUGE_PAGE * HUGE_PAGE
+            for at in range(start, end, piece):
+                regions.append((at, min(piece, end - at)))
     return regions
 
 

@@ -32,9 +32,13 @@ def python() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _python(executable: str, path: str, cwd: str) -> str:
+    own_folder = os.path.dirname(executable)
     for word in ("python", "python3"):
-        found = shutil.which(word, path=path)
-        if found and (not executable or os.path.dirname(os.path.abspath(found)) == os.path.dirname(executable)):
+        program = shutil.which(word, path=path)
+        if program is None:
+            continue
+        folder = os.path.dirname(os.path.abspath(program))
+        if not executable or folder == own_folder:
             return word
     return shell.quote(_from(cwd, executable)) if executable else "python"
 
@@ -48,23 +52,27 @@ def runner() -> str:
     given = sys.argv[0]
     if Path(given).name == SCRIPT:
         on_path = shutil.which(SCRIPT)
-        same = on_path is not None and os.path.abspath(on_path) == os.path.abspath(given)
-        return SCRIPT if same else shell.quote(_from(os.getcwd(), given))
+        if on_path is not None and os.path.abspath(on_path) == os.path.abspath(given):
+            return SCRIPT
+        return shell.quote(_from(os.getcwd(), given))
     if _is_of_project(given):
-        return f"{python()} {shell.name(_from(os.getcwd(), given))}"
+        script = _from(os.getcwd(), given)
+        return f"{python()} {shell.name(script)}"
     return f"{python()} -m {PACKAGE}"
 
 
 def to_show(test: str) -> str:
     """The command that shows all about the failure of a test that runs without the runner, in this folder."""
-    beside = str(Path(sys.executable).with_name(SCRIPT))
-    runner = SCRIPT if shutil.which(SCRIPT) == beside else f"{python()} -m {PACKAGE}"
+    beside_python = Path(sys.executable).with_name(SCRIPT)
+    is_found = shutil.which(SCRIPT) == str(beside_python)
+    runner = SCRIPT if is_found else f"{python()} -m {PACKAGE}"
     return f"{runner} {SHOW} {shell.name(test)}"
 
 
 def runner_name() -> str:
     """The runner's name in what it says about itself."""
-    return Path(sys.argv[0]).name if _is_of_project(sys.argv[0]) else SCRIPT
+    given = sys.argv[0]
+    return Path(given).name if _is_of_project(given) else SCRIPT
 
 
 def install(extra: str) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SETTING = "TORCH_TESTING_EXT_TERMINAL"
-TEST = "{test}"  # in its value: the name of the test
+# In its value: the name of the test.
+TEST = "{test}"
 
 
 def _of_stdin() -> str:
@@ -23,7 +24,8 @@ def look_again() -> None:
     _at_start = _of_stdin()
 
 
-_at_start = _of_stdin()  # pytest's capture takes it away later
+# pytest's capture takes it away later.
+_at_start = _of_stdin()
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,16 @@ class UserTerminal:
 
     path: str = ""
     why_not: str = ""
-    is_chosen: bool = False  # the user has asked for a debugger: it also looks at failures
-    stop_in: int | None = None  # the rank that stops where its test begins
+    # The user has asked for a debugger: it also looks at failures.
+    is_chosen: bool = False
+    # The rank that stops where its test begins.
+    stop_in: int | None = None
 
     @classmethod
     def here(cls) -> UserTerminal:
-        """That of this process; `SETTING` says what it is in the processes of a run."""
-        if (text := os.environ.get(SETTING)) is not None:
+        """The terminal of this process; `SETTING` says what it is in the processes of a run."""
+        text = os.environ.get(SETTING)
+        if text is not None:
             return cls.read(text)
         if "PYTEST_XDIST_WORKER" in os.environ:
             return cls(why_not="the workers of pytest-xdist have no terminal: run pytest without -n")

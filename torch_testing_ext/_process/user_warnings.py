@@ -9,7 +9,8 @@ class KitWarning(NamedTuple):
     """Something that the user should know although the test passes."""
 
     text: str
-    reason: str = ""  # which may differ between processes, as by the names of threads
+    # It may differ between processes, as by the names of threads.
+    reason: str = ""
 
     def __str__(self) -> str:
         return f"{self.text}, because {self.reason}" if self.reason else self.text
@@ -21,7 +22,8 @@ _pending: list[KitWarning] = []
 def warn_user(text: str, reason: str = "") -> None:
     """Print a warning, and keep it for `take_warnings`."""
     _pending.append(KitWarning(text, reason))
-    with suppress(Exception):  # a test may have closed or replaced it
+    # A test may have closed or replaced it.
+    with suppress(Exception):
         print(f"torch_testing_ext: {_pending[-1]}", file=sys.stderr, flush=True)
 
 

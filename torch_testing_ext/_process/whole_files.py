@@ -73,7 +73,7 @@ def _parsed(source: bytes) -> ast.Module | None:
 def file_behind(fd: int) -> tuple[int, int] | None:
     """Identify the file of a descriptor; None if it is closed. Another file may have got its number since."""
     try:
-        found = os.fstat(fd)
+        status = os.fstat(fd)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

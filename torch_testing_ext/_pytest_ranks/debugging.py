@@ -16,12 +16,15 @@ def rank_of(config: Any, from_environment: int | None, world_size: int) -> int |
     chosen = config.getoption("dist_debug_rank", None)
     if chosen is None:
         chosen = from_environment
-    if chosen is None and (config.getoption("usepdb", False) or config.getoption("trace", False)):
-        chosen = 0
-    return chosen if chosen is None or chosen < world_size else None
+    if chosen is None:
+        needs_one = config.getoption("usepdb", False) or config.getoption("trace", False)
+        chosen = 0 if needs_one else None
+    if chosen is None or chosen >= world_size:
+        return None
+    return int(chosen)
 
 
-def leave_to_ranks(config: Any) -> None:
+def skip_verdicts(config: Any) -> None:
     """Let --pdb not stop in the parent at a verdict on ranks, whose processes have ended."""
     plugin = config.pluginmanager.get_plugin(pytest_internals.DEBUGGER)
     if plugin is not None and not isinstance(plugin, _OnlyOutsideOfRanks):
@@ -45,7 +48,8 @@ class _OnlyOutsideOfRanks:
 
 def never_ask(config: Any) -> None:
     """Take the debugger of --trace out of a rank without the terminal."""
-    if (plugin := config.pluginmanager.get_plugin(pytest_internals.TRACE)) is not None:
+    plugin = config.pluginmanager.get_plugin(pytest_internals.TRACE)
+    if plugin is not None:
         config.pluginmanager.unregister(plugin)
 
 

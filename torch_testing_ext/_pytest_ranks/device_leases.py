@@ -26,7 +26,8 @@ from . import pytest_internals
 
 # Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
 _RETRY_INTERVAL = (0.02, 0.1)
-_RESERVE_AFTER = 2.0  # seconds
+# In seconds.
+_RESERVE_AFTER = 2.0
 
 
 @contextmanager
@@ -45,8 +46,10 @@ def leased(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str
         chosen = _choose(locks, names, count)
         if fake:
             shown = {settings.PREFIX + "FAKE_DEVICES": ",".join(chosen)}
+        elif set(chosen) == set(names):
+            shown = {}
         else:
-            shown = {} if set(chosen) == set(names) else masks_for(chosen, kind)
+            shown = masks_for(chosen, kind)
         yield {**shown, **locks.leased(chosen)}
     finally:
         locks.close()
@@ -55,17 +58,20 @@ def leased(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str
 def _visible_devices() -> tuple[str | None, tuple[str, ...], Mapping[str, str]]:
     """The kind, the names and the UUIDs of the devices that this process may use."""
     kind = accelerators.runtime()
-    names = visible_names(os.environ, kind, accelerators.device_count()) if kind is not None else ()
-    return kind, names, by_uuid(names, accelerators.device_uuids() if names else ())
+    if kind is None:
+        return None, (), {}
+    names = visible_names(os.environ, kind, accelerators.device_count())
+    uuids = accelerators.device_uuids() if names else ()
+    return kind, names, by_uuid(names, uuids)
 
 
 def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
     """Open locks in the folder of this user; if that cannot be used, in one of this session of pytest."""
-    chosen = item.config.getoption("dist_lease_folder", None)
+    folder = item.config.getoption("dist_lease_folder", None)
     owner = f"pid {os.getpid()}: pytest, {item.nodeid}"
     ancestors = leased_by_ancestors(os.environ)
     try:
-        return DeviceLocks(Path(chosen) if chosen else default_folder(), identities, owner, ancestors)
+        return DeviceLocks(Path(folder) if folder else default_folder(), identities, owner, ancestors)
     except (OSError, UnsafeFolder) as error:
         warnings.warn(f"other runs may use the same devices at the same time: {error}", stacklevel=1)
         return DeviceLocks(_folder_of_session(item.config), identities, owner, ancestors)
@@ -74,7 +80,9 @@ def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
 def _folder_of_session(config: Any) -> Path:
     """Return a folder that all workers of pytest-xdist share."""
     base = pytest_internals.temporary_base(config)
-    return (base.parent if hasattr(config, "workerinput") else base) / "torch_testing_ext-leases"
+    is_worker = hasattr(config, "workerinput")
+    shared = base.parent if is_worker else base
+    return shared / "torch_testing_ext-leases"
 
 
 def _choose(locks: DeviceLocks, names: Sequence[str], count: int) -> tuple[str, ...]:

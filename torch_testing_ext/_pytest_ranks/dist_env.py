@@ -28,7 +28,8 @@ class RankEnv:
     world_size: int
     local_rank: int
     device: torch.device
-    devices: int = field(repr=False)  # that the test has leased
+    # The number that the test has leased.
+    devices: int = field(repr=False)
 
     @classmethod
     def of(cls, spec: RankSpec, rank: int) -> RankEnv:
@@ -49,30 +50,35 @@ class DistEnv(RankEnv):
 
     backend: str
     group: Any = field(repr=False)
-    store: Any = field(repr=False)  # the rendezvous of the group
+    # The rendezvous of the group.
+    store: Any = field(repr=False)
 
 
 def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
     """Choose the device of this rank and make the group, which the rank destroys when it ends."""
-    here = RankEnv.of(spec, rank)
+    rank_env = RankEnv.of(spec, rank)
     store = None
     if spec.init is None:
         store = _FileStore(str(directory / "store"), spec.world_size)
-        backend = spec.backend or _backend_for(here.device, spec)
+        backend = spec.backend or _backend_for(rank_env.device, spec)
         dist.init_process_group(backend, store=store, rank=rank, world_size=spec.world_size)
     else:
-        backend = _make_by(spec.init, here)
-    env = DistEnv(**vars(here), backend=backend, group=dist.group.WORLD, store=store)
+        backend = _make_by(spec.init, rank_env)
+    env = DistEnv(**vars(rank_env), backend=backend, group=dist.group.WORLD, store=store)
     yield env
-    vars(env).update(group=None, store=None)  # the group ends with the test
+    # The group ends with the test.
+    vars(env).update(group=None, store=None)
 
 
-def _make_by(init: Callable[..., object], here: RankEnv) -> str:
+def _make_by(init: Callable[..., object], rank_env: RankEnv) -> str:
     """Let a function of the project make the group. It gets the rank if it requires an argument."""
     parameters = inspect.signature(init).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [each for each in parameters if each.kind in kinds and each.default is inspect.Parameter.empty]
-    init(*[here][: len(required)])
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
+    if any(parameter.default is inspect.Parameter.empty for parameter in positional):
+        init(rank_env)
+    else:
+        init()
     if not dist.is_initialized():
         raise RuntimeError(f"{getattr(init, '__qualname__', init)}, the init of the mark, has made no process group")
     return str(dist.get_backend())

@@ -25,9 +25,11 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
     """Start the ranks of a fixture, from pytest's process. Its class has been checked at collection."""
     __tracebackhide__ = True
     spec = spec_for(cls.world_size, {}, checked_class(cls))
-    if (where := launch.this_launch()) is not None:
+    where = launch.this_launch()
+    if where is not None:
         pytest.skip(f"{cls.__name__} starts ranks of its own, and a launcher has started {where.world_size}")
-    if spec.devices and (skip := needs.devices(spec.devices).unmet()) is not None:
+    skip = needs.devices(spec.devices).unmet() if spec.devices else None
+    if skip is not None:
         pytest.skip(f"{cls.__name__}: {skip.message}")
     instance = cls()
     timeout = spec.timeout or request.config.getoption("dist_timeout", None)
@@ -35,7 +37,13 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
     with tempfile.TemporaryDirectory() as directory:
         arguments = (instance, given, spec, Path(directory))
         spawning.run_in_ranks(
-            case, _in_rank, spec.world_size, arguments, timeout, may_differ(cls, cls.run), kinds_on(cls, cls.run)
+            case,
+            _in_rank,
+            spec.world_size,
+            arguments,
+            timeout,
+            collectives_may_differ=may_differ(cls, cls.run),
+            sanitize=kinds_on(cls, cls.run),
         )
     return instance
 

@@ -37,19 +37,23 @@ from .marks import COMMAND, SHOW_COMMAND, RankSpec, rank_side
 from .reports import LONGEST_SECTION
 from .shared_ranks import SharedRanks
 
-__tracebackhide__ = True  # keeps these frames out of pytest's tracebacks
+# Keeps these frames out of pytest's tracebacks.
+__tracebackhide__ = True
 
 
 def set_up(item: Any, spec: RankSpec) -> None:
     """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
-    if launch.this_launch() is not None and (why := launched_ranks.wrong_size(spec.world_size)):
+    why = launched_ranks.wrong_size(spec.world_size) if launch.this_launch() is not None else ""
+    if why:
         raise pytest_internals.skip_at_test(why)
     are_fake = spec.devices <= len(settings.read().fake_devices)
-    if not are_fake and (skip := needs.devices(spec.devices).unmet()) is not None:
+    skip = None if are_fake else needs.devices(spec.devices).unmet()
+    if skip is not None:
         error = pytest_internals.skip_at_test(skip.message)
         error.want = needs.Skipped(skip).want
         raise error
-    names = tuple(sorted(rank_side(item, None if launch.this_launch() else spec)))
+    left_out = rank_side(item, None if launch.this_launch() else spec)
+    names = tuple(sorted(left_out))
     item.stash[item_in_rank.LEFT_OUT] = names
     # pytest sets up what is not there yet.
     item.funcargs.update(dict.fromkeys(names))
@@ -61,10 +65,12 @@ def run(item: Any, spec: RankSpec) -> None:
         _run_in_place(item, spec)
         return
     chosen = settings.read()
-    chosen = replace(chosen, debug_rank=debugging.rank_of(item.config, chosen.debug_rank, spec.world_size))
-    debugging.leave_to_ranks(item.config)
+    debug_rank = debugging.rank_of(item.config, chosen.debug_rank, spec.world_size)
+    chosen = replace(chosen, debug_rank=debug_rank)
+    debugging.skip_verdicts(item.config)
+    # Here, once: each rank would do it by itself.
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
-        importlib.import_module(name)  # here, once: each rank would do it by itself
+        importlib.import_module(name)
     directory = launch.new_directory(item.nodeid)
     try:
         reports, verdict = _run_and_judge(item, spec, directory, chosen)
@@ -72,24 +78,29 @@ def run(item: Any, spec: RankSpec) -> None:
         _add_sections(item, directory, spec)
         item.user_properties.extend(extras[0].properties)
         passed_warnings.warn_again(reports)
-        if any(each.has_quit for each in extras):
+        if any(of_rank.has_quit for of_rank in extras):
             item.session.shouldstop = "the user has quit the debugger"
     finally:
         launch.discard(directory)
     if verdict.outcome is launch.Outcome.PASSED:
         print_leftovers(_name_of(item), reports)
-    failed = [launch.failed_by_itself(report) for report in reports]
-    _raise(_name_of(item), verdict, [each.xfail for each, counts in zip(extras, failed, strict=True) if counts])
+    xfails = []
+    for report, of_rank in zip(reports, extras, strict=True):
+        if launch.failed_by_itself(report):
+            xfails.append(of_rank.xfail)
+    _raise(_name_of(item), verdict, xfails)
 
 
 def _run_and_judge(
     item: Any, spec: RankSpec, directory: Path, chosen: settings.Settings
 ) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
+    """Run a test in new ranks, or in those that it shares. Returns their reports and the common verdict."""
     case = _case_of(item)
     expected = launch.Expected(may_differ=_may_differ(item))
     shared = SharedRanks.of(item, spec) if spec.scope != "function" else None
     with ExitStack() as resources:
-        if (terminal := pytest_internals.live_terminal(item.config)) is not None:
+        terminal = pytest_internals.live_terminal(item.config)
+        if terminal is not None:
             resources.callback(os.close, terminal)
         test = item_in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank, terminal=terminal)
         try:
@@ -107,7 +118,8 @@ def _run_and_judge(
                 result = shared.run(item, timeout, expected, _sanitize(item), directory)
             else:
                 result = launch.watch(run, timeout, expected)
-        except pytest.fail.Exception as error:  # by the signal of pytest-timeout
+        except pytest.fail.Exception as error:
+            # The signal of pytest-timeout raises this.
             raise RankError(f"{error}\n\n{_ENDED}") from None
     # Their output is in sections of the report.
     reports = tuple(replace(report, output="") for report in result.reports)
@@ -125,13 +137,14 @@ def _job(
     """Make the job of ranks. They have their addresses and devices as long as `resources` is open."""
     addresses = resources.enter_context(rank_environment.leased(spec.world_size))
     shown = resources.enter_context(device_leases.leased(item, spec.devices, chosen.fake_devices))
+    captures_nothing = item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash
     return job_for_test(
         body,
         spec.world_size,
         directory,
         {**addresses, **shown},
         chosen,
-        stream=chosen.stream or (item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash),
+        stream=chosen.stream or captures_nothing,
         sanitize=_sanitize(item),
         expects_stops=UserTerminal.here().expects_stops(str(item.path)),
     )
@@ -178,7 +191,8 @@ def _timeout(item: Any, spec: RankSpec, chosen: settings.Settings) -> float | No
 
 
 def _case_of(item: Any) -> launch.Case:
-    return invocation.case_of(_name_of(item), str(item.path), _command(item), item.stash.get(SHOW_COMMAND, ""))
+    show_command = item.stash.get(SHOW_COMMAND, "")
+    return invocation.case_of(_name_of(item), str(item.path), _command(item), show_command)
 
 
 def _name_of(item: Any) -> str:
@@ -199,10 +213,15 @@ def _command(item: Any) -> str:
 
 
 def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
+    """Add what each rank has printed and logged to the report of the test."""
     for rank in range(spec.world_size):
-        kinds = (("stdout and stderr", directory / f"rank{rank}.log"), ("log", item_in_rank.log_file(directory, rank)))
-        for kind, file in kinds:
-            if text := text_of(file):
+        files = {
+            "stdout and stderr": directory / f"rank{rank}.log",
+            "log": item_in_rank.log_file(directory, rank),
+        }
+        for kind, file in files.items():
+            text = text_of(file)
+            if text:
                 item.add_report_section("call", f"{kind} of rank {rank}", cut_middle(text, LONGEST_SECTION))
 
 
@@ -210,7 +229,8 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
     """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
     if verdict.outcome is launch.Outcome.SKIPPED:
         raise pytest_internals.skip_at_test(verdict.message)
-    if verdict.outcome in (launch.Outcome.FAILED, launch.Outcome.ERROR) and xfails and None not in xfails:
+    has_failed = verdict.outcome in (launch.Outcome.FAILED, launch.Outcome.ERROR)
+    if has_failed and xfails and None not in xfails:
         raise pytest.xfail.Exception(xfails[0] or "")
     raise_verdict(verdict, name)
 
@@ -219,6 +239,7 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
 
 
 def _run_in_place(item: Any, spec: RankSpec) -> None:
+    """Run a test in this process, which a launcher has started as a rank; raise the verdict of all ranks."""
     own = launch.new_directory(item.nodeid)
     case = _case_of(item)
     try:
@@ -238,12 +259,14 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
 
         verdict = launched_ranks.run(together, body)
         judged = launched_ranks.judged()
-        if launched_ranks.is_first():  # the others' files are here, too
+        # The others' files are here, too.
+        if launched_ranks.is_first():
             _add_sections(item, directory, spec)
             item.user_properties.extend(item_in_rank.read_extras(judged.accounts[0]).properties)
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    _raise(_name_of(item), verdict, [item_in_rank.read_extras(judged.accounts[rank]).xfail for rank in judged.failed])
+    failed = [item_in_rank.read_extras(judged.accounts[rank]) for rank in judged.failed]
+    _raise(_name_of(item), verdict, [of_rank.xfail for of_rank in failed])
 
 
 def _save_captured(item: Any, file: Path) -> None:

@@ -42,7 +42,8 @@ class PartFailed(AssertionError):
     def __init__(self, report: Any):
         judged = reports.judge(report)
         context = getattr(getattr(report, "context", None), "kwargs", None)
-        super().__init__(f"in subtest {context}: {judged.title}" if context else judged.title)
+        title = f"in subtest {context}: {judged.title}" if context else judged.title
+        super().__init__(title)
         self.text = judged.text
 
 
@@ -50,9 +51,12 @@ class PartFailed(AssertionError):
 class RankExtras:
     """The part of a rank's account that only pytest understands."""
 
-    xfail: str | None = None  # the reason, if its failure was expected
-    has_quit: bool = False  # the user has quit the debugger
-    properties: tuple[tuple[str, Any], ...] = ()  # of the report
+    # The reason, if its failure was expected.
+    xfail: str | None = None
+    # The user has quit the debugger.
+    has_quit: bool = False
+    # The user properties of the report.
+    properties: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass
@@ -61,9 +65,12 @@ class RankTest:
 
     item: Any
     spec: RankSpec
-    debug_rank: int | None = None  # the rank that has the terminal
-    has_quit: bool = False  # the user has quit its debugger
-    terminal: int | None = None  # a descriptor, for log_cli and --setup-show
+    # The rank that has the terminal.
+    debug_rank: int | None = None
+    # The user has quit its debugger.
+    has_quit: bool = False
+    # A descriptor, for log_cli and --setup-show.
+    terminal: int | None = None
 
 
 def is_rank() -> bool:
@@ -72,7 +79,7 @@ def is_rank() -> bool:
     return context is not None and isinstance(context.inherited, RankTest)
 
 
-def _here() -> tuple[launch.RankContext, RankTest]:
+def _context_and_test() -> tuple[launch.RankContext, RankTest]:
     """Return the context of this rank, and the test that it runs."""
     context = launch.current_context()
     assert context is not None
@@ -80,20 +87,22 @@ def _here() -> tuple[launch.RankContext, RankTest]:
 
 
 def make_dist_env() -> Iterator[dist_env.DistEnv]:
-    context, test = _here()
+    context, test = _context_and_test()
     return dist_env.make(test.spec, context.directory, context.rank)
 
 
 def this_rank() -> dist_env.RankEnv:
     """Make the value of the fixture `ranks`."""
-    context, test = _here()
+    context, test = _context_and_test()
     return dist_env.RankEnv.of(test.spec, context.rank)
 
 
 def read_extras(of: launch.RankReport | launch.RankAccount | None) -> RankExtras:
     """Read the extras in a rank's account or report; none if the rank died before it wrote them."""
-    kinds = messages.by_name(RankExtras)
-    return messages.from_json(of.extras, kinds) if of is not None and of.extras else RankExtras()
+    if of is None or not of.extras:
+        return RankExtras()
+    extras: RankExtras = messages.from_json(of.extras, messages.by_name(RankExtras))
+    return extras
 
 
 def log_file(directory: Path, rank: int) -> Path:
@@ -122,7 +131,8 @@ def run_shared(context: launch.RankContext) -> None:
     pytest_internals.take_finalizers(test.item)
     pytest_internals.take_over(session, test.spec.scope, (DIST_ENV, RANKS))
     items = {item.nodeid: item for item in session.items}
-    first = copy.copy(test.item)  # as the parent has begun each of the others by now
+    # The parent has begun each of the other tests in the same state.
+    first = copy.copy(test.item)
 
     def body() -> None:
         if context.rank != test.debug_rank:
@@ -162,7 +172,7 @@ def run_in_place(item: Any, account: launch.AccountWriter) -> None:
 def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool = False) -> None:
     """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
     known = len(item.user_properties)
-    _, test = _here()
+    _, test = _context_and_test()
     with changed_environment(**dict(test.spec.environ)):
         call = pytest.CallInfo.from_call(lambda: _run_and_record(item, account), "call")
     parent_knows_xfail = pytest_internals.is_marked_xfail(item)
@@ -177,8 +187,10 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     elif judged.ending is Ending.SKIPPED and account.account is None:
         accounting.account_for_skip(account, judged.reason)
     xfail = judged.reason if judged.ending is Ending.EXPECTED_FAILURE else None
-    properties = tuple((str(name), _plain(value)) for name, value in item.user_properties[known:])
-    extras = RankExtras(xfail, test.has_quit, properties)
+    properties = []
+    for name, value in item.user_properties[known:]:
+        properties.append((str(name), _plain(value)))
+    extras = RankExtras(xfail, test.has_quit, tuple(properties))
     account.add((), messages.to_json(extras))
     if call.excinfo is not None:
         traceback.clear_frames(call.excinfo.tb)
@@ -186,7 +198,8 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
 
 def _plain(value: Any) -> Any:
     """Return a value that JSON can hold: a report file has the text of any other."""
-    return value if value is None or type(value) in (str, int, float, bool) else str(value)
+    is_plain = value is None or type(value) in (str, int, float, bool)
+    return value if is_plain else str(value)
 
 
 def _run_and_record(item: Any, account: launch.AccountWriter) -> None:
@@ -201,15 +214,18 @@ def _run_and_record(item: Any, account: launch.AccountWriter) -> None:
 
 def _run_item(item: Any, account: launch.AccountWriter) -> None:
     """Set up the fixtures of ranks, run the test, and tear these fixtures down; account for an error at once."""
-    is_shared = _here()[1].spec.scope != "function"
+    context, test = _context_and_test()
+    is_shared = test.spec.scope != "function"
     finalizers = [] if is_shared else pytest_internals.finalizers(item)
-    of_parent = finalizers[:]  # which runs them; in the ranks of a launcher, this process
+    # The parent runs them; in the ranks of a launcher, this process.
+    of_parent = finalizers[:]
     finalizers.clear()
     try:
         if is_shared:
             pytest_internals.set_up_in_session(item)
         else:
-            for name in item.stash.get(LEFT_OUT, ()):  # the parent has not set these up
+            # The parent has not set these up.
+            for name in item.stash.get(LEFT_OUT, ()):
                 del item.funcargs[name]
             pytest_internals.fill_fixtures(item)
         _call(item)
@@ -217,12 +233,14 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
             _account_for(item, error, account)
     except BaseException as error:
         _account_for(item, error, account)
-        context, test = _here()
         if context.rank == test.debug_rank:
             test.has_quit = debugging.look_at(item, error)
         raise
     finally:
-        _tear_down(item, pytest_internals.take_finalizers(item) if is_shared else finalizers, account)
+        if is_shared:
+            _tear_down(item, pytest_internals.take_finalizers(item), account)
+        else:
+            _tear_down(item, finalizers, account)
         finalizers.extend(of_parent)
 
 
@@ -230,7 +248,8 @@ def _call(item: Any) -> None:
     """Call the test. A coroutine is run to its end here: the loop of a plugin belongs to the parent process."""
     function = item.obj
     is_async = inspect.iscoroutinefunction(function)
-    if pytest_internals.is_of_unittest(item) or not (is_async or inspect.unwrap(function) is not function):
+    is_wrapped = inspect.unwrap(function) is not function
+    if pytest_internals.is_of_unittest(item) or not (is_async or is_wrapped):
         type(item).runtest(item)
         return
 
@@ -243,19 +262,24 @@ def _call(item: Any) -> None:
         return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     item.obj = called
+    # Not a plugin's own way to run a coroutine.
+    kind = pytest.Function if is_async else type(item)
     try:
-        (pytest.Function if is_async else type(item)).runtest(item)  # not a plugin's own way to run a coroutine
+        kind.runtest(item)
     finally:
         item.obj = function
 
 
 def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) -> None:
-    if (postponed := pytest_internals.postponed_tear_down(item)) is not None:
+    """Run the finalizers, the last one first, and account for their errors. Raises the first of these."""
+    postponed = pytest_internals.postponed_tear_down(item)
+    if postponed is not None:
         finalizers.append(postponed)
     errors: list[BaseException] = []
     while finalizers:
+        finalize = finalizers.pop()
         try:
-            finalizers.pop()()
+            finalize()
         except BaseException as error:
             errors.append(error)
             _account_for(item, error, account, "in the tear-down of a fixture: ")
@@ -270,6 +294,7 @@ LEFT_OUT: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 
 
 def _account_for(item: Any, error: BaseException, account: launch.AccountWriter, within: str = "") -> None:
+    """Account for an error as pytest would show it. `within`: the part of the test that raised it, as a prefix."""
     if isinstance(error, (pytest.skip.Exception, unittest.SkipTest)) and not within:
         accounting.account_for_skip(account, str(error))
         return
@@ -281,7 +306,8 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
             text = str(item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
     except Exception:
         text = launch.format_error(error)
-    account.failed(error, isinstance(error, (AssertionError, pytest.fail.Exception)), within, text)
+    is_assertion = isinstance(error, (AssertionError, pytest.fail.Exception))
+    account.failed(error, is_assertion, within, text)
 
 
 def on_report(report: Any) -> None:
@@ -296,7 +322,8 @@ def on_report(report: Any) -> None:
 @contextmanager
 def _own_capture(context: launch.RankContext) -> Iterator[None]:
     """Detach from what pytest captures in the parent: this process has descriptors and files of its own."""
-    item, terminal = context.inherited.item, context.inherited.terminal
+    item = context.inherited.item
+    terminal = context.inherited.terminal
     pytest_internals.forget_captured(item.config)
     if terminal is None or context.rank > 0:
         item.config.option.setupshow = False
@@ -307,27 +334,29 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
         yield
         return
     of_terminal, of_report = handlers
-    pytest_internals.remove_log_handler(of_terminal)  # which is the parent's
-    _torch.flight_recorder.logger_of_errors().removeHandler(of_report)  # the failure tells the error
-    with (
-        _live_log(item, context),
-        open(log_file(context.directory, context.rank), "w", 1, "utf-8", "backslashreplace") as file,
-    ):
+    # The terminal is the parent's.
+    pytest_internals.remove_log_handler(of_terminal)
+    # The failure has this error.
+    _torch.flight_recorder.logger_of_errors().removeHandler(of_report)
+    log = log_file(context.directory, context.rank)
+    with _live_log(item, context), open(log, "w", 1, "utf-8", "backslashreplace") as file:
         of_report.setStream(file)
         try:
             yield
         finally:
-            of_report.setStream(sys.stderr)  # for what is logged until this process ends
+            # For what is logged until this process ends.
+            of_report.setStream(sys.stderr)
 
 
 @contextmanager
 def _live_log(item: Any, context: launch.RankContext) -> Iterator[None]:
     """With log_cli, show records on the terminal at once."""
-    terminal, how = context.inherited.terminal, pytest_internals.live_log(item.config)
-    if terminal is None or how is None:
+    terminal = context.inherited.terminal
+    style = pytest_internals.live_log(item.config)
+    if terminal is None or style is None:
         yield
         return
-    level, form = how
+    level, form = style
     handler = _LiveLog(terminal, context.directory / "live_log", item.nodeid, context.rank)
     handler.setLevel(level)
     handler.setFormatter(form)
@@ -340,11 +369,15 @@ class _LiveLog(logging.Handler):
 
     def __init__(self, terminal: int, turn: Path, test: str, rank: int):
         super().__init__()
-        self._terminal, self._turn, self._test, self._rank = terminal, turn, test, rank
+        self._terminal = terminal
+        self._turn = turn
+        self._test = test
+        self._rank = rank
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            lines = [f"[rank{self._rank}] {line}\n" for line in self.format(record).splitlines()]
+            text = self.format(record)
+            lines = [f"[rank{self._rank}] {line}\n" for line in text.splitlines()]
             with open(self._turn, "a+") as turn:
                 fcntl.flock(turn, fcntl.LOCK_EX)
                 turn.seek(0)

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from . import pytest_internals
 
 # Seconds that ranks wait for each other at the end of their sessions, whose tests without the mark take their own time.
 _LONGEST_WAIT = 120.0
-_SHORTEST_WAIT = 2.0  # if a test does not return
+# If a test does not return.
+_SHORTEST_WAIT = 2.0
 
 
 def configure(config: pytest.Config) -> None:
@@ -45,9 +46,11 @@ class _LaunchedSession:
     """The plugin that adapts a session to its rank."""
 
     def __init__(self) -> None:
-        self._item: Any = None  # the current test
+        # The current test.
+        self._item: Any = None
         self._session: Any = None
-        self._failures: list[Any] = []  # reports, of tests that other ranks may have passed
+        # Reports, of tests that other ranks may have passed.
+        self._failures: list[Any] = []
         self._longest_wait = _LONGEST_WAIT
         Member.report_end = self._end_now
 
@@ -63,7 +66,8 @@ class _LaunchedSession:
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
-        report.is_of_all_ranks = isinstance(getattr(error, "outcome", None), launch.Outcome)
+        outcome = getattr(error, "outcome", None)
+        report.is_of_all_ranks = isinstance(outcome, launch.Outcome)
         if Member.is_ending():
             item.session.shouldstop = "the launcher has asked this process to end"
         return report
@@ -84,7 +88,8 @@ class _LaunchedSession:
         """Report a test that does not return, and end the session, in another thread than that which hangs in it."""
         self._longest_wait = _SHORTEST_WAIT
         item, config = self._item, self._session.config
-        if (capture := pytest_internals.capture_manager(config)) is not None:
+        capture = pytest_internals.capture_manager(config)
+        if capture is not None:
             capture.suspend(in_=True)
         call = pytest.CallInfo.from_call(lambda: raise_verdict(verdict, item.nodeid), "call")
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
@@ -103,15 +108,16 @@ class _FirstSession(_LaunchedSession):
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Report the failures that only other ranks have had, before any report is written."""
         try:
-            told = Member.of_this_process().hear(self._longest_wait)
+            failures = Member.of_this_process().hear(self._longest_wait)
         except WrongRound:
             return
         known = {(report.nodeid, report.when) for report in self._failures}
-        for report in _merged(session.config, told):
+        for merged in _merged(session.config, failures):
+            report = merged.report
             if (report.nodeid, report.when) in known:
                 continue
             report.is_of_all_ranks = True
-            report.nodeid += f" [{list_of(report.in_ranks)}]"
+            report.nodeid += f" [{list_of(merged.ranks)}]"
             if isinstance(report, pytest.CollectReport):
                 session.config.hook.pytest_collectreport(report=report)
             else:
@@ -120,16 +126,26 @@ class _FirstSession(_LaunchedSession):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _merged(config: Any, told: Mapping[int, tuple[str, ...]]) -> list[Any]:
-    """The reports of other ranks, those of one test once, with the ranks that have told it."""
-    found: dict[Any, Any] = {}
-    ranks: dict[Any, list[int]] = defaultdict(list)
-    for rank, texts in sorted(told.items()):
+@dataclass
+class _MergedReport:
+    """The report of a test that has failed in some ranks."""
+
+    # Of the first of these ranks.
+    report: Any
+    ranks: list[int] = field(default_factory=list)
+
+
+def _merged(config: Any, failures: Mapping[int, tuple[str, ...]]) -> list[_MergedReport]:
+    """The reports of other ranks, those of one test once, with the ranks that have sent it."""
+    merged: dict[tuple[str, str | None], _MergedReport] = {}
+    for rank, texts in sorted(failures.items()):
         for text in texts:
             report = config.hook.pytest_report_from_serializable(config=config, data=json.loads(text))
-            ranks[report.nodeid, report.when].append(rank)
-            found.setdefault((report.nodeid, report.when), report).in_ranks = ranks[report.nodeid, report.when]
-    return list(found.values())
+            key = (report.nodeid, report.when)
+            if key not in merged:
+                merged[key] = _MergedReport(report)
+            merged[key].ranks.append(rank)
+    return list(merged.values())
 
 
 class _OtherSession(_LaunchedSession):
@@ -139,7 +155,7 @@ class _OtherSession(_LaunchedSession):
         super().__init__()
         self._rank = rank
         self._text = io.StringIO()
-        self._is_told = False
+        self._has_reported = False
         self._junit = config.getoption("xmlpath", None)
         if self._junit:
             self._junit = Path(self._junit).absolute()
@@ -159,26 +175,28 @@ class _OtherSession(_LaunchedSession):
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         hook = session.config.hook
-        data = [hook.pytest_report_to_serializable(config=session.config, report=each) for each in self._failures]
+        texts = []
+        for report in self._failures:
+            data = hook.pytest_report_to_serializable(config=session.config, report=report)
+            texts.append(json.dumps(data, default=str))
         with suppress(WrongRound):
-            texts = tuple(json.dumps(each, default=str) for each in data)
-            self._is_told = Member.of_this_process().tell(texts, self._longest_wait)
+            self._has_reported = Member.of_this_process().tell(tuple(texts), self._longest_wait)
 
     def pytest_unconfigure(self) -> None:
         super().pytest_unconfigure()
-        if not self._is_told and (self._failures or Member.lacks_rank_0()):
+        if not self._has_reported and (self._failures or Member.lacks_rank_0()):
             print(f"\npytest in rank {self._rank}:\n{self._text.getvalue()}", file=sys.stderr)
-        self._leave_junit()
+        self._write_junit_without_rank_0()
 
     def _end_now(self, verdict: launch.Verdict) -> None:
         super()._end_now(verdict)
-        self._leave_junit()
+        self._write_junit_without_rank_0()
 
-    def _leave_junit(self) -> None:
-        """Leave the file of JUnit if rank 0 cannot write it."""
+    def _write_junit_without_rank_0(self) -> None:
+        """Write the file of JUnit if rank 0 cannot write it."""
         if not self._junit:
             return
-        if Member.lacks_rank_0() and not self._is_told:
+        if Member.lacks_rank_0() and not self._has_reported:
             with suppress(OSError):
                 self._junit.parent.mkdir(parents=True, exist_ok=True)
                 self._kept.seek(0)

@@ -9,7 +9,7 @@ import sys
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,8 @@ from torch_testing_ext.launch.settings import too_many
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
 
 NAME = "world_size"
+_STANDALONE = "standalone"
+_OURS = (NAME, _STANDALONE)
 DIST_ENV = "dist_env"
 RANKS = "ranks"
 # The module of our fixtures; nothing here depends on it.
@@ -32,13 +34,16 @@ OBSERVERS = ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "rec
 
 # What a fixture function has that stands for a class of fixtures in ranks.
 RANKS_CLASS = "torch_testing_ext_ranks_class"
-# How other harnesses call what is ours to do; an override of one would not be called.
-_NOT_CALLED = (
-    *("__call__", "_launch_procs", "_launch_daemonic_procs", "_launch_non_daemonic_procs", "_launch_with_file_store"),
-    *("_dist_run", "_dist_destroy", "_close_pool", "_get_fixture_kwargs", "_get_current_test_func"),
-)
-_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# The fixtures that are set up in ranks by themselves, not because they need another one.
+_OF_RANKS = frozenset((DIST_ENV, RANKS, *OBSERVERS))
+_KEYWORDS = ("backend", "devices", "init", "isolated", "scope", "timeout")
 _SCOPES = ("function", "class", "module", "package", "session")
+# Of these, the ones that ranks can have, too.
+_SCOPES_OF_RANKS = _SCOPES[:3]
+
+
+# A function that makes a process group.
+_Init = Callable[..., object]
 
 
 class BadMark(Exception):
@@ -53,10 +58,14 @@ class RankSpec:
     backend: str | None = None
     devices: int = 0
     timeout: float | None = None
-    environ: tuple[tuple[str, str | None], ...] = ()  # changes of the environment for the test
-    isolated: bool = False  # in a new interpreter, instead of forked off pytest's process
-    init: Callable[..., object] | None = None  # makes the group, in place of torch's function
-    scope: str = "function"  # within which tests have the same ranks: also "class" and "module"
+    # Changes of the environment for the test.
+    environ: tuple[tuple[str, str | None], ...] = ()
+    # In a new interpreter, instead of forked off pytest's process.
+    isolated: bool = False
+    # Makes the group, in place of torch's function.
+    init: _Init | None = None
+    # Within which tests have the same ranks: also "class" and "module".
+    scope: str = "function"
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,8 @@ class Standalone:
 STANDALONE: pytest.StashKey[Standalone] = pytest.StashKey()
 SPEC: pytest.StashKey[RankSpec] = pytest.StashKey()
 # The marks of ours that were read, and what was wrong with them.
-_READ: pytest.StashKey[tuple[pytest.Mark, ...]] = pytest.StashKey()
+_Marks = tuple[pytest.Mark, ...]
+_READ: pytest.StashKey[_Marks] = pytest.StashKey()
 _FAULT: pytest.StashKey[str] = pytest.StashKey()
 # The command of run_test.py that runs the test alone, if run_test.py runs it.
 COMMAND: pytest.StashKey[str] = pytest.StashKey()
@@ -80,14 +90,15 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
     """The world sizes of a mark, one or several. Raises BadMark."""
     if len(mark.args) != 1:
         raise BadMark(f"the mark needs one argument, a world size or a list of them: {SIGNATURE}")
-    given = mark.args[0]
+    (given,) = mark.args
     sizes = list(given) if isinstance(given, (list, tuple)) else [given]
     if not sizes:
         raise BadMark("the list of world sizes is empty: no test would run. Give at least one number")
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise BadMark(f"the world size is {size!r}; it must be a number of ranks, 1 or more")
-        if why := too_many(size):
+        why = too_many(size)
+        if why:
             raise BadMark(f"the world size is {size}; {why}")
     if len(set(sizes)) < len(sizes):
         raise BadMark(f"the world sizes {sizes} contain one twice")
@@ -96,98 +107,96 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
 
 def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedExec] | None) -> RankSpec:
     """Check the keywords of a mark, and add what the class of the test says. Raises BadMark."""
-    known = {"backend", "devices", "timeout", "isolated", "init", "scope"}
-    if unknown := sorted(keywords.keys() - known):
-        raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}")
+    unknown = sorted(keywords.keys() - set(_KEYWORDS))
+    if unknown:
+        known = ", ".join(_KEYWORDS)
+        raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {known}")
     environ: dict[str, str | None] = {}
     if of_class is not None:
-        init = of_class.init or _init_of_deepspeed(of_class.backend)
-        keywords = {"backend": of_class.backend, "timeout": of_class.exec_timeout, "init": init, **keywords}
-        environ = {"LOCAL_SIZE": str(size)} if of_class.set_dist_env else dict.fromkeys(_RENDEZVOUS)
-    backend, devices, timeout = (keywords.get(name) for name in ("backend", "devices", "timeout"))
-    if backend is not None and (not isinstance(backend, str) or not backend):
-        raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
-    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 0):
-        raise BadMark(f"devices is {devices!r}; it must be a number of accelerators, 0 or more")
+        environ = _environ_of_class(of_class, size)
+        keywords = {**_keywords_of_class(of_class), **keywords}
+    backend = _checked_backend(keywords.get("backend"))
+    devices = _checked_devices(keywords.get("devices"))
+    timeout = keywords.get("timeout")
     _checked_timeout(timeout)
-    if devices is None and need_accelerators(backend):
+    if devices is None and (need_accelerators(backend) or _class_uses_accelerators(of_class)):
         devices = size
-    if devices is None and of_class is not None and (of_class.requires_cuda_env or _has_accelerators()):
-        devices = size
+    isolated, scope = _checked_isolation(keywords)
+    return RankSpec(
+        size,
+        backend,
+        devices or 0,
+        timeout,
+        tuple(environ.items()),
+        isolated,
+        _checked_init(keywords.get("init")),
+        scope,
+    )
+
+
+def _checked_backend(backend: Any) -> str | None:
+    if backend is None or (isinstance(backend, str) and backend):
+        return backend
+    raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
+
+
+def _checked_devices(devices: Any) -> int | None:
+    if devices is None:
+        return None
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 0:
+        raise BadMark(f"devices is {devices!r}; it must be a number of accelerators, 0 or more")
+    return devices
+
+
+def _checked_timeout(timeout: Any) -> float | None:
+    if timeout is None:
+        return None
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (is_number and timeout > 0):
+        raise BadMark(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
+    return float(timeout)
+
+
+def _checked_init(init: Any) -> _Init | None:
+    if init is None:
+        return None
+    if not callable(init):
+        raise BadMark(f"init is {init!r}; it must be a function that makes the process group")
+    return cast("_Init", init)
+
+
+def _checked_isolation(keywords: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return `isolated` and `scope`, of which one excludes the other."""
     isolated = keywords.get("isolated", False)
     if not isinstance(isolated, bool):
         raise BadMark(f"isolated is {isolated!r}; it must be True or False")
-    if (init := keywords.get("init")) is not None and not callable(init):
-        raise BadMark(f"init is {init!r}; it must be a function that makes the process group")
-    if (scope := keywords.get("scope", "function")) not in _SCOPES[:3]:
-        raise BadMark(f"scope is {scope!r}; it must be one of {', '.join(_SCOPES[:3])}")
+    scope = keywords.get("scope", "function")
+    if scope not in _SCOPES_OF_RANKS:
+        raise BadMark(f"scope is {scope!r}; it must be one of {', '.join(_SCOPES_OF_RANKS)}")
     if isolated and scope != "function":
         raise BadMark(f"isolated=True has new ranks for each test, and scope={scope!r} has not. Give one of them")
-    return RankSpec(size, backend, devices or 0, timeout, tuple(environ.items()), isolated, init, scope)
-
-
-def _init_of_deepspeed(backend: str | None) -> Callable[..., object] | None:
-    """Return how DeepSpeed makes a group, which `deepspeed.comm` then knows, too; None if nothing has imported it."""
-    init = getattr(sys.modules.get("deepspeed"), "init_distributed", None)
-    return init and _with(init, backend)
-
-
-@functools.cache  # equal for all tests of a class, which may share their ranks
-def _with(init: Callable[..., object], backend: str | None) -> Callable[..., object]:
-    return functools.partial(init, backend)
+    return isolated, scope
 
 
 def scope_node(item: Any, spec: RankSpec) -> Any:
     """The class or module whose tests share ranks with this one. A test without a class has them in its module."""
-    return (item.getparent(pytest.Class) if spec.scope == "class" else None) or item.getparent(pytest.Module)
-
-
-def _checked_timeout(timeout: Any) -> float | None:
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and timeout > 0):
-        raise BadMark(f"timeout is {timeout!r}; it must be a number of seconds greater than 0")
-    return None if timeout is None else float(timeout)
-
-
-def _has_accelerators() -> bool:
-    from torch_testing_ext._machine import accelerators
-
-    return accelerators.device_count() > 0
-
-
-def checked_class(cls: Any) -> type[DistributedExec] | None:
-    """Return a class whose attributes are valid; None if it is no DistributedTest or DistributedFixture.
-
-    Raises BadMark.
-    """
-    if not (isinstance(cls, type) and issubclass(cls, DistributedExec)):
-        return None
-    names = (*_NOT_CALLED, *(() if issubclass(cls, DistributedFixture) else ("run",)))
-    of_others = [base for base in cls.__mro__ if base not in (DistributedExec, DistributedFixture, DistributedTest)]
-    for name in names:
-        if any(name in vars(base) for base in of_others):
-            raise BadMark(
-                f"{cls.__name__} overrides {name}, which is not called here. Set world_size, backend, exec_timeout or "
-                f"init_distributed, or let a fixture that asks for {DIST_ENV} do what has to be done in the ranks"
-            )
-    for name in ("init_distributed", "set_dist_env", "requires_cuda_env", "reuse_dist_env", "non_daemonic_procs"):
-        if not isinstance(flag := getattr(cls, name), bool):
-            raise BadMark(f"{cls.__name__}.{name} is {flag!r}; it must be True or False")
-    return cls
+    of_class = item.getparent(pytest.Class) if spec.scope == "class" else None
+    return of_class or item.getparent(pytest.Module)
 
 
 def expand(metafunc: pytest.Metafunc) -> None:
     """Make one test for each world size of a list. A mark that is wrong is refused later, with every other fault."""
     mark = metafunc.definition.get_closest_marker(NAME)
+    if mark is None or not mark.args or not isinstance(mark.args[0], (list, tuple)):
+        return
     if _has_size_as_argument(metafunc.definition):
         return
     try:
-        sizes = sizes_of(mark) if mark is not None and isinstance(mark.args[0], (list, tuple)) else []
-    except (BadMark, IndexError):
+        sizes = sizes_of(mark)
+    except BadMark:
         return
-    if sizes:
-        metafunc.fixturenames.append(PARAMETER)
-        metafunc.parametrize(PARAMETER, sizes, ids=[f"world_size={size}" for size in sizes])
+    metafunc.fixturenames.append(PARAMETER)
+    metafunc.parametrize(PARAMETER, sizes, ids=[f"world_size={size}" for size in sizes])
 
 
 def spec_of(item: pytest.Function) -> RankSpec | None:
@@ -198,7 +207,8 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
         if DIST_ENV in _ours(item):
             raise BadMark(f"it uses {DIST_ENV}, which only ranks have. Mark it: @pytest.mark.{NAME}(2)")
         return None
-    if sum(each.name == NAME for each in item.own_markers) > 1:
+    own_marks = [own for own in item.own_markers if own.name == NAME]
+    if len(own_marks) > 1:
         raise BadMark("it has the mark twice. Give one mark a list of sizes")
     size = _size_of_argument(item) if _has_size_as_argument(item) else _size_of_mark(item, mark)
     spec = spec_for(size, mark.kwargs, checked_class(item.cls))
@@ -210,7 +220,7 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
 def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
     """The size that the mark gives this test; of a list, the one that pytest has made this test for."""
     sizes = sizes_of(mark)
-    size = getattr(getattr(item, "callspec", None), "params", {}).get(PARAMETER)
+    size = _parameters(item).get(PARAMETER)
     if size is None and len(sizes) > 1:
         raise BadMark(
             "a list of world sizes needs a test that pytest can parametrize, and has to be there when it does: the "
@@ -221,21 +231,10 @@ def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
     return sizes[0] if size is None else size
 
 
-def _has_size_as_argument(item: Any) -> bool:
-    """Is the test a method of a DistributedTest that takes its world size as an argument, and has no mark itself?"""
-    if item.cls is None or not issubclass(item.cls, DistributedTest):
-        return False
-    return NAME in item.fixturenames and not any(mark.name == NAME for mark in item.own_markers)
-
-
-def _size_of_argument(item: pytest.Function) -> int:
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    if NAME not in parameters or any(
-        not is_parameter(definition) for definition in fixture_definitions(item).get(NAME, ())
-    ):
-        raise BadMark(f"its argument {NAME} is a fixture, whose value is not known at collection. Parametrize it")
-    (size,) = sizes_of(pytest.mark.world_size(parameters[NAME]).mark)
-    return size
+def _parameters(item: Any) -> dict[str, Any]:
+    """The parameters that pytest has made this test for; none for a method of unittest."""
+    callspec = getattr(item, "callspec", None)
+    return getattr(callspec, "params", {})
 
 
 def _check_function(item: pytest.Function) -> None:
@@ -251,7 +250,8 @@ def _check_function(item: pytest.Function) -> None:
             "Hypothesis would draw other examples in each rank. Use a class of common_distributed and `given` of "
             "torch_testing_ext.hypothesis_utils"
         )
-    if item.cls is not None and any(base.__name__ == "RankedTestCase" for base in item.cls.__mro__):
+    bases = [] if item.cls is None else [base.__name__ for base in item.cls.__mro__]
+    if "RankedTestCase" in bases:
         raise BadMark(f"{item.cls.__name__} runs its tests in ranks by itself. Remove the mark, or use a plain class")
 
 
@@ -266,112 +266,118 @@ def rank_side(item: pytest.Function, spec: RankSpec | None = None) -> frozenset[
     definitions = fixture_definitions(item)
     if spec is not None and spec.scope != "function":
         return frozenset((*definitions, *item.fixturenames)) - {"request"}
-    found = _ours(item)
-    while more := {
-        name
-        for name, those in definitions.items()
-        if name not in found and any(_asks_for(each.func) or found.intersection(each.argnames) for each in those)
-    }:
-        found |= more
-    return frozenset(found)
+    in_ranks = _ours(item)
+    while True:
+        others = [name for name in definitions if name not in in_ranks]
+        more = [name for name in others if _needs_ranks(definitions[name], in_ranks)]
+        if not more:
+            return frozenset(in_ranks)
+        in_ranks.update(more)
+
+
+def _needs_ranks(definitions: tuple[Any, ...], in_ranks: set[str]) -> bool:
+    """Does a fixture, by one of its definitions, ask for one of those that are set up in ranks?"""
+    arguments: set[str] = set()
+    for definition in definitions:
+        arguments.update(definition.argnames)
+    return not in_ranks.isdisjoint(arguments) or any(_asks_for(definition.func) for definition in definitions)
 
 
 def _ours(item: Any) -> set[str]:
     """The fixtures of ranks that a test uses: those of this plugin and those that observe the test."""
+    used = _OF_RANKS.intersection(item.fixturenames)
     definitions = fixture_definitions(item)
-    names = [name for name in (DIST_ENV, RANKS, *OBSERVERS) if name in item.fixturenames]
-    return {name for name in names if name in OBSERVERS or _is_ours(name, definitions.get(name, ()))}
+    ours = set(used.intersection(OBSERVERS))
+    for name in used - ours:
+        if _is_ours(name, definitions.get(name, ())):
+            ours.add(name)
+    return ours
 
 
 def _is_ours(name: str, definitions: tuple[Any, ...]) -> bool:
-    """Whether a name stands for our fixture, perhaps for one that extends it, and not for one of the project."""
-    for each in reversed(definitions):
-        if getattr(each.func, "__module__", "") == PLUGIN:
+    """Does a name stand for our fixture, perhaps for one that extends it, and not for one of the project?"""
+    for definition in reversed(definitions):
+        if getattr(definition.func, "__module__", "") == PLUGIN:
             return True
-        if name not in each.argnames:
+        if name not in definition.argnames:
             return False
     return not definitions
 
 
 def _asks_for(function: Any) -> bool:
-    """Whether a fixture calls `request.getfixturevalue` for one of ours: in ranks, it can."""
+    """Does a fixture call `request.getfixturevalue` for one of ours? In ranks, it can."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or "getfixturevalue" not in code.co_names:
         return False
-    return not {DIST_ENV, RANKS, *OBSERVERS}.isdisjoint(each for each in code.co_consts if isinstance(each, str))
+    texts = [constant for constant in code.co_consts if isinstance(constant, str)]
+    return not _OF_RANKS.isdisjoint(texts)
 
 
 def _check_fixtures(item: pytest.Function, spec: RankSpec) -> None:
     """Refuse fixtures that outlive the ranks of one test, but need what only ranks have."""
     definitions = fixture_definitions(item)
-    for name in sorted(rank_side(item) - {DIST_ENV, RANKS, *OBSERVERS}):
-        for each in definitions[name]:
-            if hasattr(each.func, RANKS_CLASS):
-                raise BadMark(
-                    f"its fixture {name!r} runs in ranks of its own and needs {_need_of(name, definitions)}, which "
-                    f"only the ranks of the test have. They have a process group unless init_distributed is False"
-                )
-            if _is_async(each.func):
-                raise BadMark(
-                    f"its fixture {name!r} is `async` and needs {_need_of(name, definitions)}, which only ranks have: "
-                    f"its event loop belongs to the parent process. Call asyncio.run() in the fixture"
-                )
-            if _SCOPES.index(each.scope) > _SCOPES.index(spec.scope):
-                unit = "test" if spec.scope == "function" else spec.scope
-                or_share = f", or the mark scope={each.scope!r}" if each.scope in _SCOPES[:3] else ""
-                raise BadMark(
-                    f"its fixture {name!r} has the scope {each.scope!r} and needs {_need_of(name, definitions)}, which "
-                    f"only the ranks of one {unit} have. Give the fixture the scope {spec.scope!r}{or_share}"
-                )
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    if wrong := sorted({DIST_ENV}.intersection(parameters)):
-        raise BadMark(f"it parametrizes {wrong[0]}. A parameter cannot depend on the rank: read dist_env in the test")
+    for name in sorted(rank_side(item) - _OF_RANKS):
+        for definition in definitions[name]:
+            _check_fixture(name, definition, spec, _need_of(name, definitions))
+    if DIST_ENV in _parameters(item):
+        raise BadMark(f"it parametrizes {DIST_ENV}. A parameter cannot depend on the rank: read dist_env in the test")
+
+
+def _check_fixture(name: str, definition: Any, spec: RankSpec, need: str) -> None:
+    """Refuse a fixture that cannot be set up in the ranks of the test; it asks for `need`, a fixture of ranks."""
+    if hasattr(definition.func, RANKS_CLASS):
+        raise BadMark(
+            f"its fixture {name!r} runs in ranks of its own and needs {need}, which "
+            f"only the ranks of the test have. They have a process group unless init_distributed is False"
+        )
+    if _is_async(definition.func):
+        raise BadMark(
+            f"its fixture {name!r} is `async` and needs {need}, which only ranks have: "
+            f"its event loop belongs to the parent process. Call asyncio.run() in the fixture"
+        )
+    scope = definition.scope
+    if _SCOPES.index(scope) > _SCOPES.index(spec.scope):
+        unit = "test" if spec.scope == "function" else spec.scope
+        or_share = f", or the mark scope={scope!r}" if scope in _SCOPES_OF_RANKS else ""
+        raise BadMark(
+            f"its fixture {name!r} has the scope {scope!r} and needs {need}, which "
+            f"only the ranks of one {unit} have. Give the fixture the scope {spec.scope!r}{or_share}"
+        )
 
 
 def _is_async(function: Any) -> bool:
-    """Whether a fixture needs an event loop: older releases of pytest-asyncio replace it by a function of theirs."""
-    if getattr(function, "__globals__", {}).get("__name__", "").startswith(("pytest_asyncio", "anyio")):
+    """Does a fixture need an event loop? Older releases of pytest-asyncio replace it by a function of theirs."""
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    if module.startswith(("pytest_asyncio", "anyio")):
         function = inspect.unwrap(function)
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-
-
-def _check_fixtures_in_ranks(item: pytest.Function) -> None:
-    """Refuse fixtures that run in ranks of their own, but do not say how."""
-    for those in fixture_definitions(item).values():
-        cls = getattr(those[-1].func, RANKS_CLASS, None) if those else None
-        if cls is None:
-            continue
-        try:
-            if cls.run is DistributedFixture.run:
-                raise BadMark("it has no method `run`")
-            if isinstance(cls.world_size, (list, tuple)):
-                raise BadMark(f"its world size is {cls.world_size!r}; it runs once, so it must be one number of ranks")
-            (size,) = sizes_of(pytest.mark.world_size(cls.world_size).mark)
-            spec_for(size, {}, checked_class(cls))
-        except BadMark as error:
-            raise BadMark(f"its fixture {cls.__name__}: {error}") from None
 
 
 def _need_of(name: str, definitions: dict[str, tuple[Any, ...]]) -> str:
     """The fixture of ranks at the end of what a fixture asks for."""
     seen, todo = {name}, [name]
-    for each in todo:  # grows while it is read
-        if each in (DIST_ENV, RANKS, *OBSERVERS):
-            return each
-        asked = {argument for definition in definitions.get(each, ()) for argument in definition.argnames} - seen
+    # It grows while it is read.
+    for needed in todo:
+        if needed in _OF_RANKS:
+            return needed
+        asked: set[str] = set()
+        for definition in definitions.get(needed, ()):
+            asked.update(definition.argnames)
+        todo += sorted(asked - seen)
         seen |= asked
-        todo += sorted(asked)
     return DIST_ENV
 
 
 # -- reading
 
 
-def marks_of(item: Any) -> tuple[pytest.Mark, ...]:
-    """The marks of a test that are ours; Lightning's `RunIf(standalone=True)` is a skipif with that keyword."""
-    return tuple(
-        mark for mark in item.iter_markers() if mark.name in (NAME, "standalone") or "standalone" in mark.kwargs
-    )
+def marks_of(item: Any) -> _Marks:
+    """The marks of a test that are ours, and Lightning's."""
+    marks = []
+    for mark in item.iter_markers():
+        if mark.name in _OURS or _STANDALONE in mark.kwargs:
+            marks.append(mark)
+    return tuple(marks)
 
 
 def read(item: Any) -> str:
@@ -385,43 +391,187 @@ def read(item: Any) -> str:
             if stale in item.stash:
                 del item.stash[stale]
         item.stash[_READ], item.stash[_FAULT] = marks, ""
-        name = NAME
-        try:
-            if isinstance(item, pytest.Function):
-                if (spec := spec_of(item)) is not None:
-                    item.stash[SPEC] = spec
-                name = "standalone"
-                if (wish := standalone_of(item)) is not None:
-                    item.stash[STANDALONE] = wish
-            elif named := [mark.name for mark in marks if mark.name in (NAME, "standalone")]:
-                name = named[0]
-                raise BadMark(f"it is a {type(item).__name__}; only functions and methods can run so")
-        except BadMark as error:
-            item.stash[_FAULT] = f"@pytest.mark.{name}: {error}."
+        item.stash[_FAULT] = _read_into_stash(item, marks)
     return str(item.stash[_FAULT])
 
 
+def _read_into_stash(item: Any, marks: _Marks) -> str:
+    """Read both marks, and return what is wrong with the first one that is wrong, or ""."""
+    if not isinstance(item, pytest.Function):
+        names = [mark.name for mark in marks if mark.name in _OURS]
+        kind = type(item).__name__
+        return _fault(names[0], f"it is a {kind}; only functions and methods can run so") if names else ""
+    try:
+        spec = spec_of(item)
+    except BadMark as error:
+        return _fault(NAME, error)
+    if spec is not None:
+        item.stash[SPEC] = spec
+    try:
+        standalone = standalone_of(item)
+    except BadMark as error:
+        return _fault(_STANDALONE, error)
+    if standalone is not None:
+        item.stash[STANDALONE] = standalone
+    return ""
+
+
+def _fault(mark: str, why: object) -> str:
+    return f"@pytest.mark.{mark}: {why}."
+
+
 def were_read(item: Any) -> bool:
-    """Whether the marks that a test has now are those that were read before it was set up."""
+    """Are the marks that a test has now those that were read before it was set up?"""
     return _are_same(item.stash.get(_READ, ()), marks_of(item))
 
 
-def _are_same(some: tuple[pytest.Mark, ...] | None, others: tuple[pytest.Mark, ...]) -> bool:
-    return some is not None and list(map(id, some)) == list(map(id, others))
+def _are_same(some: _Marks | None, others: _Marks) -> bool:
+    if some is None or len(some) != len(others):
+        return False
+    return all(mark is other for mark, other in zip(some, others, strict=True))
 
 
 def standalone_of(item: pytest.Function) -> Standalone | None:
-    """Read the mark `standalone`; None without it, unless the ranks are isolated. Raises BadMark.
-
-    Lightning's `RunIf(standalone=True)` is a skipif with that keyword, which skips unless this variable is set.
-    """
-    is_asked_for = os.environ.get("PL_RUN_STANDALONE_TESTS") == "1"
-    if is_asked_for and any(mark.kwargs.get("standalone") for mark in item.iter_markers("skipif")):
+    """Read the mark `standalone`; None without it, unless the ranks are isolated. Raises BadMark."""
+    if _is_standalone_for_lightning(item):
         return Standalone()
-    mark, spec = item.get_closest_marker("standalone"), item.stash.get(SPEC, None)
+    mark = item.get_closest_marker(_STANDALONE)
     if mark is None:
-        is_isolated = spec is not None and (spec.isolated or item.config.getoption("dist_isolated", False))
+        spec = item.stash.get(SPEC, None)
+        if spec is None:
+            return None
+        is_isolated = spec.isolated or item.config.getoption("dist_isolated", False)
         return Standalone() if is_isolated else None
     if mark.args or mark.kwargs.keys() - {"timeout"}:
         raise BadMark("it takes nothing but timeout, in seconds")
     return Standalone(_checked_timeout(mark.kwargs.get("timeout")))
+
+
+# -- Lightning
+
+
+def _is_standalone_for_lightning(item: pytest.Function) -> bool:
+    """Has the test `RunIf(standalone=True)`, a skipif with that keyword, which skips unless the variable is set?"""
+    if os.environ.get("PL_RUN_STANDALONE_TESTS") != "1":
+        return False
+    return any(mark.kwargs.get(_STANDALONE) for mark in item.iter_markers("skipif"))
+
+
+# -- the classes with DeepSpeed's names
+
+# How DeepSpeed's harness calls what is ours to do; an override of one would not be called.
+_NOT_CALLED = (
+    "__call__",
+    "_launch_procs",
+    "_launch_daemonic_procs",
+    "_launch_non_daemonic_procs",
+    "_launch_with_file_store",
+    "_dist_run",
+    "_dist_destroy",
+    "_close_pool",
+    "_get_fixture_kwargs",
+    "_get_current_test_func",
+)
+_FLAGS = ("init_distributed", "set_dist_env", "requires_cuda_env", "reuse_dist_env", "non_daemonic_procs")
+_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def checked_class(cls: Any) -> type[DistributedExec] | None:
+    """Return a class whose attributes are valid; None if it is no DistributedTest or DistributedFixture.
+
+    Raises BadMark.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, DistributedExec)):
+        return None
+    ours = (DistributedExec, DistributedFixture, DistributedTest)
+    of_project = [base for base in cls.__mro__ if base not in ours]
+    not_called = _NOT_CALLED if issubclass(cls, DistributedFixture) else (*_NOT_CALLED, "run")
+    for name in not_called:
+        if any(name in vars(base) for base in of_project):
+            raise BadMark(
+                f"{cls.__name__} overrides {name}, which is not called here. Set world_size, backend, exec_timeout or "
+                f"init_distributed, or let a fixture that asks for {DIST_ENV} do what has to be done in the ranks"
+            )
+    for name in _FLAGS:
+        flag = getattr(cls, name)
+        if not isinstance(flag, bool):
+            raise BadMark(f"{cls.__name__}.{name} is {flag!r}; it must be True or False")
+    return cls
+
+
+def _keywords_of_class(cls: type[DistributedExec]) -> dict[str, Any]:
+    """The keywords of a mark that the attributes of a class stand for."""
+    init = cls.init or _init_of_deepspeed(cls.backend)
+    return {"backend": cls.backend, "timeout": cls.exec_timeout, "init": init}
+
+
+def _environ_of_class(cls: type[DistributedExec], size: int) -> dict[str, str | None]:
+    """The changes of the environment that a class asks for; None removes a variable."""
+    if cls.set_dist_env:
+        return {"LOCAL_SIZE": str(size)}
+    return dict.fromkeys(_RENDEZVOUS)
+
+
+def _class_uses_accelerators(cls: type[DistributedExec] | None) -> bool:
+    return cls is not None and (cls.requires_cuda_env or _has_accelerators())
+
+
+def _has_accelerators() -> bool:
+    from torch_testing_ext._machine import accelerators
+
+    return accelerators.device_count() > 0
+
+
+def _init_of_deepspeed(backend: str | None) -> _Init | None:
+    """Return how DeepSpeed makes a group, which `deepspeed.comm` then knows, too; None if nothing has imported it."""
+    deepspeed = sys.modules.get("deepspeed")
+    init = getattr(deepspeed, "init_distributed", None)
+    return None if init is None else _with(init, backend)
+
+
+# Equal for all tests of a class, which may share their ranks.
+@functools.cache
+def _with(init: _Init, backend: str | None) -> _Init:
+    return functools.partial(init, backend)
+
+
+def _has_size_as_argument(item: Any) -> bool:
+    """Is the test a method of a DistributedTest that takes its world size as an argument, and has no mark itself?"""
+    if item.cls is None or not issubclass(item.cls, DistributedTest) or NAME not in item.fixturenames:
+        return False
+    return not any(mark.name == NAME for mark in item.own_markers)
+
+
+def _size_of_argument(item: pytest.Function) -> int:
+    """The world size that a parameter of the test gives it. Raises BadMark."""
+    parameters = _parameters(item)
+    definitions = fixture_definitions(item).get(NAME, ())
+    if NAME not in parameters or not all(is_parameter(definition) for definition in definitions):
+        raise BadMark(f"its argument {NAME} is a fixture, whose value is not known at collection. Parametrize it")
+    return _single_size(parameters[NAME])
+
+
+def _single_size(size: Any) -> int:
+    """Check one world size as if a mark had it. Raises BadMark."""
+    (checked,) = sizes_of(pytest.mark.world_size(size).mark)
+    return checked
+
+
+def _check_fixtures_in_ranks(item: pytest.Function) -> None:
+    """Refuse fixtures that run in ranks of their own, but do not say how."""
+    for definitions in fixture_definitions(item).values():
+        cls = getattr(definitions[-1].func, RANKS_CLASS, None) if definitions else None
+        if cls is None:
+            continue
+        try:
+            _check_fixture_in_ranks(cls)
+        except BadMark as error:
+            raise BadMark(f"its fixture {cls.__name__}: {error}") from None
+
+
+def _check_fixture_in_ranks(cls: type[DistributedFixture]) -> None:
+    if cls.run is DistributedFixture.run:
+        raise BadMark("it has no method `run`")
+    if isinstance(cls.world_size, (list, tuple)):
+        raise BadMark(f"its world size is {cls.world_size!r}; it runs once, so it must be one number of ranks")
+    spec_for(_single_size(cls.world_size), {}, checked_class(cls))

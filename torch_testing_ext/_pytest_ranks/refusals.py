@@ -33,10 +33,15 @@ def report(made: Any, error: BaseException | None, item: Any) -> None:
             f"too late. Add it in pytest_collection_modifyitems, or in a hook pytest_runtest_setup"
         )
     made.outcome, made.longrepr = "failed", text
-    vars(made).pop("wasxfail", None)  # a refusal is not what was expected to fail
+    # A refusal is not what was expected to fail.
+    vars(made).pop("wasxfail", None)
     shown = item.config.stash.setdefault(_SHOWN, {})
-    made.is_refused_again = shown.setdefault(text, item.nodeid) != item.nodeid
+    first = shown.setdefault(text, item.nodeid)
+    made.is_refused_again = first != item.nodeid
 
 
 def _without_parameters(item: Any) -> str:
-    return str(item.nodeid.removesuffix(item.name) + (getattr(item, "originalname", None) or item.name))
+    """The node id of a test, the same for all of its parameters."""
+    place = item.nodeid.removesuffix(item.name)
+    name = getattr(item, "originalname", None) or item.name
+    return f"{place}{name}"

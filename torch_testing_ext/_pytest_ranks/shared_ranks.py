@@ -23,7 +23,8 @@ from torch_testing_ext.launch.watch import WatchResult
 from . import item_in_rank
 from .marks import RankSpec, scope_node
 
-LEAVE_TIMEOUT = 10.0  # seconds for idle ranks to tear their fixtures down and exit
+# Seconds for idle ranks to tear their fixtures down and exit.
+LEAVE_TIMEOUT = 10.0
 
 _GROUPS: pytest.StashKey[dict[RankSpec, SharedRanks]] = pytest.StashKey()
 
@@ -35,7 +36,8 @@ class SharedRanks:
         self.name = name
         self.directory = Path()
         self._ranks: PersistentRanks | None = None
-        self._resources = ExitStack()  # addresses and devices that the ranks have
+        # Addresses and devices that the ranks have.
+        self._resources = ExitStack()
 
     @classmethod
     def of(cls, item: Any, spec: RankSpec) -> SharedRanks:
@@ -67,7 +69,8 @@ class SharedRanks:
         try:
             self._ranks.start(item.nodeid, sanitize)
             result = self._ranks.watch(timeout, expected)
-        except BaseException:  # the user's, or the signal of pytest-timeout
+        except BaseException:
+            # Ctrl-C, or the signal of pytest-timeout.
             self._ranks.end()
             raise
         for report in result.reports:
@@ -88,7 +91,8 @@ class SharedRanks:
             result = ranks.dismiss(LEAVE_TIMEOUT)
             name = f"{self.name} (after {ranks.last.rpartition('::')[2]})"
             print_leftovers(name, result.reports)
-            if message := result.verdict(launch.Case(name)).message:
+            message = result.verdict(launch.Case(name)).message
+            if message:
                 raise RankError(message)
         finally:
             self._discard()

@@ -22,6 +22,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._cases import passed_warnings, ranked
 from torch_testing_ext._cases.verdicts import RankError, RankFailure
 from torch_testing_ext._process import messages, system
+from torch_testing_ext._process.child import current_coverage
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.reaping import describe_exit
 from torch_testing_ext.launch import left_running
@@ -38,7 +39,8 @@ _BEYOND_RANKS = 60.0
 
 def set_up(item: Any) -> None:
     """Prepare the set-up of a test: leave all of its fixtures to the new interpreter."""
-    if (where := launch.this_launch()) is not None:
+    where = launch.this_launch()
+    if where is not None:
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
         raise pytest_internals.skip_at_test(why)
     item.funcargs.update(dict.fromkeys(item.fixturenames))
@@ -64,10 +66,14 @@ def run(item: Any, timeout: float | None) -> None:
 
 
 def _limit(item: Any, timeout: float | None) -> float:
-    given = timeout or item.config.getoption("dist_timeout", None) or ranked.TIMEOUT_DEFAULT
+    """The time limit of a test in seconds: that of its mark, otherwise at least as long as its ranks may take."""
+    if timeout:
+        return float(timeout)
+    limit = item.config.getoption("dist_timeout", None) or ranked.TIMEOUT_DEFAULT
     spec = item.stash.get(SPEC, None)
-    of_ranks = (spec.timeout or 0.0) + _BEYOND_RANKS if spec is not None else 0.0
-    return float(max(given, of_ranks) if timeout is None else given)
+    if spec is not None:
+        limit = max(limit, (spec.timeout or 0.0) + _BEYOND_RANKS)
+    return float(limit)
 
 
 def _write_test(item: Any, directory: Path) -> None:
@@ -75,7 +81,8 @@ def _write_test(item: Any, directory: Path) -> None:
     base = pytest_internals.temporary_base(item.config) / f"standalone-{directory.name}"
     options = {}
     for name, value in vars(item.config.option).items():
-        with suppress(Exception):  # what cannot be sent has no meaning there
+        # What cannot be sent has no meaning there.
+        with suppress(Exception):
             options[name] = pickle.loads(pickle.dumps(value))
     if item.config.inipath is not None:
         options["inifilename"] = str(item.config.inipath)
@@ -86,25 +93,25 @@ def _write_test(item: Any, directory: Path) -> None:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the new interpreter, in which coverage goes on."""
-    coverage = sys.modules.get("coverage")
-    measured: Any = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
+    coverage = current_coverage()
     environ = dict(os.environ)
-    if measured is not None and hasattr(measured.config, "serialize"):
-        environ["COVERAGE_PROCESS_CONFIG"] = measured.config.serialize()
+    if coverage is not None and hasattr(coverage.config, "serialize"):
+        environ["COVERAGE_PROCESS_CONFIG"] = coverage.config.serialize()
     return environ
 
 
 def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, str, str]:
     """Return the exit code (None: we ended it), how the process ended, in words, and its output."""
-    shown = item.config.getoption("capture", "no") == "no"
+    is_captured = item.config.getoption("capture", "no") != "no"
     with open(directory / "output", "w+", errors="replace") as file:
+        captured = file if is_captured else None
         process = subprocess.Popen(
             [sys.executable, "-m", PROCESS, str(directory)],
             cwd=item.config.invocation_params.dir,
             env=_environment(),
             stdin=subprocess.DEVNULL,
-            stdout=None if shown else file,
-            stderr=None if shown else file,
+            stdout=captured,
+            stderr=captured,
             start_new_session=True,
         )
         code = None
@@ -112,20 +119,24 @@ def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, 
             code = process.wait(limit)
             how = describe_exit(code)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # faulthandler, which pytest enables, writes the stacks
+            # faulthandler, which pytest enables, writes the stacks.
+            process.send_signal(signal.SIGABRT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_STACKS_TIMEOUT)
             how = f"was ended after {limit:.1f} s, its time limit"
         finally:
             _end(process)
         file.seek(0)
-        return code, how, "" if shown else file.read()
+        output = file.read() if is_captured else ""
+        return code, how, output
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process, if it still runs, and all processes of its group."""
-    for pid in [process.pid, *system.group_members(process.pid)]:
-        if pid == process.pid and process.returncode is not None:
+    pids = [process.pid, *system.group_members(process.pid)]
+    has_ended = process.returncode is not None
+    for pid in pids:
+        if pid == process.pid and has_ended:
             continue
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -145,16 +156,24 @@ def _messages(directory: Path) -> list[FromStandalone]:
 
 def _show(item: Any, received: list[FromStandalone], output: str) -> None:
     """Pass on captured output, properties and warnings."""
-    reports = [json.loads(one.report) for one in received if one.report]
-    for latest in reports[-1:]:  # it repeats the sections and properties of those before it
-        for title, text in latest.get("sections", ()):
-            name, _, when = title.removeprefix("Captured ").rpartition(" ")
-            item.add_report_section(when, name, cut_middle(text, LONGEST_SECTION))
-        item.user_properties.extend(tuple(each) for each in latest["user_properties"])
-    passed_warnings.raise_again(one.warning for one in received if one.warning is not None)
-    left_running.note(process for one in received for process in one.left_running)
+    reports = [message.report for message in received if message.report]
+    if reports:
+        # The last one repeats the sections and properties of those before it.
+        _show_report(item, json.loads(reports[-1]))
+    passed_warnings.raise_again(message.warning for message in received if message.warning is not None)
+    for message in received:
+        left_running.note(message.left_running)
     if output.strip():
         item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
+
+
+def _show_report(item: Any, report: dict[str, Any]) -> None:
+    """Pass on the sections and properties of a serialised report."""
+    for title, text in report.get("sections", ()):
+        name, _, when = title.removeprefix("Captured ").rpartition(" ")
+        item.add_report_section(when, name, cut_middle(text, LONGEST_SECTION))
+    for pair in report["user_properties"]:
+        item.user_properties.append(tuple(pair))
 
 
 def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str) -> None:
@@ -162,19 +181,21 @@ def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str
     __tracebackhide__ = True
     hook = item.config.hook
     reports = TestReports()
-    for one in received:
-        if one.report:
-            reports.add(hook.pytest_report_from_serializable(config=item.config, data=json.loads(one.report)))
+    for message in received:
+        if message.report:
+            data = json.loads(message.report)
+            reports.add(hook.pytest_report_from_serializable(config=item.config, data=data))
     expected_code = 0
     for judged in reports.judge():
         if judged.ending is Ending.STRICT_XPASS and pytest_internals.is_marked_xfail(item):
-            expected_code = 1  # pytest says the same here, when the test has passed
+            # pytest says the same here, when the test has passed.
+            expected_code = 1
         elif judged.ending.is_failure:
             during = f"in its {judged.phase}: " if judged.phase else ""
             raise RankFailure(f"{during}{judged.title}\n\n{judged.text}")
     if code != expected_code or reports.missing():
-        refused = "\n".join(one.refusal for one in received if one.refusal)
-        raise RankError(f"the interpreter of this standalone test {how}\n\n{refused}".strip())
+        refusals = "\n".join(message.refusal for message in received if message.refusal)
+        raise RankError(f"the interpreter of this standalone test {how}\n\n{refusals}".strip())
     if judged.ending is Ending.EXPECTED_FAILURE:
         raise pytest.xfail.Exception(judged.reason)
     if judged.ending is Ending.SKIPPED:

@@ -42,7 +42,8 @@ class StandaloneTest:
     """The test to run, for its interpreter."""
 
     node: str
-    options: bytes  # of the parent's session, pickled: those of plugins may have any type
+    # Of the parent's session, pickled: those of plugins may have any type.
+    options: bytes
     search_path: tuple[str, ...]
     parent: int
 
@@ -51,10 +52,14 @@ class StandaloneTest:
 class FromStandalone:
     """One thing that the interpreter says."""
 
-    report: str = ""  # as pytest serialises it, in JSON
-    warning: OwnWarning | None = None  # that pytest has recorded
-    refusal: str = ""  # why the test was not run
-    left_running: tuple[str, ...] = ()  # processes that ranks of the test left running
+    # As pytest serialises it, in JSON.
+    report: str = ""
+    # One that pytest has recorded.
+    warning: OwnWarning | None = None
+    # Why the test was not run.
+    refusal: str = ""
+    # Processes that ranks of the test left running.
+    left_running: tuple[str, ...] = ()
 
 
 class StandaloneReporter:
@@ -99,14 +104,14 @@ def main(directory: Path) -> int:
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         import coverage
 
-        coverage.process_startup()  # unless a .pth file has done so
+        # Unless a .pth file has done so.
+        coverage.process_startup()
     sys.path[:] = test.search_path
     with open(directory / "messages", "w") as file:
         options = {**pickle.loads(test.options), **_NOT_FOR_ONE_TEST, IS_STANDALONE: True}
         options.pop("file_or_dir", None)
-        config: Any = pytest.Config.fromdictargs(
-            options, [*(word for name in _PLUGINS for word in ("-p", name)), test.node]
-        )
+        words = [f"-p{name}" for name in _PLUGINS]
+        config: Any = pytest.Config.fromdictargs(options, [*words, test.node])
         config.pluginmanager.register(StandaloneReporter(file), "torch_testing_ext standalone reporter")
         return int(config.hook.pytest_cmdline_main(config=config))
 

@@ -15,7 +15,8 @@ from torch_testing_ext._machine import accelerators
 from .contexts import within
 
 Function = Callable[..., Any]
-_backends: Any = torch.backends  # untyped in torch
+# Untyped in torch.
+_backends: Any = torch.backends
 
 
 # -- the precision of float32
@@ -125,6 +126,7 @@ def tf32_on_and_off(tf32_precision: float = 1e-5, *, only_if: bool = True) -> Ca
     """
 
     def decorate(f: Function) -> Function:
+        """Run a test without TF32, and again with it."""
         names = tuple(inspect.signature(f).parameters)
 
         @functools.wraps(f)

@@ -24,24 +24,27 @@ def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:
 def simple_sparse_reduce_tests(rank: int, world_size: int, num_inputs: int = 1) -> list[tuple[list[Any], list[Any]]]:
     """Return inputs of this rank and expected sums of a sparse all-reduce: 1 to 3 sparse, then 1 to 3 dense dims."""
     total = num_inputs * world_size
-    shapes = [(sparse, 0) for sparse in (1, 2, 3)] + [(1, dense) for dense in (1, 2, 3)]
+    first = num_inputs * rank
     cases = []
-    for sparse_dims, dense_dims in shapes:
-        every = [_sparse_input(number, total, sparse_dims, dense_dims) for number in range(total)]
-        mine = every[num_inputs * rank : num_inputs * (rank + 1)]
-        summed = functools.reduce(torch.add, every)
-        cases.append((mine, [summed for _ in range(num_inputs)]))
+    # The numbers of sparse and of dense dims.
+    for sparse_dims, dense_dims in ((1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3)):
+        inputs = [_sparse_input(number, total, sparse_dims, dense_dims) for number in range(total)]
+        own = inputs[first : first + num_inputs]
+        total_of_all = functools.reduce(torch.add, inputs)
+        cases.append((own, [total_of_all] * num_inputs))
     return cases
 
 
 def _sparse_input(number: int, total: int, sparse_dims: int, dense_dims: int) -> Any:
     """Ones at 0..number in the first sparse dim, at 0 in the others: any two overlap, none are equal."""
     count = number + 1
-    indices = torch.cat([torch.arange(count).reshape(1, count), torch.zeros(sparse_dims - 1, count, dtype=torch.int64)])
-    shape = [total, *[2] * dense_dims, *[total] * (sparse_dims - 1)]
-    if sparse_dims == 1:
-        shape = [total, *[2] * dense_dims]
-    return torch.sparse_coo_tensor(indices, torch.ones(count, *[2] * dense_dims), shape)
+    first_dim = torch.arange(count).reshape(1, count)
+    others = torch.zeros(sparse_dims - 1, count, dtype=torch.int64)
+    dense_shape = [2] * dense_dims
+    shape = [total, *dense_shape]
+    shape += [total] * (sparse_dims - 1)
+    values = torch.ones(count, *dense_shape)
+    return torch.sparse_coo_tensor(torch.cat([first_dim, others]), values, shape)
 
 
 # -- settings of torch.distributed while a test runs
@@ -49,13 +52,15 @@ def _sparse_input(number: int, total: int, sparse_dims: int, dense_dims: int) ->
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-c10d: Any = dist  # its type stubs lack what comes from C++
+# Its type stubs lack what comes from C++.
+c10d: Any = dist
 
 
 def with_nccl_blocking_wait(func: F) -> F:
     """Run the test with blocking NCCL waits and without asynchronous error handling."""
     variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": None, "TORCH_NCCL_BLOCKING_WAIT": "1"}
-    return within(lambda: changed_environment(**variables))(func)
+    decorate = within(lambda: changed_environment(**variables))
+    return decorate(func)
 
 
 def with_dist_debug_levels(levels: Iterable[str]) -> Callable[[F], F]:

@@ -111,8 +111,8 @@ class HardwareClassification(Enum):
 
 def get_hw_classification(test_case_cls: type) -> HardwareClassification | None:
     """Return a test class's own declaration; None without one."""
-    found = getattr(test_case_cls, "hw_classification", None)
-    if found is None or isinstance(found, HardwareClassification):
-        return found
+    declared = getattr(test_case_cls, "hw_classification", None)
+    if declared is None or isinstance(declared, HardwareClassification):
+        return declared
     name = f"{test_case_cls.__module__}.{test_case_cls.__name__}"
     raise TypeError(f"{name}.hw_classification must be a HardwareClassification")

@@ -1,5 +1,6 @@
 """Traces of torch's profiler, drawn for Perfetto: each rank is a process with rows of computation and communication."""
 
+import itertools
 import json
 import os
 import tempfile
@@ -10,8 +11,10 @@ from typing import Any
 
 from torch.profiler import profile, record_function, supported_activities
 
-MARK = "spmd|"  # begins the name of an event that has a number of bytes and a title
-_ON_HOST, _ON_DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+# Begins the name of an event that has a number of bytes and a title.
+MARK = "spmd|"
+_ON_HOST = ("cpu_op", "user_annotation")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "broadcast")
 
 _NOTHING = nullcontext()
@@ -43,28 +46,45 @@ def picture(rank: int, gather: Callable[[Any], list[Any]], path: str | os.PathLi
         profiler.export_chrome_trace(str(file))
         of_ranks = gather(events_of(rank, json.loads(file.read_text())))
     if rank == 0:
-        Path(path).write_text(json.dumps({"traceEvents": [event for events in of_ranks for event in events]}))
+        events = list(itertools.chain.from_iterable(of_ranks))
+        Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
 def events_of(rank: int, trace: Mapping[str, Any]) -> list[Event]:
     """One rank's events as those of a process, whose threads are rows of computation or communication."""
     spans = [_read(event) for event in trace["traceEvents"] if event.get("ph") == "X"]
     spans.sort(key=lambda event: event["ts"])
-    transfers = [e for e in spans if e["name"].startswith("gloo:") or (e["cat"] == "kernel" and "nccl" in e["name"])]
+    transfers = [event for event in spans if _is_transfer(event)]
     kinds = _ON_DEVICE if any(event["cat"] == "kernel" for event in spans) else _ON_HOST
     busy = {event["tid"] for event in transfers}
-    drawn = [("computation", event) for event in spans if event["cat"] in kinds and event["tid"] not in busy]
-    drawn += [("communication", event) for event in _named(transfers, spans)]
+    drawn = []
+    for event in spans:
+        if event["cat"] in kinds and event["tid"] not in busy:
+            drawn.append(("computation", event))
+    for event in _named(transfers, spans):
+        drawn.append(("communication", event))
     titles = {event["tid"]: title for title, event in drawn}
     rows = {tid: row for row, tid in enumerate(titles)}
-    base = {"ph": "M", "pid": rank}
-    names = [{**base, "name": "process_name", "args": {"name": f"rank {rank}"}}]
-    names += [
-        {**base, "name": "thread_name", "tid": rows[tid], "args": {"name": title}} for tid, title in titles.items()
-    ]
+    result: list[Event] = [_name_event(rank, "process_name", f"rank {rank}")]
+    for tid, title in titles.items():
+        result.append({**_name_event(rank, "thread_name", title), "tid": rows[tid]})
     zero = trace.get("baseTimeNanoseconds", 0) / 1000
-    events = [{"ph": "X", "pid": rank, "tid": rows[e["tid"]], "cat": title} | _times(e, zero) for title, e in drawn]
-    return names + events
+    for title, event in drawn:
+        place = {"ph": "X", "pid": rank, "tid": rows[event["tid"]], "cat": title}
+        result.append({**place, **_times(event, zero)})
+    return result
+
+
+def _name_event(rank: int, kind: str, name: str) -> Event:
+    """An event that names a process or one of its rows."""
+    return {"ph": "M", "pid": rank, "name": kind, "args": {"name": name}}
+
+
+def _is_transfer(event: Event) -> bool:
+    """Is this a collective of gloo, or a kernel of NCCL?"""
+    name: str = event["name"]
+    of_nccl: bool = event["cat"] == "kernel" and "nccl" in name
+    return of_nccl or name.startswith("gloo:")
 
 
 def _read(event: Event) -> Event:
@@ -76,16 +96,29 @@ def _read(event: Event) -> Event:
 
 
 def _times(event: Event, zero: float) -> Event:
-    return {"name": event["name"], "ts": event["ts"] + zero, "dur": event["dur"], "args": event.get("args", {})}
+    return {
+        "name": event["name"],
+        "ts": event["ts"] + zero,
+        "dur": event["dur"],
+        "args": event.get("args", {}),
+    }
 
 
 def _named(transfers: Sequence[Event], spans: Sequence[Event]) -> Iterator[Event]:
     """Name transfers by the marks in which they were started. Those of one kind begin in the order of their starts."""
     marks = [event for event in spans if "bytes" in event.get("args", ()) and event["cat"] == "user_annotation"]
     for kind in _COLLECTIVES:
-        starts = [e["ts"] for e in spans if e["name"].startswith("c10d::") and kind in e["name"].replace("_", "")]
-        same = [event for event in transfers if kind in event["name"].replace("_", "").lower()]
+        calls = [event for event in spans if event["name"].startswith("c10d::")]
+        starts = [event["ts"] for event in calls if kind in _plain_name(event)]
+        same = [event for event in transfers if kind in _plain_name(event).lower()]
         for start, event in zip(starts, same, strict=False):
-            inside = [mark for mark in marks if mark["ts"] <= start < mark["ts"] + mark["dur"]]
-            names = {"name": inside[-1]["name"].removeprefix("start "), "args": inside[-1]["args"]} if inside else {}
-            yield {**event, **names}
+            around = [mark for mark in marks if mark["ts"] <= start < mark["ts"] + mark["dur"]]
+            if around:
+                mark = around[-1]
+                event = {**event, "name": mark["name"].removeprefix("start "), "args": mark["args"]}
+            yield event
+
+
+def _plain_name(event: Event) -> str:
+    name: str = event["name"]
+    return name.replace("_", "")

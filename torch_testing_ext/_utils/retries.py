@@ -26,6 +26,8 @@ def retry(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Retry calls of a function."""
+
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             for left in reversed(range(max(1, tries))):
@@ -71,7 +73,7 @@ def run_concurrently(
 
     with ThreadPoolExecutor(len(functions)) as pool:
         running = [pool.submit(work, function) for function in functions]
-    return [one.result() for one in running]
+    return [future.result() for future in running]
 
 
 # -- settings for the time of a test

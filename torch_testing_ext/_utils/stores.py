@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.ports import find_free_port, retry_on_connect_failures
 
-c10d: Any = dist  # its type stubs lack what comes from C++
+# Its type stubs lack what comes from C++.
+c10d: Any = dist
 
 FILE_SCHEMA = "file:///" if sys.platform == "win32" else "file://"
 

@@ -27,14 +27,17 @@ class TwoTensor(torch.Tensor):
         *,
         requires_grad: bool | None = None,
     ) -> TwoTensor:
+        """Make the tensor that stands for both. Raises AssertionError unless they are alike."""
         for name in ("device", "layout", "requires_grad", "dtype", "shape"):
-            if getattr(a, name) != getattr(b, name):
-                raise AssertionError(f"Expected a.{name} == b.{name}, got {getattr(a, name)} != {getattr(b, name)}")
-        for name in ("stride", "storage_offset"):
-            if getattr(a, name)() != getattr(b, name)():
-                raise AssertionError(
-                    f"Expected a.{name}() == b.{name}(), got {getattr(a, name)()} != {getattr(b, name)()}"
-                )
+            of_a, of_b = getattr(a, name), getattr(b, name)
+            if of_a != of_b:
+                raise AssertionError(f"Expected a.{name} == b.{name}, got {of_a} != {of_b}")
+        if a.stride() != b.stride():
+            raise AssertionError(f"Expected a.stride() == b.stride(), got {a.stride()} != {b.stride()}")
+        if a.storage_offset() != b.storage_offset():
+            raise AssertionError(
+                f"Expected a.storage_offset() == b.storage_offset(), got {a.storage_offset()} != {b.storage_offset()}"
+            )
         size = a.size() if outer_size is None else outer_size
         stride = a.stride() if outer_stride is None else outer_stride
         made: TwoTensor = _torch.subclasses.make_wrapper_subclass(
@@ -67,11 +70,11 @@ class TwoTensor(torch.Tensor):
         first, second = (_run(func, part, args, kwargs) for part in ("a", "b"))
         leaves, spec = pytree.tree_flatten(first)
         # Results that are not tensors are taken to be the same for both.
-        both = [
-            cls(one, other) if isinstance(one, torch.Tensor) else one
-            for one, other in zip(leaves, pytree.tree_leaves(second), strict=True)
-        ]
-        return _torch.subclasses.correct_aliasing(func, args, kwargs, pytree.tree_unflatten(both, spec))
+        both: list[Any] = []
+        for leaf, other in zip(leaves, pytree.tree_leaves(second), strict=True):
+            both.append(cls(leaf, other) if isinstance(leaf, torch.Tensor) else leaf)
+        result = pytree.tree_unflatten(both, spec)
+        return _torch.subclasses.correct_aliasing(func, args, kwargs, result)
 
     def get_elem_a(self) -> torch.Tensor:
         return self.a
@@ -92,4 +95,6 @@ class TwoTensorMode(_DispatchMode):  # type: ignore[misc, unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        return TwoTensor(out, out.clone()) if _torch.subclasses.is_tensor_constructor(func) else out
+        if _torch.subclasses.is_tensor_constructor(func):
+            return TwoTensor(out, out.clone())
+        return out

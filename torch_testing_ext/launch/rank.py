@@ -62,12 +62,11 @@ def run_and_exit(
 
 def _save_coverage() -> None:
     """Save what coverage has measured in this rank, which ends without the exit handler that would do so."""
-    coverage = sys.modules.get("coverage")
-    measured = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
-    if measured is not None:
+    coverage = child.current_coverage()
+    if coverage is not None:
         with suppress(BaseException):  # whatever happens, a forked rank must not go on
-            measured.stop()
-            measured.save()
+            coverage.stop()
+            coverage.save()
 
 
 def main() -> NoReturn:

@@ -17,6 +17,9 @@ from ..groups import cached
 from ..participants import Participant
 
 T = TypeVar("T")
+Shape = tuple[int, ...]
+# The ranks of each group.
+Blocks = tuple[tuple[int, ...], ...]
 NAMES = ("x", "y", "z")
 
 
@@ -38,14 +41,19 @@ def ranks() -> st.SearchStrategy[int]:
 
 def per_rank(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
     """A value for each rank. The test's body gets the one of its own rank."""
-    return over_world(lambda size: st.tuples(*[strategy] * size).map(PerRank))  # type: ignore[arg-type]
+
+    def make(size: int) -> st.SearchStrategy[Any]:
+        of_each_rank = [strategy] * size
+        return st.tuples(*of_each_rank).map(PerRank)
+
+    return over_world(make)
 
 
 @dataclass(frozen=True)
 class MeshPlan(Blueprint):
     """A plan of a device mesh. The test's body gets the DeviceMesh."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     device_type: str = "cpu"
 
     @property
@@ -57,37 +65,42 @@ class MeshPlan(Blueprint):
         return NAMES[: self.ndim]
 
     def size(self, dim: int | None = None) -> int:
-        return math.prod(self.shape) if dim is None else self.shape[dim]
+        if dim is None:
+            return math.prod(self.shape)
+        return self.shape[dim]
 
     def build(self) -> DeviceMesh:
-        mesh: DeviceMesh = cached(
-            self, lambda: init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.names)
-        )
+        mesh: DeviceMesh = cached(self, self._create)
         return mesh
+
+    def _create(self) -> DeviceMesh:
+        return init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.names)
 
     def __repr__(self) -> str:
         return f"mesh{self.shape}"
 
 
-def _shapes_of(size: int, dims: int) -> list[tuple[int, ...]]:
+def _shapes_of(size: int, dims: int) -> list[Shape]:
     """Return all shapes with `dims` dims whose product is `size`, those with the fewest dims of size 1 first."""
     if dims == 1:
         return [(size,)]
-    found = [
-        (first, *rest)
-        for first in range(1, size + 1)
-        if size % first == 0
-        for rest in _shapes_of(size // first, dims - 1)
-    ]
-    return sorted(found, key=lambda shape: shape.count(1))
+    shapes: list[Shape] = []
+    for first in range(1, size + 1):
+        if size % first == 0:
+            others = _shapes_of(size // first, dims - 1)
+            shapes += [(first, *rest) for rest in others]
+    return sorted(shapes, key=lambda shape: shape.count(1))
 
 
 def device_meshes(min_dims: int = 1, max_dims: int = 3, device_type: str = "cpu") -> st.SearchStrategy[MeshPlan]:
     """Meshes over all ranks, including dims of size 1."""
 
     def make(size: int) -> st.SearchStrategy[MeshPlan]:
-        every = [shape for dims in range(min_dims, max_dims + 1) for shape in _shapes_of(size, dims)]
-        return st.sampled_from([MeshPlan(shape, device_type) for shape in every])
+        plans = []
+        for dims in range(min_dims, max_dims + 1):
+            shapes = _shapes_of(size, dims)
+            plans += [MeshPlan(shape, device_type) for shape in shapes]
+        return st.sampled_from(plans)
 
     return over_world(make)
 
@@ -96,43 +109,56 @@ def device_meshes(min_dims: int = 1, max_dims: int = 3, device_type: str = "cpu"
 class Partition:
     """The ranks of the world, divided into disjoint process groups. `mine` is the group of this rank."""
 
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: Blocks
     mine: Any
 
     @property
     def members(self) -> tuple[int, ...]:
         """The global ranks of the members of this rank's group, in the order of their ranks in the group."""
-        return next(block for block in self.blocks if dist.get_rank() in block)
+        return self.blocks[_own_block(self.blocks)]
+
+
+def _own_block(blocks: Blocks) -> int:
+    """The number of the block that this rank is in."""
+    rank = dist.get_rank()
+    (number,) = [number for number, block in enumerate(blocks) if rank in block]
+    return number
 
 
 @dataclass(frozen=True)
 class PartitionPlan(Blueprint):
     """A plan of a partition. The test's body gets the Partition."""
 
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: Blocks
 
     def build(self) -> Partition:
         partition: Partition = cached(self, self._create)
         return partition
 
     def _create(self) -> Partition:
-        groups = [cached(block, functools.partial(dist.new_group, list(block))) for block in self.blocks]
-        mine = next(i for i, block in enumerate(self.blocks) if dist.get_rank() in block)
-        return Partition(self.blocks, groups[mine])
+        groups = []
+        for block in self.blocks:
+            create = functools.partial(dist.new_group, list(block))
+            groups.append(cached(block, create))
+        own = groups[_own_block(self.blocks)]
+        return Partition(self.blocks, own)
 
     def __repr__(self) -> str:
-        return " | ".join("".join(f"{rank} " for rank in block).strip() for block in self.blocks)
+        blocks = [" ".join(map(str, block)) for block in self.blocks]
+        return " | ".join(blocks)
 
 
 def partitions() -> st.SearchStrategy[PartitionPlan]:
     """Partitions of the world into any number of groups of any sizes. The simplest is one group of all ranks."""
 
     def make(size: int) -> st.SearchStrategy[PartitionPlan]:
-        return st.tuples(*[st.integers(0, min(rank, 3)) for rank in range(size)]).map(_to_blocks)
+        highest = [min(rank, 3) for rank in range(size)]
+        labels = [st.integers(0, label) for label in highest]
+        return st.tuples(*labels).map(_to_blocks)
 
     return over_world(make)
 
 
 def _to_blocks(labels: tuple[int, ...]) -> PartitionPlan:
     blocks = grouped((label, rank) for rank, label in enumerate(labels))
-    return PartitionPlan(tuple(map(tuple, blocks.values())))
+    return PartitionPlan(tuple(tuple(block) for block in blocks.values()))

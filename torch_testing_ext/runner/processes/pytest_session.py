@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from torch_testing_ext._process.child import current_coverage
 from torch_testing_ext._pytest_ranks import pytest_internals
 
 from .worker_messages import LoadAs
@@ -165,9 +166,9 @@ def _silence(config: Any) -> None:
     manager = config.pluginmanager
     if (plugin := manager.get_plugin(_COVERAGE)) is not None:  # each unit alone would be below its limit
         manager.unregister(plugin)
-        measured = getattr(sys.modules.get("coverage"), "Coverage", None)
-        if measured is not None and (current := measured.current()) is not None:
-            current.stop()
+        coverage = current_coverage()
+        if coverage is not None:
+            coverage.stop()
     for name in pytest_internals.REMEMBERING:
         if (plugin := manager.get_plugin(name)) is not None:
             manager.unregister(plugin)
