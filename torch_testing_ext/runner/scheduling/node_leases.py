@@ -18,7 +18,8 @@ class NodeLeases:
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
-        self._reserved: dict[str, int] = {}  # a node, and the number of the unit that it is kept for
+        # A node, and the number of the unit that it is kept for.
+        self._reserved: dict[str, int] = {}
 
     # -- nodes
 
@@ -78,10 +79,15 @@ class NodeLeases:
         if len(self._nodes) < 2:
             return False
         width = self._width(unit)
-        suitable = [(node.free(unit), name) for name, node in self._usable().items() if node.size(unit) >= width]
-        if suitable:
-            self._reserved = {max(suitable)[1]: unit.number}
-        return bool(suitable)
+        suitable = []
+        for name, node in self._usable().items():
+            if node.size(unit) >= width:
+                suitable.append((node.free(unit), name))
+        if not suitable:
+            return False
+        _, name = max(suitable)
+        self._reserved = {name: unit.number}
+        return True
 
     def take(self, unit: Unit) -> Lease:
         """Leases exactly what the unit needs on the node that suits it best, which must have room."""
@@ -103,14 +109,14 @@ class NodeLeases:
         return unit.devices or slots_of(unit, self.slots.largest)
 
     def _choose(self, unit: Unit) -> str | None:
+        """The node with room for the unit that it leaves the least of; of equal ones, one that has its file open."""
         width = self._width(unit)
-        suitable = {
-            name: (node.free(unit) - width, unit.file not in node.files)
-            for name, node in self._usable().items()
-            if node.free(unit) >= width
-            and self._reserved.get(name, unit.number) == unit.number
-            and node.leases.may_run_now(unit)
-        }
+        suitable = {}
+        for name, node in self._usable().items():
+            is_for_others = self._reserved.get(name, unit.number) != unit.number
+            left = node.free(unit) - width
+            if left >= 0 and not is_for_others and node.leases.may_run_now(unit):
+                suitable[name] = (left, unit.file not in node.files)
         return min(suitable, key=suitable.__getitem__, default=None)
 
 
@@ -131,7 +137,11 @@ class _Node:
     draining: bool = False
 
     def size(self, unit: Unit) -> int:
-        return (self.leases.devices if unit.devices else self.leases.slots).total
+        if unit.devices:
+            return self.leases.devices.total
+        return self.leases.slots.total
 
     def free(self, unit: Unit) -> int:
-        return self.leases.free_devices if unit.devices else self.leases.free_slots
+        if unit.devices:
+            return self.leases.free_devices
+        return self.leases.free_slots

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 from ..model import Test, TestId
 from ..options.options import UsageError
@@ -28,9 +28,13 @@ def parse_expression(text: str) -> Matches:
 
 
 def parse_marks(text: str) -> MatchesMarks:
-    """Likewise, by their marks. Those of a test that cannot be collected are not known: it matches."""
-    matches = _Parser(text, "-m", "the name of a mark", lambda name: lambda test: name in (test.marks or ())).parse()
-    return lambda test: test.marks is None or matches(test)
+    """Returns a predicate on tests by their marks. It is true for a test that cannot be collected: it has no known."""
+    matches = _Parser(text, "-m", "the name of a mark", _mark).parse()
+
+    def matches_or_unknown(test: Test) -> bool:
+        return test.marks is None or matches(test)
+
+    return matches_or_unknown
 
 
 class _Parser:
@@ -65,29 +69,48 @@ class _Parser:
             return lambda test: not matches(test)
         if self._take("("):
             inner = self._expression()
-            return inner if self._take(")") else self._wrong("'and', 'or' or ')'")
+            if not self._take(")"):
+                self._wrong("'and', 'or' or ')'")
+            return inner
         if not self._tokens or self._tokens[0][0] in ("and", "or", ")"):
             self._wrong(f"{self._word}, 'not' or '('")
-        return self._read(self._tokens.pop(0)[0])
+        word, _ = self._tokens.pop(0)
+        return self._read(word)
 
     def _take(self, token: str) -> bool:
-        found = bool(self._tokens) and self._tokens[0][0] == token
-        if found:
-            del self._tokens[0]
-        return found
+        if not self._tokens or self._tokens[0][0] != token:
+            return False
+        del self._tokens[0]
+        return True
 
-    def _wrong(self, expected: str) -> _Predicate:
-        place = f"{self._tokens[0][0]!r} at column {self._tokens[0][1] + 1}" if self._tokens else "the end"
+    def _wrong(self, expected: str) -> NoReturn:
+        place = "the end"
+        if self._tokens:
+            token, position = self._tokens[0]
+            place = f"{token!r} at column {position + 1}"
         raise UsageError(f"{self._option} {self._text!r}: expected {expected}, found {place}")
 
 
 def _word(word: str) -> Matches:
     """A plain word ignores case and may be anywhere in the name, as in pytest; a pattern matches as in unittest."""
-    if "*" in word:
-        # Also by the name that unittest gives it in its own folder.
-        modules = (_module, lambda test: PurePath(test.file).stem)
-        return lambda test: any(fnmatchcase(f"{module(test)}.{test.dotted}", word) for module in modules)
-    return lambda test: word.lower() in f"{_module(test)}.{test.dotted}".lower() or word.lower() in str(test).lower()
+
+    def pattern_matches(test: TestId) -> bool:
+        # The second is the name that unittest gives it in its own folder.
+        names = (f"{_module(test)}.{test.dotted}", f"{PurePath(test.file).stem}.{test.dotted}")
+        return any(fnmatchcase(name, word) for name in names)
+
+    def is_part(test: TestId) -> bool:
+        names = (f"{_module(test)}.{test.dotted}", str(test))
+        return any(word.lower() in name.lower() for name in names)
+
+    return pattern_matches if "*" in word else is_part
+
+
+def _mark(name: str) -> MatchesMarks:
+    def has_mark(test: Test) -> bool:
+        return test.marks is not None and name in test.marks
+
+    return has_mark
 
 
 def _module(test: TestId) -> str:
