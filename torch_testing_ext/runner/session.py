@@ -23,7 +23,7 @@ from torch_testing_ext._process.logs import text_of
 
 from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .header import CommitQuery, make_header
-from .model import Attempt, ExitCode, FinishedTest, Summary, Test, TestId, TestOutcome, exit_code
+from .model import Attempt, ExitCode, FinishedTest, Policy, Summary, Test, TestId, TestOutcome, exit_code
 from .options.options import Action, CannotRun, Options, Rerun, UsageError
 from .run_site import Found, LocalSite, Work, on_this_machine
 from .scheduling.earlier_runs import EarlierRuns
@@ -93,7 +93,7 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
         chosen = _with_failures(options, chosen, earlier)
     if options.action is Action.RUN:
         return _run(options, root, chosen, earlier, affected, more)
-    sign = _sign_of_life()
+    sign = _sign_of_life(options.policy)
     with _open_site(options, root, chosen.files) as site:
         work = find_work(options, chosen, earlier, site, sign, affected)
     sign.on_event(RunEnded(Summary((), 0.0, options.policy)))
@@ -224,14 +224,14 @@ def _each_once(*warnings: Iterable[str]) -> tuple[str, ...]:
 # -- what to do with it
 
 
-def _sign_of_life() -> Reporter:
-    """A line on the terminal while files are imported, although stdout may be for a program."""
-    from .report.status_line import StatusLine
-    from .report.terminal import TerminalStream, columns, is_terminal
+def _sign_of_life(policy: Policy) -> Reporter:
+    """Shows on the terminal that files are imported, although stdout may be for a program."""
+    from .report import make_status
+    from .report.terminal import TerminalStream, is_terminal
 
     if not is_terminal(sys.stderr, os.environ):
         return Reporters(())
-    return StatusLine(TerminalStream(sys.stderr), lambda: columns(sys.stderr, os.environ))
+    return make_status(TerminalStream(sys.stderr), policy)
 
 
 def _list_known(options: Options, chosen: Chosen, earlier: EarlierRuns, known: tuple[Test, ...]) -> int:

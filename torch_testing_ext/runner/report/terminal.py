@@ -105,7 +105,9 @@ class Styler:
         self._coloured = coloured
 
     def __call__(self, style: Style, text: str) -> str:
-        return f"\x1b[{style.value}m{text}\x1b[0m" if self._coloured else text
+        if not self._coloured:
+            return text
+        return f"\x1b[{style.value}m{text}\x1b[0m"
 
 
 def make_styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
@@ -145,32 +147,45 @@ class ConsoleLayout:
 
     def rule(self, character: str) -> str:
         """A horizontal line."""
-        return character * min(WIDEST_RULE, self.columns or WIDEST_RULE)
+        columns = WIDEST_RULE if self.columns is None else min(WIDEST_RULE, self.columns)
+        return character * columns
+
+    def _room(self, taken: int = 0) -> int:
+        """The columns for a title, in a line of which some are taken."""
+        if self.columns is None:
+            return LONGEST_TITLE
+        return max(SHORTEST_TITLE, self.columns - taken)
 
     def with_title(self, name: str, title: str) -> str:
         """A name and as much of a title as fits, in one line."""
         if not title:
             return name
-        columns = LONGEST_TITLE if self.columns is None else max(SHORTEST_TITLE, self.columns - width(name) - 2)
-        return f"{name}: {cut(title, columns)}"
+        return f"{name}: {cut(title, self._room(width(name) + 2))}"
 
     def wrapped(self, words: str, indent: str, styler: Styler | None = None) -> list[str]:
         """A text broken between words, each line with an indent and in red if there is a styler."""
-        columns = LONGEST_TITLE if self.columns is None else max(SHORTEST_TITLE, self.columns)
-        lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
-        lines = [cut(line, columns) for line in lines]
-        return [styler(Style.RED, line) if styler else line for line in lines]
+        columns = self._room()
+        wrapped = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        lines = []
+        for line in wrapped:
+            line = cut(line, columns)
+            lines.append(line if styler is None else styler(Style.RED, line))
+        return lines
 
     def rows(self, parts: Sequence[str], separator: str) -> list[list[int]]:
         """Distributes parts over rows that fit: for each row, the numbers of its parts."""
         rows: list[list[int]] = [[]]
         used = 0
         for number, part in enumerate(parts):
-            more = width(part) + (len(separator) if rows[-1] else 0)
+            more = width(part)
+            if rows[-1]:
+                more += len(separator)
             # The separator at the end of a row takes columns, too.
-            if self.columns is not None and rows[-1] and used + more + len(separator.rstrip()) > self.columns:
+            needed = used + more + len(separator.rstrip())
+            if self.columns is not None and rows[-1] and needed > self.columns:
                 rows.append([])
-                used, more = 0, width(part)
+                used = 0
+                more = width(part)
             rows[-1].append(number)
             used += more
         return rows

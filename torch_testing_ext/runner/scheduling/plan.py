@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,7 +59,7 @@ def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds,
     groups = []
     for group in group_by_fixtures(wanted):
         groups += _fitting(group, inventory)
-    units = []
+    units: list[Unit] = []
     for repetition in range(repetitions):
         for group in groups:
             seconds = _seconds(group, expected)

@@ -162,25 +162,30 @@ class _ResourceQueue:
         if not self._waiting or not free:
             return None
         self._promote_longest()
-        ready = filter(self._may_start, self._waiting)
-        first = next(ready, None)
-        if first is None:
+        chosen = self._choose(free)
+        if chosen is None:
             return None
-        chosen: _Waiting | None = first
-        if not self._fits(first, free):
-            must_be_next = first.overtaken >= self._most_overtaken
-            if must_be_next and not self._leases.reserve(first.unit):
-                return None
-            chosen = next((waiting for waiting in ready if self._fits(waiting, free)), None)
-            if chosen is None:
-                return None
-            first.overtaken += 1
         self._waiting = [waiting for waiting in self._waiting if waiting is not chosen]
         self._work = self._work - chosen.area if self._waiting else 0.0
         return chosen.unit
 
+    def _choose(self, free: int) -> _Waiting | None:
+        """The first unit that may start, if it fits, else one that fits and overtakes it."""
+        ready = filter(self._may_start, self._waiting)
+        first = next(ready, None)
+        if first is None or self._fits(first, free):
+            return first
+        must_be_next = first.overtaken >= self._most_overtaken
+        if must_be_next and not self._leases.reserve(first.unit):
+            return None
+        for waiting in ready:
+            if self._fits(waiting, free):
+                first.overtaken += 1
+                return waiting
+        return None
+
     def _may_start(self, waiting: _Waiting) -> bool:
-        """A unit that may not run now waits for another to end, or for a larger node: it does not hold up the others."""
+        """A unit that may not run now waits for another to end, or for a larger node, and does not hold up the rest."""
         return self._leases.may_run_now(waiting.unit) and self._leases.may_fit(waiting.unit)
 
     def _fits(self, waiting: _Waiting, free: int) -> bool:

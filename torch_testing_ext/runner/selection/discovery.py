@@ -95,10 +95,7 @@ def _may_have_tests(folder: str) -> bool:
 
 
 def _leads_out_of(trees: tuple[Path, ...], target: Path) -> bool:
-    for tree in trees:
-        if target.is_relative_to(tree) or tree.is_relative_to(target):
-            return False
-    return True
+    return not any(target.is_relative_to(tree) or tree.is_relative_to(target) for tree in trees)
 
 
 def _refuse(error: OSError) -> None:
