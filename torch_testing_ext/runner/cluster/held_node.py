@@ -34,7 +34,8 @@ class ProjectStore:
     """The project in Ray's object store, as soon as a node needs it."""
 
     def __init__(self, ray: Any, archive: str):
-        self._ray, self._archive = ray, archive
+        self._ray = ray
+        self._archive = archive
         self.key = ray_actor.key_of(Path(archive).read_bytes()) if archive else ""
         self._stored: Any = None
         self._storing = threading.Lock()
@@ -65,11 +66,16 @@ class HeldNode:
 
     def __init__(self, ground: Ground, seen: SeenNode, room: Room, serial: int):
         """Ask Ray for the room, which `is_reserved` waits for."""
-        self.seen, self.serial = seen, serial
+        self.seen = seen
+        self.serial = serial
         self.state = HeldState.RESERVES
-        self._ground, self._room = ground, room
-        bundle = {"CPU": float(room.cpus), **({"GPU": float(room.gpus)} if room.gpus else {})}
-        bundle.update({seen.pin: 0.001} if seen.pin else {})
+        self._ground = ground
+        self._room = room
+        bundle = {"CPU": float(room.cpus)}
+        if room.gpus:
+            bundle["GPU"] = float(room.gpus)
+        if seen.pin:
+            bundle[seen.pin] = 0.001
         self._group: Any = ground.ray.util.placement_group([bundle], strategy="STRICT_PACK")
         self._actor: Any = None
         self._stream: socket.socket | None = None
@@ -96,19 +102,26 @@ class HeldNode:
             return True
 
     def _start(self) -> bool:
-        ray, request = self._ground.ray, self._ground.request
+        """Start the actor, and have it start the agent. Returns whether the node has joined."""
+        ray = self._ground.ray
+        request = self._ground.request
         if not self._advance(HeldState.STARTS):
             return False
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, 0)
-        masks = sorted({name for names in MASKS.values() for name in names})
-        options = {"num_cpus": self._room.cpus, "num_gpus": self._room.gpus, "max_restarts": 0, "max_concurrency": 8}
-        self._actor = self._ground.actor_class.options(**options, scheduling_strategy=strategy).remote(
-            Path(node_keeper.__file__).read_text(), ["-m", "torch_testing_ext.runner.agent", "--die-with-parent"], masks
+        actor_class = self._ground.actor_class.options(
+            num_cpus=self._room.cpus,
+            num_gpus=self._room.gpus,
+            max_restarts=0,
+            max_concurrency=8,
+            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, 0),
         )
+        agent = ["-m", "torch_testing_ext.runner.agent", "--die-with-parent"]
+        masks = sorted({name for names in MASKS.values() for name in names})
+        self._actor = actor_class.remote(Path(node_keeper.__file__).read_text(), agent, masks)
         try:
             ray.get(self._actor.pid.remote(), timeout=PENDING_TIMEOUT)
         except ray.exceptions.GetTimeoutError:
-            return False  # another look tries it again
+            # Another look tries it again.
+            return False
         facts = ray.get(
             self._actor.start.remote(
                 self._ground.project.for_node(self._actor),
@@ -130,8 +143,14 @@ class HeldNode:
         with theirs:
             if not self._advance(HeldState.JOINED):
                 return False
-            root, gpus, warnings = str(facts["root"]), tuple(facts["gpus"]), tuple(facts["warnings"])
-            joined = NodeJoined(self.seen.name, self.serial, root, self._room.cpus, gpus, warnings)
+            joined = NodeJoined(
+                self.seen.name,
+                self.serial,
+                str(facts["root"]),
+                self._room.cpus,
+                tuple(facts["gpus"]),
+                tuple(facts["warnings"]),
+            )
             self._ground.send(joined, theirs.fileno())
         threading.Thread(target=self._copy_to, args=(self._stream,), daemon=True).start()
         return True
@@ -152,12 +171,15 @@ class HeldNode:
         view = memoryview(data)
         while view:
             try:
-                if select.select([], [self._stream], [], KEEP_INTERVAL)[1]:
-                    view = view[self._stream.send(view, socket.MSG_DONTWAIT) :]
+                _, writable, _ = select.select([], [self._stream], [], KEEP_INTERVAL)
+                if writable:
+                    sent = self._stream.send(view, socket.MSG_DONTWAIT)
+                    view = view[sent:]
                 else:
                     self._ground.ray.get(self._actor.keep.remote(), timeout=ANSWER_TIMEOUT)
             except BlockingIOError:
-                continue  # less room than select has said
+                # There is less room than select has said.
+                continue
             except (OSError, ValueError):
                 return False
         return True

@@ -22,20 +22,34 @@ class NotAMessage(Exception):
     """A line on the stream is not a message of the expected types; the text says which."""
 
 
+def _in_json(text: str) -> bytes:
+    """The text as a part of a string of JSON."""
+    return json.dumps(text)[1:-1].encode()
+
+
 class MessageReader(Generic[Received]):
     """Reads messages from a descriptor. `receives` is the union of their types."""
 
-    def __init__(self, fd: int, receives: Any, first: type | None = None, renamed: tuple[str, str] = ("", "")):
+    def __init__(
+        self,
+        fd: int,
+        receives: Any,
+        first: type | None = None,
+        renamed: tuple[str, str] = ("", ""),
+    ):
         """`first`: lines before the first message of this type are not for us, such as what a login shell prints.
 
         `renamed`: a path in all texts, and the path that it gets.
         """
+        there, here = renamed
         self._fd = fd
         self._kinds = messages.by_name(receives)
         self._first = first
-        self._there, self._here = (json.dumps(path)[1:-1].encode() for path in renamed)
+        self._there = _in_json(there)
+        self._here = _in_json(here)
         self._lines = messages.LineBuffer()
-        self.ignored: list[str] = []  # the lines before the first message
+        # The lines before the first message.
+        self.ignored: list[str] = []
 
     def fileno(self) -> int:
         return self._fd

@@ -118,12 +118,13 @@ def _set_up(job: dict[str, Any], folder: str) -> str:
             start_new_session=True,
         )
         log.seek(0)
-        said = "\n".join(log.read().decode(errors="replace").splitlines()[-SETUP_LINES:])
-    if done.returncode == 0:
-        return ""
+        lines = log.read().decode(errors="replace").splitlines()
     code = done.returncode
+    if code == 0:
+        return ""
     how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-    return f"--cluster-setup {how}" + (f": {said}" if said else "")
+    last_lines = "\n".join(lines[-SETUP_LINES:])
+    return f"--cluster-setup {how}: {last_lines}" if last_lines else f"--cluster-setup {how}"
 
 
 def _end_children() -> None:

@@ -113,24 +113,30 @@ class AgentActor:
         return {"error": error}
 
     def _environment(self, path: list[str], environ: dict[str, str]) -> dict[str, str]:
-        kept = {
-            name: value for name, value in os.environ.items() if name not in OF_WORKER and not name.startswith("RAY_")
-        }
+        kept = {}
+        for name, value in os.environ.items():
+            if name not in OF_WORKER and not name.startswith("RAY_"):
+                kept[name] = value
         if not any(os.environ.get(name) for name in self._hide):
             # An actor without GPUs gets no mask from Ray: it would see all GPUs, also those of others.
             kept.update(dict.fromkeys(self._hide, "-1"))
-        whole = [*path, *kept.get("PYTHONPATH", "").split(os.pathsep)]
-        return {**kept, **environ, "PYTHONPATH": os.pathsep.join(part for part in whole if part)}
+        folders = [*path, *kept.get("PYTHONPATH", "").split(os.pathsep)]
+        whole_path = os.pathsep.join(folder for folder in folders if folder)
+        return {**kept, **environ, "PYTHONPATH": whole_path}
 
     def _start(self, folder: str, job: Mapping[str, object]) -> str:
         """Have the keeper run the set-up and start the agent. Returns why that failed."""
-        process, log = self._process, os.path.join(folder, "agent.log")
+        process = self._process
+        assert process is not None and process.stdout is not None
+        log = os.path.join(folder, "agent.log")
         self._log = open(log, "w+b")  # noqa: SIM115
         words = [sys.executable, *self._words, f"--folder={folder}"]
-        assert process is not None and process.stdout is not None
         self.send(json.dumps({**job, "log": log, "words": words}).encode() + b"\n")
-        line = process.stdout.readline()  # no more than that: it has no buffer
-        return str(json.loads(line)["error"]) if line.endswith(b"\n") else "it was ended while it started"
+        # No more than that: it has no buffer.
+        line = process.stdout.readline()
+        if not line.endswith(b"\n"):
+            return "it was ended while it started"
+        return str(json.loads(line)["error"])
 
     def _start_keeper(self) -> str:
         """Create the folder of this run, and start its keeper. Returns the folder.
@@ -198,9 +204,11 @@ class AgentActor:
             code = self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
             return "its agent closed the connection"
-        said = self._log.read()[-2000:].decode(errors="replace").strip() if self._log is not None else ""
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        return f"its agent {how}" + (f": {said}" if said else "")
+        printed = ""
+        if self._log is not None:
+            printed = self._log.read()[-2000:].decode(errors="replace").strip()
+        return f"its agent {how}: {printed}" if printed else f"its agent {how}"
 
     def stop(self) -> None:
         """End the agent, and with it everything below it, and remove the folder."""
@@ -228,8 +236,9 @@ class AgentActor:
         """End this process when it serves nobody, and with it the keeper."""
         while True:
             time.sleep(0.5)
-            orphaned = self._raylet and os.getppid() != self._raylet
-            if orphaned or _is_zombie(self._raylet) or time.monotonic() - self._polled > LEASE:
+            is_orphaned = bool(self._raylet) and os.getppid() != self._raylet
+            is_forgotten = time.monotonic() - self._polled > LEASE
+            if is_orphaned or is_forgotten or _is_zombie(self._raylet):
                 self._end_keeper(0.0)
                 os._exit(1)
 
@@ -260,9 +269,12 @@ def _unpack(archive: bytes, root: str, times: Mapping[str, int]) -> None:
 def clean() -> list[str]:
     """Remove what this node has kept, and folders of runs that were killed. Returns the paths."""
     base, _ = _base()
-    kept = forget_archives(base, 0) if base else []
-    left = [*(remove_left(Path(base), RUN) if base else ()), *remove_left(Path(tempfile.gettempdir()), RUN_ELSEWHERE)]
-    return [*kept, *map(str, left)]
+    removed = []
+    if base:
+        removed += forget_archives(base, 0)
+        removed += map(str, remove_left(Path(base), RUN))
+    removed += map(str, remove_left(Path(tempfile.gettempdir()), RUN_ELSEWHERE))
+    return removed
 
 
 def key_of(archive: bytes) -> str:
@@ -281,12 +293,18 @@ def keep_archive(base: str, key: str, archive: bytes) -> None:
 
 def forget_archives(base: str, most: int, seconds: float = float("inf")) -> list[str]:
     """Remove kept projects beyond a number, and those that no run has used for so long. Returns their paths."""
+    now = time.time()
     kept = sorted(glob.glob(os.path.join(base, "*.tar")), key=_last_use, reverse=True)
-    old = [name for name in kept[:most] if time.time() - _last_use(name) > seconds]
-    stale = [name for name in glob.glob(os.path.join(base, "unfinished*")) if time.time() - _last_use(name) > STALE]
-    for name in (*kept[most:], *old, *stale):
-        _remove(name)
-    return [*kept[most:], *old, *stale]
+    forgotten = kept[most:]
+    for path in kept[:most]:
+        if now - _last_use(path) > seconds:
+            forgotten.append(path)
+    for path in glob.glob(os.path.join(base, "unfinished*")):
+        if now - _last_use(path) > STALE:
+            forgotten.append(path)
+    for path in forgotten:
+        _remove(path)
+    return forgotten
 
 
 def kept_archive(base: str, key: str) -> bytes | None:
@@ -327,13 +345,15 @@ def _is_zombie(pid: int) -> bool:
 
 def digest_of(root: str) -> str:
     """Tells the Python files of two folders apart."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         for name in sorted(files):
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                found.update(os.path.relpath(path, root).encode(errors="surrogateescape") + b"\0")
-                with open(path, "rb") as file:
-                    found.update(file.read())
-    return found.hexdigest()
+            if not name.endswith(".py"):
+                continue
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, root)
+            digest.update(relative.encode(errors="surrogateescape") + b"\0")
+            with open(path, "rb") as file:
+                digest.update(file.read())
+    return digest.hexdigest()

@@ -94,8 +94,10 @@ class RayLauncher(NodeLauncher):
         self._channel.send(self.request)
 
     def _give_up(self, what: str, timeout: float) -> None:
-        said = f"; Ray says: {words}" if (words := self._last_words()) else ""
-        self.failure = f"--cluster {self.request.wish.address}: {what} took more than {timeout:.0f} s{said}"
+        self.failure = f"--cluster {self.request.wish.address}: {what} took more than {timeout:.0f} s"
+        words = self._last_words()
+        if words:
+            self.failure += f"; Ray says: {words}"
 
     def _last_words(self) -> str:
         lines = tail(self.log, 2).splitlines()
@@ -121,7 +123,8 @@ class RayLauncher(NodeLauncher):
         ended = reaping.how_it_ended(self._process, EXIT_TIMEOUT)
         if ended is None:
             return "has closed its connection"
-        return f"{ended}: {words}" if _ERROR.match(words := self._last_words()) else ended
+        words = self._last_words()
+        return f"{ended}: {words}" if _ERROR.match(words) else ended
 
     def _on_message(self, message: bridge_protocol.FromBridge) -> None:
         match message:
@@ -147,7 +150,7 @@ class RayLauncher(NodeLauncher):
             case bridge_protocol.NodeGone(name, why):
                 self._gone[name] = why
                 if name not in self._joined:
-                    self._nodes.refuse(f"node {name} cannot run tests: {why}")
+                    self._nodes.troubles.lose(f"node {name} cannot run tests: {why}")
             case bridge_protocol.NodeCleaned():
                 self.cleaned.append(message)
             case bridge_protocol.NodeDrains(name):
@@ -157,14 +160,18 @@ class RayLauncher(NodeLauncher):
 
     def _prepare_for(self, node: bridge_protocol.NodeJoined) -> PrepareNode:
         self._joined.add(node.name)
-        jobs = node.cpus if self.prepare.jobs is None else min(node.cpus, self.prepare.jobs)
+        jobs = node.cpus
+        if self.prepare.jobs is not None:
+            jobs = min(jobs, self.prepare.jobs)
         fake = node.gpus if self.pretend else ()
         return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake, reserved=len(node.gpus))
 
     def _how_it_ended(self, name: str) -> str:
         """The bridge's words about an agent whose stream has ended: they come before that, unless the bridge ends."""
         until = time.monotonic() + EXIT_TIMEOUT
-        while self._state is not BridgeState.GONE and name not in self._gone and wait_readable(self._channel, until):
+        while self._state is not BridgeState.GONE and name not in self._gone:
+            if not wait_readable(self._channel, until):
+                break
             self._receive()
         return self._gone.get(name) or self.failure or "the connection to its agent ended"
 

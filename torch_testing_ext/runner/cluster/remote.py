@@ -133,8 +133,10 @@ class RemoteNode:
                 if not self.is_lost:
                     self._on_message(message)
         except EOFError:
-            printed = "; it printed: " + " | ".join(self._reader.ignored[-5:]) if self._reader.ignored else ""
-            self.lose(self._how_it_ended() + printed)
+            how = self._how_it_ended()
+            if self._reader.ignored:
+                how += "; it printed: " + " | ".join(self._reader.ignored[-5:])
+            self.lose(how)
         except NotAMessage as error:
             self.lose(f"its agent sent something else than messages: {error}")
 
@@ -214,8 +216,9 @@ class RemoteUnit:
 
     def new_output(self) -> str:
         """The output since the last call."""
-        new, self._output = self._output, []
-        return "".join(new)
+        output = "".join(self._output)
+        self._output = []
+        return output
 
     # -- what the agent says
 
@@ -243,7 +246,8 @@ class RemoteUnit:
     def lose(self, why: str) -> None:
         """The node is lost."""
         self._answer_all()
-        without_result = [number for number in range(len(self.unit.tests)) if number not in self._reported]
+        numbers = range(len(self.unit.tests))
+        without_result = [number for number in numbers if number not in self._reported]
         self.listener.unit_lost(self, without_result, why)
 
     def _answer_all(self) -> None:
@@ -252,10 +256,10 @@ class RemoteUnit:
 
     def _ours(self, attempts: tuple[Attempt, ...]) -> list[Attempt]:
         """The attempts with our clock, our tests and our lease."""
-        found = []
+        ours = []
         for attempt in attempts:
             number = self._index[attempt.test.id]
             self._reported.add(number)
             began = attempt.began + self.node.offset
-            found.append(replace(attempt, test=self.unit.tests[number], began=began, lease=self.lease))
-        return found
+            ours.append(replace(attempt, test=self.unit.tests[number], began=began, lease=self.lease))
+        return ours
