@@ -39,23 +39,28 @@ def main(argv: Sequence[str], root: Path) -> int:
 
 
 def _do(argv: Sequence[str], root: Path) -> int:
-    if argv[:1] == [INIT]:
+    command = argv[0] if argv else ""
+    if command == INIT:
         from .init_project import init
 
         return init(argv[1:], root, main)
-    if argv[:1] == [MOVING]:
+    if command == MOVING:
         from torch_testing_ext.moving.__main__ import main as convert
 
         return convert(argv[1:], f"{user_commands.runner_name()} {MOVING}")
-    if argv[:1] == [REPORT]:
-        return _make_reports(config.read_options(argv[1:], os.environ, root, Path.cwd(), APPLICABLE_TO_REPORT))
+
+    def read(words: Sequence[str], applicable: Sequence[str] = ()) -> ConfiguredOptions:
+        return config.read_options(words, os.environ, root, Path.cwd(), applicable)
+
+    if command == REPORT:
+        return _make_reports(read(argv[1:], APPLICABLE_TO_REPORT))
     if tuple(argv[:2]) == CLEAN:
         from .cluster.cluster_site import clean
 
-        return clean(config.read_options(argv[2:], os.environ, root, Path.cwd()).options)
-    if argv[:1] == [user_commands.SHOW]:
-        return _show(config.read_options(argv[1:], os.environ, root, Path.cwd(), APPLICABLE_TO_SHOW))
-    return _execute(config.read_options(argv, os.environ, root, Path.cwd()), root)
+        return clean(read(argv[2:]).options)
+    if command == user_commands.SHOW:
+        return _show(read(argv[1:], APPLICABLE_TO_SHOW))
+    return _execute(read(argv), root)
 
 
 def guarded(do: Callable[[], int]) -> int:
@@ -103,8 +108,7 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
     if configured.options.action is Action.SHOW_CONFIG:
         print(config.show(configured))
         return ExitCode.PASSED
-    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        print("starting", end="\r", flush=True)  # at once: whatever comes next is written over it
+
     from . import session
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
@@ -150,8 +154,9 @@ def _make_reports(configured: ConfiguredOptions) -> int:
     options = configured.options
     if len(options.names) > 1:
         raise UsageError("report: name one journal, or the folder of one run")
+    place = Path.cwd() / options.names[0] if options.names else options.cache
     try:
-        run = journal.read(journal.find(Path.cwd() / options.names[0] if options.names else options.cache))
+        run = journal.read(journal.find(place))
     except journal.JournalError as error:
         raise UsageError(str(error)) from None
     reporters = remake_reports(options, sys.stdout, os.environ, run)
@@ -161,5 +166,6 @@ def _make_reports(configured: ConfiguredOptions) -> int:
 def _reject_other_options(configured: ConfiguredOptions, action: str, applicable: Sequence[str]) -> None:
     for field, source in configured.sources.items():
         if source == config.COMMAND_LINE and field not in applicable:
-            flags = OPTION_TABLE[field].flags or tuple(n for flag in OPTION_TABLE[field].values for n in flag.names)
-            raise UsageError(f"{action}: {flags[0]} does not apply to a run that is over")
+            spec = OPTION_TABLE[field]
+            flag = spec.flags[0] if spec.flags else spec.values[0].names[0]
+            raise UsageError(f"{action}: {flag} does not apply to a run that is over")

@@ -184,8 +184,7 @@ def _with_copies(
         fetch=(*options.cluster_fetch, *elsewhere),
         accepts=bool(environ.get("EXPECTTEST_ACCEPT")),
     )
-    sent_as = partial(sent_file, open_files.enter_context(tarfile.open(archive)))
-    return launcher, ComingBack(root, sent_as, elsewhere)
+    return launcher, ComingBack(root, partial(sent_file, open_files.enter_context(tarfile.open(archive))), elsewhere)
 
 
 def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **more: Any) -> RayLauncher:

@@ -197,45 +197,62 @@ class Options:
     @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
+        words = [user_commands.runner()]
+        if not self.drop_in:
+            words += self._of_cache
+        words += [f"-m {shell.quote(expression)}" for expression in self.marks]
+        if self.cluster is not None:
+            words.append(f"--cluster {shell.quote(self.cluster)}")
+        if self.fake_gpus is not None:
+            words.append(f"--fake-gpus {self.fake_gpus}")
+        if self.ranks_per_gpu > 1:
+            words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
-        words = [user_commands.runner()]
-        words += [] if self.drop_in else self._of_cache
-        words += [f"-m {shell.quote(expression)}" for expression in self.marks]
-        words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
-        words += [f"--fake-gpus {self.fake_gpus}"] if self.fake_gpus is not None else []
-        words += [f"--ranks-per-gpu {self.ranks_per_gpu}"] if self.ranks_per_gpu > 1 else []
         words += [f"--drop-in {shell.quote(str(place))}" for place in places]
-        words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
-        words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []
+        if self.sanitize is not None:
+            words.append(f"--sanitize={self.sanitize}")
+        if self.sanitize_order is OrderHazard.FAIL:
+            words.append("--sanitize-order=fail")
         return " ".join(words)
 
     @property
     def show_command(self) -> str:
         """The command that shows all about the failure of a test of this run, whose name is appended to it."""
-        journal = [] if self.journal is None else [f"--journal {shell.quote(os.path.relpath(self.journal))}"]
-        return " ".join([user_commands.runner(), user_commands.SHOW, *(journal or self._of_cache)])
+        words = [user_commands.runner(), user_commands.SHOW]
+        if self.journal is None:
+            words += self._of_cache
+        else:
+            words.append(f"--journal {shell.quote(os.path.relpath(self.journal))}")
+        return " ".join(words)
 
     @property
     def _of_cache(self) -> list[str]:
         cache = os.path.relpath(self.cache)
-        return [f"--cache {shell.quote(cache)}"] if cache != CACHE else []
+        if cache == CACHE:
+            return []
+        return [f"--cache {shell.quote(cache)}"]
 
     def command_of(self, repetition: int, command: str | None = None) -> str:
         """The command, or another one, for a test of this repetition: with the delays that it has had."""
-        shaken = [] if self.shake_seed is None else [f"--shake-seed {self.shake_seed + repetition}"]
-        return " ".join([self.command if command is None else command, *shaken])
+        if command is None:
+            command = self.command
+        if self.shake_seed is None:
+            return command
+        return f"{command} --shake-seed {self.shake_seed + repetition}"
 
     def environment_of_sanitizer(self, repetition: int) -> dict[str, str]:
         """The settings of the ranks that follow from the options of the sanitizer."""
-        found = {} if self.sanitize is None else {"TORCH_TESTING_EXT_SANITIZE": self.sanitize}
+        environ = {}
+        if self.sanitize is not None:
+            environ["TORCH_TESTING_EXT_SANITIZE"] = self.sanitize
         if self.sanitize_order is OrderHazard.FAIL:
-            found["TORCH_TESTING_EXT_SANITIZE_ORDER"] = "fail"
+            environ["TORCH_TESTING_EXT_SANITIZE_ORDER"] = "fail"
         if self.shake_seed is not None:
-            found["TORCH_TESTING_EXT_SHAKE"] = str(self.shake_seed + repetition)
+            environ["TORCH_TESTING_EXT_SHAKE"] = str(self.shake_seed + repetition)
         if self.trace is not None:
-            found["TORCH_TESTING_EXT_LANES"] = "1"
-        return found
+            environ["TORCH_TESTING_EXT_LANES"] = "1"
+        return environ
 
     def environment_of_debugger(self) -> dict[str, str]:
         """The settings by which processes of tests find the user's terminal, or know why they have none."""
@@ -246,8 +263,12 @@ class Options:
 
     def require_terminal(self) -> None:
         """Raises UsageError if a debugger is wanted and has no terminal."""
-        if self.pdb and (why_not := UserTerminal.here().why_not):
-            raise UsageError(f"{'--debug' if self.debug else '--pdb'} cannot stop: {why_not}")
+        if not self.pdb:
+            return
+        why_not = UserTerminal.here().why_not
+        if why_not:
+            flag = "--debug" if self.debug else "--pdb"
+            raise UsageError(f"{flag} cannot stop: {why_not}")
 
     @property
     def endless(self) -> bool:
