@@ -152,7 +152,7 @@ class FileHandle:
                 self._break(text)
             case worker_messages.ChildGone(number):
                 self.zygote.note_progress()
-                for nanny in [one for one in process.free if one.number == number]:
+                for nanny in [nanny for nanny in process.free if nanny.number == number]:
                     process.free.remove(nanny)
                     nanny.channel.close()
                 process.units.pop(number, ignore)(message.how)
@@ -225,7 +225,11 @@ class FileHandle:
         process.fresh.clear()
 
     def start(
-        self, unit: worker_messages.UnitSpec, worker: socket, gone: Gone, locks: tuple[int, ...] = ()
+        self,
+        unit: worker_messages.UnitSpec,
+        worker: socket,
+        gone: Gone,
+        locks: tuple[int, ...] = (),
     ) -> NannyHandle:
         """Start a unit, as soon as the file is imported. Returns its nanny. The socket goes to its worker.
 
@@ -242,12 +246,14 @@ class FileHandle:
             return nanny
         ours, theirs = socket_pair()
         self._waiting.append(partial(self._start, unit, theirs, worker, gone, locks))
-        if self.state is not FileState.OPENING:  # else when it has been imported
+        if self.state is not FileState.OPENING:
+            # If it is, the unit starts when the file has been imported.
             self._start_waiting()
         return NannyHandle(unit.number, Channel(ours, worker_messages.FromNanny))
 
     def _start_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for start in waiting:
             start()
 
@@ -281,7 +287,8 @@ class FileHandle:
     def release(self, nanny: NannyHandle) -> None:
         """The unit of a nanny is over: it is free for another one, if it lives, and lacks no module."""
         process = self._process
-        if process is None or process.units.pop(nanny.number, None) is None or nanny.number not in process.fresh:
+        was_running = process is not None and process.units.pop(nanny.number, None) is not None
+        if process is None or not was_running or nanny.number not in process.fresh:
             nanny.channel.close()
             return
         self.zygote.note_progress()

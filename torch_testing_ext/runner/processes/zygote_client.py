@@ -62,14 +62,15 @@ def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
     would wait for it, and each process that is forked gets larger by a tenth.
     """
     facts = [facts_of(str(root / name)) for name in files]
-    modules = [*ALWAYS]
-    if any(one.fsdp for one in facts):
+    modules = list(ALWAYS)
+    if any(file.fsdp for file in facts):
         modules.append(_FSDP)
-    if any(one.dtensor for one in facts):
+    if any(file.dtensor for file in facts):
         modules.append(_DTENSOR)
-    if facts and 2 * sum(one.dynamo for one in facts) >= len(facts):
+    using_dynamo = sum(file.dynamo for file in facts)
+    if facts and 2 * using_dynamo >= len(facts):
         modules.append(_DYNAMO)
-    are_many = any(one.generates for one in facts) or sum(one.tests for one in facts) >= _MANY
+    are_many = any(file.generates for file in facts) or sum(file.tests for file in facts) >= _MANY
     return WarmUp(tuple(modules), are_many)
 
 
@@ -141,11 +142,19 @@ class ZygoteClient:
 
     def _spawn(self, command: list[str], log: IO[bytes], kept: int) -> subprocess.Popen[bytes] | ServedProcess:
         environ = {**os.environ, **self.environ}
-        server = self.warm_up.server
-        served = server and ServedProcess.start(server, command, log.fileno(), kept, environ)
+        served = None
+        if self.warm_up.server is not None:
+            served = ServedProcess.start(self.warm_up.server, command, log.fileno(), kept, environ)
         self.is_warm = served is not None
-        return served or subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[kept], env=environ
+        if served is not None:
+            return served
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[kept],
+            env=environ,
         )
 
     def _end_process(self) -> int | None:

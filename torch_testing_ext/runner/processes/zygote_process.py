@@ -20,7 +20,8 @@ from .fork_parent import ForkParent
 
 def main() -> NoReturn:
     """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN COLLAPSE MODULES...`; DROP_IN, COLLAPSE: 0 or 1."""
-    parent, directory = int(sys.argv[2]), sys.argv[3]
+    parent = int(sys.argv[2])
+    directory = sys.argv[3]
     file_reads.start()
     channel: Channel[worker_messages.ToZygote] = Channel.on(int(sys.argv[1]), worker_messages.ToZygote)
     is_served = any(type(finder).__name__ == "Stash" for finder in sys.meta_path)  # a warm server has forked this one
