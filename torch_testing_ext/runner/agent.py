@@ -50,10 +50,12 @@ class Agent(UnitListener):
     reader: MessageReader[agent_messages.ToAgent]
     writer: MessageWriter
     memory: MachineMemory
-    most_memory: float  # the share of it above which a unit is ended
+    # The share of it above which a unit is ended.
+    most_memory: float
     _running: dict[int, RunningUnit] = field(default_factory=dict)
     _sent_warnings: set[str] = field(default_factory=set)
-    _early: list[agent_messages.ToAgent] = field(default_factory=list)  # came while devices were counted
+    # Came while devices were counted.
+    _early: list[agent_messages.ToAgent] = field(default_factory=list)
     _place: LocalPlace | None = None
 
     def __post_init__(self) -> None:
@@ -125,7 +127,8 @@ class Agent(UnitListener):
     # -- requests
 
     def _end_of_stream(self) -> None:
-        raise _StreamEnded  # wherever the agent is: it may be waiting for an import
+        # Wherever the agent is: it may be waiting for an import.
+        raise _StreamEnded
 
     def _receive(self, message: agent_messages.ToAgent) -> None:
         if self._place is None:
@@ -235,7 +238,8 @@ def serve(memory: MachineMemory) -> int:
     if "--die-with-parent" in sys.argv[1:]:
         system.die_with(os.getppid(), signal.SIGKILL)
     signals.unblock()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for run_test.py, which tells the agents
+    # It is for run_test.py, which tells the agents.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader: MessageReader[agent_messages.ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), agent_messages.ToAgent)
     writer = MessageWriter(_take_over(1, None))
     writer.send(agent_messages.AgentHello(facts(), os.getpid(), time.monotonic()))
@@ -284,7 +288,8 @@ def _serve(
             drop_in=bool(options.drop_in),
             all_marks=bool(options.marks),
             quit_timeout=QUIT_TIMEOUT,
-            base=_word(FOLDER),  # whatever ends this process, the one that has made it removes it
+            # Whatever ends this process, the one that has made it removes it.
+            base=_word(FOLDER),
         ) as files:
             Agent(files, prepare, reader, writer, memory, most_memory).serve()
     except CannotRun as error:

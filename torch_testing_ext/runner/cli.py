@@ -18,17 +18,22 @@ from .options.options import Action, CannotRun, UsageError
 from .options.table import OPTION_TABLE
 from .options.test_folders import project_root
 
-REPORT = "report"  # the first argument of the command that makes reports from a journal, also of a run that was killed
-CLEAN = ("cluster", "clean")  # the first arguments of the command that removes what nodes have kept
-INIT = "init"  # of the command that sets a project up
-MOVING = "moving"  # of the command that converts the tests of another project
+# The first argument of the command that makes reports from a journal, also of a run that was killed.
+REPORT = "report"
+# The first arguments of the command that removes what nodes have kept.
+CLEAN = ("cluster", "clean")
+# Of the command that sets a project up.
+INIT = "init"
+# Of the command that converts the tests of another project.
+MOVING = "moving"
 APPLICABLE_TO_SHOW = ("names", "journal", "cache")
 APPLICABLE_TO_REPORT = ("names", "junit", "report", "trace", "results", "durations", "cache")
 
 
 def console() -> int:
     """The console script and `python -m`: the runner for the project in which the user stands."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as under torchrun: a rank takes one slot
+    # As under torchrun: a rank takes one slot.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     return guarded(lambda: main(sys.argv[1:], project_root(Path.cwd())))
 
 
@@ -75,11 +80,13 @@ def guarded(do: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"{user_commands.runner_name()}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader of the output is gone, as in `--list | head`
+    except BrokenPipeError:
+        # The reader of the output is gone, as in `--list | head`.
         _discard_stdout()
         return ExitCode.OUR_ERROR
     except Exception as error:
-        with suppress(OSError):  # stderr may be what is broken
+        # stderr may be what is broken.
+        with suppress(OSError):
             traceback.print_exc()
             print(f"{user_commands.runner_name()}: internal error; this is not a test failure", file=sys.stderr)
         if isinstance(error, OSError):
@@ -93,7 +100,8 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            # Gets the lowest free number.
+            os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
@@ -111,7 +119,8 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
     from . import session
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
+    # They interrupt like Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     root = configured.options.drop_in_root or root

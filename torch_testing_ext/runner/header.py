@@ -31,7 +31,8 @@ class CommitQuery:
 
     def __enter__(self) -> CommitQuery:
         command = ["git", "-C", str(self._root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        with suppress(OSError):  # git is not installed
+        # git is not installed.
+        with suppress(OSError):
             self._git = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -118,4 +118,5 @@ def _run_first(files: Sequence[str], root: Path, main: Main) -> int:
             test = json.loads(listing.getvalue())["tests"][0]["id"]
             print(f"\n{user_commands.runner()} {shell.name(test)}", flush=True)
             return main([test], root)
-    return main([], root)  # which says what is wrong with them
+    # The runner says what is wrong with them.
+    return main([], root)

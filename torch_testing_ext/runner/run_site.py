@@ -50,11 +50,14 @@ class Found:
 class Work:
     """The result of discovery and planning, to run or to list."""
 
-    options: Options  # with the number of slots
+    # With the number of slots.
+    options: Options
     plan: Plan
-    broken: tuple[Attempt, ...]  # files that cannot be imported, and tests that cannot be run
+    # Files that cannot be imported, and tests that cannot be run.
+    broken: tuple[Attempt, ...]
     inventory: Inventory
-    discovered: tuple[Test, ...]  # all tests of the imported files, selected or not
+    # All tests of the imported files, selected or not.
+    discovered: tuple[Test, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -107,7 +110,8 @@ class LocalSite:
         return self.files.reads()
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
-        reporter.on_event(Importing((), len(files), len(files), time.time()))  # torch, in the zygote
+        # torch, in the zygote.
+        reporter.on_event(Importing((), len(files), len(files), time.time()))
         inventory, warnings = find_devices(self.files, self.options)
 
         def tell(importing: list[str], left: int) -> None:

@@ -51,8 +51,10 @@ class Chosen:
     files: tuple[str, ...]
     known_files: Sequence[str]
     root: Path
-    more_files: tuple[str, ...] = ()  # to import if the tests that failed no longer exist
-    affected: Affected | None = None  # which decides, too
+    # To import if the tests that failed no longer exist.
+    more_files: tuple[str, ...] = ()
+    # Which decides, too.
+    affected: Affected | None = None
 
     @classmethod
     def of(cls, options: Options, root: Path, cwd: Path) -> Chosen:
@@ -64,7 +66,8 @@ class Chosen:
 class RunFollower(Reporter, Protocol):
     """Follows a run for another process."""
 
-    environ: Mapping[str, str]  # of the terminal there
+    # Of the terminal there.
+    environ: Mapping[str, str]
 
 
 def run(options: Options, root: Path, more: RunFollower | None = None) -> int:

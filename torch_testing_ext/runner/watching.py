@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from .report.watch_page import WatchPage
 
 POLL = 0.1
-SETTLE = 0.02  # a save may be several changes
-Guard = Callable[[Callable[[], int]], int]  # runs a function as the command line does, and returns the exit code
+# A save may be several changes.
+SETTLE = 0.02
+# Runs a function as the command line does, and returns the exit code.
+Guard = Callable[[Callable[[], int]], int]
 
 
 def watch(options: Options, root: Path, guard: Guard) -> int:
@@ -51,7 +53,8 @@ def watch(options: Options, root: Path, guard: Guard) -> int:
     from .report.watch_page import WatchPage
 
     options = dataclasses.replace(options, warm=Warm.START if options.warm is Warm.AUTO else options.warm)
-    session.Chosen.of(options, root, Path.cwd())  # or UsageError
+    # Or UsageError.
+    session.Chosen.of(options, root, Path.cwd())
     with ExitStack() as owner:
         output = owner.enter_context(tempfile.TemporaryFile())
         page = owner.enter_context(WatchPage(options, output))
@@ -144,7 +147,8 @@ class Watcher:
             self._begin(affected=True)
 
     def _press(self, typed: bytes) -> None:
-        if not typed:  # the terminal was closed
+        # The terminal was closed.
+        if not typed:
             self._quits = True
         for key in typed.decode(errors="replace"):
             match key:

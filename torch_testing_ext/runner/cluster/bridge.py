@@ -26,12 +26,16 @@ from . import bridge_protocol, ray_actor
 from .held_node import END_TIMEOUT, OF_NODES, Ground, HeldNode, ProjectStore, describe
 from .reservations import HeldState, Room, SeenNode, choose_nodes
 
-POLL = 1.0  # seconds between two looks at the nodes of the cluster
+# Seconds between two looks at the nodes of the cluster.
+POLL = 1.0
 PROBE_TIMEOUT = 5.0
 CLEAN_TIMEOUT = 60.0
-RESERVE_TIMEOUT = 2.0  # a reservation that is pending then lost a race for its resources
-RETRY_AFTER = (0.2, 2.0)  # seconds; random, so that two runs do not try again in lockstep
-MOST_LOSSES = 2  # how often an agent may be lost on a node before the node is left alone
+# A reservation that is pending then lost a race for its resources.
+RESERVE_TIMEOUT = 2.0
+# Seconds; random, so that two runs do not try again in lockstep.
+RETRY_AFTER = (0.2, 2.0)
+# How often an agent may be lost on a node before the node is left alone.
+MOST_LOSSES = 2
 _CLIENT = "ray://"
 
 
@@ -45,13 +49,17 @@ class Bridge:
         self._view = RayView(ray)
         self._wish = request.wish
         self._sending = threading.Lock()
-        self._held: dict[str, HeldNode] = {}  # by the node's id
+        # By the node's id.
+        self._held: dict[str, HeldNode] = {}
         self._losses: dict[str, int] = {}
-        self._left_alone: dict[str, str] = {}  # by the node's id, and why
+        # By the node's id, and why.
+        self._left_alone: dict[str, str] = {}
         self._has_begun = False
         self._takes_more = True
-        self._known: set[str] = set()  # nodes of earlier looks: one that joins the cluster is taken once in any case
-        self._not_before = 0.0  # when nodes are taken again
+        # Nodes of earlier looks: one that joins the cluster is taken once in any case.
+        self._known: set[str] = set()
+        # When nodes are taken again.
+        self._not_before = 0.0
         self._serials = itertools.count()
         self._drained: set[str] = set()
         self._last_wait: str | None = None
@@ -319,7 +327,8 @@ class RayView:
 
     def __init__(self, ray: Any):
         self._ray = ray
-        self._names: dict[str, str] = {}  # by id
+        # By id.
+        self._names: dict[str, str] = {}
 
     def look(self) -> list[SeenNode]:
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
@@ -379,7 +388,8 @@ def _known_to_ray(ask: Callable[[Any], Any]) -> Any:
         from ray._private import state
 
         return ask(state)
-    except Exception:  # a private name, which another version may lack
+    except Exception:
+        # A private name, which another version may lack.
         return {}
 
 

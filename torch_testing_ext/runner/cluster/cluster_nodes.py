@@ -13,8 +13,10 @@ from .node_environment import differences, facts
 from .project_changes import ComingBack, named
 from .remote import JoiningNode, NodeState, RemoteNode
 
-IDLE_BEATS = 4  # a node without a unit for so long is given back, if no unit waits
-HURRY_TIMEOUT = 2.0  # seconds that a node has to say that its units were killed
+# A node without a unit for so long is given back, if no unit waits.
+IDLE_BEATS = 4
+# Seconds that a node has to say that its units were killed.
+HURRY_TIMEOUT = 2.0
 
 
 class ClusterError(UsageError):
@@ -24,7 +26,8 @@ class ClusterError(UsageError):
 class NodeLauncher:
     """Starts agents on nodes, as they become free, and carries their bytes."""
 
-    expected = 0  # the number of nodes that the run should begin with; 0 for those that are free at the start
+    # The number of nodes that the run should begin with; 0 for those that are free at the start.
+    expected = 0
 
     @property
     def waits_for(self) -> str:

@@ -40,8 +40,10 @@ from .reservations import Wish
 from .shipping import Shipment, choose, sent_file, split_path, write
 from .slurm import SLURM, slurm_launcher
 
-LOGS_OF_NODES = "torch_testing_ext_logs"  # the folder of the project's copies for TORCH_TESTING_EXT_LOGS
-TELL_INTERVAL = 10.0  # seconds between two lines about what the run waits for
+# The folder of the project's copies for TORCH_TESTING_EXT_LOGS.
+LOGS_OF_NODES = "torch_testing_ext_logs"
+# Seconds between two lines about what the run waits for.
+TELL_INTERVAL = 10.0
 
 
 @contextmanager
@@ -75,15 +77,18 @@ class ClusterSite:
 
     place: ClusterPlace
     leases: NodeLeases
-    notes: Sequence[str]  # warnings from before the nodes have come
-    torch_version: str = ""  # known when the nodes are ready
+    # Warnings from before the nodes have come.
+    notes: Sequence[str]
+    # Known when the nodes are ready.
+    torch_version: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return (*self.notes, *self.place.nodes.troubles.warnings)
 
     def reads(self) -> Reads:
-        return {}  # the nodes do not say
+        # The nodes do not say.
+        return {}
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
         """Wait for nodes, and have one of them find the tests."""
@@ -135,7 +140,8 @@ def clean(options: Options) -> int:
     with locked_folder("torch_testing_ext_run_") as folder:
         launcher = _on_ray(options, Path.cwd(), folder, [], cleans=True)
         with ClusterPlace(launcher, NodeLeases(), options.cluster_timeout, _say) as place:
-            while not launcher.failure:  # also when all is done
+            # Also when all is done.
+            while not launcher.failure:
                 place.loop.step()
     for node in launcher.cleaned:
         print(f"node {node.name}: removed {', '.join(node.removed) or 'nothing'}")
@@ -236,7 +242,8 @@ class ClusterPlace(Place):
         self._launcher = launcher
         self._timeout = timeout
         self._say = say
-        self._wait: tuple[int, float] | None = None  # how many nodes had joined when it began, and until when
+        # How many nodes had joined when it began, and until when.
+        self._wait: tuple[int, float] | None = None
 
     def __enter__(self) -> ClusterPlace:
         self.nodes.open()

@@ -17,10 +17,13 @@ from . import node_keeper, ray_actor
 from .bridge_protocol import Connect, NodeJoined
 from .reservations import HeldState, Room, SeenNode
 
-PENDING_TIMEOUT = 20.0  # an actor that has not started by then is given up, and tried again
-ANSWER_TIMEOUT = 15.0  # an actor that does not answer a poll is lost
+# An actor that has not started by then is given up, and tried again.
+PENDING_TIMEOUT = 20.0
+# An actor that does not answer a poll is lost.
+ANSWER_TIMEOUT = 15.0
 END_TIMEOUT = 4.0
-KEEP_INTERVAL = 3.0  # seconds after which an actor is told that it is still needed
+# Seconds after which an actor is told that it is still needed.
+KEEP_INTERVAL = 3.0
 _OF_ACTORS = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError")
 OF_NODES = (*_OF_ACTORS, "OutOfMemoryError", "GetTimeoutError")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -44,7 +47,8 @@ class ProjectStore:
         """The project for a node, unless the node has kept it."""
         if not self.key or self._ray.get(actor.has.remote(self.key)):
             return None
-        with self._storing:  # once, in the threads of all nodes
+        # Once, in the threads of all nodes.
+        with self._storing:
             if self._stored is None:
                 self._stored = self._ray.put(Path(self._archive).read_bytes())
         return self._stored
@@ -58,7 +62,8 @@ class Ground:
     request: Connect
     actor_class: Any
     project: ProjectStore
-    send: Callable[..., None]  # a message and descriptors to run_test.py
+    # A message and descriptors to run_test.py.
+    send: Callable[..., None]
 
 
 class HeldNode:
@@ -90,7 +95,8 @@ class HeldNode:
             if self._start():
                 self._copy_from()
         except Exception:
-            if self.state in (HeldState.STARTS, HeldState.JOINED):  # nobody here has ended it
+            # Nobody here has ended it.
+            if self.state in (HeldState.STARTS, HeldState.JOINED):
                 raise
 
     def _advance(self, to: HeldState) -> bool:
@@ -186,7 +192,8 @@ class HeldNode:
 
     def _copy_to(self, stream: socket.socket) -> None:
         """Copy what run_test.py says: one call at a time, since calls to a threaded actor may overtake each other."""
-        with suppress(Exception):  # whatever it is, the other direction finds it out
+        # Whatever it is, the other direction finds it out.
+        with suppress(Exception):
             while data := stream.recv(ray_actor.CHUNK):
                 self._ground.ray.get(self._actor.send.remote(data), timeout=ANSWER_TIMEOUT)
             self.end()
@@ -213,14 +220,16 @@ class HeldNode:
     def close_stream(self) -> None:
         if self._stream is not None:
             with suppress(OSError):
-                self._stream.shutdown(socket.SHUT_RDWR)  # closing alone ends nothing while another thread reads
+                # Closing alone ends nothing while another thread reads.
+                self._stream.shutdown(socket.SHUT_RDWR)
             self._stream.close()
 
 
 def describe(error: Exception) -> str:
     """An exception of Ray, in words."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, Exception):  # what a call of the actor has raised, such as that its argument has no room there
+    # What a call of the actor has raised, such as that its argument has no room there.
+    if isinstance(cause, Exception):
         return describe(cause)
     lines = (line.strip() for line in _COLOURS.sub("", str(error)).splitlines())
     first = next((line for line in lines if line), "")

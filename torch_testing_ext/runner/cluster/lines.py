@@ -14,8 +14,10 @@ from torch_testing_ext._process import messages
 Received = TypeVar("Received")
 
 _CHUNK = 1 << 18
-_LINGER = 0.05  # seconds that a message which is not urgent waits for others
-_SHOWN = 200  # characters of a line that is no message
+# Seconds that a message which is not urgent waits for others.
+_LINGER = 0.05
+# Characters of a line that is no message.
+_SHOWN = 200
 
 
 class NotAMessage(Exception):
@@ -70,7 +72,8 @@ class MessageReader(Generic[Received]):
                 line = line.replace(self._there, self._here)
             try:
                 message = messages.from_json(line, self._kinds)
-            except Exception:  # whatever it is, it is none of our messages
+            except Exception:
+                # Whatever it is, it is none of our messages.
                 if self._first is None:
                     shown = line[:_SHOWN].decode("utf-8", "replace")
                     raise NotAMessage(f"{shown!r} is not a message") from None

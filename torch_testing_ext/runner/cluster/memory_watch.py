@@ -28,7 +28,8 @@ class MemoryWatch:
     loop: EventLoop
     memory: MachineMemory
     most_share: float
-    units: Callable[[], Mapping[int, RunningUnit]]  # all that run on this node
+    # All that run on this node.
+    units: Callable[[], Mapping[int, RunningUnit]]
     warn: Callable[[str], object]
     _ended: RunningUnit | None = None
     _has_warned: bool = False

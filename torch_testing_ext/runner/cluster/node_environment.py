@@ -33,9 +33,11 @@ _PREFIXES_OF_MACHINE = (
 )
 
 LOGS = PREFIX + "LOGS"
-_OF_RUN = (LEASED, RUNNER_PREFIX)  # run_test.py decides for the nodes
+# run_test.py decides for the nodes.
+_OF_RUN = (LEASED, RUNNER_PREFIX)
 _MASKS = {name for names in MASKS.values() for name in names}
-_OTHER_BYTES = re.compile("[\ud800-\udfff]")  # not UTF-8: an environment may hold any
+# Not UTF-8: an environment may hold any.
+_OTHER_BYTES = re.compile("[\ud800-\udfff]")
 _SECRET = re.compile(
     r"(?i)(^|_)(TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|KEYS?|CREDENTIALS?|AUTH|COOKIE|PAT)(_|$)"
 )
@@ -103,7 +105,8 @@ def _is_of_machine(name: str) -> bool:
 
 def undo_worker() -> list[str]:
     """Give this process, which a worker of Ray has started, what a shell would. Returns a warning if that fails."""
-    with suppress(OSError):  # only root may lower it: the kernel then prefers our processes when it is out of memory
+    # Only root may lower it: the kernel then prefers our processes when it is out of memory.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     with suppress(OSError, ValueError):

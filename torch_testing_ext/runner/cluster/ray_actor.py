@@ -26,16 +26,21 @@ from torch_testing_ext._process.private_folders import UnsafeFolder, make_locked
 
 # Set by Ray for its workers alone. OMP_NUM_THREADS is one for each CPU of the actor; tests decide for themselves.
 OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
-LEASE = 15.0  # seconds without a poll
+# Seconds without a poll.
+LEASE = 15.0
 START_TIMEOUT = 1800.0
 END_TIMEOUT = 2.0
 CHUNK = 1 << 20
-MOST_KEPT = 4  # projects on a node
-EXPIRY = 7 * 86400.0  # seconds after which a project that no run has used is removed
-STALE = 3600.0  # seconds after which a project that is still being written will never be complete
+# Projects on a node.
+MOST_KEPT = 4
+# Seconds after which a project that no run has used is removed.
+EXPIRY = 7 * 86400.0
+# Seconds after which a project that is still being written will never be complete.
+STALE = 3600.0
 BASE = "torch_testing_ext-nodes-"
 RUN = "run"
-RUN_ELSEWHERE = "torch_testing_ext_run_"  # if the shared place has no folder that can be used
+# If the shared place has no folder that can be used.
+RUN_ELSEWHERE = "torch_testing_ext_run_"
 
 
 class AgentActor:
@@ -48,11 +53,15 @@ class AgentActor:
         self._words = [*words, f"--ray-memory-threshold={threshold}"] if threshold else words
         self._hide = hide
         self._base, self._warnings = _base()
-        self._process: subprocess.Popen[bytes] | None = None  # the keeper
-        self._polled = time.monotonic() + START_TIMEOUT  # the project may be large, and take a while to come
+        # The keeper.
+        self._process: subprocess.Popen[bytes] | None = None
+        # The project may be large, and take a while to come.
+        self._polled = time.monotonic() + START_TIMEOUT
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
-        self._kept: bytes | None = None  # the project, from an earlier run
-        self._log: io.BufferedRandom | None = None  # of the agent; it can be read when its folder has gone
+        # The project, from an earlier run.
+        self._kept: bytes | None = None
+        # Of the agent; it can be read when its folder has gone.
+        self._log: io.BufferedRandom | None = None
         threading.Thread(target=self._watch, daemon=True).start()
 
     # -- the start
@@ -80,7 +89,8 @@ class AgentActor:
 
         `archive`: None if the node has the project with this key, or shares its folder.
         """
-        self._polled = time.monotonic() + START_TIMEOUT  # a set-up may take a while
+        # A set-up may take a while.
+        self._polled = time.monotonic() + START_TIMEOUT
         folder = ""
         try:
             folder = self._start_keeper()
@@ -164,7 +174,8 @@ class AgentActor:
 
         threading.Thread(target=run, daemon=True).start()
         started.wait()
-        os.close(lock)  # the keeper has it
+        # The keeper has it.
+        os.close(lock)
         if errors:
             raise errors[0]
         return str(folder)
@@ -183,7 +194,8 @@ class AgentActor:
             while view:
                 view = view[self._process.stdin.write(view) or 0 :]
         except (OSError, ValueError):
-            pass  # its end shows in `receive`
+            # Its end shows in `receive`.
+            pass
 
     def receive(self, timeout: float) -> bytes | None:
         """The new output of the agent, after at most `timeout` seconds; None after its end."""
@@ -247,7 +259,8 @@ def _base() -> tuple[str, list[str]]:
     """The folder of this user's runs on a node, and of the projects that it has kept; else none, and a warning."""
     try:
         user = getpass.getuser().replace(os.sep, "_")
-    except (KeyError, OSError):  # a container may not know its user
+    except (KeyError, OSError):
+        # A container may not know its user.
         user = str(os.getuid())
     wanted = Path(tempfile.gettempdir(), BASE + user)
     try:
@@ -259,10 +272,12 @@ def _base() -> tuple[str, list[str]]:
 def _unpack(archive: bytes, root: str, times: Mapping[str, int]) -> None:
     os.makedirs(root)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extraction_filter = lambda member, path: member  # the files are the user's own: links may lead anywhere
+        # The files are the user's own: links may lead anywhere.
+        tar.extraction_filter = lambda member, path: member
         tar.extractall(root)
     for name, moment in times.items():
-        with contextlib.suppress(OSError):  # it was gone when the project was packed
+        # It was gone when the project was packed.
+        with contextlib.suppress(OSError):
             os.utime(os.path.join(root, name), ns=(moment, moment), follow_symlinks=False)
 
 

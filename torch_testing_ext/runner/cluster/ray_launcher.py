@@ -30,10 +30,14 @@ IMPORT_TIMEOUT = 60.0
 CONNECT_TIMEOUT = 9.0
 LEAST_CONNECT_TIMEOUT = 7.0
 END_TIMEOUT = 10.0
-EXIT_TIMEOUT = 2.0  # for the end of the bridge, when a connection to it has ended
-SIGTERM_TIMEOUT = 2.0  # the bridge, which may be in a call of Ray, ends in 1.5 s
-_ERROR = re.compile(r"\w+Error: ")  # the last line of a traceback
-_ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")  # of a line in a log of Ray: time, process and place in its source
+# For the end of the bridge, when a connection to it has ended.
+EXIT_TIMEOUT = 2.0
+# The bridge, which may be in a call of Ray, ends in 1.5 s.
+SIGTERM_TIMEOUT = 2.0
+# The last line of a traceback.
+_ERROR = re.compile(r"\w+Error: ")
+# Of a line in a log of Ray: time, process and place in its source.
+_ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")
 
 
 class BridgeState(enum.Enum):
@@ -50,19 +54,25 @@ class RayLauncher(NodeLauncher):
     """The bridge, seen from run_test.py."""
 
     request: bridge_protocol.Connect
-    prepare: PrepareNode  # its root and its limits are completed for each node
+    # Its root and its limits are completed for each node.
+    prepare: PrepareNode
     log: Path
-    pretend: bool = False  # take the accelerators that Ray names for fake ones
-    copies_of: str = ""  # the project, if the nodes have copies of it
+    # Take the accelerators that Ray names for fake ones.
+    pretend: bool = False
+    # The project, if the nodes have copies of it.
+    copies_of: str = ""
     waits_for: str = "the Ray cluster"
     failure: str = ""
     _process: subprocess.Popen[bytes] | None = None
     cleaned: list[bridge_protocol.NodeCleaned] = field(default_factory=list)
     _state: BridgeState = BridgeState.IMPORTS
     _takes_more: bool = True
-    _gone: dict[str, str] = field(default_factory=dict)  # how agents ended
-    _serials: dict[str, int] = field(default_factory=dict)  # of the agents, by name of node
-    _joined: set[str] = field(default_factory=set)  # nodes that have joined once
+    # How agents ended.
+    _gone: dict[str, str] = field(default_factory=dict)
+    # Of the agents, by name of node.
+    _serials: dict[str, int] = field(default_factory=dict)
+    # Nodes that have joined once.
+    _joined: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -146,7 +156,8 @@ class RayLauncher(NodeLauncher):
                 renamed = (message.root, self.copies_of) if self.copies_of else ("", "")
                 stream = socket(fileno=message.fds[0])
                 self._nodes.join(JoiningNode(name, stream, prepare, how_it_ended, message.warnings, renamed))
-                self._serials[name] = message.serial  # not before: the agent that was there may be released now
+                # Not before: the agent that was there may be released now.
+                self._serials[name] = message.serial
             case bridge_protocol.NodeGone(name, why):
                 self._gone[name] = why
                 if name not in self._joined:

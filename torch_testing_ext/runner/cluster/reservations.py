@@ -28,8 +28,10 @@ class SeenNode:
     name: str
     total: Room
     free: Room
-    aliases: frozenset[str] = frozenset()  # other names, and labels as NAME=VALUE
-    pin: str = ""  # a resource that only this node has
+    # Other names, and labels as NAME=VALUE.
+    aliases: frozenset[str] = frozenset()
+    # A resource that only this node has.
+    pin: str = ""
     drains: bool = False
 
 
@@ -48,10 +50,14 @@ class Wish:
     """The nodes that a run wants."""
 
     address: str
-    nodes: int | None  # exactly so many; None for all that have something free
-    gpus: int | None  # of each node; None for all
-    cpus: int | None  # at most, of each node; None for all
-    only: tuple[str, ...] = ()  # names and labels of nodes
+    # Exactly so many; None for all that have something free.
+    nodes: int | None
+    # Of each node; None for all.
+    gpus: int | None
+    # At most, of each node; None for all.
+    cpus: int | None
+    # Names and labels of nodes.
+    only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
     @property
@@ -88,9 +94,12 @@ class Choice:
 
     take: tuple[SeenNode, ...] = ()
     waits_for: str = ""
-    cannot: str = ""  # why the run cannot begin, and no waiting helps
-    infeasible: bool = False  # only more nodes help, which an autoscaler may add
-    gives_back: bool = False  # the nodes that it has: it waits for all, and others need these meanwhile
+    # Why the run cannot begin, and no waiting helps.
+    cannot: str = ""
+    # Only more nodes help, which an autoscaler may add.
+    infeasible: bool = False
+    # The nodes that it has: it waits for all, and others need these meanwhile.
+    gives_back: bool = False
 
 
 def choose_nodes(

@@ -42,13 +42,16 @@ _OF_OTHER_STEPS = {
     *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_STEP_GRES", "SLURM_MULTI_PROG", "SLURM_CPU_BIND"),
 }
 _COUNTS_OF_GPUS = {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GRES"}
-SALLOC_TIMEOUT = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
+# Seconds that salloc has to give the nodes back, which it tells the controller.
+SALLOC_TIMEOUT = 5.0
 KILL_TIMEOUT = 2.0
-ASK_TIMEOUT = 30.0  # for a question to the controller, during which the run does nothing else
+# For a question to the controller, during which the run does nothing else.
+ASK_TIMEOUT = 30.0
 _CHUNK = 1 << 16
 # The environment of the allocation, between empty entries. What is printed before it is not for us.
 _HOLD = "printf '\\0\\0'; env -0; printf '\\0'; exec cat >/dev/null"
-_HOLDS_NOTHING = "SALLOC_NO_SHELL"  # with it, salloc ends at once, and nobody gives the nodes back
+# With it, salloc ends at once, and nobody gives the nodes back.
+_HOLDS_NOTHING = "SALLOC_NO_SHELL"
 
 
 def slurm_launcher(
@@ -189,7 +192,8 @@ def _with_set_up(agent: list[str], setup: str, root: str) -> list[str]:
 class AllocatingLauncher(NodeLauncher):
     """Waits for nodes by salloc; then `steps` makes the launcher for them, from the environment of the allocation."""
 
-    words: Sequence[str]  # the command, less what it runs
+    # The command, less what it runs.
+    words: Sequence[str]
     steps: Callable[[Mapping[str, str]], NodeLauncher]
     folder: Path
     environ: Mapping[str, str]
@@ -271,7 +275,8 @@ class AllocatingLauncher(NodeLauncher):
         code = -1
         try:
             code = reaping.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
-        finally:  # also if the user interrupts it
+        finally:
+            # Also if the user interrupts it.
             if code < 0:
                 self._cancel()
 
@@ -300,19 +305,23 @@ def _started(
     return process, ours
 
 
-END_TIMEOUT = 2.0  # seconds that a command may take to end after its stdin
+# Seconds that a command may take to end after its stdin.
+END_TIMEOUT = 2.0
 
 
 @dataclass
 class CommandLauncher(NodeLauncher):
     """Starts one command for each node. What they print on stderr is kept in `folder`."""
 
-    commands: Mapping[str, Sequence[str]]  # by name of node
+    # By name of node.
+    commands: Mapping[str, Sequence[str]]
     prepare: PrepareNode
     folder: Path
     environ: Mapping[str, str]
-    cpus: Mapping[str, int] = field(default_factory=dict)  # that a node gives us, where it may have more
-    reserved: Mapping[str, int] = field(default_factory=dict)  # accelerators that a node gives us
+    # That a node gives us, where it may have more.
+    cpus: Mapping[str, int] = field(default_factory=dict)
+    # Accelerators that a node gives us.
+    reserved: Mapping[str, int] = field(default_factory=dict)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property

@@ -26,7 +26,8 @@ SECTION = "torch_testing_ext"
 PREFIX = "TORCH_TESTING_EXT_RUN_"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-Layer = dict[str, tuple[Any, str]]  # the options that one source sets: by field, the value and its exact source
+# The options that one source sets: by field, the value and its exact source.
+Layer = dict[str, tuple[Any, str]]
 EXIT_CODES = """\
 set a project up, and run its first test:
   %(prog)s init
@@ -54,7 +55,8 @@ class ConfiguredOptions:
     """The options in force, and the source of each."""
 
     options: Options
-    sources: Mapping[str, str]  # by field
+    # By field.
+    sources: Mapping[str, str]
 
 
 def read_options(
@@ -101,7 +103,8 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
         raise UsageError("--since needs --affected or --why")
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
-        options = dataclasses.replace(options, jobs=ALL_CPUS)  # the cores of this machine say nothing about the nodes
+        # The cores of this machine say nothing about the nodes.
+        options = dataclasses.replace(options, jobs=ALL_CPUS)
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
@@ -298,7 +301,8 @@ _SHARED = {
     "timeout": "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT",
     "stream": "TORCH_TESTING_EXT_STREAM",
 }
-_DEBUG_RANK = "TORCH_TESTING_EXT_DEBUG_RANK"  # with --pdb, any rank can have the terminal
+# With --pdb, any rank can have the terminal.
+_DEBUG_RANK = "TORCH_TESTING_EXT_DEBUG_RANK"
 
 
 def _shared_with_python(environ: Mapping[str, str], cwd: Path) -> Layer:

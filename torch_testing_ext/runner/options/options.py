@@ -15,7 +15,8 @@ from torch_testing_ext._process.user_terminal import UserTerminal
 
 from ..model import Policy
 
-NEAR = 0.5  # similarity as difflib measures it; 1 means equal
+# Similarity as difflib measures it; 1 means equal.
+NEAR = 0.5
 
 
 class UsageError(ValueError):
@@ -47,8 +48,10 @@ class Rerun(enum.Enum):
     """The use of the failures of earlier runs."""
 
     NOTHING = "nothing"
-    LAST_FAILED = "last-failed"  # run only these tests
-    FAILED_FIRST = "failed-first"  # run these tests first
+    # Run only these tests.
+    LAST_FAILED = "last-failed"
+    # Run these tests first.
+    FAILED_FIRST = "failed-first"
 
 
 class Action(enum.Enum):
@@ -104,15 +107,18 @@ class OrderHazard(enum.Enum):
 class ShardSpec:
     """One of `count` parts of the tests."""
 
-    index: int  # starts at 1
+    # Starts at 1.
+    index: int
     count: int
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
 
-ALL_CPUS = 1 << 16  # the number of jobs on a node of a cluster, unless --jobs limits it
-Gpus = int | tuple[str, ...] | None  # a number of devices, their names, or None for all
+# The number of jobs on a node of a cluster, unless --jobs limits it.
+ALL_CPUS = 1 << 16
+# A number of devices, their names, or None for all.
+Gpus = int | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,8 @@ class Options:
     exclude: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    tests: tuple[Path, ...] = ()  # config.py finds the project's
+    # config.py finds the project's.
+    tests: tuple[Path, ...] = ()
     shard: ShardSpec | None = None
     rerun: Rerun = Rerun.NOTHING
     affected: bool = False

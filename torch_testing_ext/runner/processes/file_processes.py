@@ -18,17 +18,22 @@ from .worker_messages import CountDevices, DevicesCounted, LoadAs
 from .zygote_client import ZygoteClient
 
 Reads = dict[TestId, dict[str, str] | None]
-COUNT_TIMEOUT = 200.0  # longer than each of the ways to ask the driver takes
-MOST_OPEN = 32  # processes of files that wait for their first unit
+# Longer than each of the ways to ask the driver takes.
+COUNT_TIMEOUT = 200.0
+# Processes of files that wait for their first unit.
+MOST_OPEN = 32
 
 
 @dataclass(frozen=True)
 class Discovery:
     """The tests found by importing the test files, and what cannot be run."""
 
-    tests: tuple[Test, ...]  # of a file that skips itself, one that stands for all of them
-    broken: tuple[Attempt, ...]  # files that could not be imported
-    not_run: tuple[Attempt, ...] = ()  # tests that unittest does not run
+    # Of a file that skips itself, one that stands for all of them.
+    tests: tuple[Test, ...]
+    # Files that could not be imported.
+    broken: tuple[Attempt, ...]
+    # Tests that unittest does not run.
+    not_run: tuple[Attempt, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -36,8 +41,10 @@ class Discovery:
 class FileProcesses(ZygoteClient):
     """The processes of test files, and the zygote above them: `with FileProcesses(root) as files:`."""
 
-    all_marks: bool = False  # find tests, too, that pytest's own options deselect by their marks
-    torch_version: str = ""  # known when devices have been counted
+    # Find tests, too, that pytest's own options deselect by their marks.
+    all_marks: bool = False
+    # Known when devices have been counted.
+    torch_version: str = ""
     _files: dict[str, FileHandle] = field(default_factory=dict)
     _reads: Reads = field(default_factory=dict)
 
@@ -59,7 +66,8 @@ class FileProcesses(ZygoteClient):
         until = time.monotonic() + COUNT_TIMEOUT
         while not (ended or answers) and time.monotonic() < until:
             self.loop.step(until)
-        if not ended:  # an answer is enough: a process that the driver blocks may not end
+        # An answer is enough: a process that the driver blocks may not end.
+        if not ended:
             self.kill(child)
         self.loop.forget(channel)
         channel.close()

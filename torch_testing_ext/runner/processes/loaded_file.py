@@ -23,7 +23,8 @@ from .worker_messages import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
-_CPU_BACKENDS = {"gloo", "mpi", "fake"}  # tests that use these with accelerators declare how many
+# Tests that use these with accelerators declare how many.
+_CPU_BACKENDS = {"gloo", "mpi", "fake"}
 
 
 class FileSkips(Exception):
@@ -32,7 +33,8 @@ class FileSkips(Exception):
     def __init__(self, reason: str, want: str | None):
         super().__init__(reason)
         self.reason = reason or "skipped"
-        self.want = want  # if there are not enough devices: what it needs
+        # If there are not enough devices: what it needs.
+        self.want = want
 
 
 class NeedsPytest(Exception):
@@ -45,7 +47,8 @@ class NamedTest:
 
     cls: str
     method: str
-    test: Any  # a unittest.TestCase, anything else that a unittest.TestSuite may contain, or a PytestTest
+    # A unittest.TestCase, anything else that a unittest.TestSuite may contain, or a PytestTest.
+    test: Any
 
     @property
     def name(self) -> str:
@@ -56,10 +59,14 @@ class NamedTest:
 class LoadedFile:
     """The tests of an imported file."""
 
-    named: tuple[NamedTest, ...]  # in unittest's order, then in pytest's
-    tests: dict[str, Any]  # by name
-    not_run: tuple[tuple[NamedTest, str], ...]  # what cannot be run, and why
-    left_out: tuple[str, ...] | None = None  # the tests that pytest does not collect; None if it was not asked
+    # In unittest's order, then in pytest's.
+    named: tuple[NamedTest, ...]
+    # By name.
+    tests: dict[str, Any]
+    # What cannot be run, and why.
+    not_run: tuple[tuple[NamedTest, str], ...]
+    # The tests that pytest does not collect; None if it was not asked.
+    left_out: tuple[str, ...] | None = None
 
     @classmethod
     def load(cls, path: str, load_as: LoadAs | None = None) -> LoadedFile:

@@ -100,7 +100,8 @@ class Nanny:
             case worker_messages.StartUnit():
                 self.watch(message.unit, *message.fds)
             case _ if not self._worker:
-                pass  # it is about a unit that is over
+                # It is about a unit that is over.
+                pass
             case worker_messages.AboutWorker.TAKE_STACKS:
                 self._take_stacks()
             case worker_messages.AboutWorker.END:

@@ -96,7 +96,8 @@ class _Loop:
 
     def __init__(self, unit: UnitSpec, tests: Sequence[tuple[int, Any]], send: Send):
         self.has_failed = False
-        self.cannot_send: BaseException | None = None  # the error
+        # The error.
+        self.cannot_send: BaseException | None = None
         self.reports = UnitReports(unit, self._send)
         self._tests = tests
         self._to_runner = send
@@ -158,7 +159,8 @@ class _Loop:
                 setattr(item.cls, TIMEOUT, seconds)
 
     def _print_logs(self) -> None:
-        with suppress(Exception):  # a test may have closed or replaced stderr
+        # A test may have closed or replaced stderr.
+        with suppress(Exception):
             for title, text in self._of_test.sections():
                 if title.startswith(_LOG_SECTIONS):
                     print(f"----- {title} -----\n{text.rstrip()}", file=sys.stderr)

@@ -30,8 +30,10 @@ from .worker_messages import LoadAs
 
 PLUGIN = "torch_testing_ext.pytest_plugin"
 _ARGUMENTS = (
-    *("-p", PLUGIN),  # also where the package is not installed
-    "--capture=no",  # the output of a worker is its log
+    # Also where the package is not installed.
+    *("-p", PLUGIN),
+    # The output of a worker is its log.
+    "--capture=no",
     # What the zygote has imported: torch_testing_ext, for example, which contains a plugin of pytest.
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
@@ -50,7 +52,8 @@ _OVERRULED: dict[str, Any] = {
     "tx": [],
     "xmlpath": None,
 }
-_COVERAGE = "_cov"  # of pytest-cov
+# Of pytest-cov.
+_COVERAGE = "_cov"
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
 _SESSION_HOOKS = ("pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
@@ -61,12 +64,15 @@ class Collection:
 
     def __init__(self, path: str, load_as: LoadAs):
         self.path = path
-        self.module: ModuleType | None = None  # as pytest has imported it
+        # As pytest has imported it.
+        self.module: ModuleType | None = None
         self.import_error: BaseException | None = None
         # What could not be collected, and why: the names of classes or functions, none for the whole file.
         self.failures: list[tuple[tuple[str, ...], str]] = []
-        self.deselected: list[Any] = []  # items
-        self.is_for_listing = False  # its session has ended: a worker needs another one
+        # Items of pytest.
+        self.deselected: list[Any] = []
+        # Its session has ended: a worker needs another one.
+        self.is_for_listing = False
         self._load_as = load_as
         self._session: Any = None
         self._failed_before = 0
@@ -97,13 +103,15 @@ class Collection:
                     self.is_for_listing = True
                     self.finish()
             except BaseException as error:
-                self._session = None  # what it has collected so far is not all, or not right
+                # What it has collected so far is not all, or not right.
+                self._session = None
                 if self.import_error is None:
                     self.failures.append(((), explain(error)))
 
     def _begin(self, names: Sequence[str]) -> None:
         config = pytest_internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
-        config.args[:] = names  # without paths among the project's own options
+        # Without paths among the project's own options.
+        config.args[:] = names
         _silence(config)
         session = pytest.Session.from_config(config)
         session.exitstatus = pytest.ExitCode.OK

@@ -27,7 +27,8 @@ from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, Preloa
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 
-Tests = Mapping[str, Any]  # by `Class.test_x`
+# By `Class.test_x`.
+Tests = Mapping[str, Any]
 
 
 def run_and_exit(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
@@ -58,7 +59,8 @@ class Reports:
 
     def send(self, message: FromWorker) -> None:
         if os.getpid() != self._pid:
-            return  # a child that a test forked and that runs on: only the test's own process knows how it ends
+            # A child that a test forked and that runs on: only the test's own process knows how it ends.
+            return
         if file_behind(self._channel.fileno()) != self._socket:
             raise DescriptorsClosed(f"{DESCRIPTORS_CLOSED}, so it could not report how it ended{_so_far(message)}")
         self._channel.send(message)
@@ -93,7 +95,8 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     stacks.write_on_request(unit.stacks)
     client.work_in(unit.session)
     stopping.prepare(StopContext(UserTerminal.here(), unit.directory))
-    fork_safety.mark_fork_safe()  # its parents were checked before they forked it
+    # Its parents were checked before they forked it.
+    fork_safety.mark_fork_safe()
     signals.unblock()
 
 

@@ -92,7 +92,8 @@ class Live:
 
     def _start(self) -> None:
         if self.shows and not self._region.is_started:
-            atexit.register(self._region.stop)  # the terminal gets its cursor back, however the run ends
+            # The terminal gets its cursor back, however the run ends.
+            atexit.register(self._region.stop)
             self._region.start()
 
     def draw(self) -> RenderableType:

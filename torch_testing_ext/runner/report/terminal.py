@@ -47,7 +47,8 @@ class TerminalStream:
             try:
                 self.stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
                 self.stream.flush()
-            except (OSError, ValueError) as error:  # ValueError: it is closed
+            except (OSError, ValueError) as error:
+                # ValueError: it is closed.
                 self._give_up(error)
         return len(text)
 
@@ -67,8 +68,10 @@ class TerminalStream:
     def _give_up(self, error: Exception) -> None:
         self._broken = True
         discard(self.stream)
-        if not isinstance(error, BrokenPipeError):  # the reader closed the pipe on purpose
-            with suppress(OSError, ValueError):  # stderr may be broken, too
+        # The reader closed the pipe on purpose.
+        if not isinstance(error, BrokenPipeError):
+            # stderr may be broken, too.
+            with suppress(OSError, ValueError):
                 print(f"{user_commands.runner_name()}: console output stops here: {error}", file=sys.stderr)
 
 
@@ -125,7 +128,8 @@ def columns(stream: TextIO, environ: Mapping[str, str]) -> int | None:
         return None
     try:
         return os.get_terminal_size(stream.fileno()).columns or None
-    except (OSError, ValueError):  # a stream without a descriptor
+    except (OSError, ValueError):
+        # A stream without a descriptor.
         return None
 
 
@@ -140,10 +144,14 @@ def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 class ConsoleLayout:
     """The space that the report has, where it is shown."""
 
-    columns: int | None = None  # of the terminal; None if there is none
-    complete: str = ""  # the report file that has all of a message, if there is one
-    show: str = ""  # the command that shows all of the failure of a test whose name is appended
-    whole: bool = False  # show all of each failure
+    # Of the terminal; None if there is none.
+    columns: int | None = None
+    # The report file that has all of a message, if there is one.
+    complete: str = ""
+    # The command that shows all of the failure of a test whose name is appended.
+    show: str = ""
+    # Show all of each failure.
+    whole: bool = False
 
     def rule(self, character: str) -> str:
         """A horizontal line."""

@@ -22,7 +22,8 @@ from torch_testing_ext._machine.visible_devices import (
 from ..model import Lease, NodeOfRun
 from ..options.options import Gpus, Options, UsageError, nearest
 
-FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"  # the same as in launch/settings.py, which is slow to import
+# The same as in launch/settings.py, which is slow to import.
+FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def _existing(name: str, *places: Path) -> Path | None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that no path can have: too long, or with a zero
+    except (OSError, ValueError):
+        # A name that no path can have: too long, or with a zero.
         return False
 
 

@@ -25,9 +25,12 @@ _MARK = re.compile(r"\bmark\.(\w+)")
 class _Closeness(enum.IntEnum):
     """The closeness of a name to a file; smaller is closer."""
 
-    PATH = 0  # the file itself, or a folder that contains it
-    PART = 1  # consecutive whole parts of its path
-    BEGINNING = 2  # likewise, but only the beginning of the last part
+    # The file itself, or a folder that contains it.
+    PATH = 0
+    # Consecutive whole parts of its path.
+    PART = 1
+    # Likewise, but only the beginning of the last part.
+    BEGINNING = 2
     NONE = 3
 
 
@@ -37,7 +40,8 @@ class _Name:
 
     text: str
     path: str
-    inner: str  # a class, a test, or both with :: between them; the name of a test may have a :: in it, too
+    # A class, a test, or both with :: between them; the name of a test may have a :: in it, too.
+    inner: str
 
     @classmethod
     def read(cls, text: str, root: Path, cwd: Path) -> _Name:
