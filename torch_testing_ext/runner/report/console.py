@@ -159,9 +159,10 @@ class Console:
             self.writer.write(rest + "\n")
 
     def _heading(self, test: TestId | None) -> None:
-        if test != self._last_shown:
-            self._say(f"output of {test}:" if test else "output:", Style.FAINT)
+        if test == self._last_shown:
+            return
         self._last_shown = test
+        self._say(f"output of {test}:" if test else "output:", Style.FAINT)
 
     def _run_ended(self, summary: Summary) -> None:
         for test in list(self._partial_lines):
@@ -185,12 +186,14 @@ class Console:
 
 def opening(run: events.RunBegan) -> str:
     """The first line of the report."""
+    file_names = {test.id.file for test in run.tests}
     tests = text.count(len(run.tests), "test")
-    files = text.count(len({test.id.file for test in run.tests}), "file")
+    files = text.count(len(file_names), "file")
     resources = " and ".join(text.resources(run))
     first = f"{tests} from {files} on {resources}"
     if run.nodes:
-        first += f" of {text.count(len(run.nodes), 'node')}"
+        nodes = text.count(len(run.nodes), "node")
+        first += f" of {nodes}"
     parts = [first]
     if run.repetitions > 1:
         parts.append(f"each run {run.repetitions} times")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +93,8 @@ class FinalSummary:
             yield f"    and {len(group) - len(shown)} more"
 
     def _title(self, result: FinishedTest) -> str:
-        return self.styler(Style.RED, f"{text.outcome_in_words(result)}: {self._name(result)}")
+        outcome = text.outcome_in_words(result)
+        return self.styler(Style.RED, f"{outcome}: {self._name(result)}")
 
     def _failure(self, result: FinishedTest) -> Iterator[str]:
         """The lines of a failure with all details; those of attempts that failed in the same way once."""
@@ -112,10 +113,11 @@ class FinalSummary:
 
     def _outcomes(self) -> list[str]:
         """The numbers of the last line, with a line for each that counts several outcomes, or another one."""
+        rule = self.layout.rule("=")
         took = f" in {text.duration(self.summary.seconds)}"
         if not self.summary.finished:
-            return [self.layout.rule("="), f"no tests ran{took}"]
-        counts: dict[Category, Counter[TestOutcome]] = {category: Counter() for category in Category}
+            return [rule, f"no tests ran{took}"]
+        counts: defaultdict[Category, Counter[TestOutcome]] = defaultdict(Counter)
         for result in self.summary.finished:
             category = self.summary.policy.verdict_on(result)
             counts[category][result.outcome] += 1
@@ -125,13 +127,16 @@ class FinalSummary:
             outcomes = counts[category]
             if not outcomes:
                 continue
-            totals.append((STYLE_OF_CATEGORY[category], f"{outcomes.total()} {category.value}"))
-            if set(outcomes) != {TestOutcome(category.value)}:
-                cells = [
-                    (STYLE_OF[outcome], _of_them(outcomes, outcome)) for outcome in TestOutcome if outcomes[outcome]
-                ]
-                lines += self._row(cells, start=f"  {category.value}: ")
-        return [self.layout.rule("="), *self._row(totals, end=took), *lines]
+            total = f"{outcomes.total()} {category.value}"
+            totals.append((STYLE_OF_CATEGORY[category], total))
+            if set(outcomes) == {TestOutcome(category.value)}:
+                continue
+            cells = []
+            for outcome in TestOutcome:
+                if outcomes[outcome]:
+                    cells.append((STYLE_OF[outcome], _of_them(outcomes, outcome)))
+            lines += self._row(cells, start=f"  {category.value}: ")
+        return [rule, *self._row(totals, end=took), *lines]
 
     def _row(self, cells: Sequence[tuple[Style, str]], start: str = "", end: str = "") -> list[str]:
         """Cells in as many rows as they need, each with its style."""
@@ -150,11 +155,15 @@ class FinalSummary:
     def _slowest(self) -> list[str]:
         ran = [result for result in self.summary.finished if result.outcome is not TestOutcome.SKIPPED]
         ran.sort(key=lambda result: -result.seconds)
-        rows = [(text.duration(result.seconds), self._name(result)) for result in ran[: self.slowest]]
+        rows = []
+        for result in ran[: self.slowest]:
+            rows.append((text.duration(result.seconds), self._name(result)))
         return _table("slowest:", rows)
 
     def _skipped(self) -> list[str]:
-        rows = [(str(number), reason) for reason, number in text.skip_reasons(self.summary)]
+        rows = []
+        for reason, number in text.skip_reasons(self.summary):
+            rows.append((str(number), reason))
         return _table("skipped:", rows)
 
     def _with_outcome(self, outcome: TestOutcome) -> list[FinishedTest]:
@@ -171,16 +180,19 @@ class FinalSummary:
         rows = []
         for result in self._with_outcome(TestOutcome.LEAKED):
             processes = result.last.leftovers
-            rows.append((str(len(processes)), "\n".join([self._name(result), *processes])))
+            lines = [self._name(result), *processes]
+            rows.append((str(len(processes)), "\n".join(lines)))
         return _table("left processes running (now terminated):", rows)
 
     def _unfinished(self) -> list[str]:
         waiting = self.summary.unfinished
         if not waiting:
             return []
-        lines = [f"{text.count(len(waiting), 'test')} did not finish: {text.why_unfinished(self.summary)}"]
+        tests = text.count(len(waiting), "test")
+        lines = [f"{tests} did not finish: {text.why_unfinished(self.summary)}"]
         for test in waiting[:MOST_UNFINISHED]:
-            lines.append(f"  {text.printable(str(test.id))}")
+            name = text.printable(str(test.id))
+            lines.append(f"  {name}")
         if len(waiting) > MOST_UNFINISHED:
             lines.append(f"  and {len(waiting) - MOST_UNFINISHED} more")
         return lines
@@ -188,7 +200,8 @@ class FinalSummary:
     def _error(self) -> list[str]:
         if not self.summary.error:
             return []
-        return [self.styler(Style.RED, "error of the runner itself:"), text.printable(self.summary.error).rstrip()]
+        heading = self.styler(Style.RED, "error of the runner itself:")
+        return [heading, text.printable(self.summary.error).rstrip()]
 
     def _warnings(self) -> list[str]:
         unique = dict.fromkeys((*self.summary.warnings, *self.late_warnings))

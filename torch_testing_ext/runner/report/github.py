@@ -85,5 +85,7 @@ def step_summary(summary: Summary, groups: Sequence[Sequence[FinishedTest]]) -> 
 
 def _escape(words: str, inside: str = "") -> str:
     special = "%\r\n" + inside
-    letters = [f"%{ord(letter):02X}" if letter in special else letter for letter in words]
-    return "".join(letters)
+    escaped = ""
+    for letter in words:
+        escaped += f"%{ord(letter):02X}" if letter in special else letter
+    return escaped

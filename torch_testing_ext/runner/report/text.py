@@ -242,7 +242,10 @@ def node(tag: str, *children: ET.Element | str | None, **attributes: object) -> 
 def _append(element: ET.Element, child: ET.Element | str) -> None:
     if not isinstance(child, str):
         element.append(child)
-    elif len(element):
-        element[-1].tail = (element[-1].tail or "") + printable(child)
+        return
+    added = printable(child)
+    if len(element):
+        last = element[-1]
+        last.tail = (last.tail or "") + added
     else:
-        element.text = (element.text or "") + printable(child)
+        element.text = (element.text or "") + added

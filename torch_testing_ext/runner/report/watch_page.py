@@ -82,9 +82,12 @@ class WatchPage:
                 self._status = _last_line(summary.error)
 
     def end(self, code: int, files: int) -> None:
-        result = self._status or self._counts() or _last_line(self._read_output()) or f"exit code {code}"
+        result = self._status or self._counts() or _last_line(self._read_output())
+        if not result:
+            result = f"exit code {code}"
         self._live = None
-        self._status = f"{result} · {time.strftime('%H:%M:%S')} · watching {text.count(files, 'file')}"
+        time_of_day = time.strftime("%H:%M:%S")
+        self._status = f"{result} · {time_of_day} · watching {text.count(files, 'file')}"
         self.show_page()
 
     def _counts(self) -> str:

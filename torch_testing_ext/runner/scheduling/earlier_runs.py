@@ -74,8 +74,11 @@ class Remembered:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         tests = content.get("tests")
-        if not isinstance(tests, dict) or not all(map(self._is_value, tests.values())):
+        if not isinstance(tests, dict):
             raise ValueError("its values for tests are invalid")
+        for value in tests.values():
+            if not self._is_value(value):
+                raise ValueError("its values for tests are invalid")
         return tests
 
     @contextmanager
@@ -103,8 +106,9 @@ class Durations:
         """Stores the durations of these tests for later runs."""
         took: dict[str, float] = {}
         for result in finished:
-            if result.last.outcome in REPRESENTATIVE:
-                took[str(result.test.id)] = result.last.seconds
+            attempt = result.last
+            if attempt.outcome in REPRESENTATIVE:
+                took[str(result.test.id)] = attempt.seconds
         if took:
             self._remembered.update(lambda seconds: _blend(seconds, took))
 
@@ -120,7 +124,8 @@ def _blend(seconds: dict[str, Any], took: Mapping[str, float]) -> None:
     """Stores the mean of the old and the new duration, so that a single slow run neither dominates nor persists."""
     for test, now in took.items():
         before = seconds.get(test, now)
-        seconds[test] = round((before + now) / 2, 3)
+        mean = (before + now) / 2
+        seconds[test] = round(mean, 3)
 
 
 class LastFailed:
@@ -132,7 +137,10 @@ class LastFailed:
 
     def has_failures(self, file: str) -> bool:
         """Did any test of the file fail in its last run?"""
-        return any(name == file or name.startswith(f"{file}::") for name in self._failed)
+        if file in self._failed:
+            return True
+        beginning = f"{file}::"
+        return any(name.startswith(beginning) for name in self._failed)
 
     def failed(self, test: TestId) -> bool:
         """Whether the test failed. If its file could not be imported, all tests of the file count as failed."""

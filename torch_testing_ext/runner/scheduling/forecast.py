@@ -12,7 +12,11 @@ from .policy import Queue, typical_seconds
 SECONDS_BEFORE_ESTIMATE = 2.0
 
 
-def forecast(queue: Queue, leases: RunLeases, seconds_of: Callable[[Unit], float]) -> Iterator[Span]:
+def forecast(
+    queue: Queue,
+    leases: RunLeases,
+    seconds_of: Callable[[Unit], float],
+) -> Iterator[Span]:
     """Simulates the queue: yields the units in the order in which they start."""
     now = 0.0
     running: list[tuple[float, int, Lease]] = []

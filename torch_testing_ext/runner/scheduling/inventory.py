@@ -143,7 +143,10 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
         return wanted
     matches = []
     if wanted.lower().startswith(("gpu-", "mig-")):
-        matches = [name for name in names if _is_uuid_of(wanted, inventory.identities.get(name, name))]
+        for name in names:
+            uuid = inventory.identities.get(name, name)
+            if _is_uuid_of(wanted, uuid):
+                matches.append(name)
     if len(matches) > 1:
         raise UsageError(f"--gpus: {wanted} may be any of the devices {', '.join(matches)}")
     if not matches:

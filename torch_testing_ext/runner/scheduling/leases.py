@@ -60,7 +60,8 @@ class Leases:
 
     @property
     def devices(self) -> Size:
-        return Size(len(self.names), len(self.names))
+        number = len(self.names)
+        return Size(number, number)
 
     @property
     def slots(self) -> Size:
@@ -72,13 +73,14 @@ class Leases:
 
     @property
     def free_slots(self) -> int:
-        return self.number_of_slots - sum(len(lease.slots) for lease in self._held)
+        taken = sum(len(lease.slots) for lease in self._held)
+        return self.number_of_slots - taken
 
     def take(self, unit: Unit) -> Lease:
         """Lease exactly what the unit needs, which must be free: the queue decides which unit fits."""
-        wanted_slots = slots_of(unit, self.number_of_slots)
         devices = self._choose(self._free(), unit)
         assert devices is not None, f"unit {unit.number} needs {unit.devices} of {self.free_devices} devices"
+        wanted_slots = slots_of(unit, self.number_of_slots)
         slots = self._lowest_free_slots(wanted_slots)
         lease = Lease(
             devices,
@@ -88,8 +90,8 @@ class Leases:
             over=self.shared_backend if unit.shared_by else "",
             node=self.node,
         )
-        assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
-        assert len(lease.slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
+        assert len(devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
+        assert len(slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         self._check()
         return lease
@@ -112,9 +114,13 @@ class Leases:
         if not unit.of_devices or not self.facts:
             return preferred(free, count, self.gpus)
         free_numbers = [self.names.index(name) for name in free]
+        # One after another: there may be many.
         groups_of_numbers = groups(self.facts, unit.of_devices, count, free_numbers)
-        groups_of_names = (tuple(self.names[number] for number in group) for group in groups_of_numbers)
+        groups_of_names = (self._names_of(numbers) for numbers in groups_of_numbers)
         return best(groups_of_names, free, count, self.gpus)
+
+    def _names_of(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.names[number] for number in numbers)
 
     def quarantine(self, name: str) -> None:
         """Never lease a device again in this run."""
@@ -125,11 +131,15 @@ class Leases:
         if not self._quarantined or not unit.devices:
             return True
         left = [name for name in self.names if name not in self._quarantined]
-        return self._choose(left, unit) is not None
+        chosen = self._choose(left, unit)
+        return chosen is not None
 
     def fits(self, unit: Unit) -> bool:
         """Whether the free resources, which are enough, have what the unit needs, in one place."""
-        return not unit.of_devices or self._choose(self._free(), unit) is not None
+        if not unit.of_devices:
+            return True
+        chosen = self._choose(self._free(), unit)
+        return chosen is not None
 
     def reserve(self, unit: Unit) -> bool:
         """Other units wait until this one fits: no part of this machine is kept for it."""
@@ -137,7 +147,9 @@ class Leases:
 
     def may_run_now(self, unit: Unit) -> bool:
         """Whether neither the unit nor one of those that run has to be alone."""
-        return not any(unit.alone or lease.alone for lease in self._held)
+        if not self._held:
+            return True
+        return not unit.alone and not any(lease.alone for lease in self._held)
 
     def holds(self, lease: Lease) -> bool:
         return any(other is lease for other in self._held)
@@ -148,7 +160,10 @@ class Leases:
         self._held = [other for other in self._held if other is not lease]
 
     def _check(self) -> None:
-        devices = [name for lease in self._held for name in lease.devices]
-        slots = [slot for lease in self._held for slot in lease.slots]
+        devices: list[str] = []
+        slots: list[int] = []
+        for lease in self._held:
+            devices += lease.devices
+            slots += lease.slots
         assert len(set(devices)) == len(devices), f"two leases overlap in devices: {self._held}"
         assert len(set(slots)) == len(slots), f"two leases overlap in slots: {self._held}"

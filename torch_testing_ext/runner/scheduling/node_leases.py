@@ -24,7 +24,8 @@ class NodeLeases:
     # -- nodes
 
     def add(self, name: str, devices: tuple[str, ...], slots: int) -> None:
-        self._nodes[name] = _Node(Leases(devices, slots, node=name))
+        leases = Leases(devices, slots, node=name)
+        self._nodes[name] = _Node(leases)
 
     def drop(self, name: str) -> None:
         """A node is lost: what was leased there is nothing any more."""
@@ -38,27 +39,35 @@ class NodeLeases:
             self._reserved.pop(name, None)
 
     def _usable(self) -> dict[str, _Node]:
-        return {name: node for name, node in self._nodes.items() if not node.draining}
+        usable = {}
+        for name, node in self._nodes.items():
+            if not node.draining:
+                usable[name] = node
+        return usable
 
     # -- what the engine and the queue ask
 
     @property
     def devices(self) -> Size:
-        return _size([node.leases.devices.total for node in self._usable().values()])
+        totals = [node.leases.devices.total for node in self._usable().values()]
+        return _size(totals)
 
     @property
     def slots(self) -> Size:
-        return _size([node.leases.slots.total for node in self._usable().values()])
+        totals = [node.leases.slots.total for node in self._usable().values()]
+        return _size(totals)
 
     @property
     def free_devices(self) -> int:
         """The most devices that are free on one node."""
-        return max((node.leases.free_devices for node in self._usable().values()), default=0)
+        numbers = [node.leases.free_devices for node in self._usable().values()]
+        return max(numbers, default=0)
 
     @property
     def free_slots(self) -> int:
         """The most CPU slots that are free on one node."""
-        return max((node.leases.free_slots for node in self._usable().values()), default=0)
+        numbers = [node.leases.free_slots for node in self._usable().values()]
+        return max(numbers, default=0)
 
     def may_run_now(self, unit: Unit) -> bool:
         return any(node.leases.may_run_now(unit) for node in self._usable().values())
@@ -70,7 +79,8 @@ class NodeLeases:
     def may_fit(self, unit: Unit) -> bool:
         """Whether a node is large enough for the unit."""
         width = self._width(unit)
-        return any(node.size(unit) >= width for node in self._usable().values())
+        sizes = [node.size(unit) for node in self._usable().values()]
+        return any(size >= width for size in sizes)
 
     def reserve(self, unit: Unit) -> bool:
         """Keep other units off a node that suits this one, until it fits there: off that with most room already."""

@@ -26,6 +26,7 @@ _MOST = 3
 _NO_RESULT = (TestOutcome.SKIPPED, TestOutcome.ERROR, TestOutcome.FAILED)
 
 ExpectedSeconds = Callable[[TestId], float | None]
+_TimedGroup = tuple[float, list[Test]]
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,16 @@ class Plan:
         for unit in self.units:
             if unit.repetition == 0:
                 tests += unit.tests
-        return tuple(sorted(tests, key=lambda test: (test.id.file, test.line, test.id)))
+        tests.sort(key=lambda test: (test.id.file, test.line, test.id))
+        return tuple(tests)
 
 
-def plan(tests: Iterable[Test], inventory: Inventory, expected: ExpectedSeconds, repetitions: int = 1) -> Plan:
+def plan(
+    tests: Iterable[Test],
+    inventory: Inventory,
+    expected: ExpectedSeconds,
+    repetitions: int = 1,
+) -> Plan:
     """Groups the tests into units, and skips tests that need more devices than there are."""
     wanted = []
     skipped = []
@@ -72,10 +79,10 @@ def _with_devices_of(inventory: Inventory, test: Test) -> Test:
     if test.skip is not None or not test.devices:
         return test
     if test.devices > inventory.most_at_once:
-        may_share = test.devices <= inventory.most_ranks and test.devices <= test.world_size
         # Ranks on one device have no connection.
         needs_connection = test.of_devices.of_several
-        if not may_share or needs_connection:
+        most_shared = min(inventory.most_ranks, test.world_size)
+        if test.devices > most_shared or needs_connection:
             return _skipped_for_devices(test, inventory)
         test = dataclasses.replace(test, devices=inventory.most_at_once, shared_by=test.devices)
     if not test.of_devices or inventory.fake:
@@ -117,7 +124,9 @@ def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
     """Groups tests that share class fixtures. Groups are in the order of their first tests."""
 
     def key(test: Test) -> object:
-        return (test.id.file, test.together) if test.together else test.id
+        if not test.together:
+            return test.id
+        return test.id.file, test.together
 
     groups = grouped((key(test), test) for test in tests)
     return iter(groups.values())
@@ -143,7 +152,10 @@ def shard(tests: Sequence[Test], part: ShardSpec, expected: ExpectedSeconds) -> 
     if any(seconds is not None for seconds in durations):
         chosen = _by_durations(groups, durations, part)
     else:
-        chosen = [group for group in groups if _by_hash(group, part.count) == part.index - 1]
+        chosen = []
+        for group in groups:
+            if _by_hash(group, part.count) == part.index - 1:
+                chosen.append(group)
     return tuple(test for group in chosen for test in group)
 
 
@@ -157,14 +169,18 @@ def _by_hash(group: Sequence[Test], count: int) -> int:
     return int.from_bytes(digest[:8], "big") % count
 
 
-def _by_durations(groups: list[list[Test]], durations: list[float | None], part: ShardSpec) -> list[list[Test]]:
+def _by_durations(
+    groups: list[list[Test]],
+    durations: list[float | None],
+    part: ShardSpec,
+) -> list[list[Test]]:
     """Assigns the longest group first, each to the shard with the least work so far."""
     known = [seconds for seconds in durations if seconds is not None]
     typical = sum(known) / len(known)
-    timed = []
+    timed: list[_TimedGroup] = []
     for seconds, group in zip(durations, groups, strict=True):
         timed.append((typical if seconds is None else seconds, group))
-    timed.sort(key=lambda item: (-item[0], item[1][0].id))
+    timed.sort(key=_longest_first)
     work_of_shards = [0.0] * part.count
     chosen = []
     for seconds, group in timed:
@@ -173,6 +189,12 @@ def _by_durations(groups: list[list[Test]], durations: list[float | None], part:
         if least == part.index - 1:
             chosen.append(group)
     return chosen
+
+
+def _longest_first(timed: _TimedGroup) -> tuple[float, TestId]:
+    """By their names if they take as long."""
+    seconds, group = timed
+    return -seconds, group[0].id
 
 
 def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
@@ -203,11 +225,14 @@ def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
     """
     finished = {(result.test.id, result.last.repetition) for result in summary.finished}
     unfinished = {test.id for test in summary.unfinished}
-    planned = [(test, unit.repetition) for unit in plan.units for test in unit.tests]
+    planned = []
+    for unit in plan.units:
+        planned += [(test, unit.repetition) for test in unit.tests]
     planned += [(test, 0) for test in plan.skipped]
     lost = []
     for test, repetition in planned:
-        if (test.id, repetition) not in finished and test.id not in unfinished:
+        has_result = (test.id, repetition) in finished
+        if not has_result and test.id not in unfinished:
             attempt = Attempt(test, TestOutcome.ERROR, NO_RESULT, repetition=repetition)
             lost.append(FinishedTest((attempt,)))
     return tuple(lost)
@@ -216,9 +241,13 @@ def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
 def describe_undeclared(finished: Iterable[FinishedTest]) -> str | None:
     """The warning about tests that leased no device, and then were skipped or failed with words about devices."""
     # Once, also if it is repeated.
-    names = list(dict.fromkeys(str(result.test.id) for result in finished if _may_lack_a_device(result)))
-    if not names:
+    unique: dict[str, None] = {}
+    for result in finished:
+        if _may_lack_a_device(result):
+            unique[str(result.test.id)] = None
+    if not unique:
         return None
+    names = list(unique)
     tests = "1 test" if len(names) == 1 else f"{len(names)} tests"
     examples = ", ".join(names[:_MOST])
     if len(names) > _MOST:

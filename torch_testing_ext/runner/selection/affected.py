@@ -27,6 +27,10 @@ from ..options.options import Options, UsageError
 from ..options.test_folders import SETTINGS_FILES
 from ..scheduling.earlier_runs import EarlierRuns, Remembered
 
+# The files that an import or a test has read, with the hashes of their contents.
+Files = dict[str, str]
+# By test, or by file of tests; None where it is unknown.
+Reads = Mapping[TestId, Files | None]
 GIT_TIMEOUT = 20.0
 # The entry for what the import of a file reads.
 _SHARED = ""
@@ -59,12 +63,14 @@ class Affected:
 
     def _hash_now(self, path: str) -> str:
         if path not in self._hashes:
-            self._hashes[path] = file_reads.hash_of(os.path.join(self._root, path))
+            absolute = os.path.join(self._root, path)
+            self._hashes[path] = file_reads.hash_of(absolute)
         return self._hashes[path]
 
     def _real_path(self, path: str) -> str:
         if path not in self._real_paths:
-            self._real_paths[path] = os.path.realpath(os.path.join(self._root, path))
+            absolute = os.path.join(self._root, path)
+            self._real_paths[path] = os.path.realpath(absolute)
         return self._real_paths[path]
 
     # -- selection
@@ -110,16 +116,22 @@ class Affected:
     def known_tests(self, file: str) -> tuple[Test, ...] | None:
         """The tests of a file, as its last import has found them; None if that has not found all, or elsewhere."""
         shared = self._record(file).get(_SHARED)
-        if shared is None or shared["tests"] is None or shared["key"] != self._key:
+        if shared is None or shared["key"] != self._key:
             return None
-        return tuple(messages.decode(Test, test) for test in shared["tests"])
+        tests = shared["tests"]
+        if tests is None:
+            return None
+        return tuple(messages.decode(Test, test) for test in tests)
 
     def unchanged_tests(self, files: Iterable[str]) -> tuple[Test, ...] | None:
         """The tests of these files; None unless an import of each would find the same, and all of them can run."""
         all_tests: list[Test] = []
         for file in files:
             tests = self.known_tests(file)
-            if tests is None or self._change(self._record(file)[_SHARED]["files"]):
+            if tests is None:
+                return None
+            shared = self._record(file)[_SHARED]
+            if self._change(shared["files"]):
                 return None
             all_tests += tests
         if any(test.marks is None for test in all_tests):
@@ -128,12 +140,16 @@ class Affected:
 
     def paths(self, files: Iterable[str]) -> set[str]:
         """Everything that these files and their tests have read."""
-        paths: set[str] = set()
+        names: set[str] = set()
         for file in files:
-            paths.add(file)
+            names.add(file)
             for reads in self._record(file).values():
-                paths.update(reads["files"])
-        return {os.path.join(self._root, path) for path in paths if not path.startswith(file_reads.PROGRAM)}
+                names.update(reads["files"])
+        paths = set()
+        for name in names:
+            if not name.startswith(file_reads.PROGRAM):
+                paths.add(os.path.join(self._root, name))
+        return paths
 
     def _why_import(self, file: str) -> str | None:
         """The reason to select all tests of a file: its import may give something else than when they ran."""
@@ -174,17 +190,17 @@ class Affected:
         if self._options.watch:
             return frozenset()
         try:
-            top, names = self._names_by_git()
+            names = self._names_by_git()
         except (OSError, subprocess.SubprocessError) as error:
             message = str(getattr(error, "stderr", "") or error)
             lines = message.strip().splitlines()
             why = lines[0] if lines else "it has failed"
             self._earlier.warnings.append(f"every test is selected, since git does not say what has changed: {why}")
             return None
-        return frozenset(os.path.realpath(os.path.join(top, name)) for name in names)
+        return frozenset(os.path.realpath(name) for name in names)
 
-    def _names_by_git(self) -> tuple[str, list[str]]:
-        """The top folder of the working tree, and the files below it that differ from the commit or are new."""
+    def _names_by_git(self) -> list[str]:
+        """The files of the working tree that differ from the commit, or are new."""
         top = self._git("rev-parse", "--show-toplevel").removesuffix("\n")
         since = self._options.since
         if since is None:
@@ -194,8 +210,11 @@ class Affected:
             base = self._git("merge-base", since, "HEAD").strip()
         changed = self._git("-C", top, "diff", "--name-only", "--no-renames", "-z", base)
         new = self._git("-C", top, "ls-files", "--others", "--exclude-standard", "-z")
-        names = [*changed.split("\0"), *new.split("\0")]
-        return top, [name for name in names if name]
+        names = []
+        for name in (*changed.split("\0"), *new.split("\0")):
+            if name:
+                names.append(os.path.join(top, name))
+        return names
 
     def _check(self, revision: str) -> None:
         try:
@@ -212,11 +231,9 @@ class Affected:
     # -- the records
 
     def _place(self, file: str) -> Remembered:
-        def is_valid(value: Any) -> bool:
-            return isinstance(value, dict) and value.keys() in _FIELDS and isinstance(value["files"], dict)
-
-        name = hashlib.blake2b(file.encode(errors="surrogateescape"), digest_size=12).hexdigest()
-        return Remembered(self._options.cache, f"reads/{name}", is_valid, self._earlier.warnings.append)
+        digest = hashlib.blake2b(file.encode(errors="surrogateescape"), digest_size=12)
+        name = f"reads/{digest.hexdigest()}"
+        return Remembered(self._options.cache, name, _is_record, self._earlier.warnings.append)
 
     def _record(self, file: str) -> dict[str, Any]:
         if file not in self._records:
@@ -225,20 +242,22 @@ class Affected:
 
     def record(
         self,
-        reads: Mapping[TestId, dict[str, str] | None],
+        reads: Reads,
         known: Iterable[Test],
         finished: Iterable[TestId] = (),
     ) -> None:
         """Keep what files of tests, and tests that have finished, have read. `known`: all tests of these files."""
         tests = grouped((test.id.file, test) for test in known)
         ran = grouped((test.file, test) for test in finished if test.method)
-        for file in [test.file for test in reads if not test.method]:
-            self._record_file(file, reads, tests.get(file, ()), ran.get(file, ()))
+        for test in reads:
+            if not test.method:
+                file = test.file
+                self._record_file(file, reads, tests.get(file, ()), ran.get(file, ()))
 
     def _record_file(
         self,
         file: str,
-        reads: Mapping[TestId, dict[str, str] | None],
+        reads: Reads,
         tests: Sequence[Test],
         ran: Sequence[TestId],
     ) -> None:
@@ -253,8 +272,10 @@ class Affected:
             "files": files_of_import,
             "tests": [messages.encode(test) for test in tests] if is_whole else None,
         }
-        if not ran and json.dumps(shared) == json.dumps(self._record(file).get(_SHARED)):
-            return
+        if not ran:
+            before = self._record(file).get(_SHARED)
+            if json.dumps(shared) == json.dumps(before):
+                return
 
         def change(values: dict[str, Any]) -> None:
             if files_of_import is None:
@@ -266,30 +287,39 @@ class Affected:
                 files_of_test = reads.get(test)
                 if files_of_test is None:
                     values.pop(_name(test), None)
-                else:
-                    values[_name(test)] = {"of": digest, "files": self._relative_paths(files_of_test)}
+                    continue
+                values[_name(test)] = {
+                    "of": digest,
+                    "files": self._relative_paths(files_of_test),
+                }
             existing = {_name(test.id) for test in tests}
-            for name in values.keys() - existing - {_SHARED}:
+            existing.add(_SHARED)
+            for name in values.keys() - existing:
                 del values[name]
 
         self._place(file).update(change)
         self._records.pop(file, None)
         self._digests.pop(file, None)
 
-    def _with_settings(self, file: str, files: dict[str, str]) -> dict[str, str]:
+    def _with_settings(self, file: str, files: Files) -> Files:
         """The files that an import has read, after those that pytest reads before it."""
-        settings = {os.path.join(self._root, name) for name in settings_files([file])}
-        hashes = {path: file_reads.hash_of(path) for path in settings - files.keys()}
-        return {**hashes, **files}
+        all_files = {}
+        for name in settings_files([file]):
+            path = os.path.join(self._root, name)
+            if path not in files:
+                all_files[path] = file_reads.hash_of(path)
+        all_files.update(files)
+        return all_files
 
-    def _relative_paths(self, files: Mapping[str, str]) -> dict[str, str]:
+    def _relative_paths(self, files: Files) -> Files:
         """The files by their paths from the root, without temporary ones."""
         inside = f"{self._root}{os.sep}"
         temporary = tempfile.gettempdir()
 
         def stays(path: str) -> bool:
             bare = path.rstrip("*?")
-            if not f"{bare}{os.sep}".startswith(f"{temporary}{os.sep}"):
+            is_temporary = f"{bare}{os.sep}".startswith(f"{temporary}{os.sep}")
+            if not is_temporary:
                 return True
             if temporary.startswith(inside):
                 return False
@@ -297,7 +327,17 @@ class Affected:
                 return True
             return bare != temporary and os.path.lexists(bare)
 
-        return {path.removeprefix(inside): content for path, content in sorted(files.items()) if stays(path)}
+        relative = {}
+        for path, content in sorted(files.items()):
+            if stays(path):
+                relative[path.removeprefix(inside)] = content
+        return relative
+
+
+def _is_record(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() not in _FIELDS:
+        return False
+    return isinstance(value["files"], dict)
 
 
 def _name(test: TestId) -> str:
@@ -312,17 +352,28 @@ def _digest(shared: Mapping[str, Any]) -> str:
 
 def settings_files(files: Iterable[str]) -> set[str]:
     """The files that pytest reads by itself, also those that do not exist."""
-    folders = {str(folder) for file in files for folder in Path(file).parents}
-    return {*SETTINGS_FILES, *(os.path.normpath(f"{folder}/conftest.py") for folder in folders)}
+    names = set(SETTINGS_FILES)
+    for file in files:
+        for folder in Path(file).parents:
+            names.add(os.path.normpath(f"{folder}/conftest.py"))
+    return names
 
 
 def key_of_run(options: Options, root: Path) -> str:
     """A hash of all else that decides which tests are found, and what they need."""
-    machine = [options.gpus, options.fake_gpus, options.ranks_per_gpu, options.jobs, bool(options.marks)]
-    packages: list[object] = [_time_of_package("torch"), _time_of_package(__package__.partition(".")[0])]
+    machine = [
+        options.gpus,
+        options.fake_gpus,
+        options.ranks_per_gpu,
+        options.jobs,
+        bool(options.marks),
+    ]
+    own_package = __package__.partition(".")[0]
+    packages: list[object] = [_time_of_package("torch"), _time_of_package(own_package)]
     # Their times change when any package comes, goes or is replaced.
     for folder in sys.path:
-        if os.path.basename(folder) in ("site-packages", "dist-packages") and os.path.isdir(folder):
+        is_of_packages = os.path.basename(folder) in ("site-packages", "dist-packages")
+        if is_of_packages and os.path.isdir(folder):
             packages.append((folder, os.stat(folder).st_mtime_ns))
     drop_in = [str(place) for place in options.drop_in]
     environ = []

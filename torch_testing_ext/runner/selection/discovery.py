@@ -27,11 +27,15 @@ def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
     for path in paths:
         if path.is_dir() or (path.suffix == ".py" and path.is_file()):
             pointed_to.append(path)
-    configured = [place for place in options.tests if not pointed_to or place.exists()]
+    configured = list(options.tests)
+    if pointed_to:
+        configured = [place for place in configured if place.exists()]
     if not configured and not paths:
         raise UsageError(_NOWHERE.format(root=root))
-    files = (*files_below(configured), *files_below(pointed_to))
-    return tuple(sorted({relative_to(root, file) for file in files}))
+    names = set()
+    for file in files_below((*configured, *pointed_to)):
+        names.add(relative_to(root, file))
+    return tuple(sorted(names))
 
 
 test_files.__test__ = False  # type: ignore[attr-defined]  # its name looks like a test to pytest
@@ -87,7 +91,7 @@ def _walk(folder: Path, trees: tuple[Path, ...] = ()) -> Iterator[Path]:
                 yield Path(directory, name)
         for name in folders:
             link = Path(directory, name)
-            if link.is_symlink() and _leads_out_of(trees, link.resolve()):
+            if link.is_symlink() and not _overlaps(link.resolve(), trees):
                 yield from _walk(link, trees)
 
 
@@ -95,8 +99,14 @@ def _may_have_tests(folder: str) -> bool:
     return not folder.startswith((".", "__")) and folder not in _OTHERS
 
 
-def _leads_out_of(trees: tuple[Path, ...], target: Path) -> bool:
-    return not any(target.is_relative_to(tree) or tree.is_relative_to(target) for tree in trees)
+def _overlaps(target: Path, trees: tuple[Path, ...]) -> bool:
+    """Whether one of these trees has the folder, or is in it."""
+    for tree in trees:
+        if target.is_relative_to(tree):
+            return True
+        if tree.is_relative_to(target):
+            return True
+    return False
 
 
 def _refuse(error: OSError) -> None:

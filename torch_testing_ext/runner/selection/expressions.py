@@ -38,12 +38,21 @@ def parse_marks(text: str) -> MatchesMarks:
 
 
 class _Parser:
-    def __init__(self, text: str, option: str, word: str, read: Callable[[str], _Predicate]):
+    def __init__(
+        self,
+        text: str,
+        option: str,
+        word: str,
+        read: Callable[[str], _Predicate],
+    ):
         self._text = text
         self._option = option
         self._word = word
         self._read = read
-        self._tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
+        # With their positions.
+        self._tokens: list[tuple[str, int]] = []
+        for match in _TOKEN.finditer(text):
+            self._tokens.append((match.group(), match.start()))
 
     def parse(self) -> _Predicate:
         matches = self._expression()
@@ -72,13 +81,21 @@ class _Parser:
             if not self._take(")"):
                 self._wrong("'and', 'or' or ')'")
             return inner
-        if not self._tokens or self._tokens[0][0] in ("and", "or", ")"):
+        if self._next in ("", "and", "or", ")"):
             self._wrong(f"{self._word}, 'not' or '('")
         word, _ = self._tokens.pop(0)
         return self._read(word)
 
+    @property
+    def _next(self) -> str:
+        """The next token; empty at the end."""
+        if not self._tokens:
+            return ""
+        token, _ = self._tokens[0]
+        return token
+
     def _take(self, token: str) -> bool:
-        if not self._tokens or self._tokens[0][0] != token:
+        if self._next != token:
             return False
         del self._tokens[0]
         return True
@@ -95,13 +112,15 @@ def _word(word: str) -> Matches:
     """A plain word ignores case and may be anywhere in the name, as in pytest; a pattern matches as in unittest."""
 
     def pattern_matches(test: TestId) -> bool:
-        # The second is the name that unittest gives it in its own folder.
-        names = (f"{_module(test)}.{test.dotted}", f"{PurePath(test.file).stem}.{test.dotted}")
-        return any(fnmatchcase(name, word) for name in names)
+        by_path = f"{_module(test)}.{test.dotted}"
+        # The name that unittest gives it in its own folder.
+        in_folder = f"{PurePath(test.file).stem}.{test.dotted}"
+        return fnmatchcase(by_path, word) or fnmatchcase(in_folder, word)
 
     def is_part(test: TestId) -> bool:
-        names = (f"{_module(test)}.{test.dotted}", str(test))
-        return any(word.lower() in name.lower() for name in names)
+        part = word.lower()
+        dotted = f"{_module(test)}.{test.dotted}"
+        return part in dotted.lower() or part in str(test).lower()
 
     return pattern_matches if "*" in word else is_part
 

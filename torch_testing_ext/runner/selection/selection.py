@@ -85,13 +85,13 @@ class Selection:
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
         """The files to import. Raises UsageError."""
-        included = set() if self.included else set(known)
+        selected = set() if self.included else set(known)
         for name in self.included:
-            included.update(_files(name, known))
+            selected.update(_files(name, known))
         for name in self.excluded:
             if not name.inner:
-                included.difference_update(_files(name, known))
-        return tuple(file for file in known if file in included)
+                selected.difference_update(_files(name, known))
+        return tuple(file for file in known if file in selected)
 
     def tests(self, known: Sequence[Test], files: Sequence[str]) -> tuple[Test, ...]:
         """The tests to run, of those in imported files; broken and unselected files have none. Raises UsageError."""
@@ -108,10 +108,14 @@ class Selection:
         return tuple(test for test in known if is_wanted(test))
 
     def _keyword_selects(self, test: TestId) -> bool:
-        return not self.matches or any(matches(test) for matches in self.matches)
+        if not self.matches:
+            return True
+        return any(matches(test) for matches in self.matches)
 
     def _marks_select(self, test: Test) -> bool:
-        return not self.marks or any(matches(test) for matches in self.marks)
+        if not self.marks:
+            return True
+        return any(matches(test) for matches in self.marks)
 
     def may_select_from(self, file: str, source: str) -> bool:
         """May a file that cannot be imported have a test that -k and -m select, by the names in its source?"""
@@ -130,23 +134,28 @@ class Selection:
 
 
 def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
+    """The files that a name means: all that are closest to it."""
     closeness = {file: _closeness(name.path, file) for file in known}
     closest = min(closeness.values(), default=_Closeness.NONE)
     if closest is _Closeness.NONE:
-        candidates = known if "/" in name.path else {_parts(file)[-1] for file in known}
+        candidates = set(known)
+        if "/" not in name.path:
+            candidates = {_parts(file)[-1] for file in known}
         alike = nearest(name.path, candidates)
         raise UsageError(f"{name.text}: no test file has this name, or one that begins with it.{alike}")
     return tuple(file for file in known if closeness[file] is closest)
 
 
 def _closeness(path: str, file: str) -> _Closeness:
+    """How close a file is to the path in a name."""
     if PurePosixPath(file).is_relative_to(path):
         return _Closeness.PATH
     wanted = _parts(path)
-    parts = _parts(file)
     if not wanted:
         return _Closeness.NONE
-    windows = [parts[start : start + len(wanted)] for start in range(len(parts) - len(wanted) + 1)]
+    parts = _parts(file)
+    length = len(wanted)
+    windows = [parts[start : start + length] for start in range(len(parts) - length + 1)]
     if wanted in windows:
         return _Closeness.PART
     for *folders, name in windows:
@@ -158,13 +167,19 @@ def _closeness(path: str, file: str) -> _Closeness:
 def _parts(path: str) -> list[str]:
     """The parts of a path, or of a module's dotted name."""
     path = path.strip("/").removesuffix(".py")
-    return [part for part in path.replace(".", "/").split("/") if part]
+    parts = path.replace(".", "/").split("/")
+    return [part for part in parts if part]
 
 
 # -- tests
 
 
-def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unknown: bool) -> Callable[[TestId], bool]:
+def _predicate(
+    name: _Name,
+    known: Sequence[Test],
+    files: Sequence[str],
+    or_unknown: bool,
+) -> Callable[[TestId], bool]:
     """`or_unknown`: a file that skips all of its tests may have the test, so it is selected."""
     in_files = frozenset(_files(name, files))
     if not name.inner:
@@ -181,10 +196,13 @@ def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unkn
     tests = _meant(name.inner, candidates)
     if tests:
         return (tests | skipped).__contains__
-    if in_files - {test.file for test in candidates}:
+    files_with_tests = {test.file for test in candidates}
+    if in_files - files_with_tests:
         # The test may be in a file whose tests are unknown: it is broken or skips them all.
         return skipped.__contains__
-    names = [part for test in candidates for part in _parts_of(test)]
+    names = []
+    for candidate in candidates:
+        names += _parts_of(candidate)
     alike = nearest(name.inner, names)
     raise UsageError(f"{name.text}: no test in these files has this name, or one that begins with it.{alike}")
 
@@ -202,7 +220,10 @@ def _meant(inner: str, candidates: Sequence[TestId]) -> set[TestId]:
         return part.startswith(inner)
 
     for is_meant in (has_name, has_name_and_parameters, begins_so):
-        tests = {test for test in candidates if any(map(is_meant, _parts_of(test)))}
+        tests = set()
+        for test in candidates:
+            if any(is_meant(part) for part in _parts_of(test)):
+                tests.add(test)
         if tests:
             return tests
     return set()
