@@ -137,6 +137,7 @@ class Agent(UnitListener):
             self._on_message(message)
 
     def _on_message(self, message: agent_messages.ToAgent) -> None:
+        """Do what run_test.py asks for."""
         match message:
             case agent_messages.RunUnit():
                 self._run(message)
@@ -266,6 +267,7 @@ def _word(name: str) -> str | None:
 def _serve(
     reader: MessageReader[agent_messages.ToAgent], writer: MessageWriter, memory: MachineMemory, most_memory: float
 ) -> None:
+    """Wait for the description of the node, and serve the run."""
     early: list[agent_messages.ToAgent] = []
     while not early:
         early = reader.receive()

@@ -44,6 +44,7 @@ def main(argv: Sequence[str], root: Path) -> int:
 
 
 def _do(argv: Sequence[str], root: Path) -> int:
+    """Do what the command line says, and return the exit code."""
     command = argv[0] if argv else ""
     if command == INIT:
         from .init_project import init
@@ -113,6 +114,7 @@ def _discard_stdout() -> None:
 
 
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
+    """Run, list, or show the configuration."""
     if configured.options.action is Action.SHOW_CONFIG:
         print(config.show(configured))
         return ExitCode.PASSED

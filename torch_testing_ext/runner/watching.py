@@ -147,6 +147,7 @@ class Watcher:
             self._begin(affected=True)
 
     def _press(self, typed: bytes) -> None:
+        """Do what the keys mean."""
         # The terminal was closed.
         if not typed:
             self._quits = True

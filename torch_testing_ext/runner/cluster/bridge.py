@@ -331,6 +331,7 @@ class RayView:
         self._names: dict[str, str] = {}
 
     def look(self) -> list[SeenNode]:
+        """The nodes that are alive, as Ray describes them now."""
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         self.name(nodes.values())
         free = _known_to_ray(lambda state: state.available_resources_per_node())

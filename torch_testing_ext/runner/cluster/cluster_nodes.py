@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch_testing_ext._process.loop import EventLoop
 
-from ..options.options import CannotRun, UsageError
+from ..options.options import UsageError
 from ..scheduling.node_leases import NodeLeases
 from .agent_messages import HEARTBEAT, AgentHello, FetchFiles, FileChanged, NodeReady, ToAgent
 from .node_environment import differences, facts
@@ -202,14 +202,6 @@ class ClusterNodes:
 
     def remote(self, name: str) -> RemoteNode:
         return self._nodes[name]
-
-    @property
-    def largest(self) -> RemoteNode:
-        """Raises CannotRun if none is left."""
-        ready = self.ready
-        if not ready:
-            raise CannotRun(f"no node is left: {self.troubles.lost[-1]}")
-        return self.remote(max(ready, key=lambda name: (ready[name].most_at_once, ready[name].slots)))
 
     def send(self, message: ToAgent) -> None:
         """Send a message to all agents."""

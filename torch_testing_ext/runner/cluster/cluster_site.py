@@ -22,7 +22,7 @@ from ..engine.place import Place
 from ..engine.running_unit import UnitListener
 from ..events import Reporter, Warned
 from ..model import Lease, NodeOfRun, RunHeader, Unit
-from ..options.options import ALL_CPUS, Options, UsageError
+from ..options.options import ALL_CPUS, CannotRun, Options, UsageError
 from ..processes.file_processes import Discovery, Reads
 from ..run_site import Found, Work
 from ..scheduling.inventory import Inventory
@@ -118,6 +118,7 @@ class ClusterSite:
         reporter: Reporter,
         header: RunHeader,
     ) -> tuple[Engine, tuple[str, ...]]:
+        """The engine that runs the work on the nodes, and warnings."""
         queue, leases = self.schedule(work, first)
 
         def waiting() -> int:
@@ -291,11 +292,19 @@ class ClusterPlace(Place):
         finder: RemoteNode | None = None
         while finder is None or finder.found is None:
             if finder is None or finder.is_lost:
-                finder = self.nodes.largest
+                finder = self._largest_node()
                 finder.found = None
                 finder.send(FindTests(files, self.most_at_once, jobs))
             self.loop.step()
         return finder.found
+
+    def _largest_node(self) -> RemoteNode:
+        """Raises CannotRun if none is left."""
+        ready = self.nodes.ready
+        if not ready:
+            raise CannotRun(f"no node is left: {self.nodes.troubles.lost[-1]}")
+        largest = max(ready, key=lambda name: (ready[name].most_at_once, ready[name].slots))
+        return self.nodes.remote(largest)
 
     # -- the place of the engine
 

@@ -145,6 +145,7 @@ class HeldNode:
         return self._join(facts)
 
     def _join(self, facts: dict[str, Any]) -> bool:
+        """Give run_test.py the stream of the agent. Returns whether the node has joined."""
         self._stream, theirs = socket_pair()
         with theirs:
             if not self._advance(HeldState.JOINED):

@@ -67,6 +67,7 @@ class MessageReader(Generic[Received]):
         return list(self._messages(self._lines.add(data)))
 
     def _messages(self, lines: list[bytes]) -> Iterator[Received]:
+        """The messages of whole lines. Raises NotAMessage."""
         for line in lines:
             if self._there and self._there in line:
                 line = line.replace(self._there, self._here)

@@ -45,6 +45,7 @@ def main() -> NoReturn:
 
 
 def _keep(parent: int, folder: str) -> NoReturn:
+    """Set the node up, start the agent, and wait for its end."""
     status = 0
     try:
         signal.signal(signal.SIGTERM, _on_sigterm)

@@ -105,8 +105,10 @@ class AgentActor:
                 return self._failed(f"--cluster-root: there is no folder {root} there")
             elif digest and digest_of(root) != digest:
                 return self._failed(f"--cluster-root: {root} has other files there than this machine's project")
-            here = self._environment([os.path.normpath(os.path.join(root, one)) for one in path], environ)
-            if error := self._start(folder, {"root": root, "setup": setup, "environ": here}):
+            folders = [os.path.normpath(os.path.join(root, name)) for name in path]
+            environ = self._environment(folders, environ)
+            error = self._start(folder, {"root": root, "setup": setup, "environ": environ})
+            if error:
                 return {"error": error}
         except OSError as error:
             return self._failed(f"{error.strerror}: {error.filename or folder or self._base}")

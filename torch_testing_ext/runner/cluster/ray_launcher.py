@@ -85,6 +85,7 @@ class RayLauncher(NodeLauncher):
         return self._state in (BridgeState.IMPORTS, BridgeState.CONNECTS)
 
     def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
+        """Start the bridge, and ask it for nodes."""
         self._loop, self._nodes = loop, nodes
         self._started = time.monotonic()
         ours, theirs = socket_pair()
@@ -137,6 +138,7 @@ class RayLauncher(NodeLauncher):
         return f"{ended}: {words}" if _ERROR.match(words) else ended
 
     def _on_message(self, message: bridge_protocol.FromBridge) -> None:
+        """Handle what the bridge says."""
         match message:
             case bridge_protocol.RayImported():
                 self._deadline.cancel()

@@ -149,6 +149,7 @@ class RemoteNode:
             self.lose(f"its agent sent something else than messages: {error}")
 
     def _on_message(self, message: agent_messages.FromAgent) -> None:
+        """Handle what the agent says of its node; messages about a unit go to that."""
         match message:
             case agent_messages.AgentHello():
                 self._see_clock(message.at)
@@ -233,6 +234,7 @@ class RemoteUnit:
     # -- what the agent says
 
     def on_message(self, message: agent_messages.FromUnit) -> None:
+        """Handle what the agent says of the unit."""
         match message:
             case agent_messages.BeganInUnit(_, test, at):
                 self._running, self._began = test, at + self.node.offset

@@ -43,6 +43,7 @@ class Shipment:
 
     @property
     def warnings(self) -> list[str]:
+        """Warnings about files that are not sent, by the reason, except for files that tools can make again."""
         compiled = []
         ignored = []
         others = []

@@ -230,6 +230,7 @@ class AllocatingLauncher(NodeLauncher):
         loop.listen(self._stream, self._receive)
 
     def _receive(self) -> None:
+        """Read what the allocation prints: its environment, once, and its end."""
         try:
             data = self._stream.recv(_CHUNK)
         except ConnectionResetError:
@@ -346,8 +347,8 @@ class CommandLauncher(NodeLauncher):
         if process is None:
             return "it was given back"
         how = f"its agent {reaping.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
-        said = tail(self._log(name), lines=5)
-        return f"{how}: {said}" if said else how
+        printed = tail(self._log(name), lines=5)
+        return f"{how}: {printed}" if printed else how
 
     def release(self, name: str, refused: str = "") -> None:
         process = self._processes.pop(name, None)

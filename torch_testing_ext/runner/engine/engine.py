@@ -7,7 +7,7 @@ place (place.py) where and how it runs: here, or on the nodes of a cluster. `Res
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -79,7 +79,8 @@ class Engine(UnitListener):
         error = ""
         try:
             self._report(_run_began(plan, broken, self.options, self.inventory, self.header))
-            self._take_known_results(plan, broken)
+            for attempt in _known_results(plan, broken):
+                self._results.take(attempt, may_retry=False)
             keys = signals_and_keys(
                 self.place.loop,
                 self._interrupt,
@@ -101,23 +102,15 @@ class Engine(UnitListener):
         self._memory.close()
         return self._results.summary(self._now(), self._interrupts > 0, error)
 
-    def _take_known_results(self, plan: Plan, broken: Sequence[Attempt]) -> None:
-        for attempt in broken:
-            self._results.take(attempt, may_retry=False)
-        for test in plan.skipped:
-            attempt = Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want)
-            self._results.take(attempt, may_retry=False)
-
-    def _now(self) -> float:
-        return time.monotonic() - self._began
-
-    # -- units
-
-    def _run_all(self, plan: Plan) -> None:
         """Run units until none is left, or until those that are left can never start."""
         queue = self._dispatcher.queue
         self._dispatch()
-        while self._is_something_to_come():
+        while (
+            self._running
+            or self._dispatcher.is_waiting
+            # Nodes may come.
+            or (queue and self.place.wait_for_more())
+        ):
             self.place.loop.step()
             self._dispatch()
             is_idle = not (self._running or self._memory.is_waiting or queue)
@@ -128,12 +121,6 @@ class Engine(UnitListener):
             self._report(events.Stopping(self.place.shortage))
             for unit in queue.clear():
                 self._fail_unit(unit, Lease(), self.place.shortage)
-
-    def _is_something_to_come(self) -> bool:
-        if self._running or self._dispatcher.is_waiting:
-            return True
-        # Nodes may come.
-        return bool(self._dispatcher.queue) and self.place.wait_for_more()
 
     def _repeat(self, plan: Plan) -> None:
         """Add each unit of the plan once: a run without end has no number of repetitions."""
@@ -293,6 +280,13 @@ class Engine(UnitListener):
         self._running.clear()
 
 
+def _known_results(plan: Plan, broken: Sequence[Attempt]) -> Iterator[Attempt]:
+    """The results of tests that do not run: of broken files, and skips."""
+    yield from broken
+    for test in plan.skipped:
+        yield Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want)
+
+
 def _run_began(
     plan: Plan,
     broken: Sequence[Attempt],
@@ -300,6 +294,7 @@ def _run_began(
     inventory: Inventory,
     header: RunHeader,
 ) -> events.RunBegan:
+    """The event with which a run begins."""
     broken_files = [attempt.test for attempt in broken]
     return events.RunBegan(
         tests=(*broken_files, *plan.tests),

@@ -75,6 +75,7 @@ class LocalPlace(Place):
         return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
 
     def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> RunningUnit:
+        """Start a unit in processes of this machine."""
         environ = {**environment_of(lease, self.inventory), **self._address_of_ras(lease)}
         locks: tuple[int, ...] = ()
         if self.others is not None:

@@ -332,6 +332,7 @@ class RunningUnit:
         self._deadlines.begin(seconds, when_slow)
 
     def _nanny_said(self, message: worker_messages.FromNanny) -> None:
+        """Handle what the nanny reports; the end of the worker ends the unit."""
         match message:
             case worker_messages.StacksTaken():
                 self._stacks_taken()

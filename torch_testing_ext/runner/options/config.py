@@ -91,6 +91,7 @@ def read_options(
 
 
 def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
+    """The options with what follows from them. Raises UsageError if some contradict each other."""
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus cannot be combined: devices are either real or fake")
     if options.shake is not None and (options.repeat is not None or options.until_failure):
@@ -386,6 +387,7 @@ def _with_values(argv: Sequence[str]) -> list[str]:
 
 
 def _parser(of_report: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command line of a run, or of the command `report`."""
     report = "Make reports of an earlier run, also of one that was killed: of the newest, or of that of a journal."
     parser = _Parser(
         prog=user_commands.runner(),

@@ -26,7 +26,8 @@ class UsageError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean: a, b?`; the nearest known names if none is similar."""
     names = sorted(set(known))
-    if near := difflib.get_close_matches(name, names, cutoff=NEAR):
+    near = difflib.get_close_matches(name, names, cutoff=NEAR)
+    if near:
         return f" Did you mean: {', '.join(near)}?"
     nearest_names = difflib.get_close_matches(name, names, cutoff=0.0)
     return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""

@@ -139,6 +139,7 @@ class FileHandle:
     # -- messages
 
     def _on_message(self, process: _Process, message: worker_messages.FromFile) -> None:
+        """Handle what the process of the file reports."""
         match message:
             case worker_messages.FileTests(tests, not_run, remark):
                 nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"

@@ -27,6 +27,7 @@ _QUERIED_ACCELERATORS = 3
 
 
 def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]) -> NoReturn:
+    """Be the process of a file: import it, list its tests, and serve its units."""
     os.chdir(request.root)
     try:
         log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -112,6 +113,7 @@ def _list_tests(
 def _send_tests_and_exit(
     file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
 ) -> NoReturn:
+    """Be the child that lists the tests of a file."""
     code = 1
     try:
         from torch_testing_ext import _torch

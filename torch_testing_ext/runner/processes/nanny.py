@@ -96,6 +96,7 @@ class Nanny:
             self._channel.send(worker_messages.WorkerEnded(status, at, leftovers))
 
     def _on_message(self, message: worker_messages.ToNanny) -> None:
+        """Do what the client asks for."""
         match message:
             case worker_messages.StartUnit():
                 self.watch(message.unit, *message.fds)

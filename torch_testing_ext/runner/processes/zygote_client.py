@@ -135,6 +135,7 @@ class ZygoteClient:
     # -- the process
 
     def _start(self) -> None:
+        """Start the zygote, which says when it is ready."""
         self.starts += 1
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromZygote)
@@ -155,6 +156,7 @@ class ZygoteClient:
         self.loop.serve(self._channel, self._on_message, self._lose)
 
     def _spawn(self, command: list[str], log: IO[bytes], kept: int) -> subprocess.Popen[bytes] | ServedProcess:
+        """Have a warm server fork the zygote, or start a new interpreter."""
         environ = {**os.environ, **self.environ}
         served = None
         if self.warm_up.server is not None:

@@ -64,6 +64,7 @@ class ZygoteProcess(ForkParent[worker_messages.ToZygote]):
     """Serves the requests of run_test.py."""
 
     def on_message(self, message: worker_messages.ToZygote) -> None:
+        """Fork the child that run_test.py asks for."""
         match message:
             case worker_messages.OpenFile():
                 to_file: Channel[worker_messages.ToFile] = Channel.on(message.fds[0], worker_messages.ToFile)

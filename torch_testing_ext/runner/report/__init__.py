@@ -98,6 +98,7 @@ def _make_console(
     policy: Policy,
     command: str,
 ) -> Console:
+    """The console report of a run."""
     from .console import Console
 
     return Console(

@@ -51,6 +51,7 @@ class Console:
     _shown: dict[tuple[TestId, int], list[str]] = field(default_factory=dict)
 
     def on_event(self, event: events.Event) -> None:
+        """Print what the user has to know of an event."""
         match event:
             case events.RunBegan():
                 self._total = event.results

@@ -40,6 +40,7 @@ class FinalSummary:
             self._repetitions = max(self._repetitions, 1 + result.last.repetition)
 
     def __str__(self) -> str:
+        """The sections that are not empty, with an empty line between them."""
         sections = [
             self._failures_in_full() if self.in_full else self._failures(),
             self._outcomes(),

@@ -77,6 +77,7 @@ def _broken_as_data(attempt: Attempt) -> dict[str, str]:
 
 
 def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
+    """A test as an object of JSON."""
     return {
         "id": str(test.id),
         "file": test.id.file,

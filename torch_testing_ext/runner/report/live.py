@@ -66,6 +66,7 @@ class Live:
             self.terminal.write(lines)
 
     def on_event(self, event: Event) -> None:
+        """Note what has changed; the display is drawn a few times a second."""
         match event:
             case Importing():
                 self._importing = status_line.importing(event)
@@ -97,6 +98,7 @@ class Live:
             self._region.start()
 
     def draw(self) -> RenderableType:
+        """The display as rich shows it now: failures, counts and running tests."""
         if self._importing:
             return Text(self._importing, style="dim", no_wrap=True, overflow="ellipsis")
         now = time.monotonic() - self._began

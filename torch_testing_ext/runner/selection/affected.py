@@ -276,30 +276,35 @@ class Affected:
             before = self._record(file).get(_SHARED)
             if json.dumps(shared) == json.dumps(before):
                 return
+        entries = self._entries(reads, ran, _digest(shared))
+        existing = {_name(test.id) for test in tests}
 
         def change(values: dict[str, Any]) -> None:
             if files_of_import is None:
                 values.clear()
                 return
+            for name in list(values):
+                if name not in existing or name in entries:
+                    del values[name]
+            for name, entry in entries.items():
+                if name in existing and entry is not None:
+                    values[name] = entry
             values[_SHARED] = shared
-            digest = _digest(shared)
-            for test in ran:
-                files_of_test = reads.get(test)
-                if files_of_test is None:
-                    values.pop(_name(test), None)
-                    continue
-                values[_name(test)] = {
-                    "of": digest,
-                    "files": self._relative_paths(files_of_test),
-                }
-            existing = {_name(test.id) for test in tests}
-            existing.add(_SHARED)
-            for name in values.keys() - existing:
-                del values[name]
 
         self._place(file).update(change)
         self._records.pop(file, None)
         self._digests.pop(file, None)
+
+    def _entries(self, reads: Reads, ran: Iterable[TestId], digest: str) -> dict[str, dict[str, Any] | None]:
+        """The entries of tests that have run, by their names; None if it is unknown what they have read."""
+        entries: dict[str, dict[str, Any] | None] = {}
+        for test in ran:
+            files = reads.get(test)
+            entry = None
+            if files is not None:
+                entry = {"of": digest, "files": self._relative_paths(files)}
+            entries[_name(test)] = entry
+        return entries
 
     def _with_settings(self, file: str, files: Files) -> Files:
         """The files that an import has read, after those that pytest reads before it."""
