@@ -17,6 +17,8 @@ from .terminal import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, Style, Styler
 # With more names, the command would be too long to read.
 MOST_NAMES = 8
 MOST_UNFINISHED = 10
+# A text with its style.
+_Cell = tuple[Style, str]
 
 
 @dataclass
@@ -55,7 +57,8 @@ class FinalSummary:
             # Without colour, since programs read it, too.
             [self.summary.last_line],
         ]
-        return "\n\n".join("\n".join(lines) for lines in sections if any(lines)) + "\n"
+        texts = ["\n".join(lines) for lines in sections if any(lines)]
+        return "\n\n".join(texts) + "\n"
 
     def _failures(self) -> list[str]:
         """The name of each on a line, and its cause below; those with one cause together."""
@@ -139,7 +142,7 @@ class FinalSummary:
             lines += self._row(cells, start=f"  {category.value}: ")
         return [rule, *self._row(totals, end=took), *lines]
 
-    def _row(self, cells: Sequence[tuple[Style, str]], start: str = "", end: str = "") -> list[str]:
+    def _row(self, cells: Sequence[_Cell], start: str = "", end: str = "") -> list[str]:
         """Cells in as many rows as they need, each with its style."""
         words = [word for _, word in cells]
         if len(words) > 1:
@@ -147,8 +150,8 @@ class FinalSummary:
             words[-1] += end
         rows = []
         for numbers in self.layout.rows(words, ", "):
-            row = ", ".join(self.styler(*cells[number]) for number in numbers)
-            rows.append(f"{row},")
+            styled = [self.styler(*cells[number]) for number in numbers]
+            rows.append(", ".join(styled) + ",")
         rows[-1] = rows[-1].removesuffix(",") + end
         rows[0] = start + rows[0]
         return rows
@@ -174,7 +177,8 @@ class FinalSummary:
         rows = []
         for result in self._with_outcome(TestOutcome.FLAKY):
             attempts = text.count(len(result.attempts), "attempt")
-            rows.append((attempts, f"{self._name(result)}\n{_first_failure(result)}"))
+            name = self._name(result)
+            rows.append((attempts, f"{name}\n{_first_failure(result)}"))
         return _table("flaky:", rows)
 
     def _leaked(self) -> list[str]:
@@ -206,7 +210,11 @@ class FinalSummary:
 
     def _warnings(self) -> list[str]:
         unique = dict.fromkeys((*self.summary.warnings, *self.late_warnings))
-        return [self.styler(Style.YELLOW, f"warning: {text.printable(warning)}") for warning in unique]
+        lines = []
+        for warning in unique:
+            words = f"warning: {text.printable(warning)}"
+            lines.append(self.styler(Style.YELLOW, words))
+        return lines
 
     def _rerun_command(self) -> list[str]:
         """The command that runs the tests again that failed or did not finish."""
@@ -219,12 +227,14 @@ class FinalSummary:
             words = [shell.name(str(name)) for name in names]
         else:
             # All names would be too long to read.
-            words = list(dict.fromkeys(shell.name(name.file) for name in names))
+            files = [shell.name(name.file) for name in names]
+            words = list(dict.fromkeys(files))
             if not unfinished:
                 words.insert(0, "--last-failed")
         verb = "rerun" if failed else "run"
         tests = "it" if len(names) == 1 else "them"
-        return [f"to {verb} {tests}:", f"  {' '.join([self.command, *words])}"]
+        command = " ".join([self.command, *words])
+        return [f"to {verb} {tests}:", f"  {command}"]
 
     def _name(self, result: FinishedTest) -> str:
         return text.name(result.last, self._repetitions)

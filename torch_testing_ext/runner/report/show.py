@@ -30,6 +30,7 @@ def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
 
 
 def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
+    """The name, the account and the time of each test that has failed in a run."""
     try:
         path = find(place)
         run = read(path)
@@ -38,9 +39,11 @@ def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
     at = path.stat().st_mtime
     policy = run.header.policy
     for result in run.summary.finished:
-        if any(policy.verdict(attempt.outcome) is Category.FAILED for attempt in result.attempts):
-            accounts_of_attempts = [_account(attempt) for attempt in result.attempts]
-            yield text.test_name(result.test.id), "\n\n".join(accounts_of_attempts), at
+        verdicts = {policy.verdict(attempt.outcome) for attempt in result.attempts}
+        if Category.FAILED in verdicts:
+            name = text.test_name(result.test.id)
+            account = "\n\n".join(_account(attempt) for attempt in result.attempts)
+            yield name, account, at
 
 
 def _account(attempt: Attempt) -> str:

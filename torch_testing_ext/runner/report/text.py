@@ -101,9 +101,11 @@ def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
     """The reasons of skips and how often each occurs, the most frequent first."""
     reasons: Counter[str] = Counter()
     for result in summary.finished:
-        if result.outcome is TestOutcome.SKIPPED:
-            attempt = result.last
-            reasons[not_enough_devices(attempt.want) if attempt.want else title(attempt.message)] += 1
+        if result.outcome is not TestOutcome.SKIPPED:
+            continue
+        attempt = result.last
+        reason = not_enough_devices(attempt.want) if attempt.want else title(attempt.message)
+        reasons[reason] += 1
     return reasons.most_common()
 
 

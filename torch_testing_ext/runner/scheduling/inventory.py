@@ -160,10 +160,17 @@ def _is_uuid_of(wanted: str, uuid: str) -> bool:
     bare = bare_uuid(uuid)
     if not bare_wanted:
         return False
-    return bare.startswith(bare_wanted) or (not uuid.isdecimal() and bare_wanted.startswith(bare))
+    if bare.startswith(bare_wanted):
+        return True
+    is_number = uuid.isdecimal()
+    return not is_number and bare_wanted.startswith(bare)
 
 
-def with_gpus(inventory: Inventory, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Inventory:
+def with_gpus(
+    inventory: Inventory,
+    gpus: Sequence[Gpu],
+    environ: Mapping[str, str],
+) -> Inventory:
     """The inventory with what NVML knows about its devices."""
     by_name = gpus_by_name(inventory.names, inventory.identities, gpus, environ)
     links_of_devices = nvlinks(inventory.names, by_name)
@@ -173,16 +180,23 @@ def with_gpus(inventory: Inventory, gpus: Sequence[Gpu], environ: Mapping[str, s
     return dataclasses.replace(inventory, gpus=by_name, facts=tuple(facts))
 
 
-def all_mig_instances(environ: Mapping[str, str], kind: str | None, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+def all_mig_instances(
+    environ: Mapping[str, str],
+    kind: str | None,
+    gpus: Sequence[Gpu],
+) -> tuple[str, ...]:
     """The instances that a run may lease where all GPUs are in MIG mode and no mask chooses some of them.
 
     CUDA itself shows a process the first one only.
     """
     if kind not in (None, "cuda") or "CUDA_VISIBLE_DEVICES" in environ:
         return ()
-    if not all(gpu.mig for gpu in gpus):
-        return ()
-    return tuple(instance.uuid for gpu in gpus for instance in gpu.instances)
+    uuids = []
+    for gpu in gpus:
+        if not gpu.mig:
+            return ()
+        uuids += [instance.uuid for instance in gpu.instances]
+    return tuple(uuids)
 
 
 def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:

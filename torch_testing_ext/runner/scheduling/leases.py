@@ -45,7 +45,8 @@ class Leases:
     _withheld: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        assert len(set(self.names)) == len(self.names), f"two devices have the same name: {self.names}"
+        are_unique = len(set(self.names)) == len(self.names)
+        assert are_unique, f"two devices have the same name: {self.names}"
 
     def withhold(self, names: Iterable[str]) -> None:
         """Lease none of these devices, and any other again: other runs have them."""
@@ -149,7 +150,9 @@ class Leases:
         """Whether neither the unit nor one of those that run has to be alone."""
         if not self._held:
             return True
-        return not unit.alone and not any(lease.alone for lease in self._held)
+        if unit.alone:
+            return False
+        return not any(lease.alone for lease in self._held)
 
     def holds(self, lease: Lease) -> bool:
         return any(other is lease for other in self._held)

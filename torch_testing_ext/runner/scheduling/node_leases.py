@@ -70,7 +70,8 @@ class NodeLeases:
         return max(numbers, default=0)
 
     def may_run_now(self, unit: Unit) -> bool:
-        return any(node.leases.may_run_now(unit) for node in self._usable().values())
+        nodes = self._usable().values()
+        return any(node.leases.may_run_now(unit) for node in nodes)
 
     def fits(self, unit: Unit) -> bool:
         """Whether there is room for the unit on a node now."""

@@ -40,12 +40,15 @@ class Plan:
     @property
     def tests(self) -> tuple[Test, ...]:
         """All tests, each once even if it is repeated."""
+
+        def place(test: Test) -> tuple[str, int, TestId]:
+            return test.id.file, test.line, test.id
+
         tests = list(self.skipped)
         for unit in self.units:
             if unit.repetition == 0:
                 tests += unit.tests
-        tests.sort(key=lambda test: (test.id.file, test.line, test.id))
-        return tuple(tests)
+        return tuple(sorted(tests, key=place))
 
 
 def plan(
@@ -202,7 +205,8 @@ def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
 
     def shuffled(unit: Unit) -> bytes:
         # Depends only on the seed and the unit, so that leaving out a test does not reorder the others.
-        name = f"{options.seed} {unit.repetition} {unit.tests[0].id}"
+        first = unit.tests[0]
+        name = f"{options.seed} {unit.repetition} {first.id}"
         return hashlib.sha256(os.fsencode(name)).digest()
 
     def failed_first(unit: Unit) -> bool:

@@ -114,7 +114,8 @@ class _ResourceQueue:
         self._size = size()
         # The widest unit that may be added: as wide as the largest node that has been there.
         self._widest = self._size.largest
-        self._waiting = sorted((self._to_waiting(unit) for unit in units), key=lambda waiting: waiting.key)
+        self._waiting = [self._to_waiting(unit) for unit in units]
+        self._waiting.sort(key=lambda waiting: waiting.key)
         self._work = self._total_work()
         self._longest_ever = max((waiting.seconds for waiting in self._waiting), default=0.0)
 
@@ -186,10 +187,14 @@ class _ResourceQueue:
 
     def _may_start(self, waiting: _Waiting) -> bool:
         """A unit that may not run now waits for another to end, or for a larger node, and does not hold up the rest."""
-        return self._leases.may_run_now(waiting.unit) and self._leases.may_fit(waiting.unit)
+        if not self._leases.may_run_now(waiting.unit):
+            return False
+        return self._leases.may_fit(waiting.unit)
 
     def _fits(self, waiting: _Waiting, free: int) -> bool:
-        return waiting.width <= free and self._leases.fits(waiting.unit)
+        if waiting.width > free:
+            return False
+        return self._leases.fits(waiting.unit)
 
     def drop(self, is_hopeless: Callable[[Unit], bool]) -> tuple[Unit, ...]:
         dropped = []
