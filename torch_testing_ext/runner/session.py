@@ -173,7 +173,7 @@ def find_work(
     affected.record(site.reads(), discovered)
     options = dataclasses.replace(options, jobs=found.slots)
     selected, broken = _selected(chosen, discovery)
-    tests, broken = _in_shard(options, earlier, selected, broken)
+    tests, in_shard = _in_shard(options, earlier, selected, broken)
     to_run, note = _to_rerun(options, earlier, chosen, tests)
     if note and chosen.more_files:
         everything = dataclasses.replace(chosen, files=chosen.more_files, more_files=())
@@ -181,10 +181,10 @@ def find_work(
     has_failed = None
     if options.rerun is Rerun.LAST_FAILED and not note:
         has_failed = earlier.last_failed.has_failures
-    broken, unneeded = _broken_files(chosen, has_failed, broken)
+    failing, unneeded = _broken_files(chosen, has_failed, in_shard)
     planned = plan(to_run, found.inventory, earlier.durations.expected, options.repeat or 1)
     warnings = _each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note)
-    return Work(options, planned, broken, found.inventory, discovered, warnings)
+    return Work(options, planned, failing, found.inventory, discovered, warnings)
 
 
 def _selected(chosen: Chosen, discovery: Discovery) -> tuple[list[Test], list[Attempt]]:

@@ -168,7 +168,7 @@ def _listed(root: Path) -> tuple[set[str], dict[str, str]]:
     for name in _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory") or ():
         if LEFT_OUT.isdisjoint(Path(name).parts):
             left_out[name] = IGNORED
-    files = set()
+    files: set[str] = set()
     for name in _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--directory") or ():
         if name.endswith("/"):
             files.update(_walk(root, name, empty_only=True))

@@ -102,6 +102,12 @@ class Engine(UnitListener):
         self._memory.close()
         return self._results.summary(self._now(), self._interrupts > 0, error)
 
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    # -- units
+
+    def _run_all(self, plan: Plan) -> None:
         """Run units until none is left, or until those that are left can never start."""
         queue = self._dispatcher.queue
         self._dispatch()

@@ -367,8 +367,8 @@ def _with_values(argv: Sequence[str]) -> list[str]:
 
     A flag that may be alone gets its value, and so does one whose value may begin with a dash.
     """
-    alone = {}
-    dashed = set()
+    alone: dict[str, str] = {}
+    dashed: set[str] = set()
     for spec in OPTION_TABLE.values():
         if spec.alone:
             alone.update((flag, f"{flag}={spec.alone}") for flag in spec.flags)

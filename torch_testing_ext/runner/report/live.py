@@ -124,7 +124,7 @@ class Live:
         table.add_column()
         longest_first = sorted(self._running.values(), key=lambda running: running[2])
         for test, lease, began in longest_first[:MOST_TESTS]:
-            cells = [text.duration(max(0.0, now - began)), _name(test, narrow)]
+            cells: list[RenderableType] = [text.duration(max(0.0, now - began)), _name(test, narrow)]
             if not narrow:
                 cells.append(Text(text.place(lease), style="dim", no_wrap=True))
             table.add_row(*cells)

@@ -190,7 +190,7 @@ def why_unfinished(summary: Summary) -> str:
 def outcome_in_words(finished: FinishedTest) -> str:
     """The outcome of a test, with the number of attempts if there are several."""
     attempts = len(finished.attempts)
-    outcome = finished.outcome.value
+    outcome = str(finished.outcome.value)
     if attempts > 1 and finished.last.outcome is TestOutcome.SKIPPED:
         return f"{outcome}, then skipped when retried"
     if finished.outcome is TestOutcome.FLAKY:

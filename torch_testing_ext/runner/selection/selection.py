@@ -200,7 +200,7 @@ def _predicate(
     if in_files - files_with_tests:
         # The test may be in a file whose tests are unknown: it is broken or skips them all.
         return skipped.__contains__
-    names = []
+    names: list[str] = []
     for candidate in candidates:
         names += _parts_of(candidate)
     alike = nearest(name.inner, names)
