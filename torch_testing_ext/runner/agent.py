@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,10 +50,12 @@ class Agent(UnitListener):
     reader: MessageReader[agent_messages.ToAgent]
     writer: MessageWriter
     memory: MachineMemory
-    most_memory: float  # the share of it above which a unit is ended
+    # The share of it above which a unit is ended.
+    most_memory: float
     _running: dict[int, RunningUnit] = field(default_factory=dict)
     _sent_warnings: set[str] = field(default_factory=set)
-    _early: list[agent_messages.ToAgent] = field(default_factory=list)  # came while devices were counted
+    # Came while devices were counted.
+    _early: list[agent_messages.ToAgent] = field(default_factory=list)
     _place: LocalPlace | None = None
 
     def __post_init__(self) -> None:
@@ -111,8 +112,11 @@ class Agent(UnitListener):
         self.files.loop.after(STREAM_INTERVAL, self._copy_output)
 
     def _copy_output_of(self, running: UnitHandle) -> None:
-        if self.prepare.options.stream and (text := running.new_output()):
-            self.writer.send(agent_messages.OutputOfUnit(running.unit.number, text))
+        if not self.prepare.options.stream:
+            return
+        output = running.new_output()
+        if output:
+            self.writer.send(agent_messages.OutputOfUnit(running.unit.number, output))
 
     def _warn(self, warning: str) -> None:
         """Pass on a warning, once."""
@@ -123,7 +127,8 @@ class Agent(UnitListener):
     # -- requests
 
     def _end_of_stream(self) -> None:
-        raise _StreamEnded  # wherever the agent is: it may be waiting for an import
+        # Wherever the agent is: it may be waiting for an import.
+        raise _StreamEnded
 
     def _receive(self, message: agent_messages.ToAgent) -> None:
         if self._place is None:
@@ -132,31 +137,34 @@ class Agent(UnitListener):
             self._on_message(message)
 
     def _on_message(self, message: agent_messages.ToAgent) -> None:
+        """Do what run_test.py asks for."""
         match message:
             case agent_messages.RunUnit():
                 self._run(message)
             case agent_messages.FindTests():
                 self._find(message)
             case agent_messages.EndUnit(number, cause, at_once):
-                self._with(number, lambda unit: unit.kill() if at_once else unit.end(cause))
+                # It may have ended meanwhile.
+                running = self._running.get(number)
+                if running is not None and at_once:
+                    running.kill()
+                elif running is not None:
+                    running.end(cause)
             case agent_messages.AskUnit(number):
-                self._with(number, lambda unit: unit.ask_for_stacks(partial(self._answer, number)))
+                if number in self._running:
+                    self._running[number].ask_for_stacks(partial(self._answer, number))
             case agent_messages.FetchFiles():
-                for changed in self._project.changes() if self._project is not None else ():
-                    self.writer.send(changed)
+                if self._project is not None:
+                    for changed in self._project.changes():
+                        self.writer.send(changed)
                 self.writer.send(agent_messages.AllFilesSent())
             case agent_messages.CloseFile(name):
-                if all(one.unit.file != name for one in self._running.values()):
+                if all(running.unit.file != name for running in self._running.values()):
                     self.files.file(name).close()
             case agent_messages.PrepareNode():
                 raise NotAMessage("a second PrepareNode")
             case _:
                 unexpected(message)
-
-    def _with(self, number: int, do: Callable[[UnitHandle], object]) -> None:
-        """Do something with a unit, unless it has ended meanwhile."""
-        if number in self._running:
-            do(self._running[number])
 
     def _answer(self, number: int, stacks: str) -> None:
         self.writer.send(agent_messages.StacksOfUnit(number, stacks))
@@ -170,7 +178,9 @@ class Agent(UnitListener):
         self.writer.send(found)
 
     def _run(self, message: agent_messages.RunUnit) -> None:
-        unit, why = message.unit, "the node cannot run tests"
+        """Start a unit, or report that its tests were not run."""
+        unit = message.unit
+        why = "the node cannot run tests"
         self.files.file(unit.file, message.devices)
         try:
             if self._place is not None:
@@ -178,19 +188,26 @@ class Agent(UnitListener):
                 return
         except OSError as error:
             why = str(error)
-        failed = partial(Attempt, outcome=TestOutcome.ERROR, repetition=unit.repetition, number=unit.attempt)
-        text, now = f"it was not run on node {message.lease.node}: {why}", time.monotonic()
-        attempts = tuple(failed(test, message=text, began=now) for test in unit.tests)
-        self.writer.send(agent_messages.EndOfUnit(unit.number, attempts, (), EndCause.ITSELF))
+        attempts = []
+        for test in unit.tests:
+            attempt = Attempt(
+                test,
+                TestOutcome.ERROR,
+                f"it was not run on node {message.lease.node}: {why}",
+                began=time.monotonic(),
+                repetition=unit.repetition,
+                number=unit.attempt,
+            )
+            attempts.append(attempt)
+        self.writer.send(agent_messages.EndOfUnit(unit.number, tuple(attempts), (), EndCause.ITSELF))
 
     # -- events of running units
 
     def test_began(self, running: UnitHandle, test: Test) -> None:
         unit = running.unit
+        began = agent_messages.BeganInUnit(unit.number, unit.tests.index(test), time.monotonic())
         # That of a short test goes with its end.
-        self.writer.send(
-            agent_messages.BeganInUnit(unit.number, unit.tests.index(test), time.monotonic()), urgent=False
-        )
+        self.writer.send(began, urgent=False)
 
     def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:
         unit = running.unit
@@ -222,7 +239,8 @@ def serve(memory: MachineMemory) -> int:
     if "--die-with-parent" in sys.argv[1:]:
         system.die_with(os.getppid(), signal.SIGKILL)
     signals.unblock()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for run_test.py, which tells the agents
+    # It is for run_test.py, which tells the agents.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader: MessageReader[agent_messages.ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), agent_messages.ToAgent)
     writer = MessageWriter(_take_over(1, None))
     writer.send(agent_messages.AgentHello(facts(), os.getpid(), time.monotonic()))
@@ -240,12 +258,16 @@ def serve(memory: MachineMemory) -> int:
 
 def _word(name: str) -> str | None:
     """The value of a word of the command line."""
-    return next((word.removeprefix(name) for word in sys.argv[1:] if word.startswith(name)), None)
+    for word in sys.argv[1:]:
+        if word.startswith(name):
+            return word.removeprefix(name)
+    return None
 
 
 def _serve(
     reader: MessageReader[agent_messages.ToAgent], writer: MessageWriter, memory: MachineMemory, most_memory: float
 ) -> None:
+    """Wait for the description of the node, and serve the run."""
     early: list[agent_messages.ToAgent] = []
     while not early:
         early = reader.receive()
@@ -268,7 +290,8 @@ def _serve(
             drop_in=bool(options.drop_in),
             all_marks=bool(options.marks),
             quit_timeout=QUIT_TIMEOUT,
-            base=_word(FOLDER),  # whatever ends this process, the one that has made it removes it
+            # Whatever ends this process, the one that has made it removes it.
+            base=_word(FOLDER),
         ) as files:
             Agent(files, prepare, reader, writer, memory, most_memory).serve()
     except CannotRun as error:

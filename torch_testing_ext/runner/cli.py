@@ -18,17 +18,22 @@ from .options.options import Action, CannotRun, UsageError
 from .options.table import OPTION_TABLE
 from .options.test_folders import project_root
 
-REPORT = "report"  # the first argument of the command that makes reports from a journal, also of a run that was killed
-CLEAN = ("cluster", "clean")  # the first arguments of the command that removes what nodes have kept
-INIT = "init"  # of the command that sets a project up
-MOVING = "moving"  # of the command that converts the tests of another project
+# The first argument of the command that makes reports from a journal, also of a run that was killed.
+REPORT = "report"
+# The first arguments of the command that removes what nodes have kept.
+CLEAN = ("cluster", "clean")
+# Of the command that sets a project up.
+INIT = "init"
+# Of the command that converts the tests of another project.
+MOVING = "moving"
 APPLICABLE_TO_SHOW = ("names", "journal", "cache")
 APPLICABLE_TO_REPORT = ("names", "junit", "report", "trace", "results", "durations", "cache")
 
 
 def console() -> int:
     """The console script and `python -m`: the runner for the project in which the user stands."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as under torchrun: a rank takes one slot
+    # As under torchrun: a rank takes one slot.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     return guarded(lambda: main(sys.argv[1:], project_root(Path.cwd())))
 
 
@@ -39,23 +44,29 @@ def main(argv: Sequence[str], root: Path) -> int:
 
 
 def _do(argv: Sequence[str], root: Path) -> int:
-    if argv[:1] == [INIT]:
+    """Do what the command line says, and return the exit code."""
+    command = argv[0] if argv else ""
+    if command == INIT:
         from .init_project import init
 
         return init(argv[1:], root, main)
-    if argv[:1] == [MOVING]:
+    if command == MOVING:
         from torch_testing_ext.moving.__main__ import main as convert
 
         return convert(argv[1:], f"{user_commands.runner_name()} {MOVING}")
-    if argv[:1] == [REPORT]:
-        return _make_reports(config.read_options(argv[1:], os.environ, root, Path.cwd(), APPLICABLE_TO_REPORT))
+
+    def read(words: Sequence[str], applicable: Sequence[str] = ()) -> ConfiguredOptions:
+        return config.read_options(words, os.environ, root, Path.cwd(), applicable)
+
+    if command == REPORT:
+        return _make_reports(read(argv[1:], APPLICABLE_TO_REPORT))
     if tuple(argv[:2]) == CLEAN:
         from .cluster.cluster_site import clean
 
-        return clean(config.read_options(argv[2:], os.environ, root, Path.cwd()).options)
-    if argv[:1] == [user_commands.SHOW]:
-        return _show(config.read_options(argv[1:], os.environ, root, Path.cwd(), APPLICABLE_TO_SHOW))
-    return _execute(config.read_options(argv, os.environ, root, Path.cwd()), root)
+        return clean(read(argv[2:]).options)
+    if command == user_commands.SHOW:
+        return _show(read(argv[1:], APPLICABLE_TO_SHOW))
+    return _execute(read(argv), root)
 
 
 def guarded(do: Callable[[], int]) -> int:
@@ -70,11 +81,13 @@ def guarded(do: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"{user_commands.runner_name()}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader of the output is gone, as in `--list | head`
+    except BrokenPipeError:
+        # The reader of the output is gone, as in `--list | head`.
         _discard_stdout()
         return ExitCode.OUR_ERROR
     except Exception as error:
-        with suppress(OSError):  # stderr may be what is broken
+        # stderr may be what is broken.
+        with suppress(OSError):
             traceback.print_exc()
             print(f"{user_commands.runner_name()}: internal error; this is not a test failure", file=sys.stderr)
         if isinstance(error, OSError):
@@ -88,7 +101,8 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            # Gets the lowest free number.
+            os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
@@ -100,14 +114,15 @@ def _discard_stdout() -> None:
 
 
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
+    """Run, list, or show the configuration."""
     if configured.options.action is Action.SHOW_CONFIG:
         print(config.show(configured))
         return ExitCode.PASSED
-    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        print("starting", end="\r", flush=True)  # at once: whatever comes next is written over it
+
     from . import session
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # they interrupt like Ctrl-C
+    # They interrupt like Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     root = configured.options.drop_in_root or root
@@ -150,8 +165,9 @@ def _make_reports(configured: ConfiguredOptions) -> int:
     options = configured.options
     if len(options.names) > 1:
         raise UsageError("report: name one journal, or the folder of one run")
+    place = Path.cwd() / options.names[0] if options.names else options.cache
     try:
-        run = journal.read(journal.find(Path.cwd() / options.names[0] if options.names else options.cache))
+        run = journal.read(journal.find(place))
     except journal.JournalError as error:
         raise UsageError(str(error)) from None
     reporters = remake_reports(options, sys.stdout, os.environ, run)
@@ -161,5 +177,6 @@ def _make_reports(configured: ConfiguredOptions) -> int:
 def _reject_other_options(configured: ConfiguredOptions, action: str, applicable: Sequence[str]) -> None:
     for field, source in configured.sources.items():
         if source == config.COMMAND_LINE and field not in applicable:
-            flags = OPTION_TABLE[field].flags or tuple(n for flag in OPTION_TABLE[field].values for n in flag.names)
-            raise UsageError(f"{action}: {flags[0]} does not apply to a run that is over")
+            spec = OPTION_TABLE[field]
+            flag = spec.flags[0] if spec.flags else spec.values[0].names[0]
+            raise UsageError(f"{action}: {flag} does not apply to a run that is over")

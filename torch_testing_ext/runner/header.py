@@ -23,14 +23,16 @@ class CommitQuery:
     """Asks git for the commit of a folder, while the run prepares: `with CommitQuery(root) as query: ...`."""
 
     def __init__(self, root: Path, environ: Mapping[str, str] = os.environ, timeout: float = GIT_TIMEOUT):
-        self._root, self._timeout = root, timeout
+        self._root = root
+        self._timeout = timeout
         # A git command that the user runs meanwhile has priority.
         self._environ = {**environ, "GIT_OPTIONAL_LOCKS": "0"}
         self._git: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> CommitQuery:
         command = ["git", "-C", str(self._root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        with suppress(OSError):  # git is not installed
+        # git is not installed.
+        with suppress(OSError):
             self._git = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -52,10 +54,12 @@ class CommitQuery:
         if self._git is None:
             return "", False
         try:
-            said, _ = self._git.communicate(timeout=self._timeout)
+            output, _ = self._git.communicate(timeout=self._timeout)
         except subprocess.TimeoutExpired:
             return "", False
-        commit, dirty, _ = said.strip().partition("-dirty") if self._git.returncode == 0 else ("", "", "")
+        if self._git.returncode != 0:
+            return "", False
+        commit, dirty, _ = output.strip().partition("-dirty")
         return commit, bool(dirty)
 
 
@@ -75,15 +79,20 @@ def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str) -
 
 def describe_devices(inventory: Inventory) -> str:
     """The devices of the run, in words."""
-    models = Counter(one.name for one in inventory.facts if one.name)
     number = len(inventory.names)
     if not number:
         return "none (CPU only)"
-    kind = "fake" if inventory.fake else inventory.kind or ""
-    words = " ".join(part for part in (str(number), kind, "device" if number == 1 else "devices") if part)
-    named = f"{words}: {', '.join(inventory.names)}"
+    words = [str(number)]
+    if inventory.fake:
+        words.append("fake")
+    elif inventory.kind:
+        words.append(inventory.kind)
+    words.append("device" if number == 1 else "devices")
+    named = f"{' '.join(words)}: {', '.join(inventory.names)}"
+    models = Counter(facts.name for facts in inventory.facts if facts.name)
     if inventory.fake or inventory.kind != "cuda" or not models:
         return named
     if len(models) == 1:
         return f"{named} ({next(iter(models))})"
-    return f"{named} (of {', '.join(f'{count} x {model}' for model, count in models.items())})"
+    counts = ", ".join(f"{count} x {model}" for model, count in models.items())
+    return f"{named} (of {counts})"

@@ -33,10 +33,12 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
         print(f"usage: {user_commands.runner()} init\n\n{_template('help.txt')}", end="")
         return ExitCode.PASSED
     try:
-        files = _set_up(root := root.resolve())
+        root = root.resolve()
+        files = _set_up(root)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"init: {error}") from None
-    return _run_first([relative_to(root, file) for file in files], root, main)
+    names = [relative_to(root, file) for file in files]
+    return _run_first(names, root, main)
 
 
 def _set_up(root: Path) -> list[Path]:
@@ -45,7 +47,8 @@ def _set_up(root: Path) -> list[Path]:
     if not files:
         files = [root / "tests" / "test_first.py"]
         _write(files[0], _template("first_test.txt"), root)
-    _configure(root / "pyproject.toml", sorted({relative_to(root, file).split("/")[0] for file in files}))
+    folders = {relative_to(root, file).split("/")[0] for file in files}
+    _configure(root / "pyproject.toml", sorted(folders))
     job = Template(_template("torchtest.yml")).substitute(install=_install(root))
     _write(root / ".github" / "workflows" / "torchtest.yml", job, root)
     return files
@@ -61,38 +64,49 @@ def _configure(settings: Path, folders: Sequence[str]) -> None:
     if config.pyproject_section(settings.parent) is not None:
         print(f"kept   {settings.name}: it has settings of torch_testing_ext")
         return
-    between = "" if not before else "\n" if before.endswith("\n") else "\n\n"
+    between = ""
+    if before:
+        between = "\n" if before.endswith("\n") else "\n\n"
+    value = json.dumps(folders, ensure_ascii=False)
     with settings.open("a", encoding="utf-8") as file:
-        file.write(f"{between}[tool.torch_testing_ext]\ntests = {json.dumps(folders, ensure_ascii=False)}\n")
+        file.write(f"{between}[tool.torch_testing_ext]\ntests = {value}\n")
     print(f"wrote  {settings.name}: [tool.torch_testing_ext] tests = {', '.join(folders)}")
 
 
 def _write(file: Path, text: str, root: Path) -> None:
-    kept = file.exists()
-    print(f"{'kept ' if kept else 'wrote'}  {file.relative_to(root)}")
-    if not kept:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+    name = file.relative_to(root)
+    if file.exists():
+        print(f"kept   {name}")
+        return
+    print(f"wrote  {name}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
 
 
 def _install(root: Path) -> str:
     """The steps of the job that install what the tests need."""
+    needed = []
+    if (root / "requirements.txt").exists():
+        needed.append("-r requirements.txt")
     settings = text_of(root / "pyproject.toml")
-    is_package = (root / "setup.py").exists() or re.search(r"^\[(project|tool\.poetry)\]", settings, re.MULTILINE)
-    needed = ["-r requirements.txt"] if (root / "requirements.txt").exists() else []
-    needed += ["."] if is_package else []
-    if (address := _address()) is None:
+    if (root / "setup.py").exists() or re.search(r"^\[(project|tool\.poetry)\]", settings, re.MULTILINE):
+        # It is a package.
+        needed.append(".")
+    address = _address()
+    if address is None:
         print("to do  in the job: replace ADDRESS by that of torch_testing_ext, which is on no index")
     needed.append(f"pytest 'torch-testing-ext[ui] @ {address or 'ADDRESS'}'")
-    return "\n".join(f"      - run: pip install {one}" for one in needed)
+    return "\n".join(f"      - run: pip install {package}" for package in needed)
 
 
 def _address() -> str | None:
     """The address of git from which this package was installed, if any."""
     with suppress(importlib.metadata.PackageNotFoundError):
-        found = json.loads(importlib.metadata.distribution("torch-testing-ext").read_text("direct_url.json") or "{}")
-        if found.get("vcs_info", {}).get("vcs") == "git":
-            return f"git+{found['url']}@{found['vcs_info']['commit_id']}"
+        distribution = importlib.metadata.distribution("torch-testing-ext")
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        vcs_info = origin.get("vcs_info", {})
+        if vcs_info.get("vcs") == "git":
+            return f"git+{origin['url']}@{vcs_info['commit_id']}"
     return None
 
 
@@ -104,4 +118,5 @@ def _run_first(files: Sequence[str], root: Path, main: Main) -> int:
             test = json.loads(listing.getvalue())["tests"][0]["id"]
             print(f"\n{user_commands.runner()} {shell.name(test)}", flush=True)
             return main([test], root)
-    return main([], root)  # which says what is wrong with them
+    # The runner says what is wrong with them.
+    return main([], root)

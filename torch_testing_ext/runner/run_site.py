@@ -50,11 +50,14 @@ class Found:
 class Work:
     """The result of discovery and planning, to run or to list."""
 
-    options: Options  # with the number of slots
+    # With the number of slots.
+    options: Options
     plan: Plan
-    broken: tuple[Attempt, ...]  # files that cannot be imported, and tests that cannot be run
+    # Files that cannot be imported, and tests that cannot be run.
+    broken: tuple[Attempt, ...]
     inventory: Inventory
-    discovered: tuple[Test, ...]  # all tests of the imported files, selected or not
+    # All tests of the imported files, selected or not.
+    discovered: tuple[Test, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -68,13 +71,21 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
     from .processes.file_processes import FileProcesses
     from .processes.zygote_client import warm_up_for
 
-    # The world size of a test may depend on it.
-    shared = {RANKS_PER_GPU: str(options.ranks_per_gpu)} if options.ranks_per_gpu > 1 else {}
-    warm_up, drop_in, all_marks = warm_up_for(root, files), bool(options.drop_in), bool(options.marks)
-    if not drop_in and options.warm is not Warm.NEVER and (options.warm is Warm.START or "CI" not in os.environ):
+    environ = {}
+    if options.ranks_per_gpu > 1:
+        # The world size of a test may depend on it.
+        environ[RANKS_PER_GPU] = str(options.ranks_per_gpu)
+    warm_up = warm_up_for(root, files)
+    if _may_use_warm_server(options):
         warm_up = dataclasses.replace(warm_up, server=find_server(options.warm is Warm.START))
-    with FileProcesses(root, warm_up, drop_in, shared, all_marks=all_marks) as processes:
+    with FileProcesses(root, warm_up, bool(options.drop_in), environ, all_marks=bool(options.marks)) as processes:
         yield LocalSite(options, processes)
+
+
+def _may_use_warm_server(options: Options) -> bool:
+    if options.drop_in or options.warm is Warm.NEVER:
+        return False
+    return options.warm is Warm.START or "CI" not in os.environ
 
 
 @dataclass
@@ -86,7 +97,8 @@ class LocalSite:
 
     @property
     def torch_version(self) -> str:
-        return f"{self.files.torch_version}, warm" if self.files.is_warm else self.files.torch_version
+        version = self.files.torch_version
+        return f"{version}, warm" if self.files.is_warm else version
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -98,7 +110,8 @@ class LocalSite:
         return self.files.reads()
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
-        reporter.on_event(Importing((), len(files), len(files), time.time()))  # torch, in the zygote
+        # torch, in the zygote.
+        reporter.on_event(Importing((), len(files), len(files), time.time()))
         inventory, warnings = find_devices(self.files, self.options)
 
         def tell(importing: list[str], left: int) -> None:
@@ -114,7 +127,11 @@ class LocalSite:
         return Queue(work.plan.units, leases, first), leases
 
     def engine(
-        self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
+        self,
+        work: Work,
+        first: Priority,
+        reporter: Reporter,
+        header: RunHeader,
     ) -> tuple[Engine, tuple[str, ...]]:
         """The engine that runs the work, and warnings."""
         from .engine.engine import Engine
@@ -123,17 +140,23 @@ class LocalSite:
 
         queue, leases = self.schedule(work, first)
         warnings: list[str] = []
-        others, memory = None, None
+        others = None
+        memory = None
         if any(unit.devices for unit in work.plan.units):
             locks = _device_locks(work, warnings)
-            others = OtherRuns(locks, leases) if locks is not None else None
+            if locks is not None:
+                others = OtherRuns(locks, leases)
             memory = self._memory_return(work, leases, reporter, warnings)
         place = LocalPlace(self.files, work.options, work.inventory, others)
         engine = Engine(place, work.options, work.inventory, leases, queue, reporter, header, memory, others)
         return engine, tuple(warnings)
 
     def _memory_return(
-        self, work: Work, leases: Leases, reporter: Reporter, warnings: list[str]
+        self,
+        work: Work,
+        leases: Leases,
+        reporter: Reporter,
+        warnings: list[str],
     ) -> MemoryReturn | None:
         """Create the memory check, if NVML is available; else a warning."""
         from .engine.memory_return import MemoryReturn, uuids_for
@@ -147,20 +170,33 @@ class LocalSite:
         except NvmlError as error:
             warnings.append(f"device memory is not checked between tests: {error}")
             return None
-        warn = lambda text: reporter.on_event(Warned(text))  # noqa: E731
+
+        def warn(text: str) -> None:
+            reporter.on_event(Warned(text))
+
         return MemoryReturn(self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine)
 
 
 def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tuple[str, ...]]:
     """The devices of this machine that the run may use, and warnings about them."""
     seen = files.count_devices()
-    kind, count = seen.kind, seen.count
+    kind = seen.kind
+    count = seen.count
     gpus = _ask_nvml(kind, options)
-    known = (lambda name: _is_there(name, gpus)) if gpus else None
-    if options.fake_gpus is None and (why := problem_of_mask(os.environ, kind, count, known)):
-        raise UsageError(why)
+
+    def is_known(name: str) -> bool:
+        if name.isdecimal():
+            return int(name) < len(gpus)
+        return bool(matching(name, gpus))
+
+    if options.fake_gpus is None:
+        problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
+        if problem:
+            raise UsageError(problem)
     mig = all_mig_instances(os.environ, kind, gpus)
-    kind, count = kind or ("cuda" if mig else None), max(count, len(mig))
+    if mig:
+        kind = kind or "cuda"
+        count = max(count, len(mig))
     inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig)
     inventory = with_gpus(inventory, gpus, os.environ)
     return inventory, (*warnings_of(inventory.gpus), *notes_on_sharing(inventory, seen.nccl))
@@ -181,13 +217,10 @@ def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
     return gpus
 
 
-def _is_there(name: str, gpus: Sequence[Gpu]) -> bool:
-    return int(name) < len(gpus) if name.isdecimal() else bool(matching(name, gpus))
-
-
 def _device_locks(work: Work, warnings: list[str]) -> DeviceLocks | None:
     """Create the locks that keep devices from other runs; None, and a warning, if that fails."""
-    options, inventory = work.options, work.inventory
+    options = work.options
+    inventory = work.inventory
     if not options.shared_leases:
         return None
     try:

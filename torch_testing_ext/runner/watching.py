@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from .report.watch_page import WatchPage
 
 POLL = 0.1
-SETTLE = 0.02  # a save may be several changes
-Guard = Callable[[Callable[[], int]], int]  # runs a function as the command line does, and returns the exit code
+# A save may be several changes.
+SETTLE = 0.02
+# Runs a function as the command line does, and returns the exit code.
+Guard = Callable[[Callable[[], int]], int]
 
 
 def watch(options: Options, root: Path, guard: Guard) -> int:
@@ -51,7 +53,8 @@ def watch(options: Options, root: Path, guard: Guard) -> int:
     from .report.watch_page import WatchPage
 
     options = dataclasses.replace(options, warm=Warm.START if options.warm is Warm.AUTO else options.warm)
-    session.Chosen.of(options, root, Path.cwd())  # or UsageError
+    # Or UsageError.
+    session.Chosen.of(options, root, Path.cwd())
     with ExitStack() as owner:
         output = owner.enter_context(tempfile.TemporaryFile())
         page = owner.enter_context(WatchPage(options, output))
@@ -73,12 +76,13 @@ class Saves:
 
     def found(self) -> bool:
         """Whether anything has other contents than at the last call."""
-        found = False
+        has_changed = False
         for path, (before, contents) in self._seen.items():
             if stamp(path.rstrip("*?")) != before:
                 self._seen[path] = _state(path)
-                found |= self._seen[path][1] != contents
-        return found
+                if self._seen[path][1] != contents:
+                    has_changed = True
+        return has_changed
 
 
 def _state(path: str) -> tuple[Stamp | None, str]:
@@ -89,14 +93,26 @@ class Watcher:
     """Starts runs, and gives what happens to the page."""
 
     def __init__(
-        self, options: Options, root: Path, guard: Guard, page: WatchPage, output: IO[bytes], terminal: int | None
+        self,
+        options: Options,
+        root: Path,
+        guard: Guard,
+        page: WatchPage,
+        output: IO[bytes],
+        terminal: int | None,
     ):
-        self._options, self._root, self._guard = options, root, guard
-        self._page, self._output, self._terminal = page, output, terminal
+        self._options = options
+        self._root = root
+        self._guard = guard
+        self._page = page
+        self._output = output
+        self._terminal = terminal
         self._saves = Saves()
-        self._pid = 0  # of the run
-        self._events: Channel[Event] | None = None  # of the run
-        self._again = False  # something was saved during the run
+        # Of the run.
+        self._pid = 0
+        self._events: Channel[Event] | None = None
+        # Something was saved during the run.
+        self._again = False
         self._quits = False
         self._code = 0
 
@@ -110,24 +126,30 @@ class Watcher:
 
     def _step(self) -> None:
         listened = [source for source in (self._terminal, self._events) if source is not None]
-        ready = select.select(listened, [], [], POLL)[0]
-        if self._terminal in ready:
-            self._press(os.read(self._terminal or 0, 64))
+        ready, _, _ = select.select(listened, [], [], POLL)
+        if self._terminal is not None and self._terminal in ready:
+            self._press(os.read(self._terminal, 64))
         if self._events is not None and self._events in ready:
             self._receive(self._events)
         if self._saves.found():
-            time.sleep(SETTLE)
-            while self._saves.found():
-                time.sleep(SETTLE)
-            if self._pid:
-                self._again = True
-                os.kill(self._pid, signal.SIGINT)
-            else:
-                self._begin(affected=True)
+            self._on_save()
         self._page.refresh()
 
+    def _on_save(self) -> None:
+        """Begin a run when all is saved; one that runs ends first."""
+        time.sleep(SETTLE)
+        while self._saves.found():
+            time.sleep(SETTLE)
+        if self._pid:
+            self._again = True
+            os.kill(self._pid, signal.SIGINT)
+        else:
+            self._begin(affected=True)
+
     def _press(self, typed: bytes) -> None:
-        if not typed:  # the terminal was closed
+        """Do what the keys mean."""
+        # The terminal was closed.
+        if not typed:
             self._quits = True
         for key in typed.decode(errors="replace"):
             match key:
@@ -165,11 +187,12 @@ class Watcher:
         try:
             system.die_with(parent, signal.SIGTERM)
             self._output.truncate(0)
-            for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), self._output.fileno(), 1)):
-                os.dup2(fd, number)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(self._output.fileno(), 1)
+            os.dup2(1, 2)
             os.lseek(1, 0, os.SEEK_SET)
-            run = partial(session.run, options, self._root, _Sender(events, {"COLUMNS": str(self._page.width)}))
-            code = self._guard(run)
+            sender = _Sender(events, {"COLUMNS": str(self._page.width)})
+            code = self._guard(partial(session.run, options, self._root, sender))
             sys.stdout.flush()
         finally:
             os._exit(code)
@@ -183,16 +206,25 @@ class Watcher:
             self._ended()
 
     def _ended(self) -> None:
-        self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        self._pid, self._events = 0, None
-        affected = Affected(self._options, self._root, EarlierRuns(self._options))
-        files = test_files(self._options, self._root, Path.cwd())
-        folders = {os.path.dirname(self._root / file) for file in files} | {str(one) for one in self._options.tests}
-        self._saves.watch(affected.paths(files) | {f"{folder}{file_reads.SEARCHED}" for folder in folders})
+        _, status = os.waitpid(self._pid, 0)
+        self._code = os.waitstatus_to_exitcode(status)
+        self._pid = 0
+        self._events = None
+        self._watch_files()
         self._page.end(self._code, len(self._saves))
         if self._again:
             self._again = False
             self._begin(affected=True)
+
+    def _watch_files(self) -> None:
+        """Watch everything that tests have read, and the folders in which new test files may appear."""
+        affected = Affected(self._options, self._root, EarlierRuns(self._options))
+        files = test_files(self._options, self._root, Path.cwd())
+        folders = {os.path.dirname(self._root / file) for file in files}
+        folders.update(str(place) for place in self._options.tests)
+        paths = affected.paths(files)
+        paths.update(f"{folder}{file_reads.SEARCHED}" for folder in folders)
+        self._saves.watch(paths)
 
     def _end(self) -> None:
         """End the run, if there is one, as Ctrl-C does."""

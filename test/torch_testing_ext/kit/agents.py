@@ -72,7 +72,7 @@ class Nodes:
         self.leases = NodeLeases()
         self.said: list[str] = []
         self.place = ClusterPlace(self.launcher, self.leases, timeout, self.said.append)
-        self.place.nodes.warn = self.said.append
+        self.place.nodes.troubles.show = self.said.append
         self._files = 0
 
     def __enter__(self) -> Nodes:

@@ -388,9 +388,9 @@ class StatesOfNodesTest(unittest.TestCase):
         self.nodes.node_said_hello(self.nodes.remote("b"), other)
         self.assertEqual(list(self.nodes.ready), ["a"])
         self.assertEqual(self.launcher.said[0], ("refuse", "b"))
-        (warning,) = self.nodes.warnings
+        (warning,) = self.nodes.troubles.warnings
         self.assertIn("node b has other software than this machine, and is left alone:\n  b: torch is 1.0", warning)
-        self.assertIn("b: torch is 1.0, here", self.nodes.why_none("no node is left"))
+        self.assertIn("b: torch is 1.0, here", self.nodes.troubles.why_none("no node is left"))
 
     def test_drained_while_it_starts(self):
         self.join("a", ready=False)

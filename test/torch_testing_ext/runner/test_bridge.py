@@ -300,10 +300,12 @@ class TestBridgeDies(unittest.TestCase):
                 with ClusterPlace(launcher, NodeLeases(), 60.0, lambda text: None) as place:
                     log.write_text("a line that Ray has logged")
                     with ends_within(20):
-                        while len(place.nodes.lost) < 3:
+                        while len(place.nodes.troubles.lost) < 3:
                             place.loop.step()
                     said = "the process that speaks with Ray was killed by SIGKILL (out of memory?)"
-                    self.assertEqual(sorted(place.nodes.lost), [f"node {name} was lost: {said}" for name in "abc"])
+                    self.assertEqual(
+                        sorted(place.nodes.troubles.lost), [f"node {name} was lost: {said}" for name in "abc"]
+                    )
                     with self.assertRaisesRegex(ClusterError, "the process that speaks with Ray was killed"):
                         place.wait_for_nodes()
                     self.assertFalse(place.wait_for_more())

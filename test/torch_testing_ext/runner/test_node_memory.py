@@ -76,7 +76,7 @@ class TestNodeMemory(unittest.TestCase):
         paths = {"current": self.current, "marker": self.marker, "fifo": self.fifo}
         text = source.format(limit=LIMIT, crowded=crowded, **{name: str(path) for name, path in paths.items()})
         self.said = []
-        self.nodes.place.nodes.warn = lambda warning: (self.said.append(warning), on_warning(warning))
+        self.nodes.place.nodes.troubles.show = lambda warning: (self.said.append(warning), on_warning(warning))
         run = self.nodes.run(self.nodes.write(text))
         self.assertTrue(self.nodes.is_free)
         return {one.test.id.dotted.rpartition(".")[2]: one for one in run.summary.finished}

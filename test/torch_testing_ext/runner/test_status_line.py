@@ -1,41 +1,43 @@
-"""The line that says what is imported, where rich is not installed."""
+"""The files that are being imported, in words, and the line that says so where rich is not installed."""
 
 import unittest
 
 from torch_testing_ext.runner.events import Importing, RunBegan, Warned
-from torch_testing_ext.runner.report.status_line import StatusLine
+from torch_testing_ext.runner.report.status_line import ImportNote, importing
 
 
 class Screen:
-    """A terminal of one line, and the lines that have scrolled by."""
-
     def __init__(self):
-        self.lines, self.line = [], ""
+        self.text = ""
 
     def write(self, text):
-        if text.startswith("\r\x1b[K"):
-            self.line, text = "", text.removeprefix("\r\x1b[K")
-        *whole, self.line = (self.line + text).split("\n")
-        self.lines += whole
+        self.text += text
 
 
 class StatusLineTest(unittest.TestCase):
-    def test_until_the_run_begins(self):
-        screen = Screen()
-        status = StatusLine(screen, lambda: 40)
-        for event, line in (
+    def test_words(self):
+        for event, words in (
             (Importing((), 2, 2), "importing torch, then 2 files"),
             (Importing(("tests/test_a.py", "tests/test_b.py"), 2, 2), "importing 1/2: test_a.py, test_b.py"),
             (Importing(("tests/test_b.py",), 1, 2), "importing 2/2: test_b.py"),
-            (Importing(("tests/test_" + "b" * 60 + ".py",), 1, 2), "importing 2/2: test_" + "b" * 16 + "..."),
-            (RunBegan((), (), (), 2, 0.0), ""),
-            (Warned("something"), ""),
         ):
             with self.subTest(event=event):
-                status.on_event(event)
-                self.assertEqual(screen.line, line)
-                status.write("a report\n")
-                self.assertEqual((screen.line, screen.lines.pop()), (line, "a report"))
+                self.assertEqual(importing(event), words)
+
+    def test_it_is_printed_once(self):
+        screen = Screen()
+        note = ImportNote(screen)
+        for event in (
+            Importing((), 2, 2),
+            Importing(("tests/test_a.py", "tests/test_b.py"), 2, 2),
+            Importing(("tests/test_b.py",), 1, 2),
+            RunBegan((), (), (), 2, 0.0),
+            Warned("something"),
+        ):
+            note.on_event(event)
+            self.assertEqual(screen.text, "importing torch, then 2 files\n")
+        note.write("a report\n")
+        self.assertEqual(screen.text, "importing torch, then 2 files\na report\n")
 
 
 if __name__ == "__main__":

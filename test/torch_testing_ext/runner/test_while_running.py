@@ -15,7 +15,8 @@ from kit.runs import RunsCase
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine.running_unit import RunningUnit
+from torch_testing_ext.runner.engine.running_unit import Deadlines
+from torch_testing_ext.runner.options.options import Options
 
 HANGS = """
 import os, time, unittest
@@ -145,14 +146,17 @@ class DeadlineTest(TestCase):
     def test_the_next_test_is_not_ended_for_the_one_before(self):
         """That one ends while its stacks are taken, which takes time."""
         for has_ended in (False, True):
-            unit = mock.Mock(_timers=[])
-            RunningUnit._on_timeout(unit)
-            ends = [unit.ask_for_stacks.call_args.args[0], unit.files.loop.after.call_args.args[1]]
+            loop, ask_for_stacks, end = mock.Mock(), mock.Mock(), mock.Mock()
+            deadlines = Deadlines(loop, Options(), ask_for_stacks, end)
+            deadlines.begin(5.0)
+            on_timeout = loop.after.call_args.args[1]
+            on_timeout()
+            ends = [ask_for_stacks.call_args.args[0], loop.after.call_args.args[1]]
             if has_ended:
-                unit._timers = []  # as when the next test begins
+                deadlines.begin(5.0)  # as when the next test begins
             ends[0]("stacks")
             ends[1]()
-            self.assertEqual(unit.end.called, not has_ended)
+            self.assertEqual(end.called, not has_ended)
 
 
 class TestKey(TestCase):

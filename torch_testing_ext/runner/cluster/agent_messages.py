@@ -21,18 +21,28 @@ MOST_MISSING = 15
 class PrepareNode:
     """Start the processes of a node. The first message to an agent."""
 
-    root: str  # of the tested project, on the node
-    options: Options  # of the run
-    jobs: int | None  # the most CPU slots to use; None for one per usable core
-    fake_devices: tuple[str, ...]  # the names of accelerators that do not exist, to try out a cluster without any
-    command: str  # that reruns a test whose name is appended
-    environ: Mapping[str, str]  # variables of run_test.py that tests may read
-    reserved: int = 0  # accelerators that Ray or Slurm has reserved there
-    show_command: str = ""  # that shows the failure of a test whose name is appended
-    undo_worker: bool = False  # the agent was started by a worker of Ray
+    # Of the tested project, on the node.
+    root: str
+    # Of the run.
+    options: Options
+    # The most CPU slots to use; None for one per usable core.
+    jobs: int | None
+    # The names of accelerators that do not exist, to try out a cluster without any.
+    fake_devices: tuple[str, ...]
+    # That reruns a test whose name is appended.
+    command: str
+    # Variables of run_test.py that tests may read.
+    environ: Mapping[str, str]
+    # Accelerators that Ray or Slurm has reserved there.
+    reserved: int = 0
+    # That shows the failure of a test whose name is appended.
+    show_command: str = ""
+    # The agent was started by a worker of Ray.
+    undo_worker: bool = False
     # Patterns of the files that come back; None if `root` is not a copy of the project.
     fetch: tuple[str, ...] | None = None
-    accepts: bool = False  # tests rewrite expected texts, which come back as well
+    # Tests rewrite expected texts, which come back as well.
+    accepts: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,8 @@ class FindTests:
     """Import files and list their tests; the answer is a Discovery."""
 
     files: tuple[str, ...]
-    devices: int  # of the largest node
+    # Of the largest node.
+    devices: int
     jobs: int
 
 
@@ -50,7 +61,8 @@ class RunUnit:
 
     unit: Unit
     lease: Lease
-    devices: int  # of the largest node
+    # Of the largest node.
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -91,9 +103,11 @@ ToAgent: TypeAlias = PrepareNode | FindTests | RunUnit | EndUnit | AskUnit | Clo
 class NodeFacts:
     """Facts that must be the same everywhere, because outcomes and messages depend on them."""
 
-    package: str  # version and digest of torch_testing_ext
+    # Version and digest of torch_testing_ext.
+    package: str
     torch: str
-    cuda: str  # or ROCm; empty for neither
+    # Or ROCm; empty for neither.
+    cuda: str
     python: str
     platform: str
 
@@ -118,7 +132,8 @@ class AgentAlive:
 class NodeReady:
     """The processes of the node have started."""
 
-    kind: str | None  # of its accelerators
+    # Of its accelerators.
+    kind: str | None
     devices: tuple[str, ...]
     most_at_once: int
     fake: bool

@@ -26,12 +26,16 @@ from . import bridge_protocol, ray_actor
 from .held_node import END_TIMEOUT, OF_NODES, Ground, HeldNode, ProjectStore, describe
 from .reservations import HeldState, Room, SeenNode, choose_nodes
 
-POLL = 1.0  # seconds between two looks at the nodes of the cluster
+# Seconds between two looks at the nodes of the cluster.
+POLL = 1.0
 PROBE_TIMEOUT = 5.0
 CLEAN_TIMEOUT = 60.0
-RESERVE_TIMEOUT = 2.0  # a reservation that is pending then lost a race for its resources
-RETRY_AFTER = (0.2, 2.0)  # seconds; random, so that two runs do not try again in lockstep
-MOST_LOSSES = 2  # how often an agent may be lost on a node before the node is left alone
+# A reservation that is pending then lost a race for its resources.
+RESERVE_TIMEOUT = 2.0
+# Seconds; random, so that two runs do not try again in lockstep.
+RETRY_AFTER = (0.2, 2.0)
+# How often an agent may be lost on a node before the node is left alone.
+MOST_LOSSES = 2
 _CLIENT = "ray://"
 
 
@@ -45,17 +49,22 @@ class Bridge:
         self._view = RayView(ray)
         self._wish = request.wish
         self._sending = threading.Lock()
-        self._held: dict[str, HeldNode] = {}  # by the node's id
+        # By the node's id.
+        self._held: dict[str, HeldNode] = {}
         self._losses: dict[str, int] = {}
-        self._left_alone: dict[str, str] = {}  # by the node's id, and why
+        # By the node's id, and why.
+        self._left_alone: dict[str, str] = {}
         self._has_begun = False
         self._takes_more = True
-        self._known: set[str] = set()  # nodes of earlier looks: one that joins the cluster is taken once in any case
-        self._not_before = 0.0  # when nodes are taken again
+        # Nodes of earlier looks: one that joins the cluster is taken once in any case.
+        self._known: set[str] = set()
+        # When nodes are taken again.
+        self._not_before = 0.0
         self._serials = itertools.count()
         self._drained: set[str] = set()
-        self._told: str | None = None
-        self._demand: Any = None  # the reservation that an autoscaler sees
+        self._last_wait: str | None = None
+        # The reservation that an autoscaler sees.
+        self._demand: Any = None
 
     def send(self, message: Any, *fds: int) -> None:
         with self._sending:
@@ -63,12 +72,14 @@ class Bridge:
 
     def connect(self) -> None:
         """Connect to the cluster. Raises any exception of Ray."""
-        address, options = self._wish.address, {}
+        address = self._wish.address
+        options = {}
         host = address.removeprefix(_CLIENT).rpartition(":")[0]
         if host.startswith("127.") and not address.startswith(_CLIENT):
-            options["_node_ip_address"] = host  # else Ray takes another address of this machine, and waits for minutes
+            # If not, Ray takes another address of this machine, and waits for minutes.
+            options["_node_ip_address"] = host
         self._ray.init(address=address, log_to_driver=False, **options)
-        for module in ray_actor, private_folders:
+        for module in (ray_actor, private_folders):
             self._ray.cloudpickle.register_pickle_by_value(module)
         actor_class = self._ray.remote(ray_actor.AgentActor)
         project = ProjectStore(self._ray, self._request.archive)
@@ -102,8 +113,9 @@ class Bridge:
     def _on_message(self, message: bridge_protocol.ToBridge) -> None:
         match message:
             case bridge_protocol.ReleaseNode(serial, refused):
-                for node_id in [one for one, held in self._held.items() if held.serial == serial and refused]:
-                    self._left_alone[node_id] = refused
+                if refused:
+                    for held in self._all_with(serial):
+                        self._left_alone[held.seen.id] = refused
                 self._release(serial)
             case bridge_protocol.TakeMore(wanted):
                 self._takes_more = wanted
@@ -112,8 +124,11 @@ class Bridge:
             case _:
                 unexpected(message)
 
+    def _all_with(self, serial: int) -> list[HeldNode]:
+        return [held for held in list(self._held.values()) if held.serial == serial]
+
     def _release(self, serial: int) -> None:
-        for held in [held for held in self._held.values() if held.serial == serial]:
+        for held in self._all_with(serial):
             threading.Thread(target=held.end, daemon=True).start()
 
     # -- nodes
@@ -121,53 +136,75 @@ class Bridge:
     def _look(self) -> None:
         """Start agents on nodes that have something free, and say what is missing."""
         seen = self._view.look()
-        draining = {node.id for node in seen if node.drains}
-        for node_id, held in list(self._held.items()):
-            if node_id in draining - self._drained:
-                self._drained.add(node_id)
-                self.send(bridge_protocol.NodeDrains(held.seen.name))
-        states = {node_id: held.state for node_id, held in list(self._held.items())}
+        # Threads take nodes out at any time.
+        held_nodes = dict(self._held)
+        self._say_which_drain(seen, held_nodes)
+        states = {node_id: held.state for node_id, held in held_nodes.items()}
         joined = list(states.values()).count(HeldState.JOINED)
-        self._has_begun = self._has_begun or joined >= (self._wish.nodes or 1)
+        if joined >= (self._wish.nodes or 1):
+            self._has_begun = True
         choice = choose_nodes(self._wish, seen, states, self._left_alone, self._has_begun)
         if choice.cannot:
             self.send(bridge_protocol.CannotConnect(choice.cannot))
             return
-        for held in list(self._held.values()) if choice.gives_back else ():
-            self._release(held.serial)
-        if self._ask_for_more(choice.infeasible) and time.monotonic() >= self._not_before:
-            taken = [node for node in choice.take if self._takes_more or node.id not in self._known]
-            for together in ([taken] if taken else []) if self._wish.nodes is not None else [[node] for node in taken]:
-                self._take(together)
+        if choice.gives_back:
+            for held in list(self._held.values()):
+                self._release(held.serial)
+        may_take = self._ask_for_more(choice.infeasible)
+        if may_take and time.monotonic() >= self._not_before:
+            self._take(choice.take)
         self._known.update(node.id for node in seen)
-        if choice.waits_for != self._told:
-            self._told = choice.waits_for
+        if choice.waits_for != self._last_wait:
+            self._last_wait = choice.waits_for
             self.send(bridge_protocol.BridgeWaits(choice.waits_for))
+
+    def _say_which_drain(self, seen: Sequence[SeenNode], held_nodes: Mapping[str, HeldNode]) -> None:
+        """Say once of each node that has an agent that it is about to be taken away."""
+        draining = {node.id for node in seen if node.drains}
+        for node_id, held in held_nodes.items():
+            if node_id in draining and node_id not in self._drained:
+                self._drained.add(node_id)
+                self.send(bridge_protocol.NodeDrains(held.seen.name))
 
     def _ask_for_more(self, infeasible: bool) -> bool:
         """Show an autoscaler what the run wants, as a reservation that is pending. Returns whether none is."""
-        if infeasible and self._demand is None:
-            each = {"CPU": 1.0, **({"GPU": float(self._wish.gpus)} if self._wish.gpus else {})}
-            self._demand = self._ray.util.placement_group([each] * (self._wish.nodes or 1), strategy="STRICT_SPREAD")
-        elif not infeasible and self._demand is not None:
+        if infeasible:
+            if self._demand is None:
+                bundle = {"CPU": 1.0}
+                if self._wish.gpus:
+                    bundle["GPU"] = float(self._wish.gpus)
+                bundles = [bundle] * (self._wish.nodes or 1)
+                self._demand = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+            return False
+        if self._demand is not None:
             self._ray.util.remove_placement_group(self._demand)
             self._demand = None
-            return False  # what it has held is free at the next look
-        return self._demand is None
+            # What it has held is free at the next look.
+            return False
+        return True
 
-    def _take(self, seen: Sequence[SeenNode]) -> None:
-        """Ask Ray for a part of some nodes: of all or none."""
-        nodes = [HeldNode(self._ground, one, self._wish.part_of(one.free), next(self._serials)) for one in seen]
-        self._held.update({held.seen.id: held for held in nodes})
-        threading.Thread(target=self._serve_all, args=(nodes,), daemon=True).start()
+    def _take(self, chosen: Sequence[SeenNode]) -> None:
+        """Ask Ray for a part of some nodes: of all or none if the run wants an exact number of nodes."""
+        taken = [node for node in chosen if self._takes_more or node.id not in self._known]
+        all_at_once = self._wish.nodes is not None
+        batches = [taken] if all_at_once else [[node] for node in taken]
+        for batch in filter(None, batches):
+            nodes = []
+            for node in batch:
+                part = self._wish.part_of(node.free)
+                held = HeldNode(self._ground, node, part, next(self._serials))
+                self._held[node.id] = held
+                nodes.append(held)
+            threading.Thread(target=self._serve_all, args=(nodes,), daemon=True).start()
 
     def _serve_all(self, nodes: Sequence[HeldNode]) -> None:
         until = time.monotonic() + RESERVE_TIMEOUT
         try:
-            got_all = all(held.is_reserved(max(0.0, until - time.monotonic())) for held in nodes)
-        except Exception:  # the cluster is gone, which the next look shows
-            got_all = False
-        if not got_all:
+            has_all = all(held.is_reserved(max(0.0, until - time.monotonic())) for held in nodes)
+        except Exception:
+            # The cluster is gone, which the next look shows.
+            has_all = False
+        if not has_all:
             self._not_before = time.monotonic() + random.uniform(*RETRY_AFTER)
             for held in nodes:
                 self._forget(held)
@@ -185,12 +222,13 @@ class Bridge:
 
     def _lose(self, held: HeldNode, error: Exception) -> None:
         """The agent, or what has to start it, has ended by itself."""
-        node_id, why = held.seen.id, f"node {held.seen.name} cannot run tests: {describe(error)}"
-        self._losses[node_id] = self._losses.get(node_id, 0) + 1
+        node = held.seen
+        losses = self._losses.get(node.id, 0) + 1
+        self._losses[node.id] = losses
         is_lost = isinstance(error, EOFError) or type(error).__name__ in OF_NODES
-        if not is_lost or self._losses[node_id] >= MOST_LOSSES:
-            self._left_alone[node_id] = why
-        self.send(bridge_protocol.NodeGone(held.seen.name, describe(error)))
+        if not is_lost or losses >= MOST_LOSSES:
+            self._left_alone[node.id] = f"node {node.name} cannot run tests: {describe(error)}"
+        self.send(bridge_protocol.NodeGone(node.name, describe(error)))
 
     def _forget(self, held: HeldNode) -> None:
         held.end()
@@ -225,24 +263,16 @@ def main() -> NoReturn:
     """`python -m torch_testing_ext.runner.cluster.bridge CHANNEL PARENT`."""
     system.die_with(int(sys.argv[2]), signal.SIGTERM)
     channel: Channel[bridge_protocol.ToBridge] = Channel.on(int(sys.argv[1]), bridge_protocol.ToBridge)
-    received: list[bridge_protocol.ToBridge] = []
-    while not received:
-        try:
-            received += channel.receive()
-        except EOFError:
-            os._exit(0)
-    (request,) = received
-    assert isinstance(request, bridge_protocol.Connect)
+    request = _first_request(channel)
     address = request.wish.address
-    if why := probe(address):
-        channel.send(bridge_protocol.CannotConnect(why))
-        os._exit(0)
+    why = probe(address)
+    if why:
+        _refuse(channel, why)
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        channel.send(bridge_protocol.CannotConnect(f"ray cannot be imported: {error}"))
-        os._exit(0)
+        _refuse(channel, f"ray cannot be imported: {error}")
     channel.send(bridge_protocol.RayImported())
     bridge = Bridge(channel, request, ray)
 
@@ -258,11 +288,14 @@ def main() -> NoReturn:
     try:
         bridge.connect()
     except Exception as error:
-        channel.send(bridge_protocol.CannotConnect(f"no connection to the Ray cluster at {address}: {describe(error)}"))
-        os._exit(0)
-    signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put a handler of its own there
+        _refuse(channel, f"no connection to the Ray cluster at {address}: {describe(error)}")
+    # Ray has put a handler of its own there.
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
-        bridge.clean() if request.cleans else bridge.serve()
+        if request.cleans:
+            bridge.clean()
+        else:
+            bridge.serve()
     except Exception as error:
         bridge.send(bridge_protocol.CannotConnect(f"the Ray cluster at {address} is gone: {describe(error)}"))
     threading.Timer(2 * END_TIMEOUT, os._exit, (0,)).start()
@@ -272,30 +305,53 @@ def main() -> NoReturn:
     os._exit(0)
 
 
+def _first_request(channel: Channel[bridge_protocol.ToBridge]) -> bridge_protocol.Connect:
+    received: list[bridge_protocol.ToBridge] = []
+    while not received:
+        try:
+            received += channel.receive()
+        except EOFError:
+            os._exit(0)
+    (request,) = received
+    assert isinstance(request, bridge_protocol.Connect)
+    return request
+
+
+def _refuse(channel: Channel[bridge_protocol.ToBridge], why: str) -> NoReturn:
+    channel.send(bridge_protocol.CannotConnect(why))
+    os._exit(0)
+
+
 class RayView:
     """Looks at the nodes of a cluster."""
 
     def __init__(self, ray: Any):
         self._ray = ray
-        self._names: dict[str, str] = {}  # by id
+        # By id.
+        self._names: dict[str, str] = {}
 
     def look(self) -> list[SeenNode]:
+        """The nodes that are alive, as Ray describes them now."""
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         self.name(nodes.values())
         free = _known_to_ray(lambda state: state.available_resources_per_node())
-        draining = _known_to_ray(lambda state: state.state.get_draining_nodes())  # else lost without notice
-        return [
-            SeenNode(
-                node_id,
-                self._names[node_id],
-                Room.of(node["Resources"]),
-                Room.of(free.get(node_id, node["Resources"])),
-                _aliases(node),
-                _pin(node),
-                node_id in draining,
+        # If this is not known, a node that drains is lost without notice.
+        draining = _known_to_ray(lambda state: state.state.get_draining_nodes())
+        seen = []
+        for node_id, node in nodes.items():
+            resources = node["Resources"]
+            seen.append(
+                SeenNode(
+                    node_id,
+                    self._names[node_id],
+                    Room.of(resources),
+                    Room.of(free.get(node_id, resources)),
+                    _aliases(node),
+                    _pin(node),
+                    node_id in draining,
+                )
             )
-            for node_id, node in nodes.items()
-        ]
+        return seen
 
     def name(self, nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         """Name nodes by their host, or by address if hosts share names, as in a cluster pretended on one machine."""
@@ -303,12 +359,17 @@ class RayView:
         hosts = [node["NodeManagerHostname"] for node in nodes]
         addresses = [node["NodeManagerAddress"] for node in nodes]
         for node in nodes:
-            node_id, host, address = node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"]
-            if node_id not in self._names:
-                name = host if hosts.count(host) == 1 else address
-                if (name == address and addresses.count(address) > 1) or name in self._names.values():
-                    name = f"{name}-{node_id[:6]}"
-                self._names[node_id] = name
+            node_id = node["NodeID"]
+            if node_id in self._names:
+                continue
+            name = host = node["NodeManagerHostname"]
+            is_unique = hosts.count(host) == 1
+            if not is_unique:
+                name = node["NodeManagerAddress"]
+                is_unique = addresses.count(name) == 1
+            if not is_unique or name in self._names.values():
+                name = f"{name}-{node_id[:6]}"
+            self._names[node_id] = name
         return self._names
 
 
@@ -328,7 +389,8 @@ def _known_to_ray(ask: Callable[[Any], Any]) -> Any:
         from ray._private import state
 
         return ask(state)
-    except Exception:  # a private name, which another version may lack
+    except Exception:
+        # A private name, which another version may lack.
         return {}
 
 

@@ -13,16 +13,26 @@ from .reservations import Wish
 class Connect:
     """Connect to a cluster and start agents on its nodes."""
 
-    wish: Wish  # the nodes that the run wants, and the address of the cluster
-    folder: str  # of temporary files, to be removed when run_test.py is killed
-    root: str  # the path of the project on every node; empty if it is sent
-    digest: str  # of the project's files at `root`, to be compared; empty if it is sent
-    setup: str  # a shell command for each node
-    environ: Mapping[str, str]  # for the agents, beside that of their node
-    path: tuple[str, ...]  # the folders of the project where modules are imported from
-    archive: str = ""  # a tar of the project; empty if `root` is on every node
-    times: Mapping[str, int] = field(default_factory=dict)  # when files of the archive were modified, in nanoseconds
-    cleans: bool = False  # only remove what the nodes have kept
+    # The nodes that the run wants, and the address of the cluster.
+    wish: Wish
+    # Of temporary files, to be removed when run_test.py is killed.
+    folder: str
+    # The path of the project on every node; empty if it is sent.
+    root: str
+    # Of the project's files at `root`, to be compared; empty if it is sent.
+    digest: str
+    # A shell command for each node.
+    setup: str
+    # For the agents, beside that of their node.
+    environ: Mapping[str, str]
+    # The folders of the project where modules are imported from.
+    path: tuple[str, ...]
+    # A tar of the project; empty if `root` is on every node.
+    archive: str = ""
+    # When files of the archive were modified, in nanoseconds.
+    times: Mapping[str, int] = field(default_factory=dict)
+    # Only remove what the nodes have kept.
+    cleans: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,8 @@ class ReleaseNode:
     """An agent is lost or not needed any more."""
 
     serial: int
-    refused: str = ""  # why its node is of no use for this run, and is left alone
+    # Why its node is of no use for this run, and is left alone.
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,10 +78,13 @@ class NodeJoined(WithDescriptors):
     """An agent runs on a node. The descriptor is its stream."""
 
     name: str
-    serial: int  # tells this agent from others that were on the node before
-    root: str  # of the project, there
+    # Tells this agent from others that were on the node before.
+    serial: int
+    # Of the project, there.
+    root: str
     cpus: int
-    gpus: tuple[str, ...]  # as Ray names them
+    # As Ray names them.
+    gpus: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
 

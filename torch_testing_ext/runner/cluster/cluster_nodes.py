@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 
 from torch_testing_ext._process.loop import EventLoop
 
-from ..options.options import CannotRun, UsageError
+from ..options.options import UsageError
 from ..scheduling.node_leases import NodeLeases
 from .agent_messages import HEARTBEAT, AgentHello, FetchFiles, FileChanged, NodeReady, ToAgent
 from .node_environment import differences, facts
 from .project_changes import ComingBack, named
 from .remote import JoiningNode, NodeState, RemoteNode
 
-IDLE_BEATS = 4  # a node without a unit for so long is given back, if no unit waits
-HURRY_TIMEOUT = 2.0  # seconds that a node has to say that its units were killed
+# A node without a unit for so long is given back, if no unit waits.
+IDLE_BEATS = 4
+# Seconds that a node has to say that its units were killed.
+HURRY_TIMEOUT = 2.0
 
 
 class ClusterError(UsageError):
@@ -24,7 +26,8 @@ class ClusterError(UsageError):
 class NodeLauncher:
     """Starts agents on nodes, as they become free, and carries their bytes."""
 
-    expected = 0  # the number of nodes that the run should begin with; 0 for those that are free at the start
+    # The number of nodes that the run should begin with; 0 for those that are free at the start.
+    expected = 0
 
     @property
     def waits_for(self) -> str:
@@ -55,20 +58,63 @@ class NodeLauncher:
         """End all agents, and leave nothing behind. `at_once`: the user waits for nothing any more."""
 
 
+class Troubles:
+    """The troubles with the nodes of a run: warnings for the user, and the ends of nodes."""
+
+    def __init__(self) -> None:
+        # Shows a warning; the run has no reporter at first.
+        self.show: Callable[[str], object] = lambda text: None
+        self.warnings: list[str] = []
+        # How nodes were lost, or could not be used.
+        self.lost: list[str] = []
+        # The software of nodes that are left alone.
+        self.different: list[str] = []
+
+    def warn(self, warning: str) -> None:
+        self.warnings.append(warning)
+        self.show(warning)
+
+    def warn_about(self, name: str, text: str) -> None:
+        """Warn about a node, once."""
+        warning = f"node {name}: {text}"
+        if warning not in self.warnings:
+            self.warn(warning)
+
+    def lose(self, why: str) -> None:
+        """A node was lost, or no agent can start there: the run goes on with others."""
+        self.lost.append(why)
+        self.warn(why)
+
+    def why_none(self, failure: str) -> str:
+        """Why the run cannot begin, of which the launcher says that much."""
+        if self.different:
+            lines = "\n".join(self.different)
+            advice = "Install the same versions everywhere, or start the run on a node."
+            return f"the nodes have other software than this machine:\n{lines}\n{advice}"
+        if self.lost:
+            last = self.lost[-1]
+            if last not in failure and not last.endswith(failure):
+                return f"{failure}: {last}"
+        return failure
+
+
 class ClusterNodes:
     """The nodes with an agent of ours: before the run those that it begins with, then also those that join."""
 
     def __init__(self, launcher: NodeLauncher, leases: NodeLeases, loop: EventLoop, say: Callable[[str], object]):
-        self.warn: Callable[[str], object] = lambda text: None  # until the run has a reporter
-        self.coming_back: ComingBack | None = None  # if the nodes have copies of the project
-        self.warnings: list[str] = []
-        self.lost: list[str] = []  # how nodes were lost
-        self.waiting: Callable[[], int] | None = None  # the units that wait; None as long as all nodes are needed
-        self._different: list[str] = []  # the software of nodes that are left alone
-        self.joined = 0  # how many have become ready, also if they are lost now
+        self.troubles = Troubles()
+        # If the nodes have copies of the project.
+        self.coming_back: ComingBack | None = None
+        # The units that wait; None as long as all nodes are needed.
+        self.waiting: Callable[[], int] | None = None
+        # How many have become ready, also if they are lost now.
+        self.joined = 0
         self._nodes: dict[str, RemoteNode] = {}
         self._hurried = False
-        self._launcher, self._leases, self._loop, self._say = launcher, leases, loop, say
+        self._launcher = launcher
+        self._leases = leases
+        self._loop = loop
+        self._say = say
 
     def open(self) -> None:
         self._launcher.open(self._loop, self)
@@ -82,18 +128,22 @@ class ClusterNodes:
     def hurry(self) -> None:
         """Lose the nodes whose units have not ended in a moment although they were killed."""
         self._hurried = True
-        self._loop.after(HURRY_TIMEOUT, self._lose_busy)
 
-    def _lose_busy(self) -> None:
-        for node in [node for node in self._nodes.values() if not node.is_idle]:
-            node.lose("its units have not ended although they were killed")
+        def lose_busy() -> None:
+            for node in list(self._nodes.values()):
+                if not node.is_idle:
+                    node.lose("its units have not ended although they were killed")
+
+        self._loop.after(HURRY_TIMEOUT, lose_busy)
 
     def _tick(self) -> None:
         for node in list(self._nodes.values()):
             node.tick()
-        for node in [node for node in self._nodes.values() if node.state is NodeState.DRAINS and node.is_idle]:
-            node.leaves = True  # no unit runs there, and none will
-            self._fetch_from(node)
+        for node in list(self._nodes.values()):
+            if node.state is NodeState.DRAINS and node.is_idle:
+                # No unit runs there, and none will.
+                node.leaves = True
+                self._fetch_from(node)
         self._share()
         self._loop.after(HEARTBEAT, self._tick)
 
@@ -102,9 +152,12 @@ class ClusterNodes:
         if self.waiting is None:
             return
         waits = self.waiting() > 0
-        for node in self._nodes.values() if self._launcher.take_more(waits) else ():
-            is_idle = node.state is NodeState.READY and node.is_idle and not waits
-            node.idle = node.idle + 1 if is_idle else 0
+        others_can_use_them = self._launcher.take_more(waits)
+        if not others_can_use_them:
+            return
+        for node in self._nodes.values():
+            is_needless = node.state is NodeState.READY and node.is_idle and not waits
+            node.idle = node.idle + 1 if is_needless else 0
             if node.idle >= IDLE_BEATS:
                 self._leases.drain(node.name)
                 node.state = NodeState.DRAINS
@@ -118,43 +171,37 @@ class ClusterNodes:
 
     def are_sending(self) -> bool:
         """The last unit has ended: whether files are still to come from a node."""
-        for node in [node for node in self._nodes.values() if node.state in (NodeState.READY, NodeState.DRAINS)]:
-            self._fetch_from(node)
-        sending = any(node.state is NodeState.SENDS for node in self._nodes.values())
-        if not sending and self.coming_back is not None:
+        for node in list(self._nodes.values()):
+            if node.state in (NodeState.READY, NodeState.DRAINS):
+                self._fetch_from(node)
+        if any(node.state is NodeState.SENDS for node in self._nodes.values()):
+            return True
+        if self.coming_back is not None:
             written, warnings = self.coming_back.write()
             if written:
                 self._say(f"files that have come back from the nodes: {named(written)}")
             for warning in warnings:
-                self._warn(warning)
-        return sending
+                self.troubles.warn(warning)
+        return False
 
     def _forget(self, name: str, refused: str = "") -> None:
         del self._nodes[name]
         self._leases.drop(name)
         self._launcher.release(name, refused)
 
-    def _warn(self, warning: str) -> None:
-        self.warnings.append(warning)
-        self.warn(warning)
-
     def __len__(self) -> int:
         return len(self._nodes)
 
     @property
     def ready(self) -> Mapping[str, NodeReady]:
-        return {name: one.ready for name, one in self._nodes.items() if one.ready is not None and not one.leaves}
+        ready = {}
+        for name, node in self._nodes.items():
+            if node.ready is not None and not node.leaves:
+                ready[name] = node.ready
+        return ready
 
     def remote(self, name: str) -> RemoteNode:
         return self._nodes[name]
-
-    @property
-    def largest(self) -> RemoteNode:
-        """Raises CannotRun if none is left."""
-        ready = self.ready
-        if not ready:
-            raise CannotRun(f"no node is left: {self.lost[-1]}")
-        return self.remote(max(ready, key=lambda one: (ready[one].most_at_once, ready[one].slots)))
 
     def send(self, message: ToAgent) -> None:
         """Send a message to all agents."""
@@ -164,10 +211,14 @@ class ClusterNodes:
     @property
     def awaited(self) -> str:
         """The thing that the run waits for, in words."""
+        parts = []
         starting = [name for name, node in self._nodes.items() if node.ready is None]
-        parts = [f"nodes that start: {', '.join(starting)}"] if starting else []
-        parts += [self._launcher.waits_for] if self._launcher.waits_for else []
-        parts += [self.lost[-1]] if self.lost else []
+        if starting:
+            parts.append(f"nodes that start: {', '.join(starting)}")
+        if self._launcher.waits_for:
+            parts.append(self._launcher.waits_for)
+        if self.troubles.lost:
+            parts.append(self.troubles.lost[-1])
         return "; ".join(parts) or "no node has come"
 
     # -- what launchers say
@@ -176,56 +227,46 @@ class ClusterNodes:
         """An agent has been started."""
         if joining.name in self._nodes:
             self.remote(joining.name).lose("its agent was started again")
-        self._nodes[joining.name] = node = RemoteNode(joining, self._loop, self)
+        node = RemoteNode(joining, self._loop, self)
+        self._nodes[joining.name] = node
         for warning in joining.warnings:
             self.node_warned(node, warning)
         node.send(joining.prepare)
-
-    def refuse(self, why: str) -> None:
-        """No agent can start on a node: the run goes on with others."""
-        self.lost.append(why)
-        self._warn(why)
-
-    def why_none(self, failure: str) -> str:
-        """Why the run cannot begin, of which the launcher says that much."""
-        if self._different:
-            found = "\n".join(self._different)
-            advice = "Install the same versions everywhere, or start the run on a node."
-            return f"the nodes have other software than this machine:\n{found}\n{advice}"
-        last = [lost for lost in self.lost[-1:] if lost not in failure and not lost.endswith(failure)]
-        return ": ".join([failure, *last])
 
     def drain(self, name: str) -> None:
         """A node is to be left."""
         if name in self._nodes:
             self._leases.drain(name)
             self._nodes[name].state = NodeState.DRAINS
-            self.node_warned(self.remote(name), "it is about to be taken away: it gets no further tests")
+            self.troubles.warn_about(name, "it is about to be taken away: it gets no further tests")
 
     # -- what agents say
 
     def node_said_hello(self, node: RemoteNode, hello: AgentHello) -> None:
         """The first message of an agent: compare what must be the same."""
-        if found := differences(facts(), {node.name: hello.facts}):
-            self._different += found
-            why = "\n".join([f"node {node.name} has other software than this machine, and is left alone:", *found])
-            node.close()
-            self._forget(node.name, why)
-            self.refuse(why)
+        different = differences(facts(), {node.name: hello.facts})
+        if not different:
+            return
+        self.troubles.different += different
+        heading = f"node {node.name} has other software than this machine, and is left alone:"
+        why = "\n".join([heading, *different])
+        node.close()
+        self._forget(node.name, why)
+        self.troubles.lose(why)
 
     def node_is_ready(self, node: RemoteNode, ready: NodeReady) -> None:
         if node.state is not NodeState.STARTS:
-            return  # it drains already
-        node.ready, node.state = ready, NodeState.READY
+            # It drains already.
+            return
+        node.ready = ready
+        node.state = NodeState.READY
         self._leases.add(node.name, ready.devices, ready.slots)
         self.joined += 1
         if self.waiting is not None:
             self._say(f"node {node.name} has joined")
 
     def node_warned(self, node: RemoteNode, text: str) -> None:
-        warning = f"node {node.name}: {text}"
-        if warning not in self.warnings:
-            self._warn(warning)
+        self.troubles.warn_about(node.name, text)
 
     def node_changed_file(self, node: RemoteNode, changed: FileChanged) -> None:
         if self.coming_back is not None:
@@ -239,5 +280,4 @@ class ClusterNodes:
 
     def node_lost(self, node: RemoteNode, why: str) -> None:
         self._forget(node.name)
-        self.lost.append(f"node {node.name} was lost: {why}")
-        self._warn(self.lost[-1])
+        self.troubles.lose(f"node {node.name} was lost: {why}")

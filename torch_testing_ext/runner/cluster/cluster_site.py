@@ -22,7 +22,7 @@ from ..engine.place import Place
 from ..engine.running_unit import UnitListener
 from ..events import Reporter, Warned
 from ..model import Lease, NodeOfRun, RunHeader, Unit
-from ..options.options import ALL_CPUS, Options, UsageError
+from ..options.options import ALL_CPUS, CannotRun, Options, UsageError
 from ..processes.file_processes import Discovery, Reads
 from ..run_site import Found, Work
 from ..scheduling.inventory import Inventory
@@ -40,8 +40,10 @@ from .reservations import Wish
 from .shipping import Shipment, choose, sent_file, split_path, write
 from .slurm import SLURM, slurm_launcher
 
-LOGS_OF_NODES = "torch_testing_ext_logs"  # the folder of the project's copies for TORCH_TESTING_EXT_LOGS
-TELL_INTERVAL = 10.0  # seconds between two lines about what the run waits for
+# The folder of the project's copies for TORCH_TESTING_EXT_LOGS.
+LOGS_OF_NODES = "torch_testing_ext_logs"
+# Seconds between two lines about what the run waits for.
+TELL_INTERVAL = 10.0
 
 
 @contextmanager
@@ -49,12 +51,13 @@ def on_cluster(options: Options, root: Path, files: Sequence[str]) -> Iterator[C
     """The nodes of the cluster that the options name, where agents are started for these test files."""
     warnings = notes_on_environment(os.environ, options.cluster_env)
     leases = NodeLeases()
+    coming_back = None
+    launcher: NodeLauncher
     with locked_folder("torch_testing_ext_run_") as folder, ExitStack() as open_files:
         if options.cluster == SLURM:
             launcher = slurm_launcher(options, root, _prepare(options, root), folder, os.environ)
-            coming_back = None
         elif options.cluster_root is not None:
-            launcher, coming_back = _on_ray(options, root, folder, warnings), None
+            launcher = _on_ray(options, root, folder, warnings)
         else:
             launcher, coming_back = _with_copies(options, root, files, folder, warnings, open_files)
         with ClusterPlace(launcher, leases, options.cluster_timeout, _say) as place:
@@ -74,42 +77,59 @@ class ClusterSite:
 
     place: ClusterPlace
     leases: NodeLeases
-    notes: Sequence[str]  # warnings from before the nodes have come
-    torch_version: str = ""  # known when the nodes are ready
+    # Warnings from before the nodes have come.
+    notes: Sequence[str]
+    # Known when the nodes are ready.
+    torch_version: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (*self.notes, *self.place.nodes.warnings)
+        return (*self.notes, *self.place.nodes.troubles.warnings)
 
     def reads(self) -> Reads:
-        return {}  # the nodes do not say
+        # The nodes do not say.
+        return {}
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
-        place = self.place
-        place.wait_for_nodes()
-        nodes = tuple(
-            NodeOfRun(name, node.devices, node.slots, node.most_at_once) for name, node in place.nodes.ready.items()
-        )
-        ready = tuple(place.nodes.ready.values())
-        self.torch_version = ready[0].torch
-        inventory = Inventory(
-            tuple(f"{node.name}:{device}" for node in nodes for device in node.devices),
-            next((one.kind for one in ready if one.kind), None),
-            any(one.fake for one in ready),
-            nodes=nodes,
-        )
-        discovery = place.discover(tuple(files), max(node.slots for node in nodes))
-        return Found(inventory, sum(node.slots for node in nodes), discovery)
+        """Wait for nodes, and have one of them find the tests."""
+        self.place.wait_for_nodes()
+        ready = self.place.nodes.ready
+        self.torch_version = next(iter(ready.values())).torch
+        nodes = []
+        devices = []
+        kind = None
+        for name, facts in ready.items():
+            nodes.append(NodeOfRun(name, facts.devices, facts.slots, facts.most_at_once))
+            devices += [f"{name}:{device}" for device in facts.devices]
+            kind = kind or facts.kind or None
+        is_fake = any(facts.fake for facts in ready.values())
+        inventory = Inventory(tuple(devices), kind, is_fake, nodes=tuple(nodes))
+        slots = [node.slots for node in nodes]
+        discovery = self.place.discover(tuple(files), max(slots))
+        return Found(inventory, sum(slots), discovery)
 
     def schedule(self, work: Work, first: Priority) -> tuple[Queue, NodeLeases]:
         return Queue(work.plan.units, self.leases, first), self.leases
 
     def engine(
-        self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
+        self,
+        work: Work,
+        first: Priority,
+        reporter: Reporter,
+        header: RunHeader,
     ) -> tuple[Engine, tuple[str, ...]]:
+        """The engine that runs the work on the nodes, and warnings."""
         queue, leases = self.schedule(work, first)
-        self.place.nodes.waiting = (lambda: 1) if work.options.endless else (lambda: len(queue))
-        self.place.nodes.warn = lambda text: reporter.on_event(Warned(text))
+
+        def waiting() -> int:
+            # A run without end always has units for a node.
+            return 1 if work.options.endless else len(queue)
+
+        def show(warning: str) -> None:
+            reporter.on_event(Warned(warning))
+
+        self.place.nodes.waiting = waiting
+        self.place.nodes.troubles.show = show
         return Engine(self.place, work.options, work.inventory, leases, queue, reporter, header), ()
 
 
@@ -121,7 +141,8 @@ def clean(options: Options) -> int:
     with locked_folder("torch_testing_ext_run_") as folder:
         launcher = _on_ray(options, Path.cwd(), folder, [], cleans=True)
         with ClusterPlace(launcher, NodeLeases(), options.cluster_timeout, _say) as place:
-            while not launcher.failure:  # also when all is done
+            # Also when all is done.
+            while not launcher.failure:
                 place.loop.step()
     for node in launcher.cleaned:
         print(f"node {node.name}: removed {', '.join(node.removed) or 'nothing'}")
@@ -144,20 +165,29 @@ def _prepare(options: Options, root: Path) -> PrepareNode:
 
 
 def _with_copies(
-    options: Options, root: Path, files: Sequence[str], folder: Path, warnings: list[str], open_files: ExitStack
+    options: Options,
+    root: Path,
+    files: Sequence[str],
+    folder: Path,
+    warnings: list[str],
+    open_files: ExitStack,
 ) -> tuple[RayLauncher, ComingBack]:
     """The launcher for nodes that get a copy of the project, and what brings files back from there."""
-    archive, sent = folder / "project.tar", shipment(root, files)
+    archive = folder / "project.tar"
+    sent = shipment(root, files)
     write(sent, archive)
     warnings += sent.warnings
     launcher = _on_ray(options, root, folder, warnings, archive=str(archive), times=sent.times)
-    environ = launcher.prepare.environ
-    logs = environ.get(LOGS)
-    elsewhere = {LOGS_OF_NODES: Path(logs).expanduser().absolute()} if logs else {}
     launcher.copies_of = str(root)
+    environ = dict(launcher.prepare.environ)
+    elsewhere = {}
+    logs = environ.get(LOGS)
+    if logs:
+        elsewhere[LOGS_OF_NODES] = Path(logs).expanduser().absolute()
+        environ[LOGS] = LOGS_OF_NODES
     launcher.prepare = replace(
         launcher.prepare,
-        environ={**environ, **dict.fromkeys([LOGS] if logs else [], LOGS_OF_NODES)},
+        environ=environ,
         fetch=(*options.cluster_fetch, *elsewhere),
         accepts=bool(environ.get("EXPECTTEST_ACCEPT")),
     )
@@ -165,26 +195,32 @@ def _with_copies(
 
 
 def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **more: Any) -> RayLauncher:
+    """The launcher for a Ray cluster. `more`: of the copies that nodes get of the project."""
     assert options.cluster is not None
-    prepare, shared = _prepare(options, root), options.cluster_root
+    prepare = _prepare(options, root)
+    shared = options.cluster_root
     below, elsewhere = split_path(os.environ.get("PYTHONPATH", ""), root, Path.cwd())
     if elsewhere:
         warnings.append(f"entries of PYTHONPATH outside of the project are not sent to the nodes: {named(elsewhere)}")
+    path = tuple(below)
+    if not options.drop_in:
+        path = tuple(dict.fromkeys([".", *below]))
+    wish = Wish(
+        options.cluster,
+        options.cluster_nodes,
+        options.cluster_gpus_per_node,
+        prepare.jobs,
+        options.cluster_only,
+        options.cluster_not,
+    )
     connect = Connect(
-        Wish(
-            options.cluster,
-            options.cluster_nodes,
-            options.cluster_gpus_per_node,
-            prepare.jobs,
-            options.cluster_only,
-            options.cluster_not,
-        ),
+        wish,
         folder=str(folder),
         root=str(shared or ""),
         digest=digest_of(str(root)) if shared else "",
         setup=options.cluster_setup or "",
         environ=prepare.environ,
-        path=tuple(below if options.drop_in else dict.fromkeys([".", *below])),
+        path=path,
         **more,
     )
     return RayLauncher(connect, prepare, folder / "ray.log", options.cluster_fake_gpus)
@@ -207,7 +243,8 @@ class ClusterPlace(Place):
         self._launcher = launcher
         self._timeout = timeout
         self._say = say
-        self._wait: tuple[int, float] | None = None  # how many nodes had joined when it began, and until when
+        # How many nodes had joined when it began, and until when.
+        self._wait: tuple[int, float] | None = None
 
     def __enter__(self) -> ClusterPlace:
         self.nodes.open()
@@ -221,10 +258,11 @@ class ClusterPlace(Place):
 
     def wait_for_nodes(self) -> None:
         """Wait until the nodes are ready that the run begins with. Raises ClusterError."""
-        until, tell_at = time.monotonic() + self._timeout, time.monotonic() + TELL_INTERVAL
+        until = time.monotonic() + self._timeout
+        tell_at = time.monotonic() + TELL_INTERVAL
         while not self._can_begin():
-            if failure := self._launcher.failure:
-                raise ClusterError(self.nodes.why_none(failure))
+            if self._launcher.failure:
+                raise ClusterError(self.nodes.troubles.why_none(self._launcher.failure))
             now = time.monotonic()
             if self._launcher.is_connecting:
                 until = now + self._timeout
@@ -236,10 +274,13 @@ class ClusterPlace(Place):
             self.loop.step(min(until, tell_at))
 
     def _can_begin(self) -> bool:
-        ready, expected = len(self.nodes.ready), self._launcher.expected
+        ready = len(self.nodes.ready)
+        expected = self._launcher.expected
         if ready < max(1, expected):
             return False
-        return bool(expected) or (ready == len(self.nodes) and not self._launcher.waits_for)
+        if expected:
+            return True
+        return ready == len(self.nodes) and not self._launcher.waits_for
 
     @property
     def most_at_once(self) -> int:
@@ -251,11 +292,19 @@ class ClusterPlace(Place):
         finder: RemoteNode | None = None
         while finder is None or finder.found is None:
             if finder is None or finder.is_lost:
-                finder = self.nodes.largest
+                finder = self._largest_node()
                 finder.found = None
                 finder.send(FindTests(files, self.most_at_once, jobs))
             self.loop.step()
         return finder.found
+
+    def _largest_node(self) -> RemoteNode:
+        """Raises CannotRun if none is left."""
+        ready = self.nodes.ready
+        if not ready:
+            raise CannotRun(f"no node is left: {self.nodes.troubles.lost[-1]}")
+        largest = max(ready, key=lambda name: (ready[name].most_at_once, ready[name].slots))
+        return self.nodes.remote(largest)
 
     # -- the place of the engine
 
@@ -269,7 +318,9 @@ class ClusterPlace(Place):
         """No unit runs, and none that waits fits: nodes may come for a while."""
         now = time.monotonic()
         if self._wait is None or self._wait[0] != self.nodes.joined:
-            until = now + (self._timeout if not self._launcher.failure else 0.0)
+            until = now
+            if not self._launcher.failure:
+                until += self._timeout
             self._wait = self.nodes.joined, until
             self.loop.at(until, lambda: None)
             self._say(f"waiting for a node: {self.nodes.awaited}")
@@ -285,4 +336,5 @@ class ClusterPlace(Place):
     def shortage(self) -> str:
         """Why units that wait fit nowhere."""
         left = f"the {len(self.nodes)} nodes that are left are too small" if len(self.nodes) else "no node is left"
-        return ": ".join([left, *self.nodes.lost[-1:]])
+        lost = self.nodes.troubles.lost
+        return f"{left}: {lost[-1]}" if lost else left

@@ -17,10 +17,13 @@ from . import node_keeper, ray_actor
 from .bridge_protocol import Connect, NodeJoined
 from .reservations import HeldState, Room, SeenNode
 
-PENDING_TIMEOUT = 20.0  # an actor that has not started by then is given up, and tried again
-ANSWER_TIMEOUT = 15.0  # an actor that does not answer a poll is lost
+# An actor that has not started by then is given up, and tried again.
+PENDING_TIMEOUT = 20.0
+# An actor that does not answer a poll is lost.
+ANSWER_TIMEOUT = 15.0
 END_TIMEOUT = 4.0
-KEEP_INTERVAL = 3.0  # seconds after which an actor is told that it is still needed
+# Seconds after which an actor is told that it is still needed.
+KEEP_INTERVAL = 3.0
 _OF_ACTORS = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError")
 OF_NODES = (*_OF_ACTORS, "OutOfMemoryError", "GetTimeoutError")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -34,7 +37,8 @@ class ProjectStore:
     """The project in Ray's object store, as soon as a node needs it."""
 
     def __init__(self, ray: Any, archive: str):
-        self._ray, self._archive = ray, archive
+        self._ray = ray
+        self._archive = archive
         self.key = ray_actor.key_of(Path(archive).read_bytes()) if archive else ""
         self._stored: Any = None
         self._storing = threading.Lock()
@@ -43,7 +47,8 @@ class ProjectStore:
         """The project for a node, unless the node has kept it."""
         if not self.key or self._ray.get(actor.has.remote(self.key)):
             return None
-        with self._storing:  # once, in the threads of all nodes
+        # Once, in the threads of all nodes.
+        with self._storing:
             if self._stored is None:
                 self._stored = self._ray.put(Path(self._archive).read_bytes())
         return self._stored
@@ -57,7 +62,8 @@ class Ground:
     request: Connect
     actor_class: Any
     project: ProjectStore
-    send: Callable[..., None]  # a message and descriptors to run_test.py
+    # A message and descriptors to run_test.py.
+    send: Callable[..., None]
 
 
 class HeldNode:
@@ -65,11 +71,16 @@ class HeldNode:
 
     def __init__(self, ground: Ground, seen: SeenNode, room: Room, serial: int):
         """Ask Ray for the room, which `is_reserved` waits for."""
-        self.seen, self.serial = seen, serial
+        self.seen = seen
+        self.serial = serial
         self.state = HeldState.RESERVES
-        self._ground, self._room = ground, room
-        bundle = {"CPU": float(room.cpus), **({"GPU": float(room.gpus)} if room.gpus else {})}
-        bundle.update({seen.pin: 0.001} if seen.pin else {})
+        self._ground = ground
+        self._room = room
+        bundle = {"CPU": float(room.cpus)}
+        if room.gpus:
+            bundle["GPU"] = float(room.gpus)
+        if seen.pin:
+            bundle[seen.pin] = 0.001
         self._group: Any = ground.ray.util.placement_group([bundle], strategy="STRICT_PACK")
         self._actor: Any = None
         self._stream: socket.socket | None = None
@@ -84,7 +95,8 @@ class HeldNode:
             if self._start():
                 self._copy_from()
         except Exception:
-            if self.state in (HeldState.STARTS, HeldState.JOINED):  # nobody here has ended it
+            # Nobody here has ended it.
+            if self.state in (HeldState.STARTS, HeldState.JOINED):
                 raise
 
     def _advance(self, to: HeldState) -> bool:
@@ -96,19 +108,26 @@ class HeldNode:
             return True
 
     def _start(self) -> bool:
-        ray, request = self._ground.ray, self._ground.request
+        """Start the actor, and have it start the agent. Returns whether the node has joined."""
+        ray = self._ground.ray
+        request = self._ground.request
         if not self._advance(HeldState.STARTS):
             return False
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, 0)
-        masks = sorted({name for names in MASKS.values() for name in names})
-        options = {"num_cpus": self._room.cpus, "num_gpus": self._room.gpus, "max_restarts": 0, "max_concurrency": 8}
-        self._actor = self._ground.actor_class.options(**options, scheduling_strategy=strategy).remote(
-            Path(node_keeper.__file__).read_text(), ["-m", "torch_testing_ext.runner.agent", "--die-with-parent"], masks
+        actor_class = self._ground.actor_class.options(
+            num_cpus=self._room.cpus,
+            num_gpus=self._room.gpus,
+            max_restarts=0,
+            max_concurrency=8,
+            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, 0),
         )
+        agent = ["-m", "torch_testing_ext.runner.agent", "--die-with-parent"]
+        masks = sorted({name for names in MASKS.values() for name in names})
+        self._actor = actor_class.remote(Path(node_keeper.__file__).read_text(), agent, masks)
         try:
             ray.get(self._actor.pid.remote(), timeout=PENDING_TIMEOUT)
         except ray.exceptions.GetTimeoutError:
-            return False  # another look tries it again
+            # Another look tries it again.
+            return False
         facts = ray.get(
             self._actor.start.remote(
                 self._ground.project.for_node(self._actor),
@@ -126,12 +145,19 @@ class HeldNode:
         return self._join(facts)
 
     def _join(self, facts: dict[str, Any]) -> bool:
+        """Give run_test.py the stream of the agent. Returns whether the node has joined."""
         self._stream, theirs = socket_pair()
         with theirs:
             if not self._advance(HeldState.JOINED):
                 return False
-            root, gpus, warnings = str(facts["root"]), tuple(facts["gpus"]), tuple(facts["warnings"])
-            joined = NodeJoined(self.seen.name, self.serial, root, self._room.cpus, gpus, warnings)
+            joined = NodeJoined(
+                self.seen.name,
+                self.serial,
+                str(facts["root"]),
+                self._room.cpus,
+                tuple(facts["gpus"]),
+                tuple(facts["warnings"]),
+            )
             self._ground.send(joined, theirs.fileno())
         threading.Thread(target=self._copy_to, args=(self._stream,), daemon=True).start()
         return True
@@ -152,19 +178,23 @@ class HeldNode:
         view = memoryview(data)
         while view:
             try:
-                if select.select([], [self._stream], [], KEEP_INTERVAL)[1]:
-                    view = view[self._stream.send(view, socket.MSG_DONTWAIT) :]
+                _, writable, _ = select.select([], [self._stream], [], KEEP_INTERVAL)
+                if writable:
+                    sent = self._stream.send(view, socket.MSG_DONTWAIT)
+                    view = view[sent:]
                 else:
                     self._ground.ray.get(self._actor.keep.remote(), timeout=ANSWER_TIMEOUT)
             except BlockingIOError:
-                continue  # less room than select has said
+                # There is less room than select has said.
+                continue
             except (OSError, ValueError):
                 return False
         return True
 
     def _copy_to(self, stream: socket.socket) -> None:
         """Copy what run_test.py says: one call at a time, since calls to a threaded actor may overtake each other."""
-        with suppress(Exception):  # whatever it is, the other direction finds it out
+        # Whatever it is, the other direction finds it out.
+        with suppress(Exception):
             while data := stream.recv(ray_actor.CHUNK):
                 self._ground.ray.get(self._actor.send.remote(data), timeout=ANSWER_TIMEOUT)
             self.end()
@@ -191,14 +221,16 @@ class HeldNode:
     def close_stream(self) -> None:
         if self._stream is not None:
             with suppress(OSError):
-                self._stream.shutdown(socket.SHUT_RDWR)  # closing alone ends nothing while another thread reads
+                # Closing alone ends nothing while another thread reads.
+                self._stream.shutdown(socket.SHUT_RDWR)
             self._stream.close()
 
 
 def describe(error: Exception) -> str:
     """An exception of Ray, in words."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, Exception):  # what a call of the actor has raised, such as that its argument has no room there
+    # What a call of the actor has raised, such as that its argument has no room there.
+    if isinstance(cause, Exception):
         return describe(cause)
     lines = (line.strip() for line in _COLOURS.sub("", str(error)).splitlines())
     first = next((line for line in lines if line), "")

@@ -14,28 +14,44 @@ from torch_testing_ext._process import messages
 Received = TypeVar("Received")
 
 _CHUNK = 1 << 18
-_LINGER = 0.05  # seconds that a message which is not urgent waits for others
-_SHOWN = 200  # characters of a line that is no message
+# Seconds that a message which is not urgent waits for others.
+_LINGER = 0.05
+# Characters of a line that is no message.
+_SHOWN = 200
 
 
 class NotAMessage(Exception):
     """A line on the stream is not a message of the expected types; the text says which."""
 
 
+def _in_json(text: str) -> bytes:
+    """The text as a part of a string of JSON."""
+    return json.dumps(text)[1:-1].encode()
+
+
 class MessageReader(Generic[Received]):
     """Reads messages from a descriptor. `receives` is the union of their types."""
 
-    def __init__(self, fd: int, receives: Any, first: type | None = None, renamed: tuple[str, str] = ("", "")):
+    def __init__(
+        self,
+        fd: int,
+        receives: Any,
+        first: type | None = None,
+        renamed: tuple[str, str] = ("", ""),
+    ):
         """`first`: lines before the first message of this type are not for us, such as what a login shell prints.
 
         `renamed`: a path in all texts, and the path that it gets.
         """
+        there, here = renamed
         self._fd = fd
         self._kinds = messages.by_name(receives)
         self._first = first
-        self._there, self._here = (json.dumps(path)[1:-1].encode() for path in renamed)
+        self._there = _in_json(there)
+        self._here = _in_json(here)
         self._lines = messages.LineBuffer()
-        self.ignored: list[str] = []  # the lines before the first message
+        # The lines before the first message.
+        self.ignored: list[str] = []
 
     def fileno(self) -> int:
         return self._fd
@@ -51,12 +67,14 @@ class MessageReader(Generic[Received]):
         return list(self._messages(self._lines.add(data)))
 
     def _messages(self, lines: list[bytes]) -> Iterator[Received]:
+        """The messages of whole lines. Raises NotAMessage."""
         for line in lines:
             if self._there and self._there in line:
                 line = line.replace(self._there, self._here)
             try:
                 message = messages.from_json(line, self._kinds)
-            except Exception:  # whatever it is, it is none of our messages
+            except Exception:
+                # Whatever it is, it is none of our messages.
                 if self._first is None:
                     shown = line[:_SHOWN].decode("utf-8", "replace")
                     raise NotAMessage(f"{shown!r} is not a message") from None

@@ -28,7 +28,8 @@ class MemoryWatch:
     loop: EventLoop
     memory: MachineMemory
     most_share: float
-    units: Callable[[], Mapping[int, RunningUnit]]  # all that run on this node
+    # All that run on this node.
+    units: Callable[[], Mapping[int, RunningUnit]]
     warn: Callable[[str], object]
     _ended: RunningUnit | None = None
     _has_warned: bool = False
@@ -38,24 +39,27 @@ class MemoryWatch:
 
     def _look(self) -> None:
         self.loop.after(INTERVAL, self._look)
-        use, units = self.memory.use(), tuple(self.units().values())
-        if use is not None and use.share >= self.most_share and units and self._ended not in units:
+        use = self.memory.use()
+        units = tuple(self.units().values())
+        if use is None or use.share < self.most_share:
+            return
+        if units and self._ended not in units:
             self._relieve(use, units)
 
     def _relieve(self, use: MemoryUse, units: Sequence[RunningUnit]) -> None:
         """End the unit that uses most, if that helps."""
-        found = [unit.memory() for unit in units]
-        together = sum(found)
+        sizes = [unit.memory() for unit in units]
+        together = sum(sizes)
         if together < LEAST_SHARE * use.limit:
             if not self._has_warned:
                 self._has_warned = True
                 self.warn(f"it is at {use}, of which tests use {in_words(together)}: if more is used, it may be lost")
             return
-        self._ended = units[found.index(max(found))]
-        size = in_words(max(found))
+        largest = max(sizes)
+        self._ended = units[sizes.index(largest)]
         for_others = len(units) > 1
         which = f"of the {len(units)} units there, this one used most" if for_others else "this unit used"
-        self._ended.end_for_memory(f"the node was at {use}; {which}: {size}", for_others)
+        self._ended.end_for_memory(f"the node was at {use}; {which}: {in_words(largest)}", for_others)
 
 
 def most_share(of_ray: str = "") -> float:

@@ -33,9 +33,11 @@ _PREFIXES_OF_MACHINE = (
 )
 
 LOGS = PREFIX + "LOGS"
-_OF_RUN = (LEASED, RUNNER_PREFIX)  # run_test.py decides for the nodes
+# run_test.py decides for the nodes.
+_OF_RUN = (LEASED, RUNNER_PREFIX)
 _MASKS = {name for names in MASKS.values() for name in names}
-_OTHER_BYTES = re.compile("[\ud800-\udfff]")  # not UTF-8: an environment may hold any
+# Not UTF-8: an environment may hold any.
+_OTHER_BYTES = re.compile("[\ud800-\udfff]")
 _SECRET = re.compile(
     r"(?i)(^|_)(TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|KEYS?|CREDENTIALS?|AUTH|COOKIE|PAT)(_|$)"
 )
@@ -44,15 +46,15 @@ _SECRET = re.compile(
 def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[str, str]:
     """The variables that a test may read: all but secrets and what is of this machine. `choice`: of --cluster-env."""
     named = names_in(choice)
-    return {
-        name: value
-        for name, value in environ.items()
-        if (name in named or not (_is_of_machine(name) or _SECRET.search(name)))
-        and _is_chosen(name, choice)
-        and name not in _MASKS
-        and not name.startswith(_OF_RUN)
-        and not _OTHER_BYTES.search(name + value)
-    }
+    sent = {}
+    for name, value in environ.items():
+        if name not in named and (_is_of_machine(name) or _SECRET.search(name)):
+            continue
+        if name in _MASKS or name.startswith(_OF_RUN) or not _is_chosen(name, choice):
+            continue
+        if not _OTHER_BYTES.search(name + value):
+            sent[name] = value
+    return sent
 
 
 def names_in(choice: str) -> list[str]:
@@ -61,26 +63,34 @@ def names_in(choice: str) -> list[str]:
 
 
 def _is_chosen(name: str, choice: str) -> bool:
-    names = names_in(choice)
-    if not names or names[0].startswith("-"):
-        return not any(fnmatchcase(name, one[1:]) for one in names)
-    return any(fnmatchcase(name, one) for one in names)
+    patterns = names_in(choice)
+    if not patterns or patterns[0].startswith("-"):
+        return not any(fnmatchcase(name, pattern[1:]) for pattern in patterns)
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def notes_on_environment(environ: Mapping[str, str], choice: str = "") -> list[str]:
     """The variables that are not sent because they look like secrets, and names that are none, in words."""
-    sent, names = environment_for_nodes(environ, choice), names_in(choice)
-    secrets = [
-        name
-        for name in sorted(environ)
-        if name not in sent and _SECRET.search(name) and _is_chosen(name, choice) and not _is_of_machine(name)
-    ]
-    unknown = [name for name in names if not name.startswith("-") and "*" not in name and name not in environ]
-    said = {
-        "variables that look like secrets are not sent to the nodes, unless --cluster-env names them": secrets,
-        "--cluster-env names variables that are not set here": unknown,
-    }
-    return [f"{text}: {', '.join(some)}" for text, some in said.items() if some]
+    sent = environment_for_nodes(environ, choice)
+    secrets = []
+    for name in sorted(environ):
+        if name in sent or _is_of_machine(name):
+            continue
+        if _SECRET.search(name) and _is_chosen(name, choice):
+            secrets.append(name)
+    unknown = []
+    for name in names_in(choice):
+        if not name.startswith("-") and "*" not in name and name not in environ:
+            unknown.append(name)
+    notes = []
+    if secrets:
+        notes.append(
+            "variables that look like secrets are not sent to the nodes, unless --cluster-env names them: "
+            + ", ".join(secrets)
+        )
+    if unknown:
+        notes.append(f"--cluster-env names variables that are not set here: {', '.join(unknown)}")
+    return notes
 
 
 def withheld(environ: Mapping[str, str], choice: str) -> set[str]:
@@ -95,7 +105,8 @@ def _is_of_machine(name: str) -> bool:
 
 def undo_worker() -> list[str]:
     """Give this process, which a worker of Ray has started, what a shell would. Returns a warning if that fails."""
-    with suppress(OSError):  # only root may lower it: the kernel then prefers our processes when it is out of memory
+    # Only root may lower it: the kernel then prefers our processes when it is out of memory.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     with suppress(OSError, ValueError):
@@ -144,18 +155,22 @@ def _torch_version() -> dict[str, str]:
     """The texts that torch/version.py assigns: importing torch takes seconds."""
     with suppress(ImportError, ValueError, OSError):
         spec = importlib.util.find_spec("torch")
-        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-            text = Path(place, "version.py").read_text(encoding="utf-8")
-            found = re.findall(r"^(\w+)\s*(?::[^=\n]*)?=\s*(['\"])(.*?)\2\s*$", text, re.MULTILINE)
-            return {name: value for name, _, value in found}
+        if spec is not None and spec.submodule_search_locations:
+            file = Path(spec.submodule_search_locations[0], "version.py")
+            assignment = r"^(\w+)\s*(?::[^=\n]*)?=\s*(['\"])(.*?)\2\s*$"
+            matches = re.findall(assignment, file.read_text(encoding="utf-8"), re.MULTILINE)
+            return {name: value for name, _, value in matches}
     return {}
 
 
 def differences(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> list[str]:
-    return [
-        f"  {node}: {_NAMES[field.name]} is {getattr(there, field.name) or 'none'}, "
-        f"here {getattr(here, field.name) or 'none'}"
-        for node, there in nodes.items()
-        for field in fields(NodeFacts)
-        if getattr(there, field.name) != getattr(here, field.name)
-    ]
+    """A line for each fact in which a node differs from this machine."""
+    lines = []
+    for node, there in nodes.items():
+        for field in fields(NodeFacts):
+            on_node = getattr(there, field.name)
+            on_this_machine = getattr(here, field.name)
+            if on_node != on_this_machine:
+                name = _NAMES[field.name]
+                lines.append(f"  {node}: {name} is {on_node or 'none'}, here {on_this_machine or 'none'}")
+    return lines

@@ -30,7 +30,8 @@ def main() -> NoReturn:
 
     A worker of Ray that ends kills its children by SIGKILL. So the keeper is a child of that child.
     """
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a worker of Ray blocks SIGINT
+    # A worker of Ray blocks SIGINT.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         os._exit(1)
@@ -44,6 +45,7 @@ def main() -> NoReturn:
 
 
 def _keep(parent: int, folder: str) -> NoReturn:
+    """Set the node up, start the agent, and wait for its end."""
     status = 0
     try:
         signal.signal(signal.SIGTERM, _on_sigterm)
@@ -90,13 +92,16 @@ def _run(job: dict[str, Any], folder: str) -> int:
     if error:
         _say(error)
         return 0
-    _say("")  # before the agent says anything
+    # Before the agent says anything.
+    _say("")
     with open(job["log"], "ab") as log:
         place = {"cwd": folder, "env": job["environ"], "stderr": log}
         agent = subprocess.Popen(job["words"], **place, start_new_session=True)
-    _leave_streams()  # they are the agent's from here on
+    # They are the agent's from here on.
+    _leave_streams()
     while True:
-        pid, status = os.waitpid(-1, 0)  # also orphans of the set-up
+        # Also orphans of the set-up.
+        pid, status = os.waitpid(-1, 0)
         if pid == agent.pid:
             return status
 
@@ -118,12 +123,13 @@ def _set_up(job: dict[str, Any], folder: str) -> str:
             start_new_session=True,
         )
         log.seek(0)
-        said = "\n".join(log.read().decode(errors="replace").splitlines()[-SETUP_LINES:])
-    if done.returncode == 0:
-        return ""
+        lines = log.read().decode(errors="replace").splitlines()
     code = done.returncode
+    if code == 0:
+        return ""
     how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-    return f"--cluster-setup {how}" + (f": {said}" if said else "")
+    last_lines = "\n".join(lines[-SETUP_LINES:])
+    return f"--cluster-setup {how}: {last_lines}" if last_lines else f"--cluster-setup {how}"
 
 
 def _end_children() -> None:

@@ -26,16 +26,21 @@ from torch_testing_ext._process.private_folders import UnsafeFolder, make_locked
 
 # Set by Ray for its workers alone. OMP_NUM_THREADS is one for each CPU of the actor; tests decide for themselves.
 OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
-LEASE = 15.0  # seconds without a poll
+# Seconds without a poll.
+LEASE = 15.0
 START_TIMEOUT = 1800.0
 END_TIMEOUT = 2.0
 CHUNK = 1 << 20
-MOST_KEPT = 4  # projects on a node
-EXPIRY = 7 * 86400.0  # seconds after which a project that no run has used is removed
-STALE = 3600.0  # seconds after which a project that is still being written will never be complete
+# Projects on a node.
+MOST_KEPT = 4
+# Seconds after which a project that no run has used is removed.
+EXPIRY = 7 * 86400.0
+# Seconds after which a project that is still being written will never be complete.
+STALE = 3600.0
 BASE = "torch_testing_ext-nodes-"
 RUN = "run"
-RUN_ELSEWHERE = "torch_testing_ext_run_"  # if the shared place has no folder that can be used
+# If the shared place has no folder that can be used.
+RUN_ELSEWHERE = "torch_testing_ext_run_"
 
 
 class AgentActor:
@@ -48,11 +53,15 @@ class AgentActor:
         self._words = [*words, f"--ray-memory-threshold={threshold}"] if threshold else words
         self._hide = hide
         self._base, self._warnings = _base()
-        self._process: subprocess.Popen[bytes] | None = None  # the keeper
-        self._polled = time.monotonic() + START_TIMEOUT  # the project may be large, and take a while to come
+        # The keeper.
+        self._process: subprocess.Popen[bytes] | None = None
+        # The project may be large, and take a while to come.
+        self._polled = time.monotonic() + START_TIMEOUT
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
-        self._kept: bytes | None = None  # the project, from an earlier run
-        self._log: io.BufferedRandom | None = None  # of the agent; it can be read when its folder has gone
+        # The project, from an earlier run.
+        self._kept: bytes | None = None
+        # Of the agent; it can be read when its folder has gone.
+        self._log: io.BufferedRandom | None = None
         threading.Thread(target=self._watch, daemon=True).start()
 
     # -- the start
@@ -80,7 +89,8 @@ class AgentActor:
 
         `archive`: None if the node has the project with this key, or shares its folder.
         """
-        self._polled = time.monotonic() + START_TIMEOUT  # a set-up may take a while
+        # A set-up may take a while.
+        self._polled = time.monotonic() + START_TIMEOUT
         folder = ""
         try:
             folder = self._start_keeper()
@@ -95,8 +105,10 @@ class AgentActor:
                 return self._failed(f"--cluster-root: there is no folder {root} there")
             elif digest and digest_of(root) != digest:
                 return self._failed(f"--cluster-root: {root} has other files there than this machine's project")
-            here = self._environment([os.path.normpath(os.path.join(root, one)) for one in path], environ)
-            if error := self._start(folder, {"root": root, "setup": setup, "environ": here}):
+            folders = [os.path.normpath(os.path.join(root, name)) for name in path]
+            environ = self._environment(folders, environ)
+            error = self._start(folder, {"root": root, "setup": setup, "environ": environ})
+            if error:
                 return {"error": error}
         except OSError as error:
             return self._failed(f"{error.strerror}: {error.filename or folder or self._base}")
@@ -113,24 +125,30 @@ class AgentActor:
         return {"error": error}
 
     def _environment(self, path: list[str], environ: dict[str, str]) -> dict[str, str]:
-        kept = {
-            name: value for name, value in os.environ.items() if name not in OF_WORKER and not name.startswith("RAY_")
-        }
+        kept = {}
+        for name, value in os.environ.items():
+            if name not in OF_WORKER and not name.startswith("RAY_"):
+                kept[name] = value
         if not any(os.environ.get(name) for name in self._hide):
             # An actor without GPUs gets no mask from Ray: it would see all GPUs, also those of others.
             kept.update(dict.fromkeys(self._hide, "-1"))
-        whole = [*path, *kept.get("PYTHONPATH", "").split(os.pathsep)]
-        return {**kept, **environ, "PYTHONPATH": os.pathsep.join(part for part in whole if part)}
+        folders = [*path, *kept.get("PYTHONPATH", "").split(os.pathsep)]
+        whole_path = os.pathsep.join(folder for folder in folders if folder)
+        return {**kept, **environ, "PYTHONPATH": whole_path}
 
     def _start(self, folder: str, job: Mapping[str, object]) -> str:
         """Have the keeper run the set-up and start the agent. Returns why that failed."""
-        process, log = self._process, os.path.join(folder, "agent.log")
+        process = self._process
+        assert process is not None and process.stdout is not None
+        log = os.path.join(folder, "agent.log")
         self._log = open(log, "w+b")  # noqa: SIM115
         words = [sys.executable, *self._words, f"--folder={folder}"]
-        assert process is not None and process.stdout is not None
         self.send(json.dumps({**job, "log": log, "words": words}).encode() + b"\n")
-        line = process.stdout.readline()  # no more than that: it has no buffer
-        return str(json.loads(line)["error"]) if line.endswith(b"\n") else "it was ended while it started"
+        # No more than that: it has no buffer.
+        line = process.stdout.readline()
+        if not line.endswith(b"\n"):
+            return "it was ended while it started"
+        return str(json.loads(line)["error"])
 
     def _start_keeper(self) -> str:
         """Create the folder of this run, and start its keeper. Returns the folder.
@@ -158,7 +176,8 @@ class AgentActor:
 
         threading.Thread(target=run, daemon=True).start()
         started.wait()
-        os.close(lock)  # the keeper has it
+        # The keeper has it.
+        os.close(lock)
         if errors:
             raise errors[0]
         return str(folder)
@@ -177,7 +196,8 @@ class AgentActor:
             while view:
                 view = view[self._process.stdin.write(view) or 0 :]
         except (OSError, ValueError):
-            pass  # its end shows in `receive`
+            # Its end shows in `receive`.
+            pass
 
     def receive(self, timeout: float) -> bytes | None:
         """The new output of the agent, after at most `timeout` seconds; None after its end."""
@@ -198,9 +218,11 @@ class AgentActor:
             code = self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
             return "its agent closed the connection"
-        said = self._log.read()[-2000:].decode(errors="replace").strip() if self._log is not None else ""
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        return f"its agent {how}" + (f": {said}" if said else "")
+        printed = ""
+        if self._log is not None:
+            printed = self._log.read()[-2000:].decode(errors="replace").strip()
+        return f"its agent {how}: {printed}" if printed else f"its agent {how}"
 
     def stop(self) -> None:
         """End the agent, and with it everything below it, and remove the folder."""
@@ -228,8 +250,9 @@ class AgentActor:
         """End this process when it serves nobody, and with it the keeper."""
         while True:
             time.sleep(0.5)
-            orphaned = self._raylet and os.getppid() != self._raylet
-            if orphaned or _is_zombie(self._raylet) or time.monotonic() - self._polled > LEASE:
+            is_orphaned = bool(self._raylet) and os.getppid() != self._raylet
+            is_forgotten = time.monotonic() - self._polled > LEASE
+            if is_orphaned or is_forgotten or _is_zombie(self._raylet):
                 self._end_keeper(0.0)
                 os._exit(1)
 
@@ -238,7 +261,8 @@ def _base() -> tuple[str, list[str]]:
     """The folder of this user's runs on a node, and of the projects that it has kept; else none, and a warning."""
     try:
         user = getpass.getuser().replace(os.sep, "_")
-    except (KeyError, OSError):  # a container may not know its user
+    except (KeyError, OSError):
+        # A container may not know its user.
         user = str(os.getuid())
     wanted = Path(tempfile.gettempdir(), BASE + user)
     try:
@@ -250,19 +274,24 @@ def _base() -> tuple[str, list[str]]:
 def _unpack(archive: bytes, root: str, times: Mapping[str, int]) -> None:
     os.makedirs(root)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extraction_filter = lambda member, path: member  # the files are the user's own: links may lead anywhere
+        # The files are the user's own: links may lead anywhere.
+        tar.extraction_filter = lambda member, path: member
         tar.extractall(root)
     for name, moment in times.items():
-        with contextlib.suppress(OSError):  # it was gone when the project was packed
+        # It was gone when the project was packed.
+        with contextlib.suppress(OSError):
             os.utime(os.path.join(root, name), ns=(moment, moment), follow_symlinks=False)
 
 
 def clean() -> list[str]:
     """Remove what this node has kept, and folders of runs that were killed. Returns the paths."""
     base, _ = _base()
-    kept = forget_archives(base, 0) if base else []
-    left = [*(remove_left(Path(base), RUN) if base else ()), *remove_left(Path(tempfile.gettempdir()), RUN_ELSEWHERE)]
-    return [*kept, *map(str, left)]
+    removed = []
+    if base:
+        removed += forget_archives(base, 0)
+        removed += map(str, remove_left(Path(base), RUN))
+    removed += map(str, remove_left(Path(tempfile.gettempdir()), RUN_ELSEWHERE))
+    return removed
 
 
 def key_of(archive: bytes) -> str:
@@ -281,12 +310,18 @@ def keep_archive(base: str, key: str, archive: bytes) -> None:
 
 def forget_archives(base: str, most: int, seconds: float = float("inf")) -> list[str]:
     """Remove kept projects beyond a number, and those that no run has used for so long. Returns their paths."""
+    now = time.time()
     kept = sorted(glob.glob(os.path.join(base, "*.tar")), key=_last_use, reverse=True)
-    old = [name for name in kept[:most] if time.time() - _last_use(name) > seconds]
-    stale = [name for name in glob.glob(os.path.join(base, "unfinished*")) if time.time() - _last_use(name) > STALE]
-    for name in (*kept[most:], *old, *stale):
-        _remove(name)
-    return [*kept[most:], *old, *stale]
+    forgotten = kept[most:]
+    for path in kept[:most]:
+        if now - _last_use(path) > seconds:
+            forgotten.append(path)
+    for path in glob.glob(os.path.join(base, "unfinished*")):
+        if now - _last_use(path) > STALE:
+            forgotten.append(path)
+    for path in forgotten:
+        _remove(path)
+    return forgotten
 
 
 def kept_archive(base: str, key: str) -> bytes | None:
@@ -327,13 +362,15 @@ def _is_zombie(pid: int) -> bool:
 
 def digest_of(root: str) -> str:
     """Tells the Python files of two folders apart."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         for name in sorted(files):
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                found.update(os.path.relpath(path, root).encode(errors="surrogateescape") + b"\0")
-                with open(path, "rb") as file:
-                    found.update(file.read())
-    return found.hexdigest()
+            if not name.endswith(".py"):
+                continue
+            path = os.path.join(folder, name)
+            relative = os.path.relpath(path, root)
+            digest.update(relative.encode(errors="surrogateescape") + b"\0")
+            with open(path, "rb") as file:
+                digest.update(file.read())
+    return digest.hexdigest()

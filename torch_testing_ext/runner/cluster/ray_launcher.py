@@ -30,10 +30,14 @@ IMPORT_TIMEOUT = 60.0
 CONNECT_TIMEOUT = 9.0
 LEAST_CONNECT_TIMEOUT = 7.0
 END_TIMEOUT = 10.0
-EXIT_TIMEOUT = 2.0  # for the end of the bridge, when a connection to it has ended
-SIGTERM_TIMEOUT = 2.0  # the bridge, which may be in a call of Ray, ends in 1.5 s
-_ERROR = re.compile(r"\w+Error: ")  # the last line of a traceback
-_ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")  # of a line in a log of Ray: time, process and place in its source
+# For the end of the bridge, when a connection to it has ended.
+EXIT_TIMEOUT = 2.0
+# The bridge, which may be in a call of Ray, ends in 1.5 s.
+SIGTERM_TIMEOUT = 2.0
+# The last line of a traceback.
+_ERROR = re.compile(r"\w+Error: ")
+# Of a line in a log of Ray: time, process and place in its source.
+_ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")
 
 
 class BridgeState(enum.Enum):
@@ -50,19 +54,25 @@ class RayLauncher(NodeLauncher):
     """The bridge, seen from run_test.py."""
 
     request: bridge_protocol.Connect
-    prepare: PrepareNode  # its root and its limits are completed for each node
+    # Its root and its limits are completed for each node.
+    prepare: PrepareNode
     log: Path
-    pretend: bool = False  # take the accelerators that Ray names for fake ones
-    copies_of: str = ""  # the project, if the nodes have copies of it
+    # Take the accelerators that Ray names for fake ones.
+    pretend: bool = False
+    # The project, if the nodes have copies of it.
+    copies_of: str = ""
     waits_for: str = "the Ray cluster"
     failure: str = ""
     _process: subprocess.Popen[bytes] | None = None
     cleaned: list[bridge_protocol.NodeCleaned] = field(default_factory=list)
     _state: BridgeState = BridgeState.IMPORTS
     _takes_more: bool = True
-    _gone: dict[str, str] = field(default_factory=dict)  # how agents ended
-    _serials: dict[str, int] = field(default_factory=dict)  # of the agents, by name of node
-    _joined: set[str] = field(default_factory=set)  # nodes that have joined once
+    # How agents ended.
+    _gone: dict[str, str] = field(default_factory=dict)
+    # Of the agents, by name of node.
+    _serials: dict[str, int] = field(default_factory=dict)
+    # Nodes that have joined once.
+    _joined: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -75,6 +85,7 @@ class RayLauncher(NodeLauncher):
         return self._state in (BridgeState.IMPORTS, BridgeState.CONNECTS)
 
     def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
+        """Start the bridge, and ask it for nodes."""
         self._loop, self._nodes = loop, nodes
         self._started = time.monotonic()
         ours, theirs = socket_pair()
@@ -94,8 +105,10 @@ class RayLauncher(NodeLauncher):
         self._channel.send(self.request)
 
     def _give_up(self, what: str, timeout: float) -> None:
-        said = f"; Ray says: {words}" if (words := self._last_words()) else ""
-        self.failure = f"--cluster {self.request.wish.address}: {what} took more than {timeout:.0f} s{said}"
+        self.failure = f"--cluster {self.request.wish.address}: {what} took more than {timeout:.0f} s"
+        words = self._last_words()
+        if words:
+            self.failure += f"; Ray says: {words}"
 
     def _last_words(self) -> str:
         lines = tail(self.log, 2).splitlines()
@@ -121,9 +134,11 @@ class RayLauncher(NodeLauncher):
         ended = reaping.how_it_ended(self._process, EXIT_TIMEOUT)
         if ended is None:
             return "has closed its connection"
-        return f"{ended}: {words}" if _ERROR.match(words := self._last_words()) else ended
+        words = self._last_words()
+        return f"{ended}: {words}" if _ERROR.match(words) else ended
 
     def _on_message(self, message: bridge_protocol.FromBridge) -> None:
+        """Handle what the bridge says."""
         match message:
             case bridge_protocol.RayImported():
                 self._deadline.cancel()
@@ -143,11 +158,12 @@ class RayLauncher(NodeLauncher):
                 renamed = (message.root, self.copies_of) if self.copies_of else ("", "")
                 stream = socket(fileno=message.fds[0])
                 self._nodes.join(JoiningNode(name, stream, prepare, how_it_ended, message.warnings, renamed))
-                self._serials[name] = message.serial  # not before: the agent that was there may be released now
+                # Not before: the agent that was there may be released now.
+                self._serials[name] = message.serial
             case bridge_protocol.NodeGone(name, why):
                 self._gone[name] = why
                 if name not in self._joined:
-                    self._nodes.refuse(f"node {name} cannot run tests: {why}")
+                    self._nodes.troubles.lose(f"node {name} cannot run tests: {why}")
             case bridge_protocol.NodeCleaned():
                 self.cleaned.append(message)
             case bridge_protocol.NodeDrains(name):
@@ -157,14 +173,18 @@ class RayLauncher(NodeLauncher):
 
     def _prepare_for(self, node: bridge_protocol.NodeJoined) -> PrepareNode:
         self._joined.add(node.name)
-        jobs = node.cpus if self.prepare.jobs is None else min(node.cpus, self.prepare.jobs)
+        jobs = node.cpus
+        if self.prepare.jobs is not None:
+            jobs = min(jobs, self.prepare.jobs)
         fake = node.gpus if self.pretend else ()
         return replace(self.prepare, root=node.root, jobs=jobs, fake_devices=fake, reserved=len(node.gpus))
 
     def _how_it_ended(self, name: str) -> str:
         """The bridge's words about an agent whose stream has ended: they come before that, unless the bridge ends."""
         until = time.monotonic() + EXIT_TIMEOUT
-        while self._state is not BridgeState.GONE and name not in self._gone and wait_readable(self._channel, until):
+        while self._state is not BridgeState.GONE and name not in self._gone:
+            if not wait_readable(self._channel, until):
+                break
             self._receive()
         return self._gone.get(name) or self.failure or "the connection to its agent ended"
 

@@ -31,9 +31,11 @@ class JoiningNode:
     name: str
     stream: socket.socket
     prepare: agent_messages.PrepareNode
-    how_it_ended: Callable[[], str]  # asked when the stream has ended
+    # Asked when the stream has ended.
+    how_it_ended: Callable[[], str]
     warnings: tuple[str, ...] = ()
-    renamed: tuple[str, str] = ("", "")  # the path of its copy of the project, and that of the project here
+    # The path of its copy of the project, and that of the project here.
+    renamed: tuple[str, str] = ("", "")
 
 
 class NodeState(enum.Enum):
@@ -64,8 +66,10 @@ class RemoteNode:
         self.name = joining.name
         self.state = NodeState.STARTS
         self.ready: agent_messages.NodeReady | None = None
-        self.leaves = False  # it is given back when it is done
-        self.idle = 0  # for so many heartbeats
+        # It is given back when it is done.
+        self.leaves = False
+        # For so many heartbeats.
+        self.idle = 0
         self.is_lost = False
         self.found: Discovery | None = None
         self._stream = joining.stream
@@ -76,9 +80,12 @@ class RemoteNode:
             self._stream.fileno(), agent_messages.FromAgent, first=agent_messages.AgentHello, renamed=joining.renamed
         )
         self._units: dict[int, RemoteUnit] = {}
-        self._writer = MessageWriter(self._stream.fileno())  # an agent that does not read must not hold up the run
-        self._missing = 0  # signs of life
-        self.offset = float("inf")  # from the node's time.monotonic() to ours
+        # An agent that does not read must not hold up the run.
+        self._writer = MessageWriter(self._stream.fileno())
+        # Signs of life.
+        self._missing = 0
+        # From the node's time.monotonic() to ours.
+        self.offset = float("inf")
         loop.listen(self._reader, self._receive)
 
     # -- requests
@@ -120,7 +127,8 @@ class RemoteNode:
             self.is_lost = True
             self._loop.forget(self._reader)
             with suppress(OSError):
-                self._stream.shutdown(socket.SHUT_RDWR)  # or the writer would wait for ever
+                # Or the writer would wait for ever.
+                self._stream.shutdown(socket.SHUT_RDWR)
             self._writer.finish(WRITER_TIMEOUT)
             self._stream.close()
 
@@ -133,12 +141,15 @@ class RemoteNode:
                 if not self.is_lost:
                     self._on_message(message)
         except EOFError:
-            printed = "; it printed: " + " | ".join(self._reader.ignored[-5:]) if self._reader.ignored else ""
-            self.lose(self._how_it_ended() + printed)
+            how = self._how_it_ended()
+            if self._reader.ignored:
+                how += "; it printed: " + " | ".join(self._reader.ignored[-5:])
+            self.lose(how)
         except NotAMessage as error:
             self.lose(f"its agent sent something else than messages: {error}")
 
     def _on_message(self, message: agent_messages.FromAgent) -> None:
+        """Handle what the agent says of its node; messages about a unit go to that."""
         match message:
             case agent_messages.AgentHello():
                 self._see_clock(message.at)
@@ -177,9 +188,11 @@ class RemoteUnit:
     lease: Lease
     listener: UnitListener
     cause: EndCause = EndCause.ITSELF
-    _reported: set[int] = field(default_factory=set)  # tests with a result
+    # Tests with a result.
+    _reported: set[int] = field(default_factory=set)
     _running: int = 0
-    _began: float = field(default_factory=time.monotonic)  # the running test
+    # The running test.
+    _began: float = field(default_factory=time.monotonic)
     _stacks_wanted: deque[Callable[[str], object]] = field(default_factory=deque)
     _output: list[str] = field(default_factory=list)
 
@@ -214,12 +227,14 @@ class RemoteUnit:
 
     def new_output(self) -> str:
         """The output since the last call."""
-        new, self._output = self._output, []
-        return "".join(new)
+        output = "".join(self._output)
+        self._output = []
+        return output
 
     # -- what the agent says
 
     def on_message(self, message: agent_messages.FromUnit) -> None:
+        """Handle what the agent says of the unit."""
         match message:
             case agent_messages.BeganInUnit(_, test, at):
                 self._running, self._began = test, at + self.node.offset
@@ -243,7 +258,8 @@ class RemoteUnit:
     def lose(self, why: str) -> None:
         """The node is lost."""
         self._answer_all()
-        without_result = [number for number in range(len(self.unit.tests)) if number not in self._reported]
+        numbers = range(len(self.unit.tests))
+        without_result = [number for number in numbers if number not in self._reported]
         self.listener.unit_lost(self, without_result, why)
 
     def _answer_all(self) -> None:
@@ -252,10 +268,10 @@ class RemoteUnit:
 
     def _ours(self, attempts: tuple[Attempt, ...]) -> list[Attempt]:
         """The attempts with our clock, our tests and our lease."""
-        found = []
+        ours = []
         for attempt in attempts:
             number = self._index[attempt.test.id]
             self._reported.add(number)
             began = attempt.began + self.node.offset
-            found.append(replace(attempt, test=self.unit.tests[number], began=began, lease=self.lease))
-        return found
+            ours.append(replace(attempt, test=self.unit.tests[number], began=began, lease=self.lease))
+        return ours

@@ -28,8 +28,10 @@ class SeenNode:
     name: str
     total: Room
     free: Room
-    aliases: frozenset[str] = frozenset()  # other names, and labels as NAME=VALUE
-    pin: str = ""  # a resource that only this node has
+    # Other names, and labels as NAME=VALUE.
+    aliases: frozenset[str] = frozenset()
+    # A resource that only this node has.
+    pin: str = ""
     drains: bool = False
 
 
@@ -48,10 +50,14 @@ class Wish:
     """The nodes that a run wants."""
 
     address: str
-    nodes: int | None  # exactly so many; None for all that have something free
-    gpus: int | None  # of each node; None for all
-    cpus: int | None  # at most, of each node; None for all
-    only: tuple[str, ...] = ()  # names and labels of nodes
+    # Exactly so many; None for all that have something free.
+    nodes: int | None
+    # Of each node; None for all.
+    gpus: int | None
+    # At most, of each node; None for all.
+    cpus: int | None
+    # Names and labels of nodes.
+    only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
     @property
@@ -63,16 +69,23 @@ class Wish:
 
     def part_of(self, room: Room) -> Room:
         cpus = room.cpus if self.cpus is None else min(room.cpus, self.cpus)
-        return Room(cpus, room.gpus if self.gpus is None else self.gpus)
+        gpus = room.gpus if self.gpus is None else self.gpus
+        return Room(cpus, gpus)
 
     def names(self, node: SeenNode) -> bool:
         """Whether --cluster-only and --cluster-not choose a node."""
-        return (not self.only or _is_one_of(node, self.only)) and not _is_one_of(node, self.exclude)
+        if self.only and not _is_one_of(node, self.only):
+            return False
+        return not _is_one_of(node, self.exclude)
 
 
 def _is_one_of(node: SeenNode, patterns: Iterable[str]) -> bool:
-    words = [word.strip() for pattern in patterns for word in pattern.split(",")]
-    return any(fnmatchcase(name, word) for name in (node.name, *node.aliases) for word in words if word)
+    for pattern in patterns:
+        for word in pattern.split(","):
+            word = word.strip()
+            if word and any(fnmatchcase(name, word) for name in (node.name, *node.aliases)):
+                return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -81,45 +94,72 @@ class Choice:
 
     take: tuple[SeenNode, ...] = ()
     waits_for: str = ""
-    cannot: str = ""  # why the run cannot begin, and no waiting helps
-    infeasible: bool = False  # only more nodes help, which an autoscaler may add
-    gives_back: bool = False  # the nodes that it has: it waits for all, and others need these meanwhile
+    # Why the run cannot begin, and no waiting helps.
+    cannot: str = ""
+    # Only more nodes help, which an autoscaler may add.
+    infeasible: bool = False
+    # The nodes that it has: it waits for all, and others need these meanwhile.
+    gives_back: bool = False
 
 
 def choose_nodes(
-    wish: Wish, seen: Sequence[SeenNode], held: Mapping[str, HeldState], left_alone: Mapping[str, str], begun: bool
+    wish: Wish,
+    seen: Sequence[SeenNode],
+    held: Mapping[str, HeldState],
+    left_alone: Mapping[str, str],
+    begun: bool,
 ) -> Choice:
     """`held` and `left_alone`, with the reasons, are by the ids of nodes. `begun`: the run has had its nodes once."""
     chosen = [node for node in seen if wish.names(node)]
     able = [node for node in chosen if node.id not in left_alone and wish.suits(node.total)]
     live = [node_id for node_id, state in held.items() if state not in (HeldState.ENDS, HeldState.GONE)]
-    wanted = wish.nodes or 1
-    if not begun and len(able) < wanted:
-        if seen and not chosen:
-            names = ", ".join(sorted(node.name for node in seen))
-            return Choice(cannot=f"--cluster-only and --cluster-not leave none of the nodes of the cluster: {names}")
-        if reasons := [left_alone[node.id] for node in chosen if node.id in left_alone]:
-            return Choice(cannot="\n".join(dict.fromkeys(reasons)))
-        return Choice(waits_for=_infeasible(wish, chosen, len(able)), infeasible=True, gives_back=bool(live))
+    if not begun and len(able) < (wish.nodes or 1):
+        return _too_few(wish, seen, chosen, able, left_alone, bool(live))
     free = [node for node in able if node.id not in held and not node.drains and wish.suits(node.free)]
     free.sort(key=lambda node: (-node.free.gpus, -node.free.cpus, node.name))
-    missing = len(free) if wish.nodes is None else max(0, wish.nodes - len(live))
+    missing = len(free)
+    if wish.nodes is not None:
+        missing = max(0, wish.nodes - len(live))
     if not begun and wish.nodes is not None and len(free) < missing:
-        busy = [node.name for node in able if node not in free and node.id not in live]
+        busy = sorted(node.name for node in able if node not in free and node.id not in live)
         return Choice(
             waits_for=f"{wish.nodes} nodes (--cluster-nodes) with {wish.each} each, all at once: {len(free)} of the "
-            f"cluster's {len(seen)} have that free, and others use {', '.join(sorted(busy))}",
+            f"cluster's {len(seen)} have that free, and others use {', '.join(busy)}",
             gives_back=bool(live),
         )
-    taken = tuple(sorted(free[:missing], key=lambda node: node.id))  # all runs take them in the same order
-    starting = [node.name for node in seen if held.get(node.id) in (HeldState.RESERVES, HeldState.STARTS)]
-    if starting or taken:
-        return Choice(taken, f"nodes that start: {', '.join(sorted([*starting, *(one.name for one in taken)]))}")
-    return Choice(waits_for="" if live else f"{wish.each} on one of {len(seen)} nodes, which others use")
+    # All runs take them in the same order.
+    taken = tuple(sorted(free[:missing], key=lambda node: node.id))
+    starting = [node.name for node in taken]
+    for node in seen:
+        if held.get(node.id) in (HeldState.RESERVES, HeldState.STARTS):
+            starting.append(node.name)
+    if starting:
+        return Choice(taken, f"nodes that start: {', '.join(sorted(starting))}")
+    if live:
+        return Choice()
+    return Choice(waits_for=f"{wish.each} on one of {len(seen)} nodes, which others use")
+
+
+def _too_few(
+    wish: Wish,
+    seen: Sequence[SeenNode],
+    chosen: Sequence[SeenNode],
+    able: Sequence[SeenNode],
+    left_alone: Mapping[str, str],
+    has_some: bool,
+) -> Choice:
+    """The run cannot begin with the nodes of the cluster, whoever uses them."""
+    if seen and not chosen:
+        names = ", ".join(sorted(node.name for node in seen))
+        return Choice(cannot=f"--cluster-only and --cluster-not leave none of the nodes of the cluster: {names}")
+    reasons = [left_alone[node.id] for node in chosen if node.id in left_alone]
+    if reasons:
+        return Choice(cannot="\n".join(dict.fromkeys(reasons)))
+    return Choice(waits_for=_infeasible(wish, chosen, len(able)), infeasible=True, gives_back=has_some)
 
 
 def _infeasible(wish: Wish, nodes: Sequence[SeenNode], able: int) -> str:
-    has = "; ".join(f"{one.name} has {one.total.gpus} GPUs and {one.total.cpus} CPUs" for one in nodes)
+    sizes = "; ".join(f"{node.name} has {node.total.gpus} GPUs and {node.total.cpus} CPUs" for node in nodes)
     which = f"only {able} of the nodes" if able else "no node"
     needs = f"{wish.nodes} nodes with {wish.each}" if wish.nodes else wish.each
-    return f"{needs}; {which} of the cluster at {wish.address} has that (INFEASIBLE, unless nodes are added): {has}"
+    return f"{needs}; {which} of the cluster at {wish.address} has that (INFEASIBLE, unless nodes are added): {sizes}"

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,11 +12,14 @@ from pathlib import Path, PurePosixPath
 from .cluster_nodes import ClusterError
 from .project_changes import LEFT_OUT, named
 
-LARGEST = 2 << 30  # bytes; a project beyond this size is not meant to be sent
-MOMENT = 946_684_800  # the time of all files, in 2000: archives such as wheels hold none before 1980
+# Bytes; a project beyond this size is not meant to be sent.
+LARGEST = 2 << 30
+# The time of all files, in 2000: archives such as wheels hold none before 1980.
+MOMENT = 946_684_800
 IGNORED = "git ignores it"
 _COMPILED = (".so", ".pyd", ".dylib")
-_OF_TOOLS = ("*.pyc", "*_cache", "*.egg-info")  # what tools can make again
+# Files that tools can make again.
+_OF_TOOLS = ("*.pyc", "*_cache", "*.egg-info")
 
 
 @dataclass(frozen=True)
@@ -24,27 +27,46 @@ class Shipment:
     """The files of the project that are sent, and what is not, with the reason."""
 
     root: Path
-    files: tuple[str, ...]  # also links, and empty folders
+    # Also links, and empty folders.
+    files: tuple[str, ...]
     left_out: Mapping[str, str]
 
     @property
     def times(self) -> dict[str, int]:
         """The modification times, which are not in the archive, since nodes know that by its bytes."""
-        return {name: found.st_mtime_ns for name in self.files if (found := _lstat(self.root / name)) is not None}
+        times = {}
+        for name in self.files:
+            status = _lstat(self.root / name)
+            if status is not None:
+                times[name] = status.st_mtime_ns
+        return times
 
     @property
     def warnings(self) -> list[str]:
-        names = [name for name in self.left_out if not any(PurePosixPath(name).match(one) for one in _OF_TOOLS)]
-        compiled = [name for name in names if name.endswith(_COMPILED)]
-        ignored = [name for name in names if self.left_out[name] == IGNORED and name not in compiled]
-        others = [f"{name} ({self.left_out[name]})" for name in names if self.left_out[name] != IGNORED]
-        said = {
-            "compiled files that git ignores are not sent to the nodes: {}; build them there with --cluster-setup, or "
-            "use --cluster-root": compiled,
-            "what git ignores is not sent to the nodes: {}; --cluster-dry-run lists all": ignored,
-            "not sent to the nodes: {}": others,
-        }
-        return [text.format(named(some)) for text, some in said.items() if some]
+        """Warnings about files that are not sent, by the reason, except for files that tools can make again."""
+        compiled = []
+        ignored = []
+        others = []
+        for name, why in self.left_out.items():
+            if any(PurePosixPath(name).match(pattern) for pattern in _OF_TOOLS):
+                continue
+            if name.endswith(_COMPILED):
+                compiled.append(name)
+            elif why == IGNORED:
+                ignored.append(name)
+            if why != IGNORED:
+                others.append(f"{name} ({why})")
+        warnings = []
+        if compiled:
+            warnings.append(
+                f"compiled files that git ignores are not sent to the nodes: {named(compiled)}; build them there with "
+                "--cluster-setup, or use --cluster-root"
+            )
+        if ignored:
+            warnings.append(f"what git ignores is not sent to the nodes: {named(ignored)}; --cluster-dry-run lists all")
+        if others:
+            warnings.append(f"not sent to the nodes: {named(others)}")
+        return warnings
 
     def describe(self) -> str:
         """All names, for --cluster-dry-run."""
@@ -55,27 +77,40 @@ class Shipment:
 def choose(root: Path, wanted: Iterable[str] = ()) -> Shipment:
     """Choose what git lists and untracked files, or without git, all but caches; and in any case, what is `wanted`."""
     files, left_out = _listed(root)
+    wanted = tuple(wanted)
     for name in wanted:
-        files |= set(_walk(root, name)) if (root / name).is_dir() else {name} if _is_there(root / name) else set()
+        if (root / name).is_dir():
+            files.update(_walk(root, name))
+        elif _is_there(root / name):
+            files.add(name)
     for name in files:
-        if (root / name).is_symlink() and not (root / name).resolve().is_relative_to(root.resolve()):
+        path = root / name
+        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
             left_out[name] = "only as a link, which leads out of the project"
-    return Shipment(root, tuple(sorted(files)), {name: why for name, why in left_out.items() if name not in wanted})
+    for name in wanted:
+        left_out.pop(name, None)
+    return Shipment(root, tuple(sorted(files)), left_out)
 
 
 def write(shipment: Shipment, target: Path) -> None:
     """Write a tar. The same files give the same bytes, by which a node recognises a project. Raises ClusterError."""
     root = shipment.root
-    size = sum(found.st_size for name in shipment.files if (found := _lstat(root / name)) is not None)
+    size = 0
+    for name in shipment.files:
+        status = _lstat(root / name)
+        if status is not None:
+            size += status.st_size
     if size > LARGEST:
         raise ClusterError(
             f"{root} cannot be sent to the nodes: it has {size >> 20} MiB, more than {LARGEST >> 20}. "
             "Use --cluster-root with a path on a shared file system, or have git ignore what tests do not need."
         )
     try:
-        with tarfile.open(target, "w") as tar:  # symbolic links stay links
+        # Symbolic links stay links.
+        with tarfile.open(target, "w") as tar:
             for name in shipment.files:
-                with suppress(FileNotFoundError):  # gone since it was listed, such as a file of another run
+                # It may be gone since it was listed, such as a file of another run.
+                with suppress(FileNotFoundError):
                     tar.add(root / name, name, recursive=False, filter=_without_origin)
     except OSError as error:
         raise ClusterError(f"{root} cannot be sent to the nodes: {error}") from error
@@ -94,12 +129,16 @@ def split_path(text: str, root: Path, cwd: Path) -> tuple[list[str], list[str]]:
 
     Those of the interpreter are no matter: the nodes have the same.
     """
-    below, elsewhere = [], []
-    for entry in filter(None, text.split(os.pathsep)):
+    below = []
+    elsewhere = []
+    for entry in text.split(os.pathsep):
+        if not entry:
+            continue
         path = Path(os.path.normpath(cwd / entry))
+        is_of_interpreter = path.is_relative_to(sys.prefix) or path.is_relative_to(sys.base_prefix)
         if path.is_relative_to(root):
             below.append(str(path.relative_to(root)))
-        elif not any(path.is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix)):
+        elif not is_of_interpreter:
             elsewhere.append(entry)
     return below, elsewhere
 
@@ -122,30 +161,42 @@ def _without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _listed(root: Path) -> tuple[set[str], dict[str, str]]:
     """The files of a folder, its submodules and repositories in it; and what is left out."""
     listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    if listed is None or _git(root, "check-ignore", "-q", ".") is not None:
+    is_ignored = _git(root, "check-ignore", "-q", ".") is not None
+    if listed is None or is_ignored:
         return set(_walk(root)), {}
-    ignored = _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory") or []
-    left_out = {name: IGNORED for name in ignored if not LEFT_OUT.intersection(Path(name).parts)}
-    untracked = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--directory") or []
-    files = {name for folder in untracked if folder.endswith("/") for name in _walk(root, folder, empty_only=True)}
-    for name in (name.rstrip("/") for name in listed):
+    left_out = {}
+    for name in _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory") or ():
+        if LEFT_OUT.isdisjoint(Path(name).parts):
+            left_out[name] = IGNORED
+    files: set[str] = set()
+    for name in _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--directory") or ():
+        if name.endswith("/"):
+            files.update(_walk(root, name, empty_only=True))
+    for name in listed:
+        name = name.rstrip("/")
         path = root / name
         if _is_there(path):
             files.add(name)
-        elif path.is_dir():  # a repository of its own
-            more, more_left_out = _listed(path) if (path / ".git").exists() else ({"."}, {})
-            files |= {os.path.normpath(f"{name}/{one}") for one in more}
-            left_out.update({f"{name}/{one}": why for one, why in more_left_out.items()})
+        elif (path / ".git").exists():
+            # A repository of its own.
+            more, more_left_out = _listed(path)
+            files.update(os.path.normpath(f"{name}/{inner}") for inner in more)
+            left_out.update((f"{name}/{inner}", why) for inner, why in more_left_out.items())
+        elif path.is_dir():
+            files.add(os.path.normpath(name))
     return files, left_out
 
 
 def _git(root: Path, *words: str) -> list[str] | None:
     """The names that a command of git lists; None if the folder is no checkout or there is no git."""
+    command = ["git", "-C", str(root), *words]
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], stdin=subprocess.DEVNULL, capture_output=True)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     except OSError:
         return None
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name] if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
 def _is_there(file: Path) -> bool:
@@ -156,14 +207,17 @@ def _is_there(file: Path) -> bool:
 def _walk(root: Path, below: str = "", empty_only: bool = False) -> Iterator[str]:
     """The files and the empty folders in a folder of the project, relative to it."""
     for folder, folders, files in os.walk(root / below):
-        kept: Sequence[str] = [name for name in folders if name not in LEFT_OUT]
-        if ".git" in (*folders, *files) and empty_only:  # a repository of its own
-            kept, files = [], ["."]
-        folders[:] = kept
-        links = [name for name in folders if Path(folder, name).is_symlink()]
+        if empty_only and ".git" in (*folders, *files):
+            # A repository of its own.
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
         if not (files or folders) and Path(folder) != root:
             yield str(Path(folder).relative_to(root))
-        for name in () if empty_only else (*files, *links):
+        if empty_only:
+            continue
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in (*files, *links):
             path = Path(folder, name)
             if _is_there(path):
                 yield str(path.relative_to(root))

@@ -42,13 +42,16 @@ _OF_OTHER_STEPS = {
     *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_STEP_GRES", "SLURM_MULTI_PROG", "SLURM_CPU_BIND"),
 }
 _COUNTS_OF_GPUS = {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GRES"}
-SALLOC_TIMEOUT = 5.0  # seconds that salloc has to give the nodes back, which it tells the controller
+# Seconds that salloc has to give the nodes back, which it tells the controller.
+SALLOC_TIMEOUT = 5.0
 KILL_TIMEOUT = 2.0
-ASK_TIMEOUT = 30.0  # for a question to the controller, during which the run does nothing else
+# For a question to the controller, during which the run does nothing else.
+ASK_TIMEOUT = 30.0
 _CHUNK = 1 << 16
 # The environment of the allocation, between empty entries. What is printed before it is not for us.
 _HOLD = "printf '\\0\\0'; env -0; printf '\\0'; exec cat >/dev/null"
-_HOLDS_NOTHING = "SALLOC_NO_SHELL"  # with it, salloc ends at once, and nobody gives the nodes back
+# With it, salloc ends at once, and nobody gives the nodes back.
+_HOLDS_NOTHING = "SALLOC_NO_SHELL"
 
 
 def slurm_launcher(
@@ -76,13 +79,21 @@ def _nodes_listed(environ: Mapping[str, str]) -> str:
 def _salloc(options: Options, jobs: int | None) -> list[str]:
     """The command that allocates nodes: whole ones, unless the options say what is needed of each."""
     words = ["salloc", f"--nodes={options.cluster_nodes or 1}", "--ntasks-per-node=1"]
-    words += ["--exclusive", "--mem=0"] if jobs is None else [f"--cpus-per-task={jobs}"]
-    gpus = options.cluster_gpus_per_node
-    return words if gpus is None else [*words, f"--gpus-per-node={gpus}"]
+    if jobs is None:
+        words += ["--exclusive", "--mem=0"]
+    else:
+        words.append(f"--cpus-per-task={jobs}")
+    if options.cluster_gpus_per_node is not None:
+        words.append(f"--gpus-per-node={options.cluster_gpus_per_node}")
+    return words
 
 
 def _steps(
-    options: Options, root: Path, prepare: PrepareNode, folder: Path, environ: Mapping[str, str]
+    options: Options,
+    root: Path,
+    prepare: PrepareNode,
+    folder: Path,
+    environ: Mapping[str, str],
 ) -> CommandLauncher:
     """The launcher for the allocation that `environ` describes."""
     nodes = _nodes(_nodes_listed(environ))
@@ -92,13 +103,17 @@ def _steps(
     cpus = dict(zip(nodes, cpus_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
     gpus = _gpus_by_node(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "")
     # An interpreter like this one: the nodes have the same file system.
-    agent = interpreter.command("runner.agent", sys.path if options.drop_in else [str(root), *sys.path])
+    path = sys.path if options.drop_in else [str(root), *sys.path]
+    agent = interpreter.command("runner.agent", path)
     agent = _with_set_up(agent, options.cluster_setup or "", prepare.root)
-    commands = {node: [*_step(node, cpus.get(node), gpus.get(node)), *agent] for node in nodes[:wanted]}
-    left_out = _OF_OTHER_STEPS | _COUNTS_OF_GPUS if gpus else _OF_OTHER_STEPS
-    left_out = left_out | withheld(environ, options.cluster_env)
-    ours = {name: value for name, value in environ.items() if name not in left_out}
-    return CommandLauncher(commands, prepare, folder, ours, cpus=cpus, reserved=gpus)
+    commands = {}
+    for node in nodes[:wanted]:
+        commands[node] = [*_step(node, cpus.get(node), gpus.get(node)), *agent]
+    left_out = _OF_OTHER_STEPS | withheld(environ, options.cluster_env)
+    if gpus:
+        left_out |= _COUNTS_OF_GPUS
+    variables = {name: value for name, value in environ.items() if name not in left_out}
+    return CommandLauncher(commands, prepare, folder, variables, cpus=cpus, reserved=gpus)
 
 
 def _nodes(listed: str) -> list[str]:
@@ -118,8 +133,10 @@ def _ask(*words: str) -> subprocess.CompletedProcess[str]:
 
 def cpus_of_nodes(text: str) -> list[int]:
     """The numbers of `16(x2),8`: 16, 16 and 8."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [int(cpus) for cpus, times in found for _ in range(int(times or 1))]
+    numbers = []
+    for cpus, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        numbers += [int(cpus)] * int(times or 1)
+    return numbers
 
 
 def _gpus_by_node(job: str) -> dict[str, int]:
@@ -127,15 +144,23 @@ def _gpus_by_node(job: str) -> dict[str, int]:
     if not job:
         return {}
     done = _ask("scontrol", "show", "job", "--details", job)
-    found = gpus_of_nodes(done.stdout) if not done.returncode else {}
-    return {node: count for listed, count in found.items() for node in _nodes(listed)}
+    if done.returncode:
+        return {}
+    by_node = {}
+    for listed, count in gpus_of_nodes(done.stdout).items():
+        by_node.update(dict.fromkeys(_nodes(listed), count))
+    return by_node
 
 
 def gpus_of_nodes(text: str) -> dict[str, int]:
     """The GPUs of each node in what scontrol tells about a job; the keys are lists of nodes in Slurm's short form."""
-    found = re.findall(r"^\s*Nodes=(\S+).* GRES=(\S+)", text, re.MULTILINE)
-    counts = {nodes: sum(map(int, re.findall(r"\bgpu(?::[^:(),]+)?:(\d+)", gres))) for nodes, gres in found}
-    return {nodes: count for nodes, count in counts.items() if count}
+    counts = {}
+    for nodes, resources in re.findall(r"^\s*Nodes=(\S+).* GRES=(\S+)", text, re.MULTILINE):
+        numbers = re.findall(r"\bgpu(?::[^:(),]+)?:(\d+)", resources)
+        count = sum(int(number) for number in numbers)
+        if count:
+            counts[nodes] = count
+    return counts
 
 
 def _step(node: str, cpus: int | None, gpus: int | None) -> list[str]:
@@ -146,8 +171,11 @@ def _step(node: str, cpus: int | None, gpus: int | None) -> list[str]:
     """
     words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={node}", "--overlap"]
     words += ["--cpu-bind=none", "--mpi=none", "--export=ALL"]
-    words += [] if cpus is None else [f"--cpus-per-task={cpus}"]
-    return words if gpus is None else [*words, f"--gpus={gpus}"]
+    if cpus is not None:
+        words.append(f"--cpus-per-task={cpus}")
+    if gpus is not None:
+        words.append(f"--gpus={gpus}")
+    return words
 
 
 def _with_set_up(agent: list[str], setup: str, root: str) -> list[str]:
@@ -164,7 +192,8 @@ def _with_set_up(agent: list[str], setup: str, root: str) -> list[str]:
 class AllocatingLauncher(NodeLauncher):
     """Waits for nodes by salloc; then `steps` makes the launcher for them, from the environment of the allocation."""
 
-    words: Sequence[str]  # the command, less what it runs
+    # The command, less what it runs.
+    words: Sequence[str]
     steps: Callable[[Mapping[str, str]], NodeLauncher]
     folder: Path
     environ: Mapping[str, str]
@@ -178,13 +207,16 @@ class AllocatingLauncher(NodeLauncher):
     def waits_for(self) -> str:
         if self._launcher is not None:
             return self._launcher.waits_for
-        said = tail(self._log, lines=1)
-        return f"an allocation of Slurm: {shlex.join(self.words)}" + (f" ({said})" if said else "")
+        words = f"an allocation of Slurm: {shlex.join(self.words)}"
+        printed = tail(self._log, lines=1)
+        return f"{words} ({printed})" if printed else words
 
     @property
     def failure(self) -> str:
         """No allocation, or no node of it that is left: there will be no other one."""
-        return self._failure or (self._launcher.failure if self._launcher is not None else "")
+        if self._failure or self._launcher is None:
+            return self._failure
+        return self._launcher.failure
 
     @property
     def _log(self) -> Path:
@@ -198,6 +230,7 @@ class AllocatingLauncher(NodeLauncher):
         loop.listen(self._stream, self._receive)
 
     def _receive(self) -> None:
+        """Read what the allocation prints: its environment, once, and its end."""
         try:
             data = self._stream.recv(_CHUNK)
         except ConnectionResetError:
@@ -218,13 +251,12 @@ class AllocatingLauncher(NodeLauncher):
 
     def _see_end(self) -> None:
         """Nothing holds the allocation any more, if there was one: its agents end by themselves."""
-        if self._launcher is None and self._process is not None:
-            said = (
-                tail(self._log, lines=3)
-                or reaping.how_it_ended(self._process, KILL_TIMEOUT)
-                or reaping.describe_exit(None)
-            )
-            self._failure = f"{shlex.join(self.words)} has allocated nothing: {said}"
+        if self._launcher is not None or self._process is None:
+            return
+        why = tail(self._log, lines=3)
+        if not why:
+            why = reaping.how_it_ended(self._process, KILL_TIMEOUT) or reaping.describe_exit(None)
+        self._failure = f"{shlex.join(self.words)} has allocated nothing: {why}"
 
     def release(self, name: str, refused: str = "") -> None:
         if self._launcher is not None:
@@ -244,7 +276,8 @@ class AllocatingLauncher(NodeLauncher):
         code = -1
         try:
             code = reaping.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
-        finally:  # also if the user interrupts it
+        finally:
+            # Also if the user interrupts it.
             if code < 0:
                 self._cancel()
 
@@ -273,19 +306,23 @@ def _started(
     return process, ours
 
 
-END_TIMEOUT = 2.0  # seconds that a command may take to end after its stdin
+# Seconds that a command may take to end after its stdin.
+END_TIMEOUT = 2.0
 
 
 @dataclass
 class CommandLauncher(NodeLauncher):
     """Starts one command for each node. What they print on stderr is kept in `folder`."""
 
-    commands: Mapping[str, Sequence[str]]  # by name of node
+    # By name of node.
+    commands: Mapping[str, Sequence[str]]
     prepare: PrepareNode
     folder: Path
     environ: Mapping[str, str]
-    cpus: Mapping[str, int] = field(default_factory=dict)  # that a node gives us, where it may have more
-    reserved: Mapping[str, int] = field(default_factory=dict)  # accelerators that a node gives us
+    # That a node gives us, where it may have more.
+    cpus: Mapping[str, int] = field(default_factory=dict)
+    # Accelerators that a node gives us.
+    reserved: Mapping[str, int] = field(default_factory=dict)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -298,7 +335,8 @@ class CommandLauncher(NodeLauncher):
             limits = [limit for limit in (self.cpus.get(name), self.prepare.jobs) if limit is not None]
             jobs = min(limits, default=None)
             prepare = replace(self.prepare, jobs=jobs, reserved=self.reserved.get(name, 0))
-            self._processes[name], stream = _started(command, self._log(name), self.environ)
+            process, stream = _started(command, self._log(name), self.environ)
+            self._processes[name] = process
             nodes.join(JoiningNode(name, stream, prepare, partial(self._how_it_ended, name)))
 
     def _log(self, name: str) -> Path:
@@ -309,8 +347,8 @@ class CommandLauncher(NodeLauncher):
         if process is None:
             return "it was given back"
         how = f"its agent {reaping.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
-        said = tail(self._log(name), lines=5)
-        return f"{how}: {said}" if said else how
+        printed = tail(self._log(name), lines=5)
+        return f"{how}: {printed}" if printed else how
 
     def release(self, name: str, refused: str = "") -> None:
         process = self._processes.pop(name, None)

@@ -10,7 +10,8 @@ from ..events import AttemptEnded, Event, TestFinished, Warned
 from ..model import Attempt, Category, FinishedTest, Summary, Test, TestId, Unit
 from ..options.options import Options
 
-Key = tuple[TestId, int]  # a test and its repetition
+# A test and its repetition.
+Key = tuple[TestId, int]
 
 # As torch and the system write it: for processes that a test starts itself, of which only the output is known.
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
@@ -20,18 +21,23 @@ class Results:
     """Takes the attempts of a run: decides which tests run again, and has the run stopped when enough have failed."""
 
     def __init__(self, options: Options, report: Callable[[Event], object], stop: Callable[[str], object]):
-        self.failures = 0  # final results that count as failures
+        # Final results that count as failures.
+        self.failures = 0
         self._options = options
         self._policy = options.policy
         self._report = report
         self._stop = stop
-        self._alone: set[Key] = set()  # tests that run again while no other test runs
+        # Tests that run again while no other test runs.
+        self._alone: set[Key] = set()
         self._attempts: dict[Key, list[Attempt]] = {}
         self._finished: dict[Key, FinishedTest] = {}
-        self._unfinished: list[tuple[Test, int]] = []  # with their repetition
-        self._lost: dict[tuple[TestId, int, int], str] = {}  # attempts that a node was lost with, and how
+        # With their repetition.
+        self._unfinished: list[tuple[Test, int]] = []
+        # Attempts that a node was lost with, and how.
+        self._lost: dict[tuple[TestId, int, int], str] = {}
         self._warnings: list[str] = []
-        self._shown: set[str] = set()  # texts of warnings of tests
+        # Texts of warnings of tests.
+        self._shown: set[str] = set()
 
     def warn(self, text: str) -> None:
         self._warnings.append(text)
@@ -49,26 +55,36 @@ class Results:
 
     def _runs_again(self, attempt: Attempt) -> bool:
         """Another test may have caused the failure: then this one runs again, once, whatever --retries says."""
-        if _key(attempt) not in self._alone and (why := why_to_run_alone(attempt)):
-            self._alone.add(_key(attempt))
+        key = _key(attempt)
+        why = why_to_run_alone(attempt)
+        if why and key not in self._alone:
+            self._alone.add(key)
             self.warn(f"{attempt.test.id}: {why}")
             return True
         return attempt.number <= self._options.retries
 
     def _finish(self, attempt: Attempt) -> None:
-        finished = FinishedTest(tuple(self._attempts[_key(attempt)]))
-        self._finished[_key(attempt)] = finished
-        failed = self._policy.verdict_on(finished) is Category.FAILED
-        self.failures += failed
+        """Make the attempts of a test its final result, of which this is the last."""
+        key = _key(attempt)
+        finished = FinishedTest(tuple(self._attempts[key]))
+        self._finished[key] = finished
         self._report(TestFinished(finished))
-        # Of a test whose output is not shown. Workers have the same ones: show each once.
-        for warning in () if failed else finished.last.warnings:
+        if self._policy.verdict_on(finished) is Category.FAILED:
+            self.failures += 1
+        else:
+            # The output of this test is not shown.
+            self._show_warnings(finished.last)
+        most = 1 if self._options.until_failure else self._options.max_fail
+        if most is not None and self.failures >= most:
+            tests = "test" if self.failures == 1 else "tests"
+            self._stop(f"{self.failures} {tests} failed")
+
+    def _show_warnings(self, attempt: Attempt) -> None:
+        """Show each warning once: workers have the same ones."""
+        for warning in attempt.warnings:
             if warning.text not in self._shown:
                 self._shown.add(warning.text)
                 self.warn(str(warning))
-        most = 1 if self._options.until_failure else self._options.max_fail
-        if most is not None and self.failures >= most:
-            self._stop(f"{self.failures} test{'s' if self.failures > 1 else ''} failed")
 
     def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
         return any((test.id, repetition) in self._alone for test in tests)
@@ -78,31 +94,50 @@ class Results:
 
         Returns the tests that run again, as the same attempt, and those that have been lost before, with a message.
         """
-        before = {test.id: self._lost.get((test.id, unit.repetition, unit.attempt)) for test in tests}
-        again = tuple(test for test in tests if before[test.id] is None)
-        self._lost.update(((test.id, unit.repetition, unit.attempt), why) for test in again)
-        twice = [
-            (test, f"it was lost twice with the node that it ran on: first, {before[test.id]}; then, {why}")
-            for test in tests
-            if before[test.id] is not None
-        ]
-        if again:
-            run = f"and {len(again) - 1} more run" if again[1:] else "runs"
-            self.warn(f"{why}: {again[0].id} {run} again, as the same attempt")
-        return again, twice
+        lost_once: list[Test] = []
+        lost_twice: list[tuple[Test, str]] = []
+        for test in tests:
+            key = (test.id, unit.repetition, unit.attempt)
+            before = self._lost.get(key)
+            if before is None:
+                self._lost[key] = why
+                lost_once.append(test)
+            else:
+                message = f"it was lost twice with the node that it ran on: first, {before}; then, {why}"
+                lost_twice.append((test, message))
+        if lost_once:
+            runs = "runs" if len(lost_once) == 1 else f"and {len(lost_once) - 1} more run"
+            self.warn(f"{why}: {lost_once[0].id} {runs} again, as the same attempt")
+        return tuple(lost_once), lost_twice
 
     def leave(self, unit: Unit, tests: Sequence[Test]) -> None:
         """Note tests that do not run, or run no further, since the run ends."""
         self._unfinished += [(test, unit.repetition) for test in tests]
+
+    def leave_all(self, units: Iterable[Unit]) -> None:
+        """Note units of which no test has a result, since the run ends."""
+        for unit in units:
+            self.leave(unit, unit.tests)
 
     def summary(self, seconds: float, interrupted: bool, error: str) -> Summary:
         """End the run: a test that was to be retried has failed."""
         for key, attempts in self._attempts.items():
             if key not in self._finished:
                 self._finish(attempts[-1])
-        left = (test for test, repetition in self._unfinished if (test.id, repetition) not in self._finished)
-        finished, unfinished = tuple(self._finished.values()), tuple(dict.fromkeys(left))
-        return Summary(finished, seconds, self._policy, interrupted, unfinished, tuple(self._warnings), error)
+        # Once, although several of its repetitions may be left.
+        unfinished: dict[Test, None] = {}
+        for test, repetition in self._unfinished:
+            if (test.id, repetition) not in self._finished:
+                unfinished[test] = None
+        return Summary(
+            tuple(self._finished.values()),
+            seconds,
+            self._policy,
+            interrupted,
+            tuple(unfinished),
+            tuple(self._warnings),
+            error,
+        )
 
 
 def _key(attempt: Attempt) -> Key:
@@ -110,9 +145,8 @@ def _key(attempt: Attempt) -> Key:
 
 
 def why_to_run_alone(attempt: Attempt) -> str:
-    """Says how another test may have caused this failure; empty if none can."""
-    printed = (attempt.output, *(log.output for log in attempt.ranks))
-    if attempt.port_in_use or any(_IN_USE.search(text) for text in printed):
+    """The way in which another test may have caused this failure; empty if none can."""
+    if attempt.port_in_use or _says_in_use(attempt):
         return "a port was in use (EADDRINUSE); the test runs again while no other runs"
     if attempt.evicted:
         return (
@@ -120,3 +154,9 @@ def why_to_run_alone(attempt: Attempt) -> str:
             "it runs again while no other runs"
         )
     return ""
+
+
+def _says_in_use(attempt: Attempt) -> bool:
+    if _IN_USE.search(attempt.output):
+        return True
+    return any(_IN_USE.search(log.output) for log in attempt.ranks)

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from torch_testing_ext._process.loop import EventLoop
@@ -25,7 +24,8 @@ class Dispatcher:
     memory: MemoryReturn
     loop: EventLoop
     others: OtherRuns | None = None
-    _left: Counter[str] = field(default_factory=Counter)  # units of each file that have not ended
+    # Units of each file that have not ended.
+    _left: Counter[str] = field(default_factory=Counter)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     # -- units
@@ -51,13 +51,18 @@ class Dispatcher:
 
     def drop_hopeless(self) -> tuple[tuple[Unit, ...], str]:
         """Remove and return the units for which too few devices are left, and why."""
-        units = self.queue.drop(lambda unit: not self.leases.may_fit(unit)) if self.memory.held else ()
-        return units, f"too few devices are left: {'; '.join(map(str, self.memory.held))}"
+        if not self.memory.held:
+            return (), ""
+        units = self.queue.drop(lambda unit: not self.leases.may_fit(unit))
+        devices = "; ".join(str(device) for device in self.memory.held)
+        return units, f"too few devices are left: {devices}"
 
     @property
     def is_waiting(self) -> bool:
         """Whether something other than a running unit is to come: memory of a lease, or devices of other runs."""
-        return self.memory.is_waiting or (self.others is not None and self.others.are_awaited)
+        if self.memory.is_waiting:
+            return True
+        return self.others is not None and self.others.are_awaited
 
     # -- leases
 
@@ -65,8 +70,11 @@ class Dispatcher:
         """Start each unit that fits now."""
         started = True
         while started:
-            with self.others.choosing(self.queue.wants_devices) if self.others is not None else nullcontext():
+            if self.others is None:
                 started = self._start_next(start)
+            else:
+                with self.others.choosing(self.queue.wants_devices):
+                    started = self._start_next(start)
 
     def _start_next(self, start: Callable[[Unit, Lease], None]) -> bool:
         unit = self.queue.take(self.leases.free_devices, self.leases.free_slots)
@@ -79,7 +87,9 @@ class Dispatcher:
 
     def wait_for_others(self) -> WaitingForDevices | None:
         """If other runs have the devices that are missing, try again in a moment. Returns what the user has to know."""
-        return self.others.wait(self.queue.wants_devices, self.loop) if self.others is not None else None
+        if self.others is None:
+            return None
+        return self.others.wait(self.queue.wants_devices, self.loop)
 
     def give_back(self, lease: Lease) -> None:
         self.leases.give_back(lease)

@@ -7,9 +7,9 @@ place (place.py) where and how it runs: here, or on the nodes of a cluster. `Res
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from .. import events
 from ..model import Attempt, Lease, RunHeader, Summary, Test, TestOutcome, Unit
@@ -28,35 +28,46 @@ from .running_unit import UnitHandle, UnitListener
 from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause
 
+NO_HEADER = RunHeader()
 
-@dataclass(eq=False)
+
 class Engine(UnitListener):
     """Runs a plan and sends its events to a reporter."""
 
-    place: Place
-    options: Options
-    inventory: Inventory
-    leases: RunLeases
-    queue: Queue
-    reporter: events.Reporter
-    header: RunHeader = field(default_factory=RunHeader)
-    memory: MemoryReturn | None = None  # of the devices of this machine, if it is checked
-    others: OtherRuns | None = None  # with which it shares these
-    _running: dict[int, UnitHandle] = field(default_factory=dict)
-    _began: float = 0.0
-    _stopping: bool = False
-    _interrupts: int = 0
-    _repetition: int = 0  # the last one of a run without end
-
-    def __post_init__(self) -> None:
-        self._report = self.reporter.on_event
-        self._memory = self.memory or MemoryReturn(self.place.loop)
-        self._dispatcher = Dispatcher(self.queue, self.leases, self._memory, self.place.loop, self.others)
-        self._results = Results(self.options, self._report, self._stop)
-        self._view = LiveView(self._running, self.place.loop, self._report, self.options.stream)
+    def __init__(
+        self,
+        place: Place,
+        options: Options,
+        inventory: Inventory,
+        leases: RunLeases,
+        queue: Queue,
+        reporter: events.Reporter,
+        header: RunHeader = NO_HEADER,
+        memory: MemoryReturn | None = None,
+        others: OtherRuns | None = None,
+    ):
+        """`memory`: of the devices of this machine, if it is checked. `others`: runs with which it shares these."""
+        self.place = place
+        self.options = options
+        self.inventory = inventory
+        self.header = header
+        self._report = reporter.on_event
+        self._memory = memory or MemoryReturn(place.loop)
+        self._dispatcher = Dispatcher(queue, leases, self._memory, place.loop, others)
+        self._results = Results(options, self._report, self._stop)
+        self._running: dict[int, UnitHandle] = {}
+        self._view = LiveView(self._running, place.loop, self._report, options.stream)
+        self._began = 0.0
+        self._stopping = False
+        self._interrupts = 0
+        # The last one of a run without end.
+        self._repetition = 0
 
     def run(
-        self, plan: Plan, broken: Sequence[Attempt] = (), interrupted: Callable[[], str | None] = lambda: None
+        self,
+        plan: Plan,
+        broken: Sequence[Attempt] = (),
+        interrupted: Callable[[], str | None] = lambda: None,
     ) -> Summary:
         """Run the whole plan; no event reports its end. `broken`: files that could not be imported.
 
@@ -67,17 +78,18 @@ class Engine(UnitListener):
         self._dispatcher.begin(plan.units)
         error = ""
         try:
-            self._report(self._run_began(plan, broken))
-            skipped = (Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want) for test in plan.skipped)
-            for attempt in (*broken, *skipped):
+            self._report(_run_began(plan, broken, self.options, self.inventory, self.header))
+            for attempt in _known_results(plan, broken):
                 self._results.take(attempt, may_retry=False)
-            with (
-                signals_and_keys(
-                    self.place.loop, self._interrupt, self._view.show_status, with_keys=not self.options.pdb
-                ),
-                self._view.showing_output(),
-            ):
-                if reason := interrupted():
+            keys = signals_and_keys(
+                self.place.loop,
+                self._interrupt,
+                self._view.show_status,
+                with_keys=not self.options.pdb,
+            )
+            with keys, self._view.showing_output():
+                reason = interrupted()
+                if reason:
                     self._interrupt(reason)
                 self._run_all(plan)
                 while self._interrupts < 2 and self.place.is_finishing():
@@ -90,46 +102,36 @@ class Engine(UnitListener):
         self._memory.close()
         return self._results.summary(self._now(), self._interrupts > 0, error)
 
-    def _run_began(self, plan: Plan, broken: Sequence[Attempt]) -> events.RunBegan:
-        return events.RunBegan(
-            tests=(*(attempt.test for attempt in broken), *plan.tests),
-            units=plan.units,
-            devices=self.inventory.names,
-            slots=self.options.jobs,
-            clock=time.time(),
-            seed=self.options.seed if self.options.shuffle else None,
-            fake=self.inventory.fake,
-            repetitions=self.options.repeat or 1,
-            header=self.header,
-            nodes=self.inventory.nodes,
-        )
-
     def _now(self) -> float:
         return time.monotonic() - self._began
 
     # -- units
 
     def _run_all(self, plan: Plan) -> None:
+        """Run units until none is left, or until those that are left can never start."""
+        queue = self._dispatcher.queue
         self._dispatch()
         while (
             self._running
             or self._dispatcher.is_waiting
-            or (self.queue and self.place.wait_for_more())  # for nodes that may come
+            # Nodes may come.
+            or (queue and self.place.wait_for_more())
         ):
             self.place.loop.step()
             self._dispatch()
-            idle = not (self._running or self._memory.is_waiting or self.queue)
-            if idle and self.options.endless and not self._stopping:
+            is_idle = not (self._running or self._memory.is_waiting or queue)
+            if is_idle and self.options.endless and not self._stopping:
                 self._repeat(plan)
-        if self.queue:
+        if queue:
             self._stopping = True
             self._report(events.Stopping(self.place.shortage))
-            for unit in self.queue.clear():
+            for unit in queue.clear():
                 self._fail_unit(unit, Lease(), self.place.shortage)
 
     def _repeat(self, plan: Plan) -> None:
+        """Add each unit of the plan once: a run without end has no number of repetitions."""
         self._repetition += 1
-        for unit in plan.units:  # each once, since there is no number of repetitions
+        for unit in plan.units:
             self._dispatcher.add(replace(unit, repetition=self._repetition))
         self._dispatch()
 
@@ -139,14 +141,16 @@ class Engine(UnitListener):
             self._fail_unit(unit, Lease(), why)
             self._end(unit)
         self._dispatcher.dispatch(self._start)
-        if (waiting := self._dispatcher.wait_for_others()) is not None:
+        waiting = self._dispatcher.wait_for_others()
+        if waiting is not None:
             self._report(waiting)
 
     def _start(self, unit: Unit, lease: Lease) -> None:
         self._report(events.UnitBegan(unit, lease, self._now()))
         try:
             self._running[unit.number] = self.place.start(unit, lease, self)
-        except OSError as error:  # the system refused what the unit needs, such as space in a folder
+        except OSError as error:
+            # The system refused what the unit needs, such as space in a folder.
             self._fail_unit(unit, lease, str(error))
             self._memory.when_back(lease.devices, lambda held: None)
             self._give_back(unit, lease)
@@ -158,20 +162,30 @@ class Engine(UnitListener):
 
     def _fail(self, unit: Unit, lease: Lease, outcome: TestOutcome, failed: Iterable[tuple[Test, str]]) -> None:
         """Take results of tests, each with its message, that no process reports."""
-        attempt = functools.partial(
-            Attempt, began=self._now(), repetition=unit.repetition, number=unit.attempt, lease=lease
-        )
-        self._take_all(unit, [attempt(test, outcome, message) for test, message in failed])
+        attempts = []
+        for test, message in failed:
+            attempt = Attempt(
+                test,
+                outcome,
+                message,
+                began=self._now(),
+                repetition=unit.repetition,
+                number=unit.attempt,
+                lease=lease,
+            )
+            attempts.append(attempt)
+        self._take_all(unit, attempts)
 
     def _give_back(self, unit: Unit, lease: Lease, held: tuple[HeldDevice, ...] = ()) -> None:
         self._dispatcher.give_back(lease)
-        for one in held:
-            self._results.warn(f"{one}; it is not used again in this run")
+        for device in held:
+            self._results.warn(f"{device}; it is not used again in this run")
         self._report(events.UnitEnded(unit, lease, self._now()))
 
     def _end(self, unit: Unit) -> None:
         """A unit has ended: close the process of its file after the last one, unless the plan may be repeated."""
-        if self._dispatcher.end(unit) and not self.options.until_failure:
+        is_last = self._dispatcher.end(unit)
+        if is_last and not self.options.until_failure:
             self.place.close_file(unit.file)
 
     def _queue_again(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
@@ -188,16 +202,21 @@ class Engine(UnitListener):
 
     def results(self, running: UnitHandle, attempts: Iterable[Attempt]) -> None:
         """Take attempts that have ended; from here on, they begin at a time since the start of the run."""
-        since_start = [replace(one, began=one.began - self._began) for one in attempts]
+        since_start = [replace(attempt, began=attempt.began - self._began) for attempt in attempts]
         self._take_all(running.unit, since_start)
 
     def unit_ended(self, running: UnitHandle, attempts: list[Attempt], rest: list[int]) -> None:
         self._view.copy_output_of(running)
         del self._running[running.unit.number]
-        self._memory.when_back(running.lease.devices, functools.partial(self._conclude, running, attempts, rest))
+        conclude = functools.partial(self._conclude, running, attempts, rest)
+        self._memory.when_back(running.lease.devices, conclude)
 
     def _conclude(
-        self, running: UnitHandle, attempts: list[Attempt], rest: list[int], held: tuple[HeldDevice, ...]
+        self,
+        running: UnitHandle,
+        attempts: list[Attempt],
+        rest: list[int],
+        held: tuple[HeldDevice, ...],
     ) -> None:
         """A unit has ended, and the memory of its devices is back, unless some of them are held."""
         unit = running.unit
@@ -214,35 +233,35 @@ class Engine(UnitListener):
 
     def unit_lost(self, running: UnitHandle, rest: list[int], why: str) -> None:
         """A node was lost with a unit: the tests without a result run again, as the same attempt, but only once."""
-        unit, lease = running.unit, running.lease
+        unit = running.unit
+        lease = running.lease
         del self._running[unit.number]
         self._give_back(unit, lease)
         tests = tuple(unit.tests[number] for number in rest)
         if self._stopping or running.cause is EndCause.INTERRUPTED:
             self._results.leave(unit, tests)
         else:
-            again, lost_twice = self._results.lose(unit, tests, why)
-            if again:
-                self._queue_again(unit, again, unit.attempt)
+            lost_once, lost_twice = self._results.lose(unit, tests, why)
+            if lost_once:
+                self._queue_again(unit, lost_once, unit.attempt)
             self._fail(unit, lease, TestOutcome.CRASHED, lost_twice)
         self._end(unit)
 
     def _take_all(self, unit: Unit, attempts: Iterable[Attempt]) -> None:
-        retried = tuple([one.test for one in attempts if self._results.take(one, may_retry=not self._stopping)])
+        retried = []
+        for attempt in attempts:
+            if self._results.take(attempt, may_retry=not self._stopping):
+                retried.append(attempt.test)
         if retried:
-            self._queue_again(unit, retried, unit.attempt + 1)
+            self._queue_again(unit, tuple(retried), unit.attempt + 1)
 
     # -- an early end
 
     def _stop(self, reason: str) -> None:
         if not self._stopping:
             self._stopping = True
-            self._leave_waiting()
+            self._results.leave_all(self._dispatcher.queue.clear())
             self._report(events.Stopping(reason))
-
-    def _leave_waiting(self) -> None:
-        for unit in self.queue.clear():
-            self._results.leave(unit, unit.tests)
 
     def _interrupt(self, reason: str) -> None:
         """The first time, escalate for all running units (SIGTERM, then SIGKILL); the second time, kill them."""
@@ -260,9 +279,38 @@ class Engine(UnitListener):
     def _abandon(self) -> None:
         """Keep what is known so far, after an exception of ours: processes end when the place is closed."""
         self._stopping = True
-        self._leave_waiting()
+        self._results.leave_all(self._dispatcher.queue.clear())
         with suppress(Exception):
             self._memory.give_up()
-        for one in self._running.values():
-            self._results.leave(one.unit, one.unit.tests)
+        self._results.leave_all(running.unit for running in self._running.values())
         self._running.clear()
+
+
+def _known_results(plan: Plan, broken: Sequence[Attempt]) -> Iterator[Attempt]:
+    """The results of tests that do not run: of broken files, and skips."""
+    yield from broken
+    for test in plan.skipped:
+        yield Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want)
+
+
+def _run_began(
+    plan: Plan,
+    broken: Sequence[Attempt],
+    options: Options,
+    inventory: Inventory,
+    header: RunHeader,
+) -> events.RunBegan:
+    """The event with which a run begins."""
+    broken_files = [attempt.test for attempt in broken]
+    return events.RunBegan(
+        tests=(*broken_files, *plan.tests),
+        units=plan.units,
+        devices=inventory.names,
+        slots=options.jobs,
+        clock=time.time(),
+        seed=options.seed if options.shuffle else None,
+        fake=inventory.fake,
+        repetitions=options.repeat or 1,
+        header=header,
+        nodes=inventory.nodes,
+    )

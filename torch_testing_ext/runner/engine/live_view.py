@@ -41,7 +41,10 @@ class LiveView:
             self._copying = self.loop.after(STREAM_INTERVAL, self._copy_output)
 
     def copy_output_of(self, running: UnitHandle) -> None:
-        if self.stream and (text := running.new_output()):
+        if not self.stream:
+            return
+        text = running.new_output()
+        if text:
             self.report(Output(running.test.id, text))
 
     def show_status(self) -> None:
@@ -79,9 +82,11 @@ class _Status:
             self.close()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            running = [
-                Running(one.test, one.lease, one.seconds, self._stacks.get(one.unit.number, "")) for one in self.asked
-            ]
-            self.answer(StatusRequested(tuple(running)))
+        if self._closed:
+            return
+        self._closed = True
+        tests = []
+        for running in self.asked:
+            stacks = self._stacks.get(running.unit.number, "")
+            tests.append(Running(running.test, running.lease, running.seconds, stacks))
+        self.answer(StatusRequested(tuple(tests)))

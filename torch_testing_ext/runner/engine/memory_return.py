@@ -47,13 +47,17 @@ class MemoryReturn:
 
     loop: EventLoop
     nvml: NvmlProcess | None = None
-    uuids: Mapping[str, str] = field(default_factory=dict)  # as NVML gives them, by each device's name in this run
+    # As NVML gives them, by each device's name in this run.
+    uuids: Mapping[str, str] = field(default_factory=dict)
     warn: Callable[[str], object] = lambda text: None
     timeout: float = TIMEOUT
-    quarantine: Callable[[str], object] = lambda name: None  # called with the name of each device that is held
-    held: tuple[HeldDevice, ...] = ()  # devices that are not used again in this run
+    # Called with the name of each device that is held.
+    quarantine: Callable[[str], object] = lambda name: None
+    # Devices that are not used again in this run.
+    held: tuple[HeldDevice, ...] = ()
     _baseline: dict[str, Usage] = field(default_factory=dict)
-    _users: Counter[str] = field(default_factory=Counter)  # leases of each device
+    # Leases of each device.
+    _users: Counter[str] = field(default_factory=Counter)
     _waiting: list[_Waiting] = field(default_factory=list)
 
     @property
@@ -65,17 +69,23 @@ class MemoryReturn:
         """A unit gets these devices: note what is in use now, unless another unit of this run uses the device, too."""
         first = [name for name in names if not self._users[name]]
         self._users.update(names)
-        if first and (usage := self._usage()) is not None:
-            self._baseline.update({name: usage[name] for name in first if name in usage})
+        usage = self._usage() if first else None
+        if usage is None:
+            return
+        for name in first:
+            if name in usage:
+                self._baseline[name] = usage[name]
 
     def when_back(self, names: Sequence[str], then: Callable[[tuple[HeldDevice, ...]], None]) -> None:
         """The processes of a lease have ended: call `then` when the memory is back, or with those that hold theirs."""
         self._users.subtract(names)
-        last = tuple(name for name in names if self._users[name] <= 0 and name in self._baseline)
-        if not last or not (held := self._held(last)):
+        unused = [name for name in names if self._users[name] <= 0 and name in self._baseline]
+        held = self._held(unused)
+        if not held:
             then(())
             return
-        waiting = _Waiting(tuple(one.name for one in held), then, time.monotonic() + self.timeout)
+        held_names = tuple(device.name for device in held)
+        waiting = _Waiting(held_names, then, time.monotonic() + self.timeout)
         self._waiting.append(waiting)
         self.loop.after(INTERVAL, lambda: self._look_again(waiting))
 
@@ -87,16 +97,17 @@ class MemoryReturn:
             self.loop.after(INTERVAL, lambda: self._look_again(waiting))
             return
         self._waiting.remove(waiting)
-        for one in held:
-            self.quarantine(one.name)
+        for device in held:
+            self.quarantine(device.name)
         self.held += held
         waiting.then(held)
 
     def give_up(self) -> None:
         """The run ends: wait for nothing any more."""
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            one.then(())
+        given_up = self._waiting
+        self._waiting = []
+        for waiting in given_up:
+            waiting.then(())
 
     def close(self) -> None:
         """No lease is taken any more."""
@@ -104,45 +115,54 @@ class MemoryReturn:
             self.nvml.close()
 
     def _held(self, names: Sequence[str]) -> tuple[HeldDevice, ...]:
-        usage = self._usage()
+        """Those of the devices whose memory is not back now."""
+        usage = self._usage() if names else None
         if usage is None:
             return ()
-        found = ((name, why_held(self._baseline[name], usage[name])) for name in names if name in usage)
-        return tuple(
-            HeldDevice(name, f"{why} {self.timeout:g} s after its test had ended") for name, why in found if why
-        )
+        held = []
+        for name in names:
+            why = why_held(self._baseline[name], usage[name]) if name in usage else None
+            if why:
+                held.append(HeldDevice(name, f"{why} {self.timeout:g} s after its test had ended"))
+        return tuple(held)
 
     def _usage(self) -> Mapping[str, Usage] | None:
         """The use of each device, by its name in this run; None if NVML does not say."""
         if self.nvml is None:
             return None
         try:
-            found = self.nvml.usage()
+            by_uuid = self.nvml.usage()
         except NvmlError as error:
             self.nvml = None
             self.warn(f"device memory is not checked any more between tests: {error}")
             return None
-        return {name: found[uuid] for name, uuid in self.uuids.items() if uuid in found}
+        return {name: by_uuid[uuid] for name, uuid in self.uuids.items() if uuid in by_uuid}
 
 
 def why_held(before: Usage, after: Usage) -> str | None:
     """Why a device is not as it was before, to follow its name; None if it is."""
+    if before.memory is None:
+        return None
     if after.memory is None:
-        return None if before.memory is None else f"did not answer ({after.trouble or 'no reason given'})"
-    if before.memory is None or after.memory <= before.memory + MARGIN:
+        return f"did not answer ({after.trouble or 'no reason given'})"
+    if after.memory <= before.memory + MARGIN:
         return None
     known = {process.pid for process in before.processes}
     new = [process.pid for process in after.processes if process.pid not in known]
-    holders = ", ".join(map(describe_process, new)) or "no process that NVML names"
-    return f"still had {in_words(after.memory - before.memory)} more in use than before, held by {holders},"
+    holders = ", ".join(describe_process(pid) for pid in new)
+    if not holders:
+        holders = "no process that NVML names"
+    more = in_words(after.memory - before.memory)
+    return f"still had {more} more in use than before, held by {holders},"
 
 
 def describe_process(pid: int) -> str:
     """A process by its number and command; in a container, NVML's numbers are those of the host."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return f"pid {pid} (not a process that can be seen from here)"
+    words = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
     return f"pid {pid} ({words[:100]})" if words else f"pid {pid}"
 
 
@@ -151,19 +171,26 @@ def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[A
     if not attempts or not held:
         return list(attempts)
     *others, last = attempts
-    text = "\n".join(f"{one}; it is not used again in this run" for one in held)
-    outcome = TestOutcome.LEAKED if COUNTS_AS[last.outcome] is Category.PASSED else last.outcome
-    message = "\n\n".join(part for part in (last.message, text) if part)
+    devices = "\n".join(f"{device}; it is not used again in this run" for device in held)
+    message = f"{last.message}\n\n{devices}" if last.message else devices
+    outcome = last.outcome
+    if COUNTS_AS[outcome] is Category.PASSED:
+        outcome = TestOutcome.LEAKED
     return [*others, replace(last, outcome=outcome, message=message)]
 
 
 def uuids_for(identities: Mapping[str, str], names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
     """The UUIDs by which NVML knows devices, by their names in this run. CUDA's have no prefix."""
     by_bare = {bare_uuid(uuid): uuid for uuid in known}
-    found = {}
+    uuids = {}
     for name in names:
-        bare = bare_uuid(identities.get(name, name))
-        matches = [uuid for one, uuid in by_bare.items() if one == bare or (len(bare) >= 8 and one.startswith(bare))]
+        wanted = bare_uuid(identities.get(name, name))
+        matches = [uuid for bare, uuid in by_bare.items() if _is_meant(wanted, bare)]
         if len(matches) == 1:
-            found[name] = matches[0]
-    return found
+            uuids[name] = matches[0]
+    return uuids
+
+
+def _is_meant(wanted: str, bare: str) -> bool:
+    """Whether the UUID is the wanted one, which may be abbreviated."""
+    return bare == wanted or (len(wanted) >= 8 and bare.startswith(wanted))

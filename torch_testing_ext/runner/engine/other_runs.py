@@ -16,8 +16,9 @@ from ..scheduling.leases import Leases
 # While other runs have the devices: how often to try again, in seconds. Random, so that two runs do not retry in
 # lockstep.
 RETRY_INTERVAL = (0.05, 0.2)
-REPORT_AFTER = 0.5  # seconds of waiting
-RESERVE_AFTER = 2.0  # seconds of waiting
+# Seconds of waiting.
+REPORT_AFTER = 0.5
+RESERVE_AFTER = 2.0
 
 
 @dataclass
@@ -26,7 +27,8 @@ class _Wait:
 
     since: float = field(default_factory=time.monotonic)
     retry: Timer | None = None
-    reported: tuple[str, ...] | None = None  # the other runs that the user knows of
+    # The other runs that the user knows of.
+    reported: tuple[str, ...] | None = None
 
     @property
     def seconds(self) -> float:
@@ -39,8 +41,10 @@ class OtherRuns:
 
     locks: DeviceLocks
     leases: Leases
-    reserve_after: float = RESERVE_AFTER  # seconds of waiting after which devices are reserved
-    _elsewhere: tuple[str, ...] = ()  # devices that other runs had when this run tried to get them last
+    # Seconds of waiting after which devices are reserved.
+    reserve_after: float = RESERVE_AFTER
+    # Devices that other runs had when this run tried to get them last.
+    _elsewhere: tuple[str, ...] = ()
     _wait: _Wait | None = None
 
     @contextmanager
@@ -51,13 +55,21 @@ class OtherRuns:
         other runs leave theirs, until a unit that uses devices has started.
         """
         free = self.leases.unheld()
-        reserved = self.locks.reserved_by_others() if wanted else frozenset()
-        self._elsewhere = tuple(n for n in free if wanted and (n in reserved or not self.locks.acquire(n)))
+        self._elsewhere = self._acquire(free) if wanted else ()
         self.leases.withhold(self._elsewhere)
         try:
             yield
         finally:
             self._end_choice(started=len(self.leases.unheld()) < len(free))
+
+    def _acquire(self, names: list[str]) -> tuple[str, ...]:
+        """Lock each of these devices. Returns those that other runs have, or have reserved."""
+        reserved = self.locks.reserved_by_others()
+        elsewhere = []
+        for name in names:
+            if name in reserved or not self.locks.acquire(name):
+                elsewhere.append(name)
+        return tuple(elsewhere)
 
     def _end_choice(self, started: bool) -> None:
         """`started`: whether a unit has got devices, so that the reservation has served its purpose."""
@@ -76,7 +88,9 @@ class OtherRuns:
 
     def environment_of(self, lease: Lease) -> dict[str, str]:
         """The environment variables of a leaseholder, for runs that it starts."""
-        return self.locks.leased(lease.devices) if lease.devices else {}
+        if not lease.devices:
+            return {}
+        return self.locks.leased(lease.devices)
 
     @property
     def are_awaited(self) -> bool:
@@ -95,8 +109,17 @@ class OtherRuns:
         if self._wait.retry is None or self._wait.retry.at <= time.monotonic():
             # It is enough to wake the loop: whatever happens, units are dispatched then.
             self._wait.retry = loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
-        owners = tuple(dict.fromkeys(filter(None, map(self.locks.owner_of, self._elsewhere))))
+        owners = self._owners()
         if owners == self._wait.reported or self._wait.seconds <= REPORT_AFTER:
             return None
         self._wait.reported = owners
         return WaitingForDevices(self._elsewhere, owners)
+
+    def _owners(self) -> tuple[str, ...]:
+        """The other runs that have the devices, each once, as far as they are known."""
+        owners: dict[str, None] = {}
+        for name in self._elsewhere:
+            owner = self.locks.owner_of(name)
+            if owner:
+                owners[owner] = None
+        return tuple(owners)

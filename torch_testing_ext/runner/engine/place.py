@@ -57,7 +57,8 @@ class LocalPlace(Place):
     # About a test whose name is appended; None for those of the options.
     command: str | None = None
     show_command: str | None = None
-    _ports: ExitStack = field(default_factory=ExitStack)  # of NCCL's RAS
+    # Of NCCL's RAS.
+    _ports: ExitStack = field(default_factory=ExitStack)
     _port_of: dict[tuple[str | int, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,28 +68,32 @@ class LocalPlace(Place):
         """The address of NCCL's status: by default, all jobs of a machine would use the same port."""
         if not lease.devices:
             return {}
-        place: tuple[str | int, ...] = (*lease.devices[:1], *lease.slots[:1])  # which only one unit has at a time
+        # Only one unit at a time has them.
+        place: tuple[str | int, ...] = (*lease.devices[:1], *lease.slots[:1])
         if place not in self._port_of:
             self._port_of[place] = self._ports.enter_context(leased_port())
         return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
 
     def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> RunningUnit:
+        """Start a unit in processes of this machine."""
+        environ = {**environment_of(lease, self.inventory), **self._address_of_ras(lease)}
+        locks: tuple[int, ...] = ()
+        if self.others is not None:
+            environ.update(self.others.environment_of(lease))
+            locks = self.others.locks.descriptors(lease.devices)
+        environ.update(self.options.environment_of_sanitizer(unit.repetition))
+        environ.update(self.options.environment_of_debugger())
+        show_command = self.options.show_command if self.show_command is None else self.show_command
         return RunningUnit(
             unit,
             lease,
             self.files,
             self.options,
-            {
-                **environment_of(lease, self.inventory),
-                **self._address_of_ras(lease),
-                **(self.others.environment_of(lease) if self.others is not None else {}),
-                **self.options.environment_of_sanitizer(unit.repetition),
-                **self.options.environment_of_debugger(),
-            },
+            environ,
             listener,
             self.options.command_of(unit.repetition, self.command),
-            self.options.show_command if self.show_command is None else self.show_command,
-            self.others.locks.descriptors(lease.devices) if self.others is not None else (),
+            show_command,
+            locks,
         )
 
     def close_file(self, name: str) -> None:

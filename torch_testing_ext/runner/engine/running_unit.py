@@ -1,17 +1,19 @@
 """One unit while it runs, as run_test.py sees it: the reports of its processes, its deadlines, its end."""
 
+import enum
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from torch_testing_ext._machine.memory import memory_of
 from torch_testing_ext._process import shell, system
 from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.loop import Timer
+from torch_testing_ext._process.loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.user_terminal import SETTING, TEST
 from torch_testing_ext.launch.settings import PREFIX
@@ -38,8 +40,8 @@ STREAM = PREFIX + "STREAM"
 class UnitHandle(Protocol):
     """A unit that runs, on this machine or on a node of a cluster."""
 
-    cause: EndCause
-
+    @property
+    def cause(self) -> EndCause: ...
     @property
     def unit(self) -> Unit: ...
     @property
@@ -65,114 +67,223 @@ class UnitListener:
         """It was lost with its node."""
 
 
-@dataclass(eq=False)
+class _Processes(enum.Enum):
+    """The processes of a unit, as far as this process knows."""
+
+    WATCHED = "their nanny answers"
+    UNWATCHED = "their nanny has ended, and they may still run"
+    GONE = "none is left"
+
+    @property
+    def are_left(self) -> bool:
+        return self is not _Processes.GONE
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """The reason for which a unit has been asked to end."""
+
+    cause: EndCause = EndCause.ITSELF
+    # In words, if it is the memory of the node.
+    why: str = ""
+    # Other units have some of that memory, too.
+    evicted: bool = False
+
+
+class Deadlines:
+    """The times at which the test of a unit is slow, and at which the unit is ended; none under a debugger."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        options: Options,
+        ask_for_stacks: Callable[[Callable[[str], object]], None],
+        end: Callable[[], object],
+    ):
+        """`end` is called at the deadline, when the stacks have been taken."""
+        self._loop = loop
+        self._options = options
+        self._ask_for_stacks = ask_for_stacks
+        self._end = end
+        self._timers: list[Timer] = []
+        self._is_closed = options.pdb
+
+    def time_limit(self, test: Test) -> float:
+        return test.timeout or self._options.timeout
+
+    def time_to_end(self, test: Test) -> float:
+        """The time after which the unit is ended, if its launch layer has not ended the test before."""
+        limit = self.time_limit(test)
+        return limit + BACKSTOP if test.has_ranks else limit
+
+    def begin(self, seconds: float, when_slow: Callable[[], object] | None = None) -> None:
+        """Set the deadline of a test or fixture, and forget that of the one before."""
+        if self._is_closed:
+            return
+        self._cancel()
+        self._timers.append(self._loop.after(seconds, self._on_timeout))
+        if when_slow is not None:
+            self._timers.append(self._loop.after(self._options.slow, when_slow))
+
+    def close(self) -> None:
+        """The unit ends: nothing has a deadline any more."""
+        self._is_closed = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+    def _on_timeout(self) -> None:
+        # Others follow these if the test ends while its stacks are taken.
+        timers = self._timers
+
+        def end(*_: str) -> None:
+            if self._timers is timers:
+                self._end()
+
+        self._ask_for_stacks(end)
+        timers.append(self._loop.after(NANNY_TIMEOUT, end))
+
+
 class RunningUnit:
     """A unit with its processes, from its start to the end of its last process."""
 
-    unit: Unit
-    lease: Lease
-    files: FileProcesses
-    options: Options
-    environ: Mapping[str, str]
-    listener: UnitListener
-    command: str  # about one test, whose name follows; likewise:
-    show_command: str = ""
-    locks: tuple[int, ...] = ()  # of its devices
-    began: float = field(default_factory=time.monotonic)
-    cause: EndCause = EndCause.ITSELF
-    _timers: list[Timer] = field(default_factory=list)
-    _ended_for: str = ""  # why it was ended for the memory of the node
-    _evicted: bool = False
-    _stacks_wanted: list[Callable[[str], object]] = field(default_factory=list)
-    _nanny_pid: int = 0  # not known yet
-    _nanny_is_gone: bool = False
-    _backstop: Timer | None = None
-    _over: bool = False  # no process of it is left
+    def __init__(
+        self,
+        unit: Unit,
+        lease: Lease,
+        files: FileProcesses,
+        options: Options,
+        environ: Mapping[str, str],
+        listener: UnitListener,
+        command: str,
+        show_command: str = "",
+        locks: tuple[int, ...] = (),
+    ):
+        """Starts the unit. Raises OSError, and leaves nothing behind, if the system refuses what it needs.
 
-    def __post_init__(self) -> None:
-        """Starts the unit. Raises OSError, and leaves nothing behind, if the system refuses what it needs."""
-        self._file: FileHandle = self.files.file(self.unit.file)
-        self._spec = self._make_spec()
-        self._written = UnitFiles(self._spec)
-        self._log = UnitLog(self.unit, self._spec.tests, self._spec.commands, self.began)
-        self._start_processes()
-        self._arm(0, START_TIMEOUT)
+        `command` and `show_command` are about one test, whose name follows. `locks`: of its devices.
+        """
+        self.unit = unit
+        self.lease = lease
+        self.listener = listener
+        self.began = time.monotonic()
+        self._files = files
+        self._file: FileHandle = files.file(unit.file)
+        end = functools.partial(self.end, EndCause.DEADLINE)
+        self._deadlines = Deadlines(files.loop, options, self.ask_for_stacks, end)
+        self._ending = _Ending()
+        self._processes = _Processes.WATCHED
+        # Not known yet.
+        self._nanny_pid = 0
+        self._backstop: Timer | None = None
+        self._stacks_wanted: list[Callable[[str], object]] = []
+        spec = self._make_spec(environ, options.stream, command, show_command)
+        self._written = UnitFiles(spec)
+        self._log = UnitLog(unit, spec.tests, spec.commands, self.began)
+        self._start_processes(locks)
+        self._begin_deadline(0, START_TIMEOUT)
 
-    def _start_processes(self) -> None:
+    def _start_processes(self, locks: tuple[int, ...]) -> None:
         with ExitStack() as on_failure:
             on_failure.callback(self._written.remove)
-            ours, theirs = map(on_failure.enter_context, socket_pair())
-            self._nanny = self._file.start(self._spec, theirs, self._gone, self.locks)
+            ours, theirs = socket_pair()
+            on_failure.enter_context(ours)
+            on_failure.enter_context(theirs)
+            self._nanny = self._file.start(self._written.spec, theirs, self._gone, locks)
             on_failure.pop_all()
         self._worker: Channel[worker_messages.FromWorker] = Channel(ours, worker_messages.FromWorker)
-        self.files.loop.serve(self._nanny.channel, self._nanny_said, self._nanny_ended)
-        self.files.loop.serve(self._worker, self._worker_said, lambda: None)
+        self._files.loop.serve(self._nanny.channel, self._nanny_said, self._nanny_ended)
+        self._files.loop.serve(self._worker, self._worker_said, lambda: None)
 
-    def _make_spec(self) -> worker_messages.UnitSpec:
-        directory = self.files.directory / f"unit{self.unit.number}"
-        kept = os.environ.get(LOGS)
-        ranks = Path(kept, self.files.directory.name, directory.name) if kept else directory / "ranks"
+    def _make_spec(
+        self,
+        environ: Mapping[str, str],
+        stream: bool,
+        command: str,
+        show_command: str,
+    ) -> worker_messages.UnitSpec:
+        """Describe the unit for its worker, and make its folder."""
+        directory = self._files.directory / f"unit{self.unit.number}"
         directory.mkdir(exist_ok=True)
-        names = [shell.name(str(test.id)) for test in self.unit.tests]
-        terminal = {SETTING: self.environ[SETTING].replace(TEST, names[0])} if SETTING in self.environ else {}
+        kept = os.environ.get(LOGS)
+        ranks = Path(kept, self._files.directory.name, directory.name) if kept else directory / "ranks"
+        tests = self.unit.tests
+        names = [shell.name(str(test.id)) for test in tests]
+        variables = {**environ, LOGS: str(ranks)}
+        if SETTING in environ:
+            variables[SETTING] = environ[SETTING].replace(TEST, names[0])
+        if stream:
+            variables[STREAM] = "1"
         return worker_messages.UnitSpec(
             self.unit.number,
             str(self._file.path),
             self._file.load_as,
-            str(self.files.root),
-            tuple(test.id.dotted for test in self.unit.tests),
-            tuple(map(self._time_limit, self.unit.tests)),
-            tuple(f"{self.command} {name}" for name in names),
-            tuple(f"{self.show_command} {name}" for name in names),
+            str(self._files.root),
+            tuple(test.id.dotted for test in tests),
+            tuple(self._deadlines.time_limit(test) for test in tests),
+            tuple(f"{command} {name}" for name in names),
+            tuple(f"{show_command} {name}" for name in names),
             directory,
             ranks,
-            {**self.environ, **terminal, LOGS: str(ranks), **({STREAM: "1"} if self.options.stream else {})},
+            variables,
         )
 
     # -- requests
 
+    @property
+    def cause(self) -> EndCause:
+        """Why it ends; ITSELF as long as nothing has asked it to."""
+        return self._ending.cause
+
     def end(self, cause: EndCause) -> None:
         """Escalate: SIGTERM, then SIGKILL."""
         if self.cause is EndCause.ITSELF:
-            self.cause = cause
-            self._disarm()
-            self._ask_to_end(worker_messages.AboutWorker.END)
+            self._ask_to_end(_Ending(cause), worker_messages.AboutWorker.END)
 
     def kill(self) -> None:
-        self.cause = EndCause.INTERRUPTED
-        self._ask_to_end(worker_messages.AboutWorker.KILL)
+        self._ask_to_end(_Ending(EndCause.INTERRUPTED), worker_messages.AboutWorker.KILL)
 
     def end_for_memory(self, why: str, for_others: bool) -> None:
         """End it at once, since the node's memory is nearly used up. `for_others`: they have some of it, too."""
         if self.cause is EndCause.ITSELF:
-            self.cause, self._ended_for, self._evicted = EndCause.MEMORY, why, for_others
-            self._disarm()
-            self._ask_to_end(worker_messages.AboutWorker.KILL)
+            ending = _Ending(EndCause.MEMORY, why, for_others)
+            self._ask_to_end(ending, worker_messages.AboutWorker.KILL)
 
-    def _ask_to_end(self, request: worker_messages.AboutWorker) -> None:
-        if self._over:
-            return  # the nanny may watch another unit
+    def _ask_to_end(self, ending: _Ending, request: worker_messages.AboutWorker) -> None:
+        self._ending = ending
+        self._deadlines.close()
+        if not self._processes.are_left:
+            # The nanny may watch another unit.
+            return
         self._nanny.channel.send(request)
         if self._backstop is None:
-            self._backstop = self.files.loop.after(NANNY_TIMEOUT, lambda: self._file.kill(self._nanny))
+            self._backstop = self._files.loop.after(NANNY_TIMEOUT, lambda: self._file.kill(self._nanny))
 
     def memory(self) -> int:
         """The bytes that all of its processes have now; none before they have started."""
-        return memory_of(system.descendants(self._nanny_pid)) if self._nanny_pid and not self._over else 0
+        if not self._nanny_pid or not self._processes.are_left:
+            return 0
+        return memory_of(system.descendants(self._nanny_pid))
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
         """Ask for the stacks of all of its processes, as far as they have not been read."""
         self._stacks_wanted.append(answer)
-        if self._nanny_is_gone or self._over:
-            self._stacks_taken()
-        else:
+        if self._processes is _Processes.WATCHED:
             self._nanny.channel.send(worker_messages.AboutWorker.TAKE_STACKS)
+        else:
+            self._stacks_taken()
 
     def _stacks_taken(self) -> None:
         """Answer everything that has asked for stacks: there will be no more of them."""
-        wanted, self._stacks_wanted = self._stacks_wanted, []
-        stacks = self._written.new_stacks() if wanted else ""
-        for answer in wanted:
+        if not self._stacks_wanted:
+            return
+        answers = self._stacks_wanted
+        self._stacks_wanted = []
+        stacks = self._written.new_stacks()
+        for answer in answers:
             answer(stacks)
 
     def new_output(self) -> str:
@@ -182,8 +293,10 @@ class RunningUnit:
     @property
     def test(self) -> Test:
         """The test that is running, or is about to run."""
-        test = self._log.running
-        return self.unit.tests[len(self._log.ended) % len(self.unit.tests) if test is None else test]
+        number = self._log.running
+        if number is None:
+            number = len(self._log.ended) % len(self.unit.tests)
+        return self.unit.tests[number]
 
     @property
     def seconds(self) -> float:
@@ -197,114 +310,105 @@ class RunningUnit:
     def _worker_said(self, message: worker_messages.FromWorker) -> None:
         self._log.add(message)
         match message:
-            case worker_messages.Began(test):
+            case worker_messages.Began(number):
                 self.listener.results(self, self._attempts(self._log.certain()))
-                self.listener.test_began(self, self.unit.tests[test])
-                self._arm(test)
+                self.listener.test_began(self, self.unit.tests[number])
+                self._begin_deadline(number)
             case worker_messages.FixtureBegan():
                 # A class or module fixture may take as long as the longest test of the unit.
-                self._set_deadline(max(map(self._time_to_end, self.unit.tests)))
+                longest = max(self._deadlines.time_to_end(test) for test in self.unit.tests)
+                self._deadlines.begin(longest)
             case worker_messages.PreloadModules(modules):
                 self._file.add_preload_hints(modules)
 
+    def _begin_deadline(self, number: int, least: float = 0.0) -> None:
+        """Set the deadline of a test, not below `least`. That of the last test holds until the unit ends."""
+        test = self.unit.tests[number]
+
+        def when_slow() -> None:
+            self.listener.test_is_slow(self, test, self.seconds)
+
+        seconds = max(least, self._deadlines.time_to_end(test))
+        self._deadlines.begin(seconds, when_slow)
+
     def _nanny_said(self, message: worker_messages.FromNanny) -> None:
+        """Handle what the nanny reports; the end of the worker ends the unit."""
         match message:
             case worker_messages.StacksTaken():
                 self._stacks_taken()
             case worker_messages.NannyWatches(pid):
                 self._nanny_pid = pid
-            case worker_messages.WorkerEnded():
-                self._over = True
-                self._processes_ended(message)
+            case worker_messages.WorkerEnded(status):
+                self._processes = _Processes.GONE
+                self._conclude(
+                    WorkerExit(
+                        self.cause,
+                        message.at,
+                        os.waitstatus_to_exitcode(status),
+                        message.leftovers,
+                        self._written.stacks(),
+                        self._ending.why,
+                        self._ending.evicted,
+                    )
+                )
             case _:
                 unexpected(message)
 
     def _nanny_ended(self) -> None:
-        self._nanny_is_gone = True
+        if self._processes is _Processes.WATCHED:
+            self._processes = _Processes.UNWATCHED
         self._stacks_taken()
 
     def _gone(self, how: str) -> None:
         """The nanny has ended, and nothing that the unit started is left."""
-        for message in self._nanny.channel.receive_available() if not self._over else ():
+        if not self._processes.are_left:
+            return
+        for message in self._nanny.channel.receive_available():
             self._nanny_said(message)
-        if not self._over:
-            self._over = True
-            self._processes_lost(how)
-
-    def _processes_lost(self, how: str) -> None:
-        """The nanny has ended without a report."""
-        cause, lost = EndCause.LOST, f"the process that watched it {how}"
-        if self.files.failure is not None:
-            cause, lost = EndCause.NOT_STARTED, self.files.failure
-        elif (broken := self._file.contents.broken) is not None:
-            cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {broken.message}"
+        if not self._processes.are_left:
+            return
+        # It has ended without a report.
+        self._processes = _Processes.GONE
+        cause = EndCause.NOT_STARTED
+        broken = self._file.contents.broken
+        if self._files.failure is not None:
+            why = self._files.failure
+        elif broken is not None:
+            why = f"its file could not be imported again: {broken.message}"
+        else:
+            cause = EndCause.LOST
+            why = f"the process that watched it {how}"
         if self.cause is EndCause.INTERRUPTED:
             cause = self.cause
-        self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._written.stacks()))
-
-    def _processes_ended(self, end: worker_messages.WorkerEnded) -> None:
-        code = os.waitstatus_to_exitcode(end.status)
-        stacks = self._written.stacks()
-        self._conclude(WorkerExit(self.cause, end.at, code, end.leftovers, stacks, self._ended_for, self._evicted))
+        self._conclude(WorkerExit(cause, time.monotonic(), lost=why, stacks=self._written.stacks()))
 
     def _conclude(self, end: WorkerExit) -> None:
+        """Hand out all results. Its worker has ended, and so has everything that it started."""
         self._stacks_taken()
         for message in [*self._worker.receive_available(), *self._written.message_left()]:
             self._worker_said(message)
         self._close()
         results, rest = self._log.finish(end)
-        self.files.note_reads(self.unit, self._spec.reads)
+        self._files.note_reads(self.unit, self._written.spec.reads)
         self.listener.unit_ended(self, self._attempts(results), rest)
         self._written.remove()
 
     def _close(self) -> None:
-        self._disarm()
+        self._deadlines.close()
         if self._backstop is not None:
             self._backstop.cancel()
-        self.files.loop.forget(self._nanny.channel)
+        self._files.loop.forget(self._nanny.channel)
         self._file.release(self._nanny)
-        self.files.loop.forget(self._worker)
+        self._files.loop.forget(self._worker)
         self._worker.close()
-
-    # -- deadlines
-
-    def _time_limit(self, test: Test) -> float:
-        return test.timeout or self.options.timeout
-
-    def _time_to_end(self, test: Test) -> float:
-        """The time after which the unit is ended, if its launch layer has not ended the test before."""
-        return self._time_limit(test) + (BACKSTOP if test.has_ranks else 0.0)
-
-    def _arm(self, number: int, least: float = 0.0) -> None:
-        """Set the deadlines of a test, not below `least`. Those of the last test hold until the unit ends."""
-        test = self.unit.tests[number]
-        self._set_deadline(max(least, self._time_to_end(test)))
-        if self.cause is EndCause.ITSELF and not self.options.pdb:
-            slow = lambda: self.listener.test_is_slow(self, test, self.seconds)  # noqa: E731
-            self._timers.append(self.files.loop.after(self.options.slow, slow))
-
-    def _set_deadline(self, seconds: float) -> None:
-        if self.cause is EndCause.ITSELF and not self.options.pdb:
-            self._disarm()
-            self._timers = [self.files.loop.after(seconds, self._on_timeout)]
-
-    def _disarm(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        self._timers = []
-
-    def _on_timeout(self) -> None:
-        deadline = self._timers  # others follow it if the test ends while its stacks are taken
-        end = lambda *_: self.end(EndCause.DEADLINE) if self._timers is deadline else None  # noqa: E731
-        self.ask_for_stacks(end)
-        deadline.append(self.files.loop.after(NANNY_TIMEOUT, end))
 
     # -- results
 
     def _attempts(self, results: list[AttemptResult]) -> list[Attempt]:
         """The attempts with everything that reports need."""
-        files = self._written
-        return [
-            replace(one.attempt, output=files.output(*one.log), ranks=files.rank_logs(one.ranks), lease=self.lease)
-            for one in results
-        ]
+        attempts = []
+        for result in results:
+            output = self._written.output(*result.log)
+            ranks = self._written.rank_logs(result.ranks)
+            attempts.append(replace(result.attempt, output=output, ranks=ranks, lease=self.lease))
+        return attempts

@@ -46,7 +46,10 @@ class Deferred:
 
 @contextmanager
 def signals_and_keys(
-    loop: EventLoop, interrupt: Callable[[str], object], ask: Callable[[], object], with_keys: bool = True
+    loop: EventLoop,
+    interrupt: Callable[[str], object],
+    ask: Callable[[], object],
+    with_keys: bool = True,
 ) -> Iterator[None]:
     """Deliver signals and keys through the loop, so that they do not interrupt other code."""
     with ExitStack() as owner:
@@ -63,7 +66,12 @@ def signals_and_keys(
         owner.callback(loop.forget, reader)
         terminal = owner.enter_context(keys()) if with_keys else None
         if terminal is not None:
-            loop.listen(terminal, lambda: KEY in _read(loop, terminal) and ask())
+
+            def on_key() -> None:
+                if KEY in _read(loop, terminal):
+                    ask()
+
+            loop.listen(terminal, on_key)
             owner.callback(loop.forget, terminal)
         yield
 
@@ -90,13 +98,17 @@ def keys() -> Iterator[int | None]:
 def _foreground_terminal() -> int | None:
     try:
         fd = sys.stdin.fileno()
-        return fd if os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp() else None
+        if os.isatty(fd) and os.tcgetpgrp(fd) == os.getpgrp():
+            return fd
     except (OSError, ValueError, AttributeError):
-        return None
+        # There is no stdin, it is closed, or it has no process group.
+        pass
+    return None
 
 
 def _read(loop: EventLoop, terminal: int) -> bytes:
     keys = os.read(terminal, 64) if wait_readable(terminal, time.monotonic()) else b""
     if not keys:
-        loop.forget(terminal)  # the terminal was closed
+        # The terminal was closed.
+        loop.forget(terminal)
     return keys

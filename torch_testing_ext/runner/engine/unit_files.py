@@ -23,9 +23,11 @@ class UnitFiles:
     """The files that the processes of a unit write, read as they grow."""
 
     def __init__(self, spec: worker_messages.UnitSpec):
-        self._spec = spec
-        self._read: dict[Path, int] = {}  # how much of each has been read as new
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be written in two parts
+        self.spec = spec
+        # How much of each has been read as new.
+        self._read: dict[Path, int] = {}
+        # A character may be written in two parts.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def _new(self, file: Path) -> bytes:
         with suppress(OSError), file.open("rb") as opened:
@@ -37,45 +39,54 @@ class UnitFiles:
 
     def new_output(self) -> str:
         """The output since the last call, all of it."""
-        return self._decoder.decode(self._new(self._spec.log))
+        return self._decoder.decode(self._new(self.spec.log))
 
     def new_stacks(self) -> str:
         """The stacks that its process and its ranks have written since the last call."""
-        files = [self._spec.stacks, *sorted(self._spec.ranks.glob("*/rank*.stacks"))]
-        processes = ["the test's process", *(file.stem for file in files[1:])]  # a rank's file is named after its rank
-        found = (
-            (process, hang.tidy(self._new(file).decode(errors="replace")))
-            for process, file in zip(processes, files, strict=True)
-        )
-        return "\n\n".join(f"{process}:\n{new}" for process, new in found if new)
+        files = [("the test's process", self.spec.stacks)]
+        for file in sorted(self.spec.ranks.glob("*/rank*.stacks")):
+            # A rank's file is named after its rank.
+            files.append((file.stem, file))
+        parts = []
+        for process, file in files:
+            new = hang.tidy(self._new(file).decode(errors="replace"))
+            if new:
+                parts.append(f"{process}:\n{new}")
+        return "\n\n".join(parts)
 
     def stacks(self) -> str:
         """All that the unit's own process has written of its stacks."""
-        return hang.tidy(read_ends(self._spec.stacks))
+        return hang.tidy(read_ends(self.spec.stacks))
 
     def output(self, start: int, end: int | None) -> str:
-        return read_ends(self._spec.log, start, end)
+        return read_ends(self.spec.log, start, end)
 
     def rank_logs(self, directories: Iterable[str]) -> tuple[RankLog, ...]:
         """The logs and stacks of each rank, from all directories with files of ranks of one test."""
-        found: defaultdict[tuple[int, str], str] = defaultdict(str)  # by the rank and the end of the file's name
+        # By the rank and the end of the file's name.
+        texts: defaultdict[tuple[int, str], str] = defaultdict(str)
         lanes: dict[int, RankLane] = {}
         for directory in directories:
-            for file in sorted((self._spec.ranks / directory).rglob(FILE)):
-                lanes |= {lane.rank: lane for lane in lane_files.read(file)}
-            for file in sorted((self._spec.ranks / directory).rglob("rank*")):
-                if match := _RANK_FILE.match(file.name):
-                    found[int(match[1]), match[2]] += read_ends(file)
-        return tuple(
-            RankLog(rank, found[rank, "log"], hang.tidy(found[rank, "stacks"]), lanes.get(rank))
-            for rank in sorted({*lanes, *(rank for rank, _ in found)})
-        )
+            folder = self.spec.ranks / directory
+            for file in sorted(folder.rglob(FILE)):
+                lanes.update((lane.rank, lane) for lane in lane_files.read(file))
+            for file in sorted(folder.rglob("rank*")):
+                match = _RANK_FILE.match(file.name)
+                if match:
+                    texts[int(match[1]), match[2]] += read_ends(file)
+        ranks = {*lanes, *(rank for rank, _ in texts)}
+        logs = []
+        for rank in sorted(ranks):
+            stacks = hang.tidy(texts[rank, "stacks"])
+            logs.append(RankLog(rank, texts[rank, "log"], stacks, lanes.get(rank)))
+        return tuple(logs)
 
     def message_left(self) -> list[worker_messages.FromWorker]:
         """The message that a worker could only leave in a file."""
-        if not self._spec.broke.exists():
+        if not self.spec.broke.exists():
             return []
-        return [messages.from_json(self._spec.broke.read_text(), messages.by_name(worker_messages.WorkerBroke))]
+        kinds = messages.by_name(worker_messages.WorkerBroke)
+        return [messages.from_json(self.spec.broke.read_text(), kinds)]
 
     def remove(self) -> None:
-        shutil.rmtree(self._spec.directory, ignore_errors=True)
+        shutil.rmtree(self.spec.directory, ignore_errors=True)

@@ -26,7 +26,8 @@ SECTION = "torch_testing_ext"
 PREFIX = "TORCH_TESTING_EXT_RUN_"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-Layer = dict[str, tuple[Any, str]]  # the options that one source sets: by field, the value and its exact source
+# The options that one source sets: by field, the value and its exact source.
+Layer = dict[str, tuple[Any, str]]
 EXIT_CODES = """\
 set a project up, and run its first test:
   %(prog)s init
@@ -54,11 +55,16 @@ class ConfiguredOptions:
     """The options in force, and the source of each."""
 
     options: Options
-    sources: Mapping[str, str]  # by field
+    # By field.
+    sources: Mapping[str, str]
 
 
 def read_options(
-    argv: Sequence[str], environ: Mapping[str, str], root: Path, cwd: Path, of_report: Collection[str] = ()
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    root: Path,
+    cwd: Path,
+    of_report: Collection[str] = (),
 ) -> ConfiguredOptions:
     """Reads all sources. `root` is the project's folder, which has its configuration files.
 
@@ -75,13 +81,17 @@ def read_options(
         _environment(environ, cwd),
         _command_line(argv, cwd),
     )
-    found = {field: setting for layer in layers for field, setting in layer.items()}
-    values = {field: value for field, (value, _) in found.items()}
-    sources = {field: source for field, (_, source) in found.items()}
+    values = {}
+    sources = {}
+    for layer in layers:
+        for field, (value, source) in layer.items():
+            values[field] = value
+            sources[field] = source
     return ConfiguredOptions(_complete(Options(**values), sources, cwd), sources)
 
 
 def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
+    """The options with what follows from them. Raises UsageError if some contradict each other."""
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus cannot be combined: devices are either real or fake")
     if options.shake is not None and (options.repeat is not None or options.until_failure):
@@ -94,7 +104,8 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
         raise UsageError("--since needs --affected or --why")
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
-        options = dataclasses.replace(options, jobs=ALL_CPUS)  # the cores of this machine say nothing about the nodes
+        # The cores of this machine say nothing about the nodes.
+        options = dataclasses.replace(options, jobs=ALL_CPUS)
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
@@ -140,54 +151,66 @@ def _dropped_in(options: Options, sources: Mapping[str, str], cwd: Path) -> Opti
     places = _existing(options.drop_in)
     files = _further_files(places, options.names, cwd)
     places = (*places, *files)
-    below = tuple(tests_of_checkout(place) if is_checkout(place) else place for place in places)
-    given = sources["tests"] == COMMAND_LINE or sources["tests"].startswith(PREFIX)  # a file has the project's folders
-    return dataclasses.replace(
-        options,
-        drop_in=places,
-        names=() if files else options.names,
-        tests=options.tests if given else below,
-        cache=options.cache / "drop_in" if sources["cache"] == DEFAULT else options.cache,
-    )
+    tests = options.tests
+    # A configuration file has the project's folders.
+    are_for_this_run = sources["tests"] == COMMAND_LINE or sources["tests"].startswith(PREFIX)
+    if not are_for_this_run:
+        tests = tuple(tests_of_checkout(place) if is_checkout(place) else place for place in places)
+    cache = options.cache
+    if sources["cache"] == DEFAULT:
+        cache = cache / "drop_in"
+    names = () if files else options.names
+    return dataclasses.replace(options, drop_in=places, names=names, tests=tests, cache=cache)
 
 
 def _existing(places: Sequence[Path]) -> tuple[Path, ...]:
     """The places, without symbolic links. Raises UsageError for one that is missing or is named twice."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for place in places:
         path = place.resolve()
         if not path.exists():
             raise UsageError(f"--drop-in {place}: there is no such file or folder")
         if path.is_file() and path.suffix != ".py":
             raise UsageError(f"--drop-in {place}: this file is not a Python file")
-        if path in found:
+        if path in paths:
             raise UsageError(f"--drop-in {place}: named twice")
-        found.append(path)
-    return tuple(found)
+        paths.append(path)
+    return tuple(paths)
 
 
 def _further_files(places: Sequence[Path], names: Sequence[str], cwd: Path) -> tuple[Path, ...]:
     """With `--drop-in FILE FILE ...`, the files after the first, which look like names. Raises UsageError."""
-    paths = [(cwd / name).resolve() for name in names]
-    all_files = all(path.is_file() and path.suffix == ".py" for path in (*places, *paths))
-    if not all_files or set(paths) <= set(places):
+    named = [cwd / name for name in names]
+    paths = [path.resolve() for path in named]
+    for path in (*places, *paths):
+        if not path.is_file() or path.suffix != ".py":
+            return ()
+    if set(paths) <= set(places):
         return ()
-    return _existing((*places, *(cwd / name for name in names)))[len(places) :]
+    all_files = _existing((*places, *named))
+    return all_files[len(places) :]
 
 
 def show(configured: ConfiguredOptions) -> str:
     """The value and the source of every option, one per line."""
-    lines = {field: f"{field} = {_shown(getattr(configured.options, field))}" for field in OPTION_TABLE}
-    width = max(map(len, lines.values()))
-    return "\n".join(f"{text:{width}}  ({configured.sources[field]})" for field, text in lines.items())
+    settings = {}
+    for field in OPTION_TABLE:
+        value = _shown(getattr(configured.options, field))
+        settings[field] = f"{field} = {value}"
+    width = max(len(setting) for setting in settings.values())
+    lines = [f"{setting:{width}}  ({configured.sources[field]})" for field, setting in settings.items()]
+    return "\n".join(lines)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(_shown(one) for one in value) or "(none)"
+        return ", ".join(_shown(item) for item in value) or "(none)"
     if isinstance(value, bool):
         return str(value).lower()
-    return "(none)" if value is None else str(getattr(value, "value", value))
+    if value is None:
+        return "(none)"
+    # That of a member of an enumeration.
+    return str(getattr(value, "value", value))
 
 
 # -- layers
@@ -210,9 +233,11 @@ def _setup_cfg(root: Path) -> Layer:
 
 
 def _pyproject(root: Path) -> Layer:
-    section = pyproject_section(root) or {}
     # As an INI file would have them (a list is lines), so that both formats are read in the same way.
-    texts = {key: "\n".join(map(str, found if isinstance(found, list) else [found])) for key, found in section.items()}
+    texts = {}
+    for key, value in (pyproject_section(root) or {}).items():
+        lines = value if isinstance(value, list) else [value]
+        texts[key] = "\n".join(map(str, lines))
     return _from_file(texts, root / "pyproject.toml", root)
 
 
@@ -236,8 +261,9 @@ def pyproject_section(root: Path) -> dict[str, Any] | None:
 
 
 def _toml_reader(file: Path) -> ModuleType:
-    if (found := toml_module()) is not None:
-        return found
+    toml = toml_module()
+    if toml is not None:
+        return toml
     version = ".".join(map(str, sys.version_info[:2]))
     raise UsageError(
         f"{file} configures {SECTION}, but Python {version} cannot read TOML. Install tomli, or move the settings "
@@ -252,7 +278,8 @@ def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
         name = key.replace("_", "-")
         if name not in known:
             raise UsageError(f"{file}: {key} is not an option of [{SECTION}].{nearest(name, known)}")
-        layer[known[name]] = _read(known[name], text, f"{file}: {key}", root), file.name
+        field = known[name]
+        layer[field] = _read(field, text, f"{file}: {key}", root), file.name
     return layer
 
 
@@ -264,7 +291,8 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
             continue
         if name not in known:
             raise UsageError(f"{name} is not an environment variable of the runner.{nearest(name, known)}")
-        layer[known[name]] = _read(known[name], text, name, cwd), name
+        field = known[name]
+        layer[field] = _read(field, text, name, cwd), name
     return layer
 
 
@@ -274,20 +302,28 @@ _SHARED = {
     "timeout": "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT",
     "stream": "TORCH_TESTING_EXT_STREAM",
 }
-_DEBUG_RANK = "TORCH_TESTING_EXT_DEBUG_RANK"  # with --pdb, any rank can have the terminal
+# With --pdb, any rank can have the terminal.
+_DEBUG_RANK = "TORCH_TESTING_EXT_DEBUG_RANK"
 
 
 def _shared_with_python(environ: Mapping[str, str], cwd: Path) -> Layer:
-    found = {field: name for field, name in _SHARED.items() if environ.get(name)}
-    layer = {field: (_read(field, environ[name], name, cwd), name) for field, name in found.items()}
-    return {**layer, "pdb": (True, _DEBUG_RANK)} if environ.get(_DEBUG_RANK) else layer
+    layer: Layer = {}
+    for field, name in _SHARED.items():
+        if environ.get(name):
+            layer[field] = _read(field, environ[name], name, cwd), name
+    if environ.get(_DEBUG_RANK):
+        layer["pdb"] = True, _DEBUG_RANK
+    return layer
 
 
 def _read(field: str, text: str, source: str, base: Path) -> Any:
     spec = OPTION_TABLE[field]
-    texts = [line.strip() for line in text.splitlines() if line.strip()] if spec.many else [text.strip()]
+    texts = [text.strip()]
+    if spec.many:
+        lines = [line.strip() for line in text.splitlines()]
+        texts = [line for line in lines if line]
     try:
-        values = tuple(spec.read(one) for one in texts)
+        values = tuple(spec.read(item) for item in texts)
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from None
     return _resolved(values if spec.many else values[0], base)
@@ -295,9 +331,11 @@ def _read(field: str, text: str, source: str, base: Path) -> Any:
 
 def _resolved(value: Any, base: Path) -> Any:
     """A path is relative to the place where it is written: a file's folder, or the working directory."""
+    if isinstance(value, Path):
+        return base / value
     if isinstance(value, tuple) and value and isinstance(value[0], Path):
-        return tuple(base / one for one in value)
-    return base / value if isinstance(value, Path) else value
+        return tuple(base / path for path in value)
+    return value
 
 
 # -- the command line
@@ -311,10 +349,17 @@ class _Parser(argparse.ArgumentParser):
 def _command_line(argv: Sequence[str], cwd: Path) -> Layer:
     given, unknown = _parser().parse_known_intermixed_args(_with_values(argv))
     if unknown:
-        flags = [name for field, spec in OPTION_TABLE.items() for names, _ in _arguments(field, spec) for name in names]
+        flags: list[str] = []
+        for field, spec in OPTION_TABLE.items():
+            for names, _ in _arguments(field, spec):
+                flags += names
         raise UsageError(f"{unknown[0]} is not an option.{nearest(unknown[0], flags)} (--help lists all options)")
-    values = {field: tuple(value) if isinstance(value, list) else value for field, value in vars(given).items()}
-    return {field: (_resolved(value, cwd), COMMAND_LINE) for field, value in values.items()}
+    layer = {}
+    for field, value in vars(given).items():
+        if isinstance(value, list):
+            value = tuple(value)
+        layer[field] = _resolved(value, cwd), COMMAND_LINE
+    return layer
 
 
 def _with_values(argv: Sequence[str]) -> list[str]:
@@ -322,16 +367,27 @@ def _with_values(argv: Sequence[str]) -> list[str]:
 
     A flag that may be alone gets its value, and so does one whose value may begin with a dash.
     """
-    alone = {flag: f"{flag}={spec.alone}" for spec in OPTION_TABLE.values() if spec.alone for flag in spec.flags}
-    dashed = {flag for spec in OPTION_TABLE.values() if spec.dashed for flag in spec.flags}
-    words = [alone.get(word, word) for word in argv]
-    for at in range(len(words) - 2, -1, -1):
-        if words[at] in dashed:
-            words[at : at + 2] = ["=".join(words[at : at + 2])]
+    alone: dict[str, str] = {}
+    dashed: set[str] = set()
+    for spec in OPTION_TABLE.values():
+        if spec.alone:
+            alone.update((flag, f"{flag}={spec.alone}") for flag in spec.flags)
+        if spec.dashed:
+            dashed.update(spec.flags)
+    words: list[str] = []
+    for word in reversed(argv):
+        word = alone.get(word, word)
+        if word in dashed and words:
+            # The word after it is its value.
+            words[-1] = f"{word}={words[-1]}"
+        else:
+            words.append(word)
+    words.reverse()
     return words
 
 
 def _parser(of_report: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command line of a run, or of the command `report`."""
     report = "Make reports of an earlier run, also of one that was killed: of the newest, or of that of a journal."
     parser = _Parser(
         prog=user_commands.runner(),
@@ -361,8 +417,10 @@ def _arguments(field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], 
     if spec.read is boolean:
         yield spec.flags, {"dest": field, "action": argparse.BooleanOptionalAction, "help": spec.help}
     elif not spec.values:
-        help_text = spec.help + _default_text(field, spec)
-        yield (spec.flags or (field,)), {**_valued(field, spec), "metavar": spec.metavar, "help": help_text}
+        valued = _valued(field, spec)
+        valued["metavar"] = spec.metavar
+        valued["help"] = spec.help + _default_text(field, spec)
+        yield (spec.flags or (field,)), valued
 
 
 def _default_text(field: str, spec: OptionSpec) -> str:
@@ -370,16 +428,21 @@ def _default_text(field: str, spec: OptionSpec) -> str:
     value = getattr(Options(), field)
     if value is None or value == () or "(default: " in spec.help:
         return ""
-    return f" (default: {f'{value:g}' if isinstance(value, float) else _shown(value)})"
+    shown = f"{value:g}" if isinstance(value, float) else _shown(value)
+    return f" (default: {shown})"
 
 
 def _valued(field: str, spec: OptionSpec) -> dict[str, Any]:
     valued: dict[str, Any] = {"type": _type_of(spec)}
     if not spec.flags:
-        return {**valued, "nargs": "*"}
+        valued["nargs"] = "*"
+        return valued
+    valued["dest"] = field
+    if spec.several:
+        valued["nargs"] = "+"
     if spec.many:
-        valued.update({"action": "extend", "nargs": "+"} if spec.several else {"action": "append"})
-    return {**valued, "dest": field}
+        valued["action"] = "extend" if spec.several else "append"
+    return valued
 
 
 def _type_of(spec: OptionSpec) -> Callable[[str], Any]:

@@ -15,7 +15,8 @@ from torch_testing_ext._process.user_terminal import UserTerminal
 
 from ..model import Policy
 
-NEAR = 0.5  # similarity as difflib measures it; 1 means equal
+# Similarity as difflib measures it; 1 means equal.
+NEAR = 0.5
 
 
 class UsageError(ValueError):
@@ -25,7 +26,8 @@ class UsageError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean: a, b?`; the nearest known names if none is similar."""
     names = sorted(set(known))
-    if near := difflib.get_close_matches(name, names, cutoff=NEAR):
+    near = difflib.get_close_matches(name, names, cutoff=NEAR)
+    if near:
         return f" Did you mean: {', '.join(near)}?"
     nearest_names = difflib.get_close_matches(name, names, cutoff=0.0)
     return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""
@@ -47,8 +49,10 @@ class Rerun(enum.Enum):
     """The use of the failures of earlier runs."""
 
     NOTHING = "nothing"
-    LAST_FAILED = "last-failed"  # run only these tests
-    FAILED_FIRST = "failed-first"  # run these tests first
+    # Run only these tests.
+    LAST_FAILED = "last-failed"
+    # Run these tests first.
+    FAILED_FIRST = "failed-first"
 
 
 class Action(enum.Enum):
@@ -104,15 +108,18 @@ class OrderHazard(enum.Enum):
 class ShardSpec:
     """One of `count` parts of the tests."""
 
-    index: int  # starts at 1
+    # Starts at 1.
+    index: int
     count: int
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
 
-ALL_CPUS = 1 << 16  # the number of jobs on a node of a cluster, unless --jobs limits it
-Gpus = int | tuple[str, ...] | None  # a number of devices, their names, or None for all
+# The number of jobs on a node of a cluster, unless --jobs limits it.
+ALL_CPUS = 1 << 16
+# A number of devices, their names, or None for all.
+Gpus = int | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,8 @@ class Options:
     exclude: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    tests: tuple[Path, ...] = ()  # config.py finds the project's
+    # config.py finds the project's.
+    tests: tuple[Path, ...] = ()
     shard: ShardSpec | None = None
     rerun: Rerun = Rerun.NOTHING
     affected: bool = False
@@ -197,45 +205,62 @@ class Options:
     @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
+        words = [user_commands.runner()]
+        if not self.drop_in:
+            words += self._of_cache
+        words += [f"-m {shell.quote(expression)}" for expression in self.marks]
+        if self.cluster is not None:
+            words.append(f"--cluster {shell.quote(self.cluster)}")
+        if self.fake_gpus is not None:
+            words.append(f"--fake-gpus {self.fake_gpus}")
+        if self.ranks_per_gpu > 1:
+            words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
-        words = [user_commands.runner()]
-        words += [] if self.drop_in else self._of_cache
-        words += [f"-m {shell.quote(expression)}" for expression in self.marks]
-        words += [f"--cluster {shell.quote(self.cluster)}"] if self.cluster is not None else []
-        words += [f"--fake-gpus {self.fake_gpus}"] if self.fake_gpus is not None else []
-        words += [f"--ranks-per-gpu {self.ranks_per_gpu}"] if self.ranks_per_gpu > 1 else []
         words += [f"--drop-in {shell.quote(str(place))}" for place in places]
-        words += [f"--sanitize={self.sanitize}"] if self.sanitize is not None else []
-        words += ["--sanitize-order=fail"] if self.sanitize_order is OrderHazard.FAIL else []
+        if self.sanitize is not None:
+            words.append(f"--sanitize={self.sanitize}")
+        if self.sanitize_order is OrderHazard.FAIL:
+            words.append("--sanitize-order=fail")
         return " ".join(words)
 
     @property
     def show_command(self) -> str:
         """The command that shows all about the failure of a test of this run, whose name is appended to it."""
-        journal = [] if self.journal is None else [f"--journal {shell.quote(os.path.relpath(self.journal))}"]
-        return " ".join([user_commands.runner(), user_commands.SHOW, *(journal or self._of_cache)])
+        words = [user_commands.runner(), user_commands.SHOW]
+        if self.journal is None:
+            words += self._of_cache
+        else:
+            words.append(f"--journal {shell.quote(os.path.relpath(self.journal))}")
+        return " ".join(words)
 
     @property
     def _of_cache(self) -> list[str]:
         cache = os.path.relpath(self.cache)
-        return [f"--cache {shell.quote(cache)}"] if cache != CACHE else []
+        if cache == CACHE:
+            return []
+        return [f"--cache {shell.quote(cache)}"]
 
     def command_of(self, repetition: int, command: str | None = None) -> str:
         """The command, or another one, for a test of this repetition: with the delays that it has had."""
-        shaken = [] if self.shake_seed is None else [f"--shake-seed {self.shake_seed + repetition}"]
-        return " ".join([self.command if command is None else command, *shaken])
+        if command is None:
+            command = self.command
+        if self.shake_seed is None:
+            return command
+        return f"{command} --shake-seed {self.shake_seed + repetition}"
 
     def environment_of_sanitizer(self, repetition: int) -> dict[str, str]:
         """The settings of the ranks that follow from the options of the sanitizer."""
-        found = {} if self.sanitize is None else {"TORCH_TESTING_EXT_SANITIZE": self.sanitize}
+        environ = {}
+        if self.sanitize is not None:
+            environ["TORCH_TESTING_EXT_SANITIZE"] = self.sanitize
         if self.sanitize_order is OrderHazard.FAIL:
-            found["TORCH_TESTING_EXT_SANITIZE_ORDER"] = "fail"
+            environ["TORCH_TESTING_EXT_SANITIZE_ORDER"] = "fail"
         if self.shake_seed is not None:
-            found["TORCH_TESTING_EXT_SHAKE"] = str(self.shake_seed + repetition)
+            environ["TORCH_TESTING_EXT_SHAKE"] = str(self.shake_seed + repetition)
         if self.trace is not None:
-            found["TORCH_TESTING_EXT_LANES"] = "1"
-        return found
+            environ["TORCH_TESTING_EXT_LANES"] = "1"
+        return environ
 
     def environment_of_debugger(self) -> dict[str, str]:
         """The settings by which processes of tests find the user's terminal, or know why they have none."""
@@ -246,8 +271,12 @@ class Options:
 
     def require_terminal(self) -> None:
         """Raises UsageError if a debugger is wanted and has no terminal."""
-        if self.pdb and (why_not := UserTerminal.here().why_not):
-            raise UsageError(f"{'--debug' if self.debug else '--pdb'} cannot stop: {why_not}")
+        if not self.pdb:
+            return
+        why_not = UserTerminal.here().why_not
+        if why_not:
+            flag = "--debug" if self.debug else "--pdb"
+            raise UsageError(f"{flag} cannot stop: {why_not}")
 
     @property
     def endless(self) -> bool:

@@ -93,7 +93,8 @@ def kinds(text: str) -> str:
 def path(text: str) -> Path:
     if not text:
         raise ValueError("the path is empty")
-    return Path(os.path.expanduser(text))  # as a shell: `~name` stays if there is no such user
+    # As a shell: `~name` stays if there is no such user.
+    return Path(os.path.expanduser(text))
 
 
 def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
@@ -127,14 +128,21 @@ class OptionSpec:
     read: Callable[[str], Any]
     help: str = ""
     metavar: str = ""
-    many: bool = False  # the option may be given several times
-    several: bool = False  # each time with several values
+    # The option may be given several times.
+    many: bool = False
+    # Each time with several values.
+    several: bool = False
     values: tuple[ValueFlag, ...] = ()
-    configurable: bool = True  # also in configuration files and the environment
-    alone: str = ""  # the value that the flag alone means
-    dashed: bool = False  # the value may begin with a dash
-    also: tuple[str, ...] = ()  # flags beside the one that is named after the field
-    flags: tuple[str, ...] = ()  # all of them, unless it is an argument without a flag or has flags for its values
+    # Also in configuration files and the environment.
+    configurable: bool = True
+    # The value that the flag alone means.
+    alone: str = ""
+    # The value may begin with a dash.
+    dashed: bool = False
+    # Flags beside the one that is named after the field.
+    also: tuple[str, ...] = ()
+    # All of them, unless it is an argument without a flag or has flags for its values.
+    flags: tuple[str, ...] = ()
 
 
 # By the title of a group in --help, then by the field of Options.

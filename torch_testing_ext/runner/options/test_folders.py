@@ -27,16 +27,35 @@ _TABLES = (("tool", "pytest", "ini_options"), ("tool", "pytest"), ("pytest",))
 
 def project_root(cwd: Path) -> Path:
     """The nearest folder from here upwards that has settings of ours or of pytest; without any, this one."""
-    files = (file for folder in (cwd, *cwd.parents) for file in _files(folder) if file.is_file())
-    return next((file.parent for file in files if any(one in text_of(file) for one in _SECTIONS[file.name])), cwd)
+    for folder in (cwd, *cwd.parents):
+        for file in _files(folder):
+            if file.is_file() and _has_settings(file):
+                return folder
+    return cwd
+
+
+def _has_settings(file: Path) -> bool:
+    text = text_of(file)
+    return any(section in text for section in _SECTIONS[file.name])
 
 
 def default_folders(root: Path) -> tuple[Path, ...]:
     """pytest's testpaths, if there are any; else `test` and `tests`; else the test files of the root itself."""
-    patterns = next((found for file in _files(root) if (found := _testpaths(file))), ())
-    named = [root / path for one in patterns for path in sorted(glob.glob(one, root_dir=root, recursive=True))]
-    usual = [folder for name in ("test", "tests") if (folder := root / name).is_dir()]
-    return tuple(named) or tuple(usual) or tuple(sorted(root.glob("test_*.py")))
+    folders = []
+    for pattern in _first_testpaths(root):
+        for path in sorted(glob.glob(pattern, root_dir=root, recursive=True)):
+            folders.append(root / path)
+    if not folders:
+        folders = [root / name for name in ("test", "tests") if (root / name).is_dir()]
+    return tuple(folders or sorted(root.glob("test_*.py")))
+
+
+def _first_testpaths(root: Path) -> Sequence[str]:
+    for file in _files(root):
+        patterns = _testpaths(file)
+        if patterns:
+            return patterns
+    return ()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -48,21 +67,33 @@ def _testpaths(file: Path) -> Sequence[str]:
     text = text_of(file)
     if "testpaths" not in text:
         return ()
-    with suppress(ValueError, configparser.Error):  # TOMLDecodeError is a ValueError
+    # TOMLDecodeError is a ValueError.
+    with suppress(ValueError, configparser.Error):
         value = _of_toml(text) if file.suffix == ".toml" else _of_ini(text, file.name)
-        return shlex.split(value) if isinstance(value, str) else [str(one) for one in value]
+        if isinstance(value, str):
+            return shlex.split(value)
+        return [str(path) for path in value]
     return ()
 
 
 def _of_toml(text: str) -> Any:
     toml = toml_module()
-    content = {} if toml is None else toml.loads(text)
-    return next((table["testpaths"] for path in _TABLES if "testpaths" in (table := _table(content, path))), ())
+    if toml is None:
+        return ()
+    content = toml.loads(text)
+    for path in _TABLES:
+        table = _table(content, path)
+        if "testpaths" in table:
+            return table["testpaths"]
+    return ()
 
 
 def _table(content: Any, path: Sequence[str]) -> Any:
+    """The table of this name; empty if there is none."""
     for name in path:
-        content = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(content, dict):
+            return {}
+        content = content.get(name)
     return content if isinstance(content, dict) else {}
 
 
@@ -77,4 +108,5 @@ def toml_module() -> ModuleType | None:
 def _of_ini(text: str, name: str) -> str:
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.read_string(text)
-    return parser.get("tool:pytest" if name == "setup.cfg" else "pytest", "testpaths", fallback="")
+    section = "tool:pytest" if name == "setup.cfg" else "pytest"
+    return parser.get(section, "testpaths", fallback="")

@@ -24,7 +24,8 @@ from . import worker_messages
 from .zygote_client import Gone, ZygoteClient, ignore
 
 IMPORT_TIMEOUT = 120.0
-MOST_LOST_IMPORTS = 3  # how often a file may be imported when the zygote dies
+# How often a file may be imported when the zygote dies.
+MOST_LOST_IMPORTS = 3
 
 
 class FileState(enum.Enum):
@@ -33,7 +34,8 @@ class FileState(enum.Enum):
     CLOSED = "closed"
     OPENING = "opening"
     READY = "ready"
-    UNSAFE = "not safe to fork"  # its units are new interpreters
+    # Its units are new interpreters.
+    UNSAFE = "not safe to fork"
     SKIPPED = "skips all of its tests"
     BROKEN = "broken"
 
@@ -65,7 +67,8 @@ class FileContents:
 class NannyHandle:
     """A nanny, as run_test.py sees it."""
 
-    number: int  # of its first unit: by that, its parent knows it
+    # Of its first unit: by that, its parent knows it.
+    number: int
     channel: Channel[worker_messages.FromNanny]
 
 
@@ -76,14 +79,18 @@ class FileHandle:
     zygote: ZygoteClient
     name: str
     devices: int
-    log: Path  # for the output of the process while it imports the file
+    # For the output of the process while it imports the file.
+    log: Path
     load_as: worker_messages.LoadAs
     state: FileState = FileState.CLOSED
     contents: FileContents = FileContents()
     _process: _Process | None = None
-    _waiting: list[Callable[[], None]] = field(default_factory=list)  # start units, when the process is ready
-    lost_imports: int = 0  # with which the zygote has died
-    _interpreters: dict[int, int] = field(default_factory=dict)  # the zygote's numbers of units that are interpreters
+    # Start units, when the process is ready.
+    _waiting: list[Callable[[], None]] = field(default_factory=list)
+    # With which the zygote has died.
+    lost_imports: int = 0
+    # The zygote's numbers of units that are interpreters.
+    _interpreters: dict[int, int] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -102,7 +109,8 @@ class FileHandle:
     def open(self) -> None:
         """Start the process, which imports the file and lists its tests."""
         assert self.state is FileState.CLOSED
-        ours, theirs = socket_pair()  # or OSError: the next unit tries again
+        # Or OSError: the next unit tries again.
+        ours, theirs = socket_pair()
         channel: Channel[worker_messages.FromFile] = Channel(ours, worker_messages.FromFile)
         request = partial(
             worker_messages.OpenFile,
@@ -131,13 +139,15 @@ class FileHandle:
     # -- messages
 
     def _on_message(self, process: _Process, message: worker_messages.FromFile) -> None:
+        """Handle what the process of the file reports."""
         match message:
             case worker_messages.FileTests(tests, not_run, remark):
                 nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
                 self.contents = FileContents(tests, not_run, unsafe=self.contents.unsafe, remark=remark or nothing)
             case worker_messages.FileNeedsPytest():
                 self.load_as = dataclasses.replace(self.load_as, by_pytest=True)
-                self.close()  # it ends: pytest imports the file in another one
+                # It ends: pytest imports the file in another one.
+                self.close()
                 self._open_again()
             case worker_messages.FileSkipped(reason, want):
                 self._become_skipped(reason, want)
@@ -152,7 +162,7 @@ class FileHandle:
                 self._break(text)
             case worker_messages.ChildGone(number):
                 self.zygote.note_progress()
-                for nanny in [one for one in process.free if one.number == number]:
+                for nanny in [nanny for nanny in process.free if nanny.number == number]:
                     process.free.remove(nanny)
                     nanny.channel.close()
                 process.units.pop(number, ignore)(message.how)
@@ -182,11 +192,13 @@ class FileHandle:
     def _end(self, process: _Process, how: str) -> None:
         """Handle the end of the process, with everything that it started."""
         if self._process is not process:
-            return  # it was closed; there may be another process by now
+            # It was closed; there may be another process by now.
+            return
         for message in process.channel.receive_available():
             self._on_message(process, message)
         if self._process is not process:
-            return  # pytest imports the file in another one
+            # pytest imports the file in another one.
+            return
         if self.state is FileState.OPENING:
             with_zygote = process.zygote_start != self.zygote.starts and self.zygote.failure is None
             self.lost_imports += with_zygote
@@ -196,7 +208,8 @@ class FileHandle:
         self.close()
         for gone in lost.values():
             gone(how)
-        if self._waiting and self.state is FileState.CLOSED:  # the import was lost with the zygote
+        # The import was lost with the zygote.
+        if self._waiting and self.state is FileState.CLOSED:
             self._open_again()
 
     def close(self) -> None:
@@ -225,7 +238,11 @@ class FileHandle:
         process.fresh.clear()
 
     def start(
-        self, unit: worker_messages.UnitSpec, worker: socket, gone: Gone, locks: tuple[int, ...] = ()
+        self,
+        unit: worker_messages.UnitSpec,
+        worker: socket,
+        gone: Gone,
+        locks: tuple[int, ...] = (),
     ) -> NannyHandle:
         """Start a unit, as soon as the file is imported. Returns its nanny. The socket goes to its worker.
 
@@ -242,12 +259,14 @@ class FileHandle:
             return nanny
         ours, theirs = socket_pair()
         self._waiting.append(partial(self._start, unit, theirs, worker, gone, locks))
-        if self.state is not FileState.OPENING:  # else when it has been imported
+        if self.state is not FileState.OPENING:
+            # If it is, the unit starts when the file has been imported.
             self._start_waiting()
         return NannyHandle(unit.number, Channel(ours, worker_messages.FromNanny))
 
     def _start_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for start in waiting:
             start()
 
@@ -281,7 +300,8 @@ class FileHandle:
     def release(self, nanny: NannyHandle) -> None:
         """The unit of a nanny is over: it is free for another one, if it lives, and lacks no module."""
         process = self._process
-        if process is None or process.units.pop(nanny.number, None) is None or nanny.number not in process.fresh:
+        was_running = process is not None and process.units.pop(nanny.number, None) is not None
+        if process is None or not was_running or nanny.number not in process.fresh:
             nanny.channel.close()
             return
         self.zygote.note_progress()
@@ -300,9 +320,15 @@ class _Process:
     """One process of the file, and the units that it runs."""
 
     channel: Channel[worker_messages.FromFile]
-    zygote_start: int  # which of the zygotes has started the process
-    number: int = -1  # by which the zygote knows it
-    deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))  # of the import
-    units: dict[int, Gone] = field(default_factory=dict)  # by the numbers of their nannies
-    free: list[NannyHandle] = field(default_factory=list)  # that can watch another unit
-    fresh: set[int] = field(default_factory=set)  # numbers of nannies that have all modules that the process has
+    # Which of the zygotes has started the process.
+    zygote_start: int
+    # By which the zygote knows it.
+    number: int = -1
+    # Of the import.
+    deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))
+    # By the numbers of their nannies.
+    units: dict[int, Gone] = field(default_factory=dict)
+    # That can watch another unit.
+    free: list[NannyHandle] = field(default_factory=list)
+    # Numbers of nannies that have all modules that the process has.
+    fresh: set[int] = field(default_factory=set)

@@ -27,6 +27,7 @@ _QUERIED_ACCELERATORS = 3
 
 
 def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]) -> NoReturn:
+    """Be the process of a file: import it, list its tests, and serve its units."""
     os.chdir(request.root)
     try:
         log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -68,18 +69,25 @@ def _explain(error: BaseException, path: str) -> str:
     tb = error.__traceback__
     while tb is not None and not _is_of_tests(tb.tb_frame.f_code.co_filename, path):
         tb = tb.tb_next
+    if isinstance(error, SystemExit):
+        title = f"the file called sys.exit({error.code!r}) while it was imported"
+    else:
+        title = launch.summarize(error)
     text = "".join(traceback.format_exception(type(error), error, tb))
-    exited = f"the file called sys.exit({error.code!r}) while it was imported" if isinstance(error, SystemExit) else ""
-    parts = (exited or launch.summarize(error), how_to_import(error, path), text.rstrip())
+    parts = (title, how_to_import(error, path), text.rstrip())
     return "\n\n".join(part for part in parts if part)
 
 
 def _is_of_tests(filename: str, path: str) -> bool:
-    return filename == path or (filename.endswith("__init__.py") and Path(path).is_relative_to(Path(filename).parent))
+    if filename == path:
+        return True
+    return filename.endswith("__init__.py") and Path(path).is_relative_to(Path(filename).parent)
 
 
 def _list_tests(
-    file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
+    file: LoadedFile,
+    request: worker_messages.OpenFile,
+    channel: Channel[worker_messages.ToFile],
 ) -> str | None:
     """Send all tests from a child, since that may query accelerators. Returns why not to fork this process, or None."""
     from torch_testing_ext._machine import accelerators
@@ -97,12 +105,15 @@ def _list_tests(
         os._exit(0)
     if in_use:
         return f"its import uses an accelerator: {in_use}"
-    return unsafe or ("its import uses an accelerator" if code == _QUERIED_ACCELERATORS else None)
+    if not unsafe and code == _QUERIED_ACCELERATORS:
+        return "its import uses an accelerator"
+    return unsafe
 
 
 def _send_tests_and_exit(
     file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
 ) -> NoReturn:
+    """Be the child that lists the tests of a file."""
     code = 1
     try:
         from torch_testing_ext import _torch
@@ -130,13 +141,18 @@ class FileProcess(ForkParent[worker_messages.ToFile]):
     def on_message(self, message: worker_messages.ToFile) -> None:
         match message:
             case worker_messages.StartUnit():
-                self.start_unit(message, lambda unit, *rest: worker.run_and_exit(unit, lambda: self._file.tests, *rest))
+                self.start_unit(message, self._run_worker)
             case worker_messages.PreloadModules(modules):
                 self._preload(modules)
             case worker_messages.Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
                 unexpected(message)
+
+    def _run_worker(
+        self, unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int
+    ) -> NoReturn:
+        worker.run_and_exit(unit, lambda: self._file.tests, channel, log)
 
     def _preload(self, modules: tuple[str, ...]) -> None:
         """Follow preload hints at once: a worker forked before that would have to import the modules itself."""
@@ -145,11 +161,10 @@ class FileProcess(ForkParent[worker_messages.ToFile]):
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
-
-        if why := accelerators.check_to_fork():
-            self.channel.send(
-                worker_messages.FileUnsafe(f"modules that its tests import leave a process unsafe to fork: {why}")
-            )
+        why = accelerators.check_to_fork()
+        if why:
+            message = f"modules that its tests import leave a process unsafe to fork: {why}"
+            self.channel.send(worker_messages.FileUnsafe(message))
 
 
 def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int) -> NoReturn:

@@ -18,17 +18,22 @@ from .worker_messages import CountDevices, DevicesCounted, LoadAs
 from .zygote_client import ZygoteClient
 
 Reads = dict[TestId, dict[str, str] | None]
-COUNT_TIMEOUT = 200.0  # longer than each of the ways to ask the driver takes
-MOST_OPEN = 32  # processes of files that wait for their first unit
+# Longer than each of the ways to ask the driver takes.
+COUNT_TIMEOUT = 200.0
+# Processes of files that wait for their first unit.
+MOST_OPEN = 32
 
 
 @dataclass(frozen=True)
 class Discovery:
     """The tests found by importing the test files, and what cannot be run."""
 
-    tests: tuple[Test, ...]  # of a file that skips itself, one that stands for all of them
-    broken: tuple[Attempt, ...]  # files that could not be imported
-    not_run: tuple[Attempt, ...] = ()  # tests that unittest does not run
+    # Of a file that skips itself, one that stands for all of them.
+    tests: tuple[Test, ...]
+    # Files that could not be imported.
+    broken: tuple[Attempt, ...]
+    # Tests that unittest does not run.
+    not_run: tuple[Attempt, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -36,8 +41,10 @@ class Discovery:
 class FileProcesses(ZygoteClient):
     """The processes of test files, and the zygote above them: `with FileProcesses(root) as files:`."""
 
-    all_marks: bool = False  # find tests, too, that pytest's own options deselect by their marks
-    torch_version: str = ""  # known when devices have been counted
+    # Find tests, too, that pytest's own options deselect by their marks.
+    all_marks: bool = False
+    # Known when devices have been counted.
+    torch_version: str = ""
     _files: dict[str, FileHandle] = field(default_factory=dict)
     _reads: Reads = field(default_factory=dict)
 
@@ -59,7 +66,8 @@ class FileProcesses(ZygoteClient):
         until = time.monotonic() + COUNT_TIMEOUT
         while not (ended or answers) and time.monotonic() < until:
             self.loop.step(until)
-        if not ended:  # an answer is enough: a process that the driver blocks may not end
+        # An answer is enough: a process that the driver blocks may not end.
+        if not ended:
             self.kill(child)
         self.loop.forget(channel)
         channel.close()
@@ -85,28 +93,40 @@ class FileProcesses(ZygoteClient):
 
         `tell` gets the names of the files that are being imported, and the number of those that are not yet.
         """
-        opened = [self.file(name, devices) for name in files]
-        waiting = deque(file for file in opened if file.state is FileState.CLOSED)
+        handles = [self.file(name, devices) for name in files]
+        waiting = deque(file for file in handles if file.state is FileState.CLOSED)
         opening: list[FileHandle] = []
+        most_opening = jobs or system.cores()
         while waiting or opening:
             # Those that were lost with the zygote are imported one at a time, so that only the culprit dies again.
             has_died = any(file.lost_imports for file in (*opening, *waiting))
-            while waiting and len(opening) < (1 if has_died else jobs or system.cores()):
-                opening.append(waiting.popleft())
-                opening[-1].open()
+            most_now = 1 if has_died else most_opening
+            while waiting and len(opening) < most_now:
+                file = waiting.popleft()
+                opening.append(file)
+                file.open()
             tell([file.name for file in opening], len(waiting) + len(opening))
             self.loop.step()
             waiting.extendleft(file for file in opening if file.state is FileState.CLOSED)
             opening = [file for file in opening if file.state is FileState.OPENING]
-            self._keep_few_open(opened)
-        tests = tuple(test for file in opened for test in file.contents.tests)
-        broken = tuple(file.contents.broken for file in opened if file.contents.broken is not None)
-        not_run = tuple(attempt for file in opened for attempt in file.contents.not_run)
-        return Discovery(tests, broken, not_run, self.warnings)
+            self._keep_few_open(handles)
+        return self._discovery(handles)
+
+    def _discovery(self, files: Iterable[FileHandle]) -> Discovery:
+        tests: list[Test] = []
+        broken: list[Attempt] = []
+        not_run: list[Attempt] = []
+        for file in files:
+            tests += file.contents.tests
+            not_run += file.contents.not_run
+            if file.contents.broken is not None:
+                broken.append(file.contents.broken)
+        return Discovery(tuple(tests), tuple(broken), tuple(not_run), self.warnings)
 
     def _keep_few_open(self, files: Iterable[FileHandle]) -> None:
         """Close processes beyond MOST_OPEN, to save memory. Their files are imported again when their units start."""
-        for file in [file for file in files if file.state is FileState.READY][MOST_OPEN:]:
+        ready = [file for file in files if file.state is FileState.READY]
+        for file in ready[MOST_OPEN:]:
             file.close()
 
     def note_reads(self, unit: Unit, record: Path) -> None:
@@ -116,12 +136,20 @@ class FileProcesses(ZygoteClient):
             self._reads[test.id] = file_reads.merged(self._reads.get(test.id, {}), files)
 
     def _reads_in(self, record: Path) -> dict[str, str] | None:
-        files, own = file_reads.read_record(record), f"{self.directory}{os.sep}"
-        return files and {path: known for path, known in files.items() if not path.startswith(own)}
+        """The files in a record, without those of this run itself."""
+        files = file_reads.read_record(record)
+        if files is None:
+            return None
+        own = f"{self.directory}{os.sep}"
+        return {path: content for path, content in files.items() if not path.startswith(own)}
 
     def reads(self) -> Reads:
         """The files that tests and imports have read so far, by test, or by file of tests; None if that is unknown."""
-        return {**{TestId(name): self._reads_in(file.reads) for name, file in self._files.items()}, **self._reads}
+        reads: Reads = {}
+        for name, file in self._files.items():
+            reads[TestId(name)] = self._reads_in(file.reads)
+        reads.update(self._reads)
+        return reads
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -129,6 +157,7 @@ class FileProcesses(ZygoteClient):
 
     def file(self, name: str, devices: int = 0) -> FileHandle:
         if name not in self._files:
-            log = self.directory / f"import{len(self._files)}.log"  # a path may be too long for the name of a file
+            # A path may be too long for the name of a file.
+            log = self.directory / f"import{len(self._files)}.log"
             self._files[name] = FileHandle(self, name, devices, log, LoadAs(all_marks=self.all_marks))
         return self._files[name]

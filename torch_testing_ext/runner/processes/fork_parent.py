@@ -27,8 +27,10 @@ class ForkParent(Generic[Received]):
 
     def __init__(self, channel: Channel[Received], kept: frozenset[int] = frozenset()):
         self.channel = channel
-        self._kept = kept  # children that live until this process ends
-        self._children: dict[int, int] = {}  # by pid, the numbers that the client gave
+        # Children that live until this process ends.
+        self._kept = kept
+        # By pid, the numbers that the client gave.
+        self._children: dict[int, int] = {}
         self._loop = ParentLoop(self._reap_children)
 
     def serve(self) -> None:

@@ -23,7 +23,8 @@ from .worker_messages import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
-_CPU_BACKENDS = {"gloo", "mpi", "fake"}  # tests that use these with accelerators declare how many
+# Tests that use these with accelerators declare how many.
+_CPU_BACKENDS = {"gloo", "mpi", "fake"}
 
 
 class FileSkips(Exception):
@@ -32,7 +33,8 @@ class FileSkips(Exception):
     def __init__(self, reason: str, want: str | None):
         super().__init__(reason)
         self.reason = reason or "skipped"
-        self.want = want  # if there are not enough devices: what it needs
+        # If there are not enough devices: what it needs.
+        self.want = want
 
 
 class NeedsPytest(Exception):
@@ -45,7 +47,8 @@ class NamedTest:
 
     cls: str
     method: str
-    test: Any  # a unittest.TestCase, anything else that a unittest.TestSuite may contain, or a PytestTest
+    # A unittest.TestCase, anything else that a unittest.TestSuite may contain, or a PytestTest.
+    test: Any
 
     @property
     def name(self) -> str:
@@ -56,10 +59,14 @@ class NamedTest:
 class LoadedFile:
     """The tests of an imported file."""
 
-    named: tuple[NamedTest, ...]  # in unittest's order, then in pytest's
-    tests: dict[str, Any]  # by name
-    not_run: tuple[tuple[NamedTest, str], ...]  # what cannot be run, and why
-    left_out: tuple[str, ...] | None = None  # the tests that pytest does not collect; None if it was not asked
+    # In unittest's order, then in pytest's.
+    named: tuple[NamedTest, ...]
+    # By name.
+    tests: dict[str, Any]
+    # What cannot be run, and why.
+    not_run: tuple[tuple[NamedTest, str], ...]
+    # The tests that pytest does not collect; None if it was not asked.
+    left_out: tuple[str, ...] | None = None
 
     @classmethod
     def load(cls, path: str, load_as: LoadAs | None = None) -> LoadedFile:
@@ -71,51 +78,71 @@ class LoadedFile:
             module = _import(path) if collection is None else _module_of(collection)
             suite = _load_tests(module)
         except BaseException as error:
-            if (reason := _reason_to_skip(error)) is not None:
-                raise FileSkips(reason, getattr(error, "want", None)) from error
-            raise
-        parts = list(flatten(suite))
-        tests = [part for part in parts if not isinstance(part, unittest.BaseTestSuite)]
-        suites = [part for part in parts if isinstance(part, unittest.BaseTestSuite)]
-        styled = pytest_style_tests(module, tests, _is_fixture)
+            reason = _reason_to_skip(error)
+            if reason is None:
+                raise
+            raise FileSkips(reason, getattr(error, "want", None)) from error
+        tests = []
+        suites = []
+        for part in flatten(suite):
+            if isinstance(part, unittest.BaseTestSuite):
+                suites.append(part)
+            else:
+                tests.append(part)
+        to_run, cannot_run, left_out = _share_out(module, collection, tests)
         names = _Names(module)
         not_run = [(names.of(suite), _why_not_taken_apart(suite)) for suite in suites]
-        if collection is not None:
-            from . import pytest_run  # noqa: F401  # here, once: each worker would import it by itself
-            from .pytest_items import share_out
-
-            to_run, cannot_run, left_out = share_out(collection, tests, styled)
-        elif (styled or any(map(pytest_style.has_marks, tests))) and pytest_style.is_installed():
-            raise NeedsPytest
-        else:
-            to_run, cannot_run, left_out = tests, [(test, _why_without_pytest(test)) for test in styled], None
-        named = tuple(map(names.of, to_run))
-        not_run += [(names.of(one), why) for one, why in cannot_run]
-        return cls(named, {one.name: one.test for one in named}, tuple(not_run), left_out)
+        named = tuple(names.of(test) for test in to_run)
+        not_run += [(names.of(test), why) for test, why in cannot_run]
+        by_name = {test.name: test.test for test in named}
+        return cls(named, by_name, tuple(not_run), left_out)
 
     def listing(self, file: str, devices: int) -> tuple[Test, ...]:
         """All tests and their needs. `devices`: the number of devices of the run, on one node."""
-        return tuple(describe(one, file, devices) for one in self.named)
+        return tuple(describe(test, file, devices) for test in self.named)
 
     def list_not_run(self, file: str) -> tuple[Attempt, ...]:
         """An error for each test that is in the file, but cannot be run."""
-        found = []
-        for one, why in self.not_run:
-            test = Test(TestId(file, one.cls, one.method), marks=None, line=getattr(one.test, "line", 0))
-            found.append(Attempt(test, TestOutcome.ERROR, why))
-        return tuple(found)
+        attempts = []
+        for named, why in self.not_run:
+            line = getattr(named.test, "line", 0)
+            test = Test(TestId(file, named.cls, named.method), marks=None, line=line)
+            attempts.append(Attempt(test, TestOutcome.ERROR, why))
+        return tuple(attempts)
 
     def remark(self, file: str) -> str:
         """A remark for the user on tests that pytest does not collect."""
         if self.left_out:
-            shown = ", ".join(self.left_out[:3]) + (", ..." if len(self.left_out) > 3 else "")
+            shown = ", ".join(self.left_out[:3])
+            if len(self.left_out) > 3:
+                shown += ", ..."
             return f"pytest leaves out {len(self.left_out)} of the tests in {file}, by its options or hooks: {shown}"
-        nothing = self.left_out is not None and not self.named and not self.not_run
-        return f"{file} has no tests: neither unittest nor pytest finds one in it" if nothing else ""
+        was_asked = self.left_out is not None
+        if was_asked and not self.named and not self.not_run:
+            return f"{file} has no tests: neither unittest nor pytest finds one in it"
+        return ""
+
+
+def _share_out(
+    module: ModuleType, collection: Any, tests: list[Any]
+) -> tuple[list[Any], list[tuple[Any, str]], tuple[str, ...] | None]:
+    """The tests to run, by unittest or pytest; those that cannot be run, and why; and what pytest leaves out."""
+    styled = pytest_style_tests(module, tests, _is_fixture)
+    if collection is not None:
+        # Once, and here: each worker would import it by itself.
+        from . import pytest_run  # noqa: F401
+        from .pytest_items import share_out
+
+        return share_out(collection, tests, styled)
+    wants_pytest = styled or any(pytest_style.has_marks(test) for test in tests)
+    if wants_pytest and pytest_style.is_installed():
+        raise NeedsPytest
+    return tests, [(test, _why_without_pytest(test)) for test in styled], None
 
 
 def _is_fixture(function: FunctionType) -> bool:
-    if sys.modules.get("pytest") is None:  # not imported, or not installed
+    # It is not imported, or not installed.
+    if sys.modules.get("pytest") is None:
         return False
     from torch_testing_ext._pytest_ranks import pytest_internals
 
@@ -131,27 +158,34 @@ def _import(path: str) -> ModuleType:
     packages.forget_stdlib_test_package(place)
     if not place.packages or place.obstacle():
         name = place.name.rpartition(".")[2]
-        return packages.import_file(f"{name}_as_program" if name in sys.modules else name, path)
-    if str(place.root) not in sys.path:  # behind the file's folder, and last if the root has another torch
-        sys.path.insert(len(sys.path) if (place.root / "torch").is_dir() else 1, str(place.root))
+        if name in sys.modules:
+            name += "_as_program"
+        return packages.import_file(name, path)
+    root = str(place.root)
+    if root not in sys.path:
+        # Behind the file's folder, and last if the root has another torch.
+        has_torch = (place.root / "torch").is_dir()
+        sys.path.insert(len(sys.path) if has_torch else 1, root)
     packages.import_packages(place)
     # The package may have imported the file already.
     file = getattr(sys.modules.get(place.name), "__file__", None)
-    is_imported = file is not None and os.path.realpath(file) == os.path.realpath(path)
-    return sys.modules[place.name] if is_imported else packages.import_file(place.name, path)
+    if file is not None and os.path.realpath(file) == os.path.realpath(path):
+        return sys.modules[place.name]
+    return packages.import_file(place.name, path)
 
 
 def how_to_import(error: BaseException, path: str) -> str:
     """Advice if an import failed because the file is imported as a program; or ""."""
     if not isinstance(error, ImportError) or "relative import" not in str(error):
         return ""
-    place, folder = ModulePlace.of(path), os.path.dirname(path)
-    if obstacle := place.obstacle():
+    place = ModulePlace.of(path)
+    obstacle = place.obstacle()
+    if obstacle:
         why = f"{obstacle}, so the file is not imported as {place.name}"
     elif place.packages:
         return f"The file is imported as {place.name}, from {place.root}: the import leads out of {place.packages[0]}."
     else:
-        why = f"{folder} has no __init__.py"
+        why = f"{os.path.dirname(path)} has no __init__.py"
     return (
         f"The file is imported as a program, as by `python {os.path.basename(path)}`, because {why}.\n"
         "A program has no relative imports. Its folder is the first in sys.path: import what lies there by its name\n"
@@ -175,7 +209,8 @@ def _reason_to_skip(error: BaseException) -> str | None:
 
 def _collect(path: str, load_as: LoadAs) -> Any:
     """Have pytest collect the file if it seems to have tests for it; None otherwise."""
-    if not (load_as.by_pytest or pytest_style.looks_like_pytest(path)) or not pytest_style.is_installed():
+    is_for_pytest = load_as.by_pytest or pytest_style.looks_like_pytest(path)
+    if not is_for_pytest or not pytest_style.is_installed():
         return None
     from .pytest_session import Collection
 
@@ -188,7 +223,9 @@ def _module_of(collection: Any) -> ModuleType:
     if collection.import_error is not None:
         raise collection.import_error
     module: ModuleType | None = collection.module
-    return module if module is not None else _import(collection.path)
+    if module is None:
+        return _import(collection.path)
+    return module
 
 
 # -- the tests
@@ -198,32 +235,40 @@ def _load_tests(module: ModuleType) -> Any:
     """The suite that unittest runs."""
     loader = unittest.TestLoader()
     suite: Any = loader.loadTestsFromModule(module)
-    failed: list[Any] = [test for test in suite if type(test).__name__ == "_FailedTest"] if loader.errors else []
-    if failed and failed[0]._testMethodName == module.__name__:  # its load_tests raised
-        raise failed[0]._exception
+    if loader.errors:
+        failed: list[Any] = [test for test in suite if type(test).__name__ == "_FailedTest"]
+        if failed and failed[0]._testMethodName == module.__name__:
+            # Its load_tests raised.
+            raise failed[0]._exception
     return suite
 
 
 def flatten(suite: Any) -> Iterator[Any]:
     """The tests of a suite, and the suites that run their tests in a way of their own."""
-    if isinstance(suite, unittest.BaseTestSuite):
-        whole = not _runs_as_usual(suite)
-    else:
-        whole = isinstance(suite, unittest.TestCase) or (callable(suite) and not hasattr(suite, "__iter__"))
-    if whole:
+    is_iterable = hasattr(suite, "__iter__") and not isinstance(suite, (str, bytes))
+    if _is_whole(suite):
         yield suite
-    elif hasattr(suite, "__iter__") and not isinstance(suite, (str, bytes)):
+    elif is_iterable:
         for part in suite:
             yield from flatten(part)
     else:
         raise TypeError(f"load_tests returned, or put into a suite, {suite!r}, which is neither a test nor a suite")
 
 
+def _is_whole(suite: Any) -> bool:
+    if isinstance(suite, unittest.BaseTestSuite):
+        return not _runs_as_usual(suite)
+    if isinstance(suite, unittest.TestCase):
+        return True
+    return callable(suite) and not hasattr(suite, "__iter__")
+
+
 def _runs_as_usual(suite: unittest.BaseTestSuite) -> bool:
-    return all(
-        getattr(type(suite), name) in (getattr(unittest.TestSuite, name), getattr(unittest.BaseTestSuite, name))
-        for name in ("run", "__call__")
-    )
+    for name in ("run", "__call__"):
+        usual = (getattr(unittest.TestSuite, name), getattr(unittest.BaseTestSuite, name))
+        if getattr(type(suite), name) not in usual:
+            return False
+    return True
 
 
 def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
@@ -255,10 +300,13 @@ class _Names:
     def of(self, test: Any) -> NamedTest:
         """Name a test as unittest or pytest selects it: by the class, for unittest as in the module, and the method."""
         if isinstance(test, (PytestStyleTest, PytestTest)):
-            cls, method = test.cls.replace(".", "::"), test.method
+            cls = test.cls.replace(".", "::")
+            method = test.method
         else:
-            cls, method = self._classes.get(type(test), type(test).__qualname__), _method_name(test)
-        named, number = NamedTest(cls, method, test), 1
+            cls = self._classes.get(type(test), type(test).__qualname__)
+            method = _method_name(test)
+        named = NamedTest(cls, method, test)
+        number = 1
         while named.name in self._taken:
             number += 1
             named = NamedTest(cls, f"{method}#{number}", test)
@@ -276,65 +324,69 @@ def _names_of_classes(module: ModuleType) -> dict[type, str]:
 
 
 def _look_up(module: ModuleType, qualname: str) -> Any:
-    found: Any = module
+    thing: Any = module
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        thing = getattr(thing, part, None)
+    return thing
 
 
 def _method_name(test: Any) -> str:
     """The name of the method; of a test with an id of its own, such as a doctest, that id."""
-    method = getattr(test, "_testMethodName", "")
+    method = str(getattr(test, "_testMethodName", ""))
     if isinstance(test, unittest.TestCase) and type(test).id is unittest.TestCase.id:
-        return str(method)
+        return method
     try:
         own = str(test.id())
     except Exception:
         own = ""
-    return own.removeprefix(f"{unittest.util.strclass(type(test))}.") or str(method) or "run"
+    cls = unittest.util.strclass(type(test))
+    return own.removeprefix(f"{cls}.") or method or "run"
 
 
-def describe(one: NamedTest, file: str, devices: int) -> Test:
-    test = one.test
+def describe(named: NamedTest, file: str, devices: int) -> Test:
+    """A test with its needs. `devices`: the number of devices of the run, on one node."""
+    test = named.test
     if isinstance(test, PytestTest):
-        return _describe_pytest(one, file, devices)
+        return _describe_pytest(named, file, devices)
     from torch_testing_ext._cases.ranked import RankedTestCase
     from torch_testing_ext._marks.needs import needs_of
 
     method = _method(test)
-    needs = (*(() if method is None else needs_of(method)), *needs_of(type(test)))
+    needs = needs_of(type(test))
+    if method is not None:
+        needs = (*needs_of(method), *needs)
     ranks = _world_size(test, needs)
     return Test(
-        id=TestId(file, one.cls, one.method),
+        id=TestId(file, named.cls, named.method),
         world_size=ranks,
         devices=_devices(test, needs, ranks, devices),
         of_devices=DeviceNeeds.of_all(need.of_devices for need in needs),
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
         has_ranks=ranks > 1 or isinstance(test, RankedTestCase),
-        together=_together(type(test), one.cls),
+        together=_together(type(test), named.cls),
         skip=_known_skip(test, method),
         line=_line(test),
     )
 
 
-def _describe_pytest(one: NamedTest, file: str, devices: int) -> Test:
+def _describe_pytest(named: NamedTest, file: str, devices: int) -> Test:
     """A test that pytest runs; if unittest would run it, too, both may say what it needs."""
     from . import pytest_items
 
-    found = pytest_items.describe(one.test, TestId(file, one.cls, one.method), devices)
-    if one.test.case is None:
-        return found
-    case = describe(NamedTest(one.cls, one.method, one.test.case), file, devices)
+    item = pytest_items.describe(named.test, TestId(file, named.cls, named.method), devices)
+    if named.test.case is None:
+        return item
+    case = describe(NamedTest(named.cls, named.method, named.test.case), file, devices)
     return replace(
-        found,
-        world_size=max(found.world_size, case.world_size),
-        devices=max(found.devices, case.devices),
-        of_devices=DeviceNeeds.of_all([found.of_devices, case.of_devices]),
-        backend=found.backend or case.backend,
-        timeout=found.timeout or case.timeout,
-        has_ranks=found.has_ranks or case.has_ranks,
-        skip=case.skip if found.skip is None else found.skip,
+        item,
+        world_size=max(item.world_size, case.world_size),
+        devices=max(item.devices, case.devices),
+        of_devices=DeviceNeeds.of_all([item.of_devices, case.of_devices]),
+        backend=item.backend or case.backend,
+        timeout=item.timeout or case.timeout,
+        has_ranks=item.has_ranks or case.has_ranks,
+        skip=case.skip if item.skip is None else item.skip,
     )
 
 
@@ -345,9 +397,11 @@ def _method(test: Any) -> Any:
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
     """The number of processes that compute at once. If reading world_size raises, the test raises when it runs."""
     try:
-        if (size := int(test.world_size)) > 0:
+        size = int(test.world_size)
+        if size > 0:
             return size
-        return max((need.world_size or need.devices for need in needs), default=1) or 1  # one for each device
+        # One for each device.
+        return max((need.world_size or need.devices for need in needs), default=1) or 1
     except Exception:
         return max((need.world_size for need in needs if need.world_size), default=1)
 
@@ -360,11 +414,16 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
     """
     from torch_testing_ext._marks.needs import declared
 
-    marked = int(getattr(_method(test), "_min_gpus_required", 0) or 0)  # by PyTorch's own decorators
-    used = max(declared(needs, available), 0 if any(need.devices for need in needs) else marked)
+    used = declared(needs, available)
+    if not any(need.devices for need in needs):
+        # By PyTorch's own decorators.
+        marked = int(getattr(_method(test), "_min_gpus_required", 0) or 0)
+        used = max(used, marked)
     # More than there are: the test would certainly skip.
     used = max(min(used, available), declared(_certain_needs_of(test), available))
-    return max(used, ranks if ranks <= available and _may_use_accelerators(test, needs) else 0)
+    if ranks <= available and _may_use_accelerators(test, needs):
+        used = max(used, ranks)
+    return used
 
 
 def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
@@ -385,11 +444,12 @@ def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
 def _device_type(test: Any) -> str:
     """The type of device that the test's class names, as PyTorch's device-generic tests do; "" if it names none."""
     try:
-        found = getattr(test, "device_type", None)
-        found = found() if callable(found) else found
+        device = getattr(test, "device_type", None)
+        if callable(device):
+            device = device()
     except Exception:
         return ""
-    return str(found or "").partition(":")[0]
+    return str(device or "").partition(":")[0]
 
 
 def _certain_needs_of(test: Any) -> tuple[Any, ...]:
@@ -415,10 +475,13 @@ def _timeout(test: Any) -> float | None:
 
 def _together(cls: type, name: str) -> str:
     """The name of the class or module whose fixtures keep its tests in one process; "" if there are none."""
-    if any(hasattr(sys.modules.get(cls.__module__), name) for name in _MODULE_FIXTURES):
+    module = sys.modules.get(cls.__module__)
+    if any(hasattr(module, fixture) for fixture in _MODULE_FIXTURES):
         return cls.__module__
-    own = any(_function(cls, name) is not _function(unittest.TestCase, name) for name in _FIXTURES)
-    return name if own else ""
+    for fixture in _FIXTURES:
+        if _function(cls, fixture) is not _function(unittest.TestCase, fixture):
+            return name
+    return ""
 
 
 def _function(cls: type, name: str) -> Any:
@@ -436,5 +499,7 @@ def _known_skip(test: Any, method: Any) -> str | None:
 
 def _line(test: Any) -> int:
     method = getattr(type(test), getattr(test, "_testMethodName", ""), None)
-    code = getattr(inspect.unwrap(method or (lambda: None)), "__code__", None)
+    if not method:
+        return 0
+    code = getattr(inspect.unwrap(method), "__code__", None)
     return code.co_firstlineno if code else 0

@@ -9,7 +9,7 @@ kernel ends the worker, and the nanny's parent ends the rest.
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -44,9 +44,11 @@ class Nanny:
     """Starts the workers of units, one after another, watches them, and ends the processes that they leave."""
 
     def __init__(self, channel: Channel[worker_messages.ToNanny], start: Start):
-        self._channel, self._start = channel, start
+        self._channel = channel
+        self._start = start
         self._unit: worker_messages.UnitSpec
-        self._worker = 0  # none
+        # 0: none.
+        self._worker = 0
         self._locks: list[int] = []
         self._loop = ParentLoop(self._reap)
 
@@ -60,7 +62,8 @@ class Nanny:
 
     def watch(self, unit: worker_messages.UnitSpec, channel: int, *locks: int) -> None:
         """Start the worker of a unit, whose locks are held as long as a process has them."""
-        self._unit, self._locks = unit, [*locks]
+        self._unit = unit
+        self._locks = list(locks)
         to_worker: Channel[worker_messages.Nothing] = Channel.on(channel, worker_messages.Nothing)
         self._channel.send(worker_messages.NannyWatches(os.getpid()))
         self._worker = child.fork_child(lambda: self._be_worker(to_worker))
@@ -85,18 +88,21 @@ class Nanny:
     def _reap(self) -> None:
         ended = dict(reaping.reap())
         if self._worker in ended:
-            status, at = ended[self._worker], time.monotonic()
+            status = ended[self._worker]
+            at = time.monotonic()
             self._worker = 0
             leftovers = self._end_leftovers(os.WIFEXITED(status))
             self._release_devices()
             self._channel.send(worker_messages.WorkerEnded(status, at, leftovers))
 
     def _on_message(self, message: worker_messages.ToNanny) -> None:
+        """Do what the client asks for."""
         match message:
             case worker_messages.StartUnit():
                 self.watch(message.unit, *message.fds)
             case _ if not self._worker:
-                pass  # it is about a unit that is over
+                # It is about a unit that is over.
+                pass
             case worker_messages.AboutWorker.TAKE_STACKS:
                 self._take_stacks()
             case worker_messages.AboutWorker.END:
@@ -108,12 +114,16 @@ class Nanny:
 
     def _end(self) -> None:
         """Escalate: SIGTERM, then SIGKILL."""
-        signal_group(self._worker, signal.SIGCONT)  # a stopped process does not handle SIGTERM
-        reaping.escalate(
-            lambda seconds: reaping.has_ended(self._worker, seconds),
-            lambda number: signal_group(self._worker, number),
-            after_sigterm=grace.AFTER_SIGTERM,
-        )
+
+        def has_ended(seconds: float) -> bool:
+            return reaping.has_ended(self._worker, seconds)
+
+        def send(number: int) -> None:
+            signal_group(self._worker, number)
+
+        # A stopped process does not handle SIGTERM.
+        send(signal.SIGCONT)
+        reaping.escalate(has_ended, send, after_sigterm=grace.AFTER_SIGTERM)
 
     def _end_leftovers(self, exited: bool) -> tuple[str, ...]:
         """End the processes that are still running. Returns descriptions of those that should have ended themselves."""
@@ -131,35 +141,52 @@ class Nanny:
 
     def _take_stacks(self) -> None:
         """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
-        silent = (self._worker, *system.descendants(self._worker))
+        silent = [self._worker, *system.descendants(self._worker)]
         deadline = time.monotonic() + grace.FOR_STACKS
         for number in (system.DUMP_STACKS, system.DUMP_STACKS_NOW):
-            silent = tuple(pid for pid in silent if _handles(pid, number))
+            silent = [pid for pid in silent if _handles(pid, number)]
             if not silent:
                 break
-            at_first = sizes = self._sizes_of_stacks(silent)
+            at_first = self._sizes_of_stacks(silent)
             for pid in silent:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
                     os.kill(pid, number)
-            time.sleep(_QUIET)
-            while sizes != (sizes := self._sizes_of_stacks(silent)) and time.monotonic() < deadline:
-                time.sleep(_QUIET)
-            silent = tuple(pid for pid in silent if sizes[pid] == at_first[pid])
+            at_last = self._wait_for_stacks(silent, at_first, deadline)
+            silent = [pid for pid in silent if at_last[pid] == at_first[pid]]
         self._channel.send(worker_messages.StacksTaken())
+
+    def _wait_for_stacks(self, pids: Sequence[int], sizes: dict[int, int], deadline: float) -> dict[int, int]:
+        """Wait until the files of stacks do not grow any more. Returns their sizes."""
+        while True:
+            time.sleep(_QUIET)
+            before = sizes
+            sizes = self._sizes_of_stacks(pids)
+            if sizes == before or time.monotonic() >= deadline:
+                return sizes
 
     def _sizes_of_stacks(self, pids: Iterable[int]) -> dict[int, int]:
         """The sizes of the files to which processes write their stacks. A rank of a test has a file of its own."""
         files = [file.resolve() for file in (*self._unit.ranks.glob("*/*.stacks"), self._unit.stacks)]
-        opened = {pid: set(system.opened(pid)) for pid in pids}
-        return {pid: next((len(content_of(one)) for one in files if str(one) in opened[pid]), 0) for pid in pids}
+        sizes = {}
+        for pid in pids:
+            opened = set(system.opened(pid))
+            sizes[pid] = 0
+            for file in files:
+                if str(file) in opened:
+                    sizes[pid] = len(content_of(file))
+                    break
+        return sizes
 
 
 def describe(pid: int) -> str:
     """A process by pid and command line. One that was forked without exec has this process's command line."""
-    description, ours = system.describe(pid), system.describe(os.getpid())
-    alike = description.partition(": ")[2] == ours.partition(": ")[2]
-    return f"pid {pid}: a fork of the test's process" if alike else description
+    description = system.describe(pid)
+    _, _, command = description.partition(": ")
+    _, _, own_command = system.describe(os.getpid()).partition(": ")
+    if command == own_command:
+        return f"pid {pid}: a fork of the test's process"
+    return description
 
 
 def _handles(pid: int, number: int) -> bool:
@@ -169,4 +196,6 @@ def _handles(pid: int, number: int) -> bool:
             caught = next(line for line in status if line.startswith("SigCgt:"))
     except (OSError, StopIteration):
         return False
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    mask = int(caught.split()[1], 16)
+    bit = 1 << (number - 1)
+    return bool(mask & bit)

@@ -3,6 +3,7 @@
 import importlib
 import unittest
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,16 @@ def share_out(
     of those left out.
     """
     by_pytest = list(_tests_for_pytest(collection, tests))
-    moved = {_identity(one.case) for one in by_pytest if one.case is not None}
-    deselected = {(item.cls, _function_name(item)) for item in collection.deselected if is_of_unittest(item)}
+    moved = {_identity(test.case) for test in by_pytest if test.case is not None}
+    deselected = set()
+    others_deselected = []
+    for item in collection.deselected:
+        if is_of_unittest(item):
+            deselected.add((item.cls, _function_name(item)))
+        else:
+            others_deselected.append(item)
+    left_out = _names_of(others_deselected)
     by_unittest: list[Any] = []
-    left_out = _names_of(item for item in collection.deselected if not is_of_unittest(item))
     missed: list[Any] = []
     for test in tests:
         if _identity(test) in moved:
@@ -50,12 +57,14 @@ def share_out(
         else:
             missed.append(test)
     collected = {*left_out, *_names_of(collection.items)}
-    names = {test: f"{test.cls}.{test.method}".lstrip(".") for test in styled}
-    lost = [test for test, name in names.items() if name not in collected]
-    if collection.failures:
-        missed += lost
-    else:
-        left_out += [names[test] for test in lost]
+    for styled_test in styled:
+        name = f"{styled_test.cls}.{styled_test.method}".lstrip(".")
+        if name in collected:
+            continue
+        if collection.failures:
+            missed.append(styled_test)
+        else:
+            left_out.append(name)
     return [*by_unittest, *by_pytest], _not_collected(collection, missed), tuple(left_out)
 
 
@@ -65,12 +74,18 @@ def _identity(test: Any) -> tuple[type, str]:
 
 def _not_collected(collection: Collection, missed: list[Any]) -> list[tuple[Any, str]]:
     """An error for each test that pytest could not collect, and for each failure that concerns none of these."""
-    why = "\n\n".join(text for _, text in collection.failures) or "it does not find it, but only pytest heeds its marks"
     title = "not run: pytest cannot collect it"
-    return [(test, f"{title}: {why}") for test in missed] or [
-        (PytestStyleTest(".".join(names[:-1]), names[-1] if names else "", 0), f"{title}: {text}")
-        for names, text in collection.failures
-    ]
+    if missed:
+        why = "\n\n".join(text for _, text in collection.failures)
+        if not why:
+            why = "it does not find it, but only pytest heeds its marks"
+        return [(test, f"{title}: {why}") for test in missed]
+    errors = []
+    for names, text in collection.failures:
+        *classes, name = names or ("",)
+        test = PytestStyleTest(".".join(classes), name, 0)
+        errors.append((test, f"{title}: {text}"))
+    return errors
 
 
 def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Iterator[PytestTest]:
@@ -78,9 +93,11 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
     cases = {_identity(test): test for test in by_unittest}
     items = collection.items
     for item in items:
-        marks.read(item)  # what is wrong with them is said when they run
+        # What is wrong with them is said when they run.
+        marks.read(item)
     if any(SPEC in item.stash for item in items):
-        importlib.import_module("torch_testing_ext._pytest_ranks.in_parent")  # once, and not in each worker
+        # Once, and not in each worker.
+        importlib.import_module("torch_testing_ext._pytest_ranks.in_parent")
     plugins = _packages_of_plugins(items[0].config) if items else frozenset()
     together = _together(items, plugins)
     for number, item in enumerate(items):
@@ -96,15 +113,22 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
 
 def _is_for_pytest(item: Any, plugins: frozenset[str]) -> bool:
     """Whether a test of unittest has what only pytest heeds: marks, or fixtures of the project that it uses."""
-    if next(item.iter_markers(), None) is not None:
+    if any(True for _ in item.iter_markers()):
         return True
-    used = (each for definitions in fixture_definitions(item).values() for each in definitions)
-    return any(not _is_xunit(each) and not _is_of(each, plugins) for each in used)
+    for definitions in fixture_definitions(item).values():
+        for definition in definitions:
+            if not _is_xunit(definition) and not _is_of(definition, plugins):
+                return True
+    return False
 
 
 def _names_of(items: Iterable[Any]) -> list[str]:
     """Names of tests without their parameters, each once."""
-    return list(dict.fromkeys(".".join([*names_of_classes(item), _function_name(item)]) for item in items))
+    names: dict[str, None] = {}
+    for item in items:
+        parts = [*names_of_classes(item), _function_name(item)]
+        names[".".join(parts)] = None
+    return list(names)
 
 
 def _function_name(item: Any) -> str:
@@ -118,19 +142,27 @@ def _function_name(item: Any) -> str:
 def describe(test: PytestTest, name: TestId, available: int) -> Test:
     """A test with its needs, by its marks and decorators. `available`: the number of devices of the run."""
     item = test.item
-    spec = item.stash.get(SPEC, None)
-    function, cls = getattr(item, "function", None), getattr(item, "cls", None)
-    declared = [need for owner in (function, cls) for need in needs.needs_of(owner)]
+    function = getattr(item, "function", None)
+    cls = getattr(item, "cls", None)
+    declared = [*needs.needs_of(function), *needs.needs_of(cls)]
     devices = needs.declared(declared, available)
     timeout = getattr(function, TIMEOUT, None) or getattr(cls, TIMEOUT, None)
+    world_size = 1
+    backend = None
+    spec = item.stash.get(SPEC, None)
+    if spec is not None:
+        world_size = spec.world_size
+        devices = max(devices, spec.devices)
+        backend = spec.backend
+        timeout = spec.timeout or timeout or item.config.getoption("dist_timeout", None)
     skip = item.get_closest_marker("skip")
     return Test(
         name,
-        world_size=spec.world_size if spec is not None else 1,
-        devices=max(devices, spec.devices if spec is not None else 0),
+        world_size=world_size,
+        devices=devices,
         of_devices=DeviceNeeds.of_all(need.of_devices for need in declared),
-        backend=spec.backend if spec is not None else None,
-        timeout=timeout if spec is None else spec.timeout or timeout or item.config.getoption("dist_timeout", None),
+        backend=backend,
+        timeout=timeout,
         has_ranks=spec is not None,
         together=test.together,
         skip=_reason(skip) if skip is not None else None,
@@ -140,45 +172,58 @@ def describe(test: PytestTest, name: TestId, available: int) -> Test:
 
 
 def _reason(mark: pytest.Mark) -> str:
-    given = mark.kwargs.get("reason") or (mark.args[0] if mark.args else "")
-    return str(given or "unconditional skip")
+    reason = mark.kwargs.get("reason")
+    if not reason and mark.args:
+        reason = mark.args[0]
+    return str(reason or "unconditional skip")
 
 
 # -- fixtures that tests share
 
 
-_Key = tuple[Any, str]  # the definition of a fixture; the class whose tests share it, "" for the whole file
+# The definition of a fixture; the class whose tests share it, "" for the whole file.
+_Key = tuple[Any, str]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Tests that share fixtures, by their numbers."""
+
+    keys: set[_Key]
+    numbers: list[int]
 
 
 def _together(items: list[Any], plugins: frozenset[str]) -> dict[int, str]:
     """Name the fixtures that tests share, by the number of each test: those with one name run in one process."""
-    shared = [list(_shared_fixtures(item, plugins)) for item in items]
-    groups: list[tuple[set[_Key], list[int]]] = []
-    group_of: dict[_Key, tuple[set[_Key], list[int]]] = {}
-    for number, keys in enumerate(shared):
+    groups: list[_Group] = []
+    group_of: dict[_Key, _Group] = {}
+    for number, item in enumerate(items):
+        keys = set(_shared_fixtures(item, plugins))
         if not keys:
             continue
+        merged = _Group(keys, [number])
+        # Groups that the test has a fixture of each with become one.
         met = {id(group_of[key]): group_of[key] for key in keys if key in group_of}
-        all_keys, numbers = set(keys), [number]
         for group in met.values():
-            all_keys |= group[0]
-            numbers = [*group[1], *numbers]
+            merged.keys |= group.keys
+            merged.numbers = [*group.numbers, *merged.numbers]
             groups.remove(group)
-        groups.append((all_keys, numbers))
-        group_of.update(dict.fromkeys(all_keys, groups[-1]))
-    return _labels([group for group in groups if len(group[1]) > 1])
+        groups.append(merged)
+        group_of.update(dict.fromkeys(merged.keys, merged))
+    return _labels(group for group in groups if len(group.numbers) > 1)
 
 
-def _labels(groups: Iterable[tuple[set[_Key], list[int]]]) -> dict[int, str]:
+def _labels(groups: Iterable[_Group]) -> dict[int, str]:
     labels: dict[int, str] = {}
     taken: set[str] = set()
-    for keys, numbers in groups:
-        names = sorted({_label(key) for key in keys})
-        label = f"fixture{'s' if len(names) > 1 else ''} {', '.join(names[:3])}"
+    for group in groups:
+        names = sorted({_label(key) for key in group.keys})
+        fixtures = "fixture" if len(names) == 1 else "fixtures"
+        label = f"{fixtures} {', '.join(names[:3])}"
         while label in taken:
             label += " (another)"
         taken.add(label)
-        labels.update(dict.fromkeys(numbers, label))
+        labels.update(dict.fromkeys(group.numbers, label))
     return labels
 
 
@@ -187,14 +232,15 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
 
     Fixtures of pytest and of installed plugins do not count: they are there to be shared by everything.
     """
+    cls = item.getparent(pytest.Class)
     for definitions in fixture_definitions(item).values():
-        for each in definitions:
-            if each.scope == "function" or _is_of(each, plugins) or _does_nothing(each, item.cls):
+        for definition in definitions:
+            if definition.scope == "function" or _is_of(definition, plugins) or _does_nothing(definition, item.cls):
                 continue
-            if each.scope != "class":
-                yield each, ""
-            elif (cls := item.getparent(pytest.Class)) is not None:
-                yield each, cls.nodeid.partition("::")[2]
+            if definition.scope != "class":
+                yield definition, ""
+            elif cls is not None:
+                yield definition, cls.nodeid.partition("::")[2]
 
 
 def _label(key: _Key) -> str:
@@ -217,15 +263,19 @@ def _is_of(definition: Any, packages: frozenset[str]) -> bool:
 
 
 def _does_nothing(definition: Any, cls: Any) -> bool:
+    """Whether it is the fixture for a class of unittest that has no fixture of its own."""
     if not str(definition.argname).startswith(UNITTEST_FIXTURE):
         return False
-    return all(
-        getattr(getattr(cls, name), "__func__", None) is getattr(unittest.TestCase, name).__func__
-        for name in ("setUpClass", "tearDownClass")
-    )
+    for name in ("setUpClass", "tearDownClass"):
+        function = getattr(getattr(cls, name), "__func__", None)
+        if function is not getattr(unittest.TestCase, name).__func__:
+            return False
+    return True
 
 
 def _packages_of_plugins(config: Any) -> frozenset[str]:
-    plugins = (plugin for plugin, _ in config.pluginmanager.list_plugin_distinfo())
-    names = {str(getattr(plugin, "__name__", "")).partition(".")[0] for plugin in plugins}
-    return frozenset({*names, "_pytest", Path(__file__).parents[2].name})
+    packages = {"_pytest", Path(__file__).parents[2].name}
+    for plugin, _ in config.pluginmanager.list_plugin_distinfo():
+        module = str(getattr(plugin, "__name__", ""))
+        packages.add(module.partition(".")[0])
+    return frozenset(packages)

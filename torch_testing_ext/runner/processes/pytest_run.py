@@ -36,18 +36,19 @@ _LOG_SECTIONS = ("Captured log", "log of rank")
 def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> bool:
     """Run tests, with their numbers in the unit. Returns whether that came to its end."""
     collection = tests[0][1].collection
-    found: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
+    items: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
     if collection.is_for_listing:
-        collection = collection.again(item.nodeid for _, item in found)
-        found = _find_again(collection, tests, UnitReports(unit, send))
-    if not found:
+        collection = collection.again(item.nodeid for _, item in items)
+        items = _find_again(collection, tests, UnitReports(unit, send))
+    if not items:
         return True
-    temporary = unit.directory / "tmp"  # pytest makes its folders below this one, which goes with the unit
+    # pytest makes its folders below this one, which goes with the unit.
+    temporary = unit.directory / "tmp"
     temporary.mkdir(exist_ok=True)
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(temporary))
-    loop = _Loop(unit, found, send)
+    loop = _Loop(unit, items, send)
     try:
-        collection.run([item for _, item in found], loop)
+        collection.run([item for _, item in items], loop)
     except BaseException as error:
         if loop.cannot_send is not None:
             raise loop.cannot_send from None
@@ -64,16 +65,16 @@ def _find_again(
     collection: Collection, tests: Sequence[tuple[int, PytestTest]], reports: UnitReports
 ) -> list[tuple[int, Any]]:
     """The items of a new session. What it lacks, it reports."""
-    items = {item.nodeid: item for item in collection.items}
+    by_nodeid = {item.nodeid: item for item in collection.items}
     failures = "\n\n".join(text for _, text in collection.failures) or "its new session has not collected it"
-    found = []
+    items = []
     for number, test in tests:
-        item = items.get(test.item.nodeid)
+        item = by_nodeid.get(test.item.nodeid)
         if item is not None:
-            found.append((number, item))
+            items.append((number, item))
         else:
             reports.not_run(number, TestOutcome.ERROR, f"not run: pytest cannot collect it: {failures}")
-    return found
+    return items
 
 
 def _finish(collection: Collection, loop: _Loop) -> None:
@@ -95,7 +96,8 @@ class _Loop:
 
     def __init__(self, unit: UnitSpec, tests: Sequence[tuple[int, Any]], send: Send):
         self.has_failed = False
-        self.cannot_send: BaseException | None = None  # the error
+        # The error.
+        self.cannot_send: BaseException | None = None
         self.reports = UnitReports(unit, self._send)
         self._tests = tests
         self._to_runner = send
@@ -111,67 +113,80 @@ class _Loop:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        for place, (number, item) in enumerate(self._tests):
+        following = [item for _, item in self._tests[1:]]
+        for (number, item), next_item in zip(self._tests, [*following, None], strict=True):
             if session.shouldstop or session.shouldfail:
                 break
-            following = self._tests[place + 1][1] if place + 1 < len(self._tests) else None
-            self._run(number, item, following)
+            self._run(number, item, next_item)
         return True
 
     def _run(self, number: int, item: Any, following: Any) -> None:
+        """Run a test, and report how it ended."""
         self._prepare(number, item)
         self._of_test = TestReports()
         self._begun.add(number)
         self.reports.test_began(number)
         stopping.at_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        judged = self._of_test.judge()
-        ending, message = judged[0].verdict or judged[0].ending, combined([_message(one) for one in judged])
+        judgements = self._of_test.judge()
+        first = judgements[0]
+        ending = first.verdict or first.ending
         outcome = _OUTCOMES[ending] if ending in _OUTCOMES else TestOutcome(ending.value)
         if COUNTS_AS[outcome] is Category.FAILED:
             self.has_failed = True
             self._print_logs()
-        for one in judged:
-            self.reports.note_cause(one.cause)
-        self.reports.test_ended(number, outcome, message, judged[0].need)
+        for judgement in judgements:
+            self.reports.note_cause(judgement.cause)
+        message = combined([_message(judgement) for judgement in judgements])
+        self.reports.test_ended(number, outcome, message, first.need)
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
-        item.stash[COMMAND] = command = self.reports.unit.commands[number]
-        item.stash[SHOW_COMMAND] = show = self.reports.unit.show_commands[number]
-        item.command_of = lambda test: command  # for test cases, whose result object it is
-        item.show_command_of = lambda test: show
-        seconds = self.reports.unit.timeouts[number]
-        if (spec := item.stash.get(SPEC, None)) is not None:
+        unit = self.reports.unit
+        command = unit.commands[number]
+        show_command = unit.show_commands[number]
+        seconds = unit.timeouts[number]
+        item.stash[COMMAND] = command
+        item.stash[SHOW_COMMAND] = show_command
+        # For test cases, whose result object it is.
+        item.command_of = lambda test: command
+        item.show_command_of = lambda test: show_command
+        spec = item.stash.get(SPEC, None)
+        if spec is not None:
             item.stash[SPEC] = replace(spec, timeout=seconds)
         if getattr(item, "cls", None) is not None:
             with suppress(AttributeError, TypeError):
                 setattr(item.cls, TIMEOUT, seconds)
 
     def _print_logs(self) -> None:
-        with suppress(Exception):  # a test may have closed or replaced stderr
+        # A test may have closed or replaced stderr.
+        with suppress(Exception):
             for title, text in self._of_test.sections():
                 if title.startswith(_LOG_SECTIONS):
                     print(f"----- {title} -----\n{text.rstrip()}", file=sys.stderr)
 
     def report_rest(self, stopped: str) -> None:
         """Report that pytest did not run the rest of the tests, or wants to stop after the last one."""
-        why = f"pytest was asked to stop: {stopped}" if stopped else ""
-        if why:
+        message = "pytest did not run it"
+        if stopped:
+            why = f"pytest was asked to stop: {stopped}"
             self.reports.fixture_failed(why)
+            message = f"{message}: {why}"
         for number, _ in self._tests:
             if number not in self._begun:
-                text = f"pytest did not run it{f': {why}' if why else ''}"
-                self.reports.not_run(number, TestOutcome.ERROR, text)
+                self.reports.not_run(number, TestOutcome.ERROR, message)
 
     # -- what the other plugins say
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
-        if call.excinfo is not None and not isinstance(getattr(call.excinfo.value, "outcome", None), launch.Outcome):
-            stopping.at_failure(call.excinfo.value)
+        error = None
+        if call.excinfo is not None:
+            error = call.excinfo.value
+            if not isinstance(getattr(error, "outcome", None), launch.Outcome):
+                stopping.at_failure(error)
         report = yield
-        self._of_test.made(report, call.excinfo.value if call.excinfo is not None else None)
+        self._of_test.made(report, error)
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -187,13 +202,13 @@ _OUTCOMES = {
 }
 
 
-def _message(judged: Judgement) -> str:
-    match judged.ending:
+def _message(judgement: Judgement) -> str:
+    match judgement.ending:
         case Ending.STRICT_XPASS | Ending.UNEXPECTED_SUCCESS:
-            return f"expected to fail, but passed: {judged.reason}".removesuffix(": ")
+            return f"expected to fail, but passed: {judgement.reason}".removesuffix(": ")
         case Ending.XPASSED:
-            return f"passed, although it is marked xfail (not strict): {judged.reason}".removesuffix(": ")
-        case Ending.FAILED | Ending.ERROR if judged.verdict is None:
-            within = f"in the {judged.phase}: " if judged.phase else ""
-            return f"{within}{judged.title}\n\n{judged.text}"
-    return judged.message or judged.text or judged.title or judged.reason
+            return f"passed, although it is marked xfail (not strict): {judgement.reason}".removesuffix(": ")
+        case Ending.FAILED | Ending.ERROR if judgement.verdict is None:
+            within = f"in the {judgement.phase}: " if judgement.phase else ""
+            return f"{within}{judgement.title}\n\n{judgement.text}"
+    return judgement.message or judgement.text or judgement.title or judgement.reason

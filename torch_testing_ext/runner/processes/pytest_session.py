@@ -31,8 +31,10 @@ from .worker_messages import LoadAs
 
 PLUGIN = "torch_testing_ext.pytest_plugin"
 _ARGUMENTS = (
-    *("-p", PLUGIN),  # also where the package is not installed
-    "--capture=no",  # the output of a worker is its log
+    # Also where the package is not installed.
+    *("-p", PLUGIN),
+    # The output of a worker is its log.
+    "--capture=no",
     # What the zygote has imported: torch_testing_ext, for example, which contains a plugin of pytest.
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
@@ -51,7 +53,8 @@ _OVERRULED: dict[str, Any] = {
     "tx": [],
     "xmlpath": None,
 }
-_COVERAGE = "_cov"  # of pytest-cov
+# Of pytest-cov.
+_COVERAGE = "_cov"
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
 _SESSION_HOOKS = ("pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
@@ -62,12 +65,15 @@ class Collection:
 
     def __init__(self, path: str, load_as: LoadAs):
         self.path = path
-        self.module: ModuleType | None = None  # as pytest has imported it
+        # As pytest has imported it.
+        self.module: ModuleType | None = None
         self.import_error: BaseException | None = None
         # What could not be collected, and why: the names of classes or functions, none for the whole file.
         self.failures: list[tuple[tuple[str, ...], str]] = []
-        self.deselected: list[Any] = []  # items
-        self.is_for_listing = False  # its session has ended: a worker needs another one
+        # Items of pytest.
+        self.deselected: list[Any] = []
+        # Its session has ended: a worker needs another one.
+        self.is_for_listing = False
         self._load_as = load_as
         self._session: Any = None
         self._failed_before = 0
@@ -76,15 +82,19 @@ class Collection:
     @classmethod
     def of(cls, path: str, load_as: LoadAs) -> Collection:
         """Collect a file, in the process from which the workers are forked."""
-        found = cls(path, load_as)
-        found._collect([path], for_listing=True)
-        return found
+        collection = cls(path, load_as)
+        collection._collect([path], for_listing=True)
+        return collection
 
     def again(self, nodeids: Iterable[str]) -> Collection:
         """Collect some of its tests by a new session, in a process that has imported the file and runs them."""
-        found = Collection(self.path, self._load_as)
-        found._collect([f"{self.path}::{one.partition('::')[2]}" for one in nodeids], for_listing=False)
-        return found
+        names = []
+        for nodeid in nodeids:
+            name = nodeid.partition("::")[2]
+            names.append(f"{self.path}::{name}")
+        collection = Collection(self.path, self._load_as)
+        collection._collect(names, for_listing=False)
+        return collection
 
     def _collect(self, names: Sequence[str], for_listing: bool) -> None:
         with self._own_hooks(), warnings.catch_warnings():
@@ -94,13 +104,15 @@ class Collection:
                     self.is_for_listing = True
                     self.finish()
             except BaseException as error:
-                self._session = None  # what it has collected so far is not all, or not right
+                # What it has collected so far is not all, or not right.
+                self._session = None
                 if self.import_error is None:
                     self.failures.append(((), explain(error)))
 
     def _begin(self, names: Sequence[str]) -> None:
         config = pytest_internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
-        config.args[:] = names  # without paths among the project's own options
+        # Without paths among the project's own options.
+        config.args[:] = names
         _silence(config)
         session = pytest.Session.from_config(config)
         session.exitstatus = pytest.ExitCode.OK
@@ -119,9 +131,12 @@ class Collection:
     def _has_hooks_of_project(self) -> bool:
         """Whether the project itself does something at the beginning or the end of a session."""
         manager = self.config.pluginmanager
-        installed = {_package(plugin) for plugin, _ in manager.list_plugin_distinfo()} | {"_pytest", _package(self)}
-        own = (plugin for plugin in manager.get_plugins() if _package(plugin) not in installed)
-        return any(hasattr(plugin, hook) for plugin in own for hook in _SESSION_HOOKS)
+        installed = {"_pytest", _package(self)}
+        installed.update(_package(plugin) for plugin, _ in manager.list_plugin_distinfo())
+        for plugin in manager.get_plugins():
+            if _package(plugin) not in installed and any(hasattr(plugin, hook) for hook in _SESSION_HOOKS):
+                return True
+        return False
 
     def run(self, items: list[Any], loop: Any) -> None:
         """Have pytest run `loop`, in place of its own loop over all tests."""
@@ -164,15 +179,19 @@ class Collection:
 def _silence(config: Any) -> None:
     """Take out the plugins that report on a whole session, or remember which tests have failed."""
     manager = config.pluginmanager
-    if (plugin := manager.get_plugin(_COVERAGE)) is not None:  # each unit alone would be below its limit
-        manager.unregister(plugin)
+    coverage_plugin = manager.get_plugin(_COVERAGE)
+    if coverage_plugin is not None:
+        # Each unit alone would be below its limit.
+        manager.unregister(coverage_plugin)
         coverage = current_coverage()
         if coverage is not None:
             coverage.stop()
     for name in pytest_internals.REMEMBERING:
-        if (plugin := manager.get_plugin(name)) is not None:
+        plugin = manager.get_plugin(name)
+        if plugin is not None:
             manager.unregister(plugin)
-    if (reporter := pytest_internals.redirect_terminal(config, io.StringIO())) is not None:
+    reporter = pytest_internals.redirect_terminal(config, io.StringIO())
+    if reporter is not None:
         manager.unregister(reporter)
         manager.register(_SilentReporter(reporter), pytest_internals.TERMINAL)
 
@@ -205,14 +224,16 @@ class _Observer:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
         report = yield
-        own = isinstance(collector, pytest.Module) and collector.path.samefile(self._collection.path)
-        if own and (module := pytest_internals.imported_module(collector)) is not None:
-            self._collection.module = module
-        elif own and report.outcome != "passed":
-            error = report.call.excinfo.value
-            self._collection.import_error = _unwrapped(error)
-            return report
-        if report.outcome != "passed":
+        has_passed = report.outcome == "passed"
+        if isinstance(collector, pytest.Module) and collector.path.samefile(self._collection.path):
+            module = pytest_internals.imported_module(collector)
+            if module is not None:
+                self._collection.module = module
+            elif not has_passed:
+                error = report.call.excinfo.value
+                self._collection.import_error = _unwrapped(error)
+                return report
+        if not has_passed:
             self._collection.failures.append((names_of_classes(collector), report.longreprtext.strip()))
         return report
 
@@ -227,12 +248,13 @@ def _unwrapped(error: BaseException) -> BaseException:
         return error
     if not isinstance(cause, pytest.skip.Exception):
         return cause
-    error.__cause__, error.__suppress_context__ = None, True
+    error.__cause__ = None
+    error.__suppress_context__ = True
     return error.with_traceback(None)
 
 
 def names_of_classes(node: Any) -> tuple[str, ...]:
-    return tuple(each.name for each in node.listchain() if isinstance(each, pytest.Class))
+    return tuple(parent.name for parent in node.listchain() if isinstance(parent, pytest.Class))
 
 
 def _package(plugin: Any) -> str:
@@ -247,28 +269,38 @@ def _package(plugin: Any) -> str:
 def explain(error: BaseException) -> str:
     """An error of pytest or of a plugin, for the user: the title, and the traceback outside of pytest."""
     if isinstance(error, pytest.UsageError):
-        text = str(error)
-        said = next((line.partition(": error: ")[2] for line in text.splitlines() if ": error: " in line), "")
-        return f"pytest refuses its options: {said}\n\n{text}" if said else f"pytest: {text}"
+        return _explain_usage_error(str(error))
     if isinstance(error, pytest.exit.Exception):
         return f"pytest.exit was called: {error}"
     if isinstance(error, pytest.Session.Interrupted):
         return f"pytest was interrupted: {error}"
-    if (failed := pytest_internals.failed_conftest(error)) is not None:
+    failed = pytest_internals.failed_conftest(error)
+    if failed is not None:
         path, cause = failed
         title = f"{path} cannot be imported"
-        return f"{title}: {explain(cause)}" if cause is not None else title
+        return title if cause is None else f"{title}: {explain(cause)}"
     tb = error.__traceback__
     while tb is not None and is_internal(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
     shown = traceback.TracebackException(type(error), error, tb)
-    frames = shown.stack
-    shown.stack = traceback.StackSummary.from_list([each for each in frames if not is_internal(each.filename)])
+    frames = [frame for frame in shown.stack if not is_internal(frame.filename)]
+    shown.stack = traceback.StackSummary.from_list(frames)
     text = "".join(shown.format())
     title = text.strip().splitlines()[-1] if text.strip() else type(error).__name__
     return f"{title}\n\n{text.rstrip()}"
 
 
+def _explain_usage_error(text: str) -> str:
+    for line in text.splitlines():
+        _, is_error, message = line.partition(": error: ")
+        if is_error and message:
+            return f"pytest refuses its options: {message}\n\n{text}"
+    return f"pytest: {text}"
+
+
 def is_internal(file: str) -> bool:
     """Whether a file is part of pytest, of its plugin system, of the import system or of this package."""
-    return file.startswith(("<frozen ", _OURS, _IMPORTLIB)) or not {"_pytest", "pluggy"}.isdisjoint(Path(file).parts)
+    if file.startswith(("<frozen ", _OURS, _IMPORTLIB)):
+        return True
+    parts = Path(file).parts
+    return "_pytest" in parts or "pluggy" in parts

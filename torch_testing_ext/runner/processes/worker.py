@@ -27,7 +27,8 @@ from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, Preloa
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 
-Tests = Mapping[str, Any]  # by `Class.test_x`
+# By `Class.test_x`.
+Tests = Mapping[str, Any]
 
 
 def run_and_exit(unit: UnitSpec, find: Callable[[], Tests], channel: Channel[Nothing], log: int) -> NoReturn:
@@ -58,7 +59,8 @@ class Reports:
 
     def send(self, message: FromWorker) -> None:
         if os.getpid() != self._pid:
-            return  # a child that a test forked and that runs on: only the test's own process knows how it ends
+            # A child that a test forked and that runs on: only the test's own process knows how it ends.
+            return
         if file_behind(self._channel.fileno()) != self._socket:
             raise DescriptorsClosed(f"{DESCRIPTORS_CLOSED}, so it could not report how it ended{_so_far(message)}")
         self._channel.send(message)
@@ -93,34 +95,48 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     stacks.write_on_request(unit.stacks)
     client.work_in(unit.session)
     stopping.prepare(StopContext(UserTerminal.here(), unit.directory))
-    fork_safety.mark_fork_safe()  # its parents were checked before they forked it
+    # Its parents were checked before they forked it.
+    fork_safety.mark_fork_safe()
     signals.unblock()
 
 
 def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int:
     """Run the unit's tests and report each, including missing ones. Returns the exit code."""
+    tests = []
     for number, name in enumerate(unit.tests):
-        if name not in found:
+        if name in found:
+            tests.append((number, found[name]))
+        else:
             why = f"{name} was listed, but does not exist when the file is imported again"
             send(NotRun(number, time.monotonic(), TestOutcome.ERROR, why, want=None))
-    tests = [(number, found[name]) for number, name in enumerate(unit.tests) if name in found]
     before = len(sys.modules)
-    if any(isinstance(test, PytestTest) for _, test in tests):  # all of them, or none
+    # All of them, or none.
+    are_for_pytest = any(isinstance(test, PytestTest) for _, test in tests)
+    if are_for_pytest:
         if not _run_by_pytest(unit, tests, send):
             return 1
     else:
         for number, test in tests:
-            with suppress(AttributeError):  # a test that is no TestCase may refuse it
+            # A test that is no TestCase may refuse it.
+            with suppress(AttributeError):
                 setattr(test, TIMEOUT, unit.timeouts[number])
         result = ReportingResult(unit, tests, send)
         _run_suite(ReportingSuite(tests, result.expect), result)
-    # From the end: a look at every name would copy the pages of all of them, which takes longer than a small test.
-    new = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - before))
-    imported = [name for name in reversed([*new]) if name.startswith("torch.")]
-    if hints := tuple(dict.fromkeys([*imported, *client.launcher().preload_hints])):
+    hints = _preload_hints(before)
+    if hints:
         send(PreloadModules(hints))
     send(AllOver(left_running.take()))
     return 0
+
+
+def _preload_hints(before: int) -> tuple[str, ...]:
+    """The modules of torch that tests have imported, beyond those that were there before, in their order."""
+    # From the end: a look at every name would copy the pages of all of them, which takes longer than a small test.
+    number = max(0, len(sys.modules) - before)
+    new = list(itertools.islice(reversed(sys.modules), number))
+    hints = [name for name in reversed(new) if name.startswith("torch.")]
+    hints += client.launcher().preload_hints
+    return tuple(dict.fromkeys(hints))
 
 
 def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
@@ -152,6 +168,7 @@ def _leave(code: int) -> NoReturn:
     with suppress(Exception):
         client.close()
     with suppress(Exception):
-        if (module := sys.modules.get("torch_testing_ext._torch.launch")) is not None:
+        module = sys.modules.get("torch_testing_ext._torch.launch")
+        if module is not None:
             module.end_compile_workers()
     child.exit_now(code)

@@ -32,15 +32,18 @@ START_TIMEOUT = 300.0
 QUIT_TIMEOUT = 5.0
 # How often in a row the zygote may die. It has died in a row if no child has ended by itself in between.
 MOST_DEATHS = 20
-MOST_FAILED_STARTS = 3  # in a row, of a zygote that was ready before
+# In a row, of a zygote that was ready before.
+MOST_FAILED_STARTS = 3
 
 ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
 _FSDP = "torch_testing_ext.common_fsdp"
 _DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
 _DYNAMO = "torch_testing_ext._cases.dynamo_imported"
-_MANY = 8  # tests
+# With so many tests, files are worth a larger preparation.
+_MANY = 8
 
-Gone = Callable[[str], object]  # called when a child has ended, with a description of how it ended
+# Called when a child has ended, with a description of how it ended.
+Gone = Callable[[str], object]
 Self = TypeVar("Self", bound="ZygoteClient")
 
 
@@ -51,7 +54,8 @@ class WarmUp:
     modules: tuple[str, ...] = (*ALWAYS, _FSDP, _DTENSOR)
     # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
     collapse: bool = True
-    server: ServerAddress | None = None  # that forks the zygote
+    # That forks the zygote.
+    server: ServerAddress | None = None
 
 
 def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
@@ -62,14 +66,15 @@ def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
     would wait for it, and each process that is forked gets larger by a tenth.
     """
     facts = [facts_of(str(root / name)) for name in files]
-    modules = [*ALWAYS]
-    if any(one.fsdp for one in facts):
+    modules = list(ALWAYS)
+    if any(file.fsdp for file in facts):
         modules.append(_FSDP)
-    if any(one.dtensor for one in facts):
+    if any(file.dtensor for file in facts):
         modules.append(_DTENSOR)
-    if facts and 2 * sum(one.dynamo for one in facts) >= len(facts):
+    using_dynamo = sum(file.dynamo for file in facts)
+    if facts and 2 * using_dynamo >= len(facts):
         modules.append(_DYNAMO)
-    are_many = any(one.generates for one in facts) or sum(one.tests for one in facts) >= _MANY
+    are_many = any(file.generates for file in facts) or sum(file.tests for file in facts) >= _MANY
     return WarmUp(tuple(modules), are_many)
 
 
@@ -79,27 +84,37 @@ class ZygoteClient:
 
     root: Path
     warm_up: WarmUp = WarmUp()
-    drop_in: bool = False  # the root is a PyTorch checkout, whose tests get our classes under PyTorch's names
-    environ: Mapping[str, str] = field(default_factory=dict)  # that all processes get, besides that of this process
+    # The root is a PyTorch checkout, whose tests get our classes under PyTorch's names.
+    drop_in: bool = False
+    # That all processes get, besides that of this process.
+    environ: Mapping[str, str] = field(default_factory=dict)
     quit_timeout: float = QUIT_TIMEOUT
-    base: str | None = None  # the folder for temporary files, if it is not the usual one
+    # The folder for temporary files, if it is not the usual one.
+    base: str | None = None
     loop: EventLoop = field(default_factory=EventLoop)
     directory: Path = Path()
     starts: int = 0
-    is_warm: bool = False  # whether the zygote has been forked by a server
-    failure: str | None = None  # why no child can be started any more
+    # Whether the zygote has been forked by a server.
+    is_warm: bool = False
+    # Why no child can be started any more.
+    failure: str | None = None
     _folder: ExitStack = field(default_factory=ExitStack)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _gone: dict[int, Gone] = field(default_factory=dict)  # by number of child
+    # By number of child.
+    _gone: dict[int, Gone] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | ServedProcess | None = None
     _channel: Channel[FromZygote] = field(init=False)
-    _deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))  # of the start; none has begun
+    # Of the start; none has begun.
+    _deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))
     _ready: bool = False
-    _deaths: int = 0  # in a row
-    _failed_starts: int = 0  # in a row
+    # In a row.
+    _deaths: int = 0
+    # In a row.
+    _failed_starts: int = 0
 
     def __enter__(self: Self) -> Self:
-        system.adopt_orphans()  # if the zygote is killed, this process adopts those that it leaves
+        # If the zygote is killed, this process adopts those that it leaves.
+        system.adopt_orphans()
         self._known = frozenset(system.children(os.getpid()))
         try:
             self.directory = self._folder.enter_context(locked_folder("torch_testing_ext_run_", self.base))
@@ -120,6 +135,7 @@ class ZygoteClient:
     # -- the process
 
     def _start(self) -> None:
+        """Start the zygote, which says when it is ready."""
         self.starts += 1
         ours, theirs = socket_pair()
         self._channel = Channel(ours, FromZygote)
@@ -140,12 +156,21 @@ class ZygoteClient:
         self.loop.serve(self._channel, self._on_message, self._lose)
 
     def _spawn(self, command: list[str], log: IO[bytes], kept: int) -> subprocess.Popen[bytes] | ServedProcess:
+        """Have a warm server fork the zygote, or start a new interpreter."""
         environ = {**os.environ, **self.environ}
-        server = self.warm_up.server
-        served = server and ServedProcess.start(server, command, log.fileno(), kept, environ)
+        served = None
+        if self.warm_up.server is not None:
+            served = ServedProcess.start(self.warm_up.server, command, log.fileno(), kept, environ)
         self.is_warm = served is not None
-        return served or subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[kept], env=environ
+        if served is not None:
+            return served
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[kept],
+            env=environ,
         )
 
     def _end_process(self) -> int | None:

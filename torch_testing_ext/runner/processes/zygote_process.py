@@ -20,10 +20,12 @@ from .fork_parent import ForkParent
 
 def main() -> NoReturn:
     """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN COLLAPSE MODULES...`; DROP_IN, COLLAPSE: 0 or 1."""
-    parent, directory = int(sys.argv[2]), sys.argv[3]
+    parent = int(sys.argv[2])
+    directory = sys.argv[3]
     file_reads.start()
     channel: Channel[worker_messages.ToZygote] = Channel.on(int(sys.argv[1]), worker_messages.ToZygote)
-    is_served = any(type(finder).__name__ == "Stash" for finder in sys.meta_path)  # a warm server has forked this one
+    # A warm server has forked this one.
+    is_served = any(type(finder).__name__ == "Stash" for finder in sys.meta_path)
     child.start_session(os.getppid() if is_served else parent, signal.SIGTERM)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -43,7 +45,8 @@ def main() -> NoReturn:
 def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     """Import modules that the test files will need. Returns the reason if this process is not safe to fork, or None."""
     for name in modules:
-        with suppress(Exception):  # a file that needs the module will report the error
+        # A file that needs the module will report the error.
+        with suppress(Exception):
             importlib.import_module(name)
     from torch_testing_ext import _torch
     from torch_testing_ext._machine import seeds
@@ -61,6 +64,7 @@ class ZygoteProcess(ForkParent[worker_messages.ToZygote]):
     """Serves the requests of run_test.py."""
 
     def on_message(self, message: worker_messages.ToZygote) -> None:
+        """Fork the child that run_test.py asks for."""
         match message:
             case worker_messages.OpenFile():
                 to_file: Channel[worker_messages.ToFile] = Channel.on(message.fds[0], worker_messages.ToFile)
@@ -70,7 +74,8 @@ class ZygoteProcess(ForkParent[worker_messages.ToZygote]):
                 to_counter: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
                 self.fork(message.number, partial(_count_devices, to_counter))
                 to_counter.close()
-            case worker_messages.StartUnit():  # of a file that is not safe to fork
+            case worker_messages.StartUnit():
+                # Of a file that is not safe to fork.
                 self.start_unit(message, file_process.start_interpreter)
             case worker_messages.Kill():
                 raise AssertionError("Kill is carried out by ForkParent")

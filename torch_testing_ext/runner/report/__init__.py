@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -23,42 +23,56 @@ from .terminal import ConsoleLayout, LineWriter, TerminalStream, columns, is_ter
 if TYPE_CHECKING:
     from .console import Console
     from .history import Render
-    from .journal import RecordedRun
+    from .journal import Journal, RecordedRun
     from .live import Live
-    from .status_line import StatusLine
+    from .status_line import ImportNote
 
 # A report is imported where it is made: --list, which imports nothing else, needs none of them.
 
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
-    from . import journal
     from .github import GitHub
     from .history import Files
-    from .status_line import StatusLine
 
     terminal = TerminalStream(stream)
-    live: Live | StatusLine | None = None
+    status = None
     if is_terminal(stream, environ) and not options.pdb:
-        if importlib.util.find_spec("rich") is None:
-            live = StatusLine(terminal, partial(columns, stream, environ))
-        else:
-            from .live import Live
-
-            live = Live(terminal, options.policy)
-    console = _make_console(live or terminal, options, stream, environ, options.policy, options.command)
+        status = make_status(terminal, options.policy)
+    console = _make_console(status or terminal, options, stream, environ, options.policy, options.command)
 
     def warn(message: str) -> None:
         console.on_event(Warned(message))
 
-    prepare = partial(make_cache_folder, options.cache) if options.journal is None else lambda: None
-    place = journal.place_of_new(options.cache / "runs") if options.journal is None else options.journal
-    kept = journal.Journal(place, journal.header_of(options), warn, prepare)
-    others: list[Reporter] = [kept, Files(_file_reports(options), warn)]
+    reporters: list[Reporter] = [_make_journal(options, warn), Files(_file_reports(options), warn)]
     if environ.get("GITHUB_ACTIONS") == "true":
         step_summary = environ.get("GITHUB_STEP_SUMMARY")
-        others.append(GitHub(console.writer, Path(step_summary) if step_summary else None))
-    return Reporters([*others, *([live] if live else []), console])
+        reporters.append(GitHub(console.writer, Path(step_summary) if step_summary else None))
+    if status is not None:
+        reporters.append(status)
+    reporters.append(console)
+    return Reporters(reporters)
+
+
+def make_status(terminal: TerminalStream, policy: Policy) -> Live | ImportNote:
+    """The live display of a run on a terminal; where rich is not installed, a line at its beginning."""
+    if importlib.util.find_spec("rich") is None:
+        from .status_line import ImportNote
+
+        return ImportNote(terminal)
+    from .live import Live
+
+    return Live(terminal, policy)
+
+
+def _make_journal(options: Options, warn: Callable[[str], None]) -> Journal:
+    from . import journal
+
+    header = journal.header_of(options)
+    if options.journal is not None:
+        return journal.Journal(options.journal, header, warn, lambda: None)
+    place = journal.place_of_new(options.cache / "runs")
+    return journal.Journal(place, header, warn, partial(make_cache_folder, options.cache))
 
 
 def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: RecordedRun) -> Reporters:
@@ -77,17 +91,32 @@ def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str],
 
 
 def _make_console(
-    writer: LineWriter, options: Options, stream: TextIO, environ: Mapping[str, str], policy: Policy, command: str
+    writer: LineWriter,
+    options: Options,
+    stream: TextIO,
+    environ: Mapping[str, str],
+    policy: Policy,
+    command: str,
 ) -> Console:
+    """The console report of a run."""
     from .console import Console
 
-    styler, layout = make_styler(stream, environ), partial(_layout, options, stream, environ)
-    return Console(writer, styler, options.verbosity, options.durations, policy, command, layout, options.status_level)
+    return Console(
+        writer,
+        make_styler(stream, environ),
+        options.verbosity,
+        options.durations,
+        policy,
+        command,
+        partial(_layout, options, stream, environ),
+        options.status_level,
+    )
 
 
 def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> ConsoleLayout:
     """The layout now: the user may resize the terminal during the run."""
-    complete = next((str(path) for path in (options.report, options.results, options.junit) if path), "")
+    files = (options.report, options.results, options.junit)
+    complete = next((str(file) for file in files if file), "")
     whole = options.verbosity is Verbosity.VERBOSE
     return ConsoleLayout(columns(stream, environ), complete, options.show_command, whole)
 

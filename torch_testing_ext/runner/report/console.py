@@ -41,19 +41,25 @@ class Console:
     _total: int = 0
     _done: int = 0
     _repetitions: int = 1
-    _last_shown: TestId | None = None  # the test whose output was shown last
+    # The test whose output was shown last.
+    _last_shown: TestId | None = None
     _partial_lines: dict[TestId | None, str] = field(default_factory=dict)
     _warnings: list[str] = field(default_factory=list)
-    _causes: dict[Hashable, TestId] = field(default_factory=dict)  # with the first test that failed for it
-    _shown: dict[tuple[TestId, int], list[str]] = field(default_factory=dict)  # failures of tests that are retried
+    # With the first test that failed for each.
+    _causes: dict[Hashable, TestId] = field(default_factory=dict)
+    # Failures of tests that are retried.
+    _shown: dict[tuple[TestId, int], list[str]] = field(default_factory=dict)
 
     def on_event(self, event: events.Event) -> None:
+        """Print what the user has to know of an event."""
         match event:
             case events.RunBegan():
-                self._total, self._repetitions = event.results, event.repetitions
+                self._total = event.results
+                self._repetitions = event.repetitions
                 self._say(opening(event))
             case events.TestIsSlow() if self.level.shows(StatusLevel.SLOW):
-                took, where = text.duration(event.seconds), text.place(event.lease)
+                took = text.duration(event.seconds)
+                where = text.place(event.lease)
                 self._say(f"slow: {event.test.id} has been running for {took} on {where}", Style.YELLOW)
             case events.AttemptEnded(attempt, retry=True) if self.level.shows(StatusLevel.RETRY):
                 self._attempt(attempt, attempt.outcome, f"{attempt.outcome.value}, retrying", failed=True)
@@ -62,7 +68,9 @@ class Console:
             case events.Output(test, new):
                 self._stream(test, new)
             case events.WaitingForDevices(devices, owners):
-                used_by = "; ".join(map(text.printable, owners)) or "another run"
+                used_by = "; ".join(text.printable(owner) for owner in owners)
+                if not used_by:
+                    used_by = "another run"
                 self._say(f"waiting for {text.count(len(devices), 'device')}, used by {used_by}", Style.YELLOW)
             case events.StatusRequested():
                 self.writer.write(running_tests(event))
@@ -76,23 +84,33 @@ class Console:
 
     def _test_finished(self, finished: FinishedTest) -> None:
         self._done += 1
-        self._total = max(self._total, self._done)  # --until-failure: the number of repetitions is unknown
+        # With --until-failure, the number of repetitions is unknown.
+        self._total = max(self._total, self._done)
         failed = self.policy.verdict_on(finished) is Category.FAILED
         level = StatusLevel.FAIL if failed else _LEVEL_OF.get(finished.outcome, StatusLevel.PASS)
-        if self.level.shows(level) and (failed or self.detail is not Verbosity.QUIET):
+        is_quiet = self.detail is Verbosity.QUIET and not failed
+        if self.level.shows(level) and not is_quiet:
             last = finished.last
-            failed_now = failed and self.policy.verdict(last.outcome) is Category.FAILED
-            self._attempt(last, finished.outcome, text.outcome_in_words(finished), failed_now)
+            last_failed = self.policy.verdict(last.outcome) is Category.FAILED
+            words = text.outcome_in_words(finished)
+            self._attempt(last, finished.outcome, words, failed and last_failed)
         self._shown.pop((finished.test.id, finished.last.repetition), None)
 
     def _attempt(self, attempt: Attempt, outcome: TestOutcome, word: str, failed: bool) -> None:
+        """Print the line of an attempt, and the details of a failure below it."""
         self._flush(attempt.test.id)
-        took = text.duration(attempt.seconds) if outcome is not TestOutcome.SKIPPED else ""
-        word, more = f"{word:<8}", f"  {took:>9}  {text.name(attempt, self._repetitions)}"
-        start = f"[{self._done:>{len(str(self._total))}}/{self._total}]  "
+        took = "" if outcome is TestOutcome.SKIPPED else text.duration(attempt.seconds)
+        digits = len(str(self._total))
+        number = f"[{self._done:>{digits}}/{self._total}]  "
+        word = f"{word:<8}"
+        rest = f"  {took:>9}  {text.name(attempt, self._repetitions)}"
         details, title = self._failure(attempt) if failed else ("", "")
-        line = self.layout().with_title(start + word + more, title) if title else more + self._remark(attempt)
-        self._say(start + self.styler(STYLE_OF[outcome], word) + line.removeprefix(start + word))
+        if title:
+            before = number + word
+            rest = self.layout().with_title(before + rest, title).removeprefix(before)
+        else:
+            rest += self._remark(attempt)
+        self._say(number + self.styler(STYLE_OF[outcome], word) + rest)
         if details:
             self._say(brief.shown(details, self.layout(), self.styler) + "\n")
 
@@ -102,25 +120,33 @@ class Console:
         if self.detail is Verbosity.QUIET:
             return "", title
         details = brief.details(attempt, self.layout())
+        pattern = without_accidents(details)
         shown = self._shown.setdefault((attempt.test.id, attempt.repetition), [])
-        if (pattern := without_accidents(details)) in shown:
+        if pattern in shown:
             return "", f"in the same way as before: {title}"
         shown.append(pattern)
         cause = brief.cause_of(attempt)
-        if cause is not None and self._causes.setdefault(cause, attempt.test.id) != attempt.test.id:
-            first = self._causes[cause]
-            return "", f"for the same reason as {text.one_line(first.method or str(first))}"
-        return details, ""
+        if cause is None:
+            return details, ""
+        first = self._causes.setdefault(cause, attempt.test.id)
+        if first == attempt.test.id:
+            return details, ""
+        name = text.one_line(first.method or str(first))
+        return "", f"for the same reason as {name}"
 
     def _remark(self, attempt: Attempt) -> str:
         if attempt.outcome is TestOutcome.SKIPPED:
             return f": {text.title(attempt.message)}"
-        place = ", ".join(part for part in (text.place(attempt.lease), text.memory(attempt)) if part)
-        return f"  ({place})" if place and self.detail is Verbosity.VERBOSE else ""
+        if self.detail is not Verbosity.VERBOSE:
+            return ""
+        facts = (text.place(attempt.lease), text.memory(attempt))
+        known = ", ".join(fact for fact in facts if fact)
+        return f"  ({known})" if known else ""
 
     def _stream(self, test: TestId | None, new: str) -> None:
         """Prints whole lines only, with a heading when the test changes: several tests run at the same time."""
-        whole, end, rest = (self._partial_lines.pop(test, "") + new).rpartition("\n")
+        written = self._partial_lines.pop(test, "") + new
+        whole, end, rest = written.rpartition("\n")
         if rest:
             self._partial_lines[test] = rest
         if end:
@@ -134,29 +160,42 @@ class Console:
             self.writer.write(rest + "\n")
 
     def _heading(self, test: TestId | None) -> None:
-        if test != self._last_shown:
-            self._say(f"output of {test}:" if test else "output:", Style.FAINT)
+        if test == self._last_shown:
+            return
         self._last_shown = test
+        self._say(f"output of {test}:" if test else "output:", Style.FAINT)
 
     def _run_ended(self, summary: Summary) -> None:
         for test in list(self._partial_lines):
             self._flush(test)
-        in_full = self.detail is Verbosity.QUIET or self.level is StatusLevel.NONE
         sections = FinalSummary(
-            summary, self.styler, self.slowest, self.command, self._warnings, self.layout(), in_full
+            summary,
+            self.styler,
+            self.slowest,
+            self.command,
+            self._warnings,
+            self.layout(),
+            in_full=self.detail is Verbosity.QUIET or self.level is StatusLevel.NONE,
         )
         self.writer.write(f"\n{sections}")
 
     def _say(self, line: str, style: Style | None = None) -> None:
-        self.writer.write((self.styler(style, line) if style else line) + "\n")
+        if style is not None:
+            line = self.styler(style, line)
+        self.writer.write(f"{line}\n")
 
 
 def opening(run: events.RunBegan) -> str:
     """The first line of the report."""
-    files = len({test.id.file for test in run.tests})
-    on = " and ".join(text.resources(run))
-    nodes = f" of {text.count(len(run.nodes), 'node')}" if run.nodes else ""
-    parts = [f"{text.count(len(run.tests), 'test')} from {text.count(files, 'file')} on {on}{nodes}"]
+    file_names = {test.id.file for test in run.tests}
+    tests = text.count(len(run.tests), "test")
+    files = text.count(len(file_names), "file")
+    resources = " and ".join(text.resources(run))
+    first = f"{tests} from {files} on {resources}"
+    if run.nodes:
+        nodes = text.count(len(run.nodes), "node")
+        first += f" of {nodes}"
+    parts = [first]
     if run.repetitions > 1:
         parts.append(f"each run {run.repetitions} times")
     if run.seed is not None:
@@ -170,11 +209,12 @@ def running_tests(status: events.StatusRequested) -> str:
     """The running tests with their times, devices or slots, and stacks."""
     if not status.running:
         return "no test is running\n"
-    heading = f"{text.count(len(status.running), 'test')} running:"
-    return "\n".join([heading, *(_running_test(running) for running in status.running)]) + "\n"
-
-
-def _running_test(running: events.Running) -> str:
-    line = f"  {text.duration(running.seconds):>9}  {running.test.id}  on {text.place(running.lease) or 'no slot'}"
-    stacks = textwrap.indent(text.printable(running.stacks).rstrip(), " " * 6)
-    return f"{line}\n{stacks}" if stacks else line
+    lines = [f"{text.count(len(status.running), 'test')} running:"]
+    for running in status.running:
+        took = text.duration(running.seconds)
+        where = text.place(running.lease) or "no slot"
+        lines.append(f"  {took:>9}  {running.test.id}  on {where}")
+        stacks = text.printable(running.stacks).rstrip()
+        if stacks:
+            lines.append(textwrap.indent(stacks, " " * 6))
+    return "\n".join(lines) + "\n"

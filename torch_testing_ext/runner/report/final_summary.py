@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext._collectives.records import grouped
@@ -17,6 +17,8 @@ from .terminal import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, Style, Styler
 # With more names, the command would be too long to read.
 MOST_NAMES = 8
 MOST_UNFINISHED = 10
+# A text with its style.
+_Cell = tuple[Style, str]
 
 
 @dataclass
@@ -26,153 +28,237 @@ class FinalSummary:
     summary: Summary
     styler: Styler
     slowest: int
-    command: str  # runs the tests whose names are appended to it
-    late_warnings: Sequence[str]  # came after `summary` was made
+    # Runs the tests whose names are appended to it.
+    command: str
+    # They came after `summary` was made.
+    late_warnings: Sequence[str]
     layout: ConsoleLayout
-    in_full: bool  # with the details of each failure, which have not been printed before
+    # With the details of each failure, which have not been printed before.
+    in_full: bool
 
     def __post_init__(self) -> None:
-        self._repetitions = 1 + max((one.last.repetition for one in self.summary.finished), default=0)
+        self._repetitions = 1
+        for result in self.summary.finished:
+            self._repetitions = max(self._repetitions, 1 + result.last.repetition)
 
     def __str__(self) -> str:
-        details = "\n\n".join("\n".join(self._failure(one)) for one in self.summary.failures if self.in_full)
-        parts = [
-            [details] if self.in_full else self._failures(),
+        """The sections that are not empty, with an empty line between them."""
+        sections = [
+            self._failures_in_full() if self.in_full else self._failures(),
             self._outcomes(),
             self._slowest(),
-            _table("skipped:", ((str(number), reason) for reason, number in text.skip_reasons(self.summary))),
+            self._skipped(),
             self._flaky(),
             self._leaked(),
             self._unfinished(),
             self._warnings(),
             self._error(),
             self._rerun_command(),
-            [self.summary.last_line],  # without colour, since programs read it, too
+            # Without colour, since programs read it, too.
+            [self.summary.last_line],
         ]
-        return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
+        texts = ["\n".join(lines) for lines in sections if any(lines)]
+        return "\n\n".join(texts) + "\n"
 
     def _failures(self) -> list[str]:
         """The name of each on a line, and its cause below; those with one cause together."""
-        groups = brief.by_cause(self.summary.failures, self.summary.policy)
-        lines = [line for group in groups for line in self._group(group)]
-        return [self.layout.rule("="), *lines] if lines else []
+        lines: list[str] = []
+        for group in brief.by_cause(self.summary.failures, self.summary.policy):
+            lines += self._group(group)
+        if not lines:
+            return []
+        return [self.layout.rule("="), *lines]
+
+    def _failures_in_full(self) -> list[str]:
+        """All failures, with an empty line between them."""
+        lines: list[str] = []
+        for result in self.summary.failures:
+            if lines:
+                lines.append("")
+            lines += self._failure(result)
+        return lines
 
     def _group(self, group: Sequence[FinishedTest]) -> Iterator[str]:
-        cause = text.reason(brief.failing_attempts(group[0], self.summary.policy)[-1])
+        """The lines of the failures with one cause."""
+        attempt = brief.failing_attempts(group[0], self.summary.policy)[-1]
+        cause = text.reason(attempt)
         if len(group) == 1:
-            yield self.styler(Style.RED, f"{text.outcome_in_words(group[0])}: {self._name(group[0])}")
+            yield self._title(group[0])
             yield from self.layout.wrapped(cause, "    ")
             return
         yield from self.layout.wrapped(f"{brief.heading(group)}: {cause}", "", self.styler)
-        shown = group if len(group) <= MOST_NAMES else group[: MOST_NAMES - 1]
-        yield from (f"    {self._name(one)}" for one in shown)
+        shown = group
+        if len(group) > MOST_NAMES:
+            # The line with the number of the others is one of them.
+            shown = group[: MOST_NAMES - 1]
+        for result in shown:
+            yield f"    {self._name(result)}"
         if len(shown) < len(group):
             yield f"    and {len(group) - len(shown)} more"
 
-    def _failure(self, one: FinishedTest) -> Iterator[str]:
+    def _title(self, result: FinishedTest) -> str:
+        outcome = text.outcome_in_words(result)
+        return self.styler(Style.RED, f"{outcome}: {self._name(result)}")
+
+    def _failure(self, result: FinishedTest) -> Iterator[str]:
+        """The lines of a failure with all details; those of attempts that failed in the same way once."""
         yield self.layout.rule("=")
-        yield self.styler(Style.RED, f"{text.outcome_in_words(one)}: {self._name(one)}")
-        details = {
-            each.number: brief.details(each, self.layout) for each in brief.failing_attempts(one, self.summary.policy)
-        }
+        yield self._title(result)
+        details = {}
+        for attempt in brief.failing_attempts(result, self.summary.policy):
+            details[attempt.number] = brief.details(attempt, self.layout)
         different = grouped((without_accidents(words), number) for number, words in details.items())
         for numbers in different.values():
             yield self.layout.rule("-")
-            if len(one.attempts) > 1:
-                yield f"attempt{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}:"
+            if len(result.attempts) > 1:
+                attempts = "attempt" if len(numbers) == 1 else "attempts"
+                yield f"{attempts} {', '.join(map(str, numbers))}:"
             yield brief.shown(details[numbers[0]], self.layout, self.styler)
 
     def _outcomes(self) -> list[str]:
         """The numbers of the last line, with a line for each that counts several outcomes, or another one."""
+        rule = self.layout.rule("=")
         took = f" in {text.duration(self.summary.seconds)}"
-        counts: dict[Category, Counter[TestOutcome]] = {category: Counter() for category in Category}
-        for one in self.summary.finished:
-            counts[self.summary.policy.verdict_on(one)][one.outcome] += 1
-        found = [category for category in Category if counts[category]]
-        if not found:
-            return [self.layout.rule("="), f"no tests ran{took}"]
-        totals = [(STYLE_OF_CATEGORY[one], f"{counts[one].total()} {one.value}") for one in found]
-        lines = self._row(totals, took)
-        for category in found:
-            if set(counts[category]) != {TestOutcome(category.value)}:
-                outcomes = [
-                    (STYLE_OF[one], _of_them(counts[category], one)) for one in TestOutcome if counts[category][one]
-                ]
-                lines += self._row(outcomes, "", f"  {category.value}: ")
-        return [self.layout.rule("="), *lines]
+        if not self.summary.finished:
+            return [rule, f"no tests ran{took}"]
+        counts: defaultdict[Category, Counter[TestOutcome]] = defaultdict(Counter)
+        for result in self.summary.finished:
+            category = self.summary.policy.verdict_on(result)
+            counts[category][result.outcome] += 1
+        totals = []
+        lines = []
+        for category in Category:
+            outcomes = counts[category]
+            if not outcomes:
+                continue
+            total = f"{outcomes.total()} {category.value}"
+            totals.append((STYLE_OF_CATEGORY[category], total))
+            if set(outcomes) == {TestOutcome(category.value)}:
+                continue
+            cells = []
+            for outcome in TestOutcome:
+                if outcomes[outcome]:
+                    cells.append((STYLE_OF[outcome], _of_them(outcomes, outcome)))
+            lines += self._row(cells, start=f"  {category.value}: ")
+        return [rule, *self._row(totals, end=took), *lines]
 
-    def _row(self, cells: Sequence[tuple[Style, str]], end: str, start: str = "") -> list[str]:
+    def _row(self, cells: Sequence[_Cell], start: str = "", end: str = "") -> list[str]:
         """Cells in as many rows as they need, each with its style."""
-        plain = [words for _, words in cells]
-        rows = self.layout.rows([start + plain[0], *plain[1:-1], plain[-1] + end] if plain[1:] else plain, ", ")
-        lines = [", ".join(self.styler(*cells[number]) for number in row) for row in rows]
-        return f"{start}{(',' + chr(10)).join(lines)}{end}".split("\n")
+        words = [word for _, word in cells]
+        if len(words) > 1:
+            words[0] = start + words[0]
+            words[-1] += end
+        rows = []
+        for numbers in self.layout.rows(words, ", "):
+            styled = [self.styler(*cells[number]) for number in numbers]
+            rows.append(", ".join(styled) + ",")
+        rows[-1] = rows[-1].removesuffix(",") + end
+        rows[0] = start + rows[0]
+        return rows
 
     def _slowest(self) -> list[str]:
-        ran = [one for one in self.summary.finished if one.outcome is not TestOutcome.SKIPPED]
-        chosen = sorted(ran, key=lambda one: -one.seconds)[: self.slowest]
-        return _table("slowest:", ((text.duration(one.seconds), self._name(one)) for one in chosen))
+        ran = [result for result in self.summary.finished if result.outcome is not TestOutcome.SKIPPED]
+        ran.sort(key=lambda result: -result.seconds)
+        rows = []
+        for result in ran[: self.slowest]:
+            rows.append((text.duration(result.seconds), self._name(result)))
+        return _table("slowest:", rows)
+
+    def _skipped(self) -> list[str]:
+        rows = []
+        for reason, number in text.skip_reasons(self.summary):
+            rows.append((str(number), reason))
+        return _table("skipped:", rows)
+
+    def _with_outcome(self, outcome: TestOutcome) -> list[FinishedTest]:
+        return [result for result in self.summary.finished if result.outcome is outcome]
 
     def _flaky(self) -> list[str]:
-        ones = [one for one in self.summary.finished if one.outcome is TestOutcome.FLAKY]
-        return _table(
-            "flaky:",
-            ((text.count(len(one.attempts), "attempt"), f"{self._name(one)}\n{_first_failure(one)}") for one in ones),
-        )
+        rows = []
+        for result in self._with_outcome(TestOutcome.FLAKY):
+            attempts = text.count(len(result.attempts), "attempt")
+            name = self._name(result)
+            rows.append((attempts, f"{name}\n{_first_failure(result)}"))
+        return _table("flaky:", rows)
 
     def _leaked(self) -> list[str]:
-        ones = [one for one in self.summary.finished if one.outcome is TestOutcome.LEAKED]
-        rows = ((str(len(one.last.leftovers)), "\n".join([self._name(one), *one.last.leftovers])) for one in ones)
+        rows = []
+        for result in self._with_outcome(TestOutcome.LEAKED):
+            processes = result.last.leftovers
+            lines = [self._name(result), *processes]
+            rows.append((str(len(processes)), "\n".join(lines)))
         return _table("left processes running (now terminated):", rows)
 
     def _unfinished(self) -> list[str]:
         waiting = self.summary.unfinished
         if not waiting:
             return []
-        shown = [f"  {text.printable(str(test.id))}" for test in waiting[:MOST_UNFINISHED]]
-        more = [f"  and {len(waiting) - len(shown)} more"] if len(waiting) > len(shown) else []
-        why = text.why_unfinished(self.summary)
-        return [f"{text.count(len(waiting), 'test')} did not finish: {why}", *shown, *more]
+        tests = text.count(len(waiting), "test")
+        lines = [f"{tests} did not finish: {text.why_unfinished(self.summary)}"]
+        for test in waiting[:MOST_UNFINISHED]:
+            name = text.printable(str(test.id))
+            lines.append(f"  {name}")
+        if len(waiting) > MOST_UNFINISHED:
+            lines.append(f"  and {len(waiting) - MOST_UNFINISHED} more")
+        return lines
 
     def _error(self) -> list[str]:
         if not self.summary.error:
             return []
-        return [self.styler(Style.RED, "error of the runner itself:"), text.printable(self.summary.error).rstrip()]
+        heading = self.styler(Style.RED, "error of the runner itself:")
+        return [heading, text.printable(self.summary.error).rstrip()]
 
     def _warnings(self) -> list[str]:
         unique = dict.fromkeys((*self.summary.warnings, *self.late_warnings))
-        return [self.styler(Style.YELLOW, f"warning: {text.printable(one)}") for one in unique]
+        lines = []
+        for warning in unique:
+            words = f"warning: {text.printable(warning)}"
+            lines.append(self.styler(Style.YELLOW, words))
+        return lines
 
     def _rerun_command(self) -> list[str]:
-        failed = [one.test.id for one in self.summary.failures]
-        names = list(dict.fromkeys((*failed, *(test.id for test in self.summary.unfinished))))
+        """The command that runs the tests again that failed or did not finish."""
+        failed = [result.test.id for result in self.summary.failures]
+        unfinished = [test.id for test in self.summary.unfinished]
+        names = list(dict.fromkeys((*failed, *unfinished)))
         if not names:
             return []
-        chosen = [shell.name(str(name)) for name in names]
-        if len(names) > MOST_NAMES:  # too long to read
-            files = dict.fromkeys(shell.name(name.file) for name in names)
-            chosen = [*files] if self.summary.unfinished else ["--last-failed", *files]
-        heading = f"to {'rerun' if failed else 'run'} {'it' if len(names) == 1 else 'them'}:"
-        return [heading, f"  {' '.join([self.command, *chosen])}"]
+        if len(names) <= MOST_NAMES:
+            words = [shell.name(str(name)) for name in names]
+        else:
+            # All names would be too long to read.
+            files = [shell.name(name.file) for name in names]
+            words = list(dict.fromkeys(files))
+            if not unfinished:
+                words.insert(0, "--last-failed")
+        verb = "rerun" if failed else "run"
+        tests = "it" if len(names) == 1 else "them"
+        command = " ".join([self.command, *words])
+        return [f"to {verb} {tests}:", f"  {command}"]
 
-    def _name(self, one: FinishedTest) -> str:
-        return text.name(one.last, self._repetitions)
+    def _name(self, result: FinishedTest) -> str:
+        return text.name(result.last, self._repetitions)
 
 
 def _of_them(counts: Counter[TestOutcome], outcome: TestOutcome) -> str:
     """`2 error`; of the failures, `7 by assertions`, since all of them have failed."""
-    return f"{counts[outcome]} {'by assertions' if outcome is TestOutcome.FAILED else outcome.value}"
+    words = "by assertions" if outcome is TestOutcome.FAILED else outcome.value
+    return f"{counts[outcome]} {words}"
 
 
-def _table(heading: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+def _table(heading: str, rows: Sequence[tuple[str, str]]) -> list[str]:
     """Right-aligns the first column and indents further lines of a cell below its first line."""
-    cells = list(rows)
-    if not cells:
+    if not rows:
         return []
-    width = max(len(first) for first, _ in cells) + 2
+    width = max(len(first) for first, _ in rows) + 2
     below = "\n" + " " * (width + 2)
-    return [heading, *(f"{first:>{width}}  {second.replace(chr(10), below)}" for first, second in cells)]
+    lines = [heading]
+    for first, second in rows:
+        indented = second.replace("\n", below)
+        lines.append(f"{first:>{width}}  {indented}")
+    return lines
 
 
-def _first_failure(one: FinishedTest) -> str:
-    return f"{one.attempts[0].outcome.value}: {text.title(one.attempts[0].message)}"
+def _first_failure(result: FinishedTest) -> str:
+    attempt = result.attempts[0]
+    return f"{attempt.outcome.value}: {text.title(attempt.message)}"

@@ -33,23 +33,36 @@ class GitHub:
     def on_event(self, event: Event) -> None:
         if not isinstance(event, RunEnded):
             return
-        groups = brief.by_cause(event.summary.failures, event.summary.policy)
-        self.writer.write("".join(annotation(group, event.summary.policy) for group in groups[:MOST_ANNOTATIONS]))
+        summary = event.summary
+        groups = brief.by_cause(summary.failures, summary.policy)
+        annotations = [annotation(group, summary.policy) for group in groups[:MOST_ANNOTATIONS]]
+        self.writer.write("".join(annotations))
         if self.step_summary is not None:
             with suppress(OSError), self.step_summary.open("a", encoding="utf-8") as file:
-                file.write(step_summary(event.summary, groups))
+                file.write(step_summary(summary, groups))
 
 
 def annotation(group: Sequence[FinishedTest], policy: Policy) -> str:
     """The workflow command that creates the annotation of failures with one cause, at the line of the culprit."""
-    one = group[0]
-    said = text.screen(brief.failing_attempts(one, policy)[-1]).strip()
-    name = PurePosixPath(one.test.id.file).name
-    place = re.search(rf"(?<!\S){re.escape(name)}:(\d+)(?: in |$)", said, re.MULTILINE)
-    title = brief.heading(group) or f"{one.outcome.value}: {one.test.id}"
-    facts = {"file": one.test.id.file, "line": place[1] if place else str(one.test.line or 1), "title": title}
+    first = group[0]
+    message = text.screen(brief.failing_attempts(first, policy)[-1]).strip()
+    facts = {
+        "file": first.test.id.file,
+        "line": _line_of(first, message),
+        "title": brief.heading(group) or f"{first.outcome.value}: {first.test.id}",
+    }
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())
-    return f"::error {where}::{_escape(cut_middle(said, LONGEST_ANNOTATION) or one.outcome.value)}\n"
+    shown = cut_middle(message, LONGEST_ANNOTATION) or first.outcome.value
+    return f"::error {where}::{_escape(shown)}\n"
+
+
+def _line_of(result: FinishedTest, message: str) -> str:
+    """The line of the test's file that its message names; else the test's own."""
+    name = PurePosixPath(result.test.id.file).name
+    place = re.search(rf"(?<!\S){re.escape(name)}:(\d+)(?: in |$)", message, re.MULTILINE)
+    if place is not None:
+        return place[1]
+    return str(result.test.line or 1)
 
 
 def step_summary(summary: Summary, groups: Sequence[Sequence[FinishedTest]]) -> str:
@@ -57,13 +70,22 @@ def step_summary(summary: Summary, groups: Sequence[Sequence[FinishedTest]]) -> 
     parts = [f"### {summary.last_line} in {text.duration(summary.seconds)}\n"]
     for group in groups:
         attempt = brief.failing_attempts(group[0], summary.policy)[-1]
-        title = brief.heading(group) or text.test_name(group[0].test.id)
-        names = "".join(f"- `{text.test_name(one.test.id)}`\n" for one in group) if len(group) > 1 else ""
-        title, cause = (html.escape(words, quote=False) for words in (title, text.reason(attempt)))
-        said = text.screen(attempt).replace("```", "~~~")
-        parts.append(f"<details><summary><b>{title}</b>: {cause}</summary>\n\n{names}\n```\n{said}\n```\n</details>\n")
+        heading = brief.heading(group) or text.test_name(group[0].test.id)
+        title = html.escape(heading, quote=False)
+        cause = html.escape(text.reason(attempt), quote=False)
+        names = ""
+        if len(group) > 1:
+            names = "".join(f"- `{text.test_name(result.test.id)}`\n" for result in group)
+        message = text.screen(attempt).replace("```", "~~~")
+        parts.append(
+            f"<details><summary><b>{title}</b>: {cause}</summary>\n\n{names}\n```\n{message}\n```\n</details>\n"
+        )
     return cut_middle("\n".join(parts), LONGEST_SUMMARY) + "\n"
 
 
 def _escape(words: str, inside: str = "") -> str:
-    return "".join(f"%{ord(letter):02X}" if letter in "%\r\n" + inside else letter for letter in words)
+    special = "%\r\n" + inside
+    escaped = ""
+    for letter in words:
+        escaped += f"%{ord(letter):02X}" if letter in special else letter
+    return escaped

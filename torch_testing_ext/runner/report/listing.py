@@ -14,30 +14,51 @@ from . import text
 
 def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
     """One line per test with what it needs, then one per broken file, then the counts."""
-    tests, broken = list(tests), list(broken)
+    number = 0
+    skipped = 0
     for test in tests:
-        yield "  ".join(part for part in (text.test_name(test.id), _needs(test)) if part)
+        number += 1
+        skipped += test.skip is not None
+        needs = _needs(test)
+        name = text.test_name(test.id)
+        yield f"{name}  {needs}" if needs else name
+    broken_files = 0
+    broken_tests = 0
     for attempt in broken:
+        if attempt.test.id.method:
+            broken_tests += 1
+        else:
+            broken_files += 1
         yield f"{text.test_name(attempt.test.id)}  broken: {text.title(attempt.message)}"
-    skipped = sum(test.skip is not None for test in tests)
-    counts = [text.count(len(tests), "test")]
-    counts += [f"{skipped} of them skipped"] if skipped else []
-    tests_not_run = sum(bool(attempt.test.id.method) for attempt in broken)
-    counts += [text.count(len(broken) - tests_not_run, "broken file")] if len(broken) > tests_not_run else []
-    counts += [f"{text.count(tests_not_run, 'test')} that cannot be run"] if tests_not_run else []
+    counts = [text.count(number, "test")]
+    if skipped:
+        counts.append(f"{skipped} of them skipped")
+    if broken_files:
+        counts.append(text.count(broken_files, "broken file"))
+    if broken_tests:
+        counts.append(f"{text.count(broken_tests, 'test')} that cannot be run")
     yield ", ".join(counts)
 
 
 def _needs(test: Test) -> str:
+    """The needs of a test in words, or the reason why it is skipped."""
     if test.skip is not None:
         return f"skipped: {text.title(test.skip)}"
-    needs = [text.count(test.world_size, "rank")] if test.world_size > 1 else []
-    needs += [text.count(test.devices, "device")] if test.devices else []
-    needs += [f"shared by {test.shared_by} ranks"] if test.shared_by else []
-    needs += [str(test.of_devices)] if test.of_devices else []
-    needs += [test.backend] if test.backend else []
-    needs += [f"timeout {test.timeout:g} s"] if test.timeout is not None else []
-    needs += [f"with {test.together}"] if test.together else []
+    needs = []
+    if test.world_size > 1:
+        needs.append(text.count(test.world_size, "rank"))
+    if test.devices:
+        needs.append(text.count(test.devices, "device"))
+    if test.shared_by:
+        needs.append(f"shared by {test.shared_by} ranks")
+    if test.of_devices:
+        needs.append(str(test.of_devices))
+    if test.backend:
+        needs.append(test.backend)
+    if test.timeout is not None:
+        needs.append(f"timeout {test.timeout:g} s")
+    if test.together:
+        needs.append(f"with {test.together}")
     return ", ".join(needs)
 
 
@@ -45,14 +66,18 @@ def as_json(tests: Iterable[Test], broken: Iterable[Attempt], expected: Expected
     """Everything that is known about the tests and the broken files."""
     content = {
         "tests": [_as_data(test, expected(test.id)) for test in tests],
-        "broken": [
-            {"id": str(attempt.test.id), "file": attempt.test.id.file, "message": attempt.message} for attempt in broken
-        ],
+        "broken": [_broken_as_data(attempt) for attempt in broken],
     }
     return json.dumps(content, indent=1)
 
 
+def _broken_as_data(attempt: Attempt) -> dict[str, str]:
+    test = attempt.test.id
+    return {"id": str(test), "file": test.file, "message": attempt.message}
+
+
 def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
+    """A test as an object of JSON."""
     return {
         "id": str(test.id),
         "file": test.id.file,
@@ -82,8 +107,10 @@ def schedule_as_text(planned: Sequence[Span]) -> Iterator[str]:
 
 
 def _lease(lease: Lease) -> str:
-    devices, slots = (",".join(map(str, names)) for names in (lease.devices, lease.slots))
-    return f"devices {devices}" if devices else f"slots {slots}"
+    if lease.devices:
+        return f"devices {','.join(lease.devices)}"
+    slots = ",".join(str(slot) for slot in lease.slots)
+    return f"slots {slots}"
 
 
 def _names(unit: Unit) -> str:

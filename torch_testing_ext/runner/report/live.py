@@ -24,9 +24,12 @@ from .terminal import ConsoleLayout, TerminalStream
 MOST_TESTS = 8
 MOST_FAILED = 5
 REFRESHES_PER_SECOND = 4
-BAR = 20  # columns
-NARROW = 72  # with fewer columns, the place of a test leaves too few for its name
+# Columns.
+BAR = 20
+# With fewer columns, the place of a test leaves too few for its name.
+NARROW = 72
 GAP = "  "
+_STYLES = {Category.PASSED: "green", Category.FAILED: "red", Category.SKIPPED: "dim"}
 
 
 @dataclass
@@ -35,7 +38,8 @@ class Live:
 
     terminal: TerminalStream
     policy: Policy = field(default_factory=Policy)
-    shows: bool = True  # else another one draws it
+    # If not, another display draws it.
+    shows: bool = True
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
     by_category: Counter[Category] = field(default_factory=Counter)
     _importing: str = ""
@@ -62,6 +66,7 @@ class Live:
             self.terminal.write(lines)
 
     def on_event(self, event: Event) -> None:
+        """Note what has changed; the display is drawn a few times a second."""
         match event:
             case Importing():
                 self._importing = status_line.importing(event)
@@ -88,39 +93,59 @@ class Live:
 
     def _start(self) -> None:
         if self.shows and not self._region.is_started:
-            atexit.register(self._region.stop)  # the terminal gets its cursor back, however the run ends
+            # The terminal gets its cursor back, however the run ends.
+            atexit.register(self._region.stop)
             self._region.start()
 
     def draw(self) -> RenderableType:
+        """The display as rich shows it now: failures, counts and running tests."""
         if self._importing:
             return Text(self._importing, style="dim", no_wrap=True, overflow="ellipsis")
         now = time.monotonic() - self._began
-        longest_first = sorted(self._running.values(), key=lambda one: one[2])
+        narrow = self._terminal.width < NARROW
+        parts: list[RenderableType] = []
+        more_failed = len(self._failed) - MOST_FAILED
+        if more_failed > 0:
+            parts.append(Text(f"{more_failed} more failed", style="dim"))
+        for test in self._failed[-MOST_FAILED:]:
+            parts.append(Text("failed ", style="red") + _name(test, narrow))
+        parts.append(self._counts(now))
+        parts.append(self._table(now, narrow))
+        more = len(self._running) - MOST_TESTS
+        if more > 0:
+            parts.append(Text(f"and {more} more", style="dim"))
+        return Group(*parts)
+
+    def _table(self, now: float, narrow: bool) -> Table:
+        """The tests that have been running for longest."""
         table = Table.grid(padding=(0, 2))
         table.add_column(justify="right", style="dim", no_wrap=True)
-        table.add_column()  # shrinks on a narrow terminal
-        narrow = self._terminal.width < NARROW
-        for test, lease, at in longest_first[:MOST_TESTS]:
-            place = [] if narrow else [Text(text.place(lease), style="dim", no_wrap=True)]
-            table.add_row(text.duration(max(0.0, now - at)), _name(test, narrow), *place)
-        more = len(longest_first) - MOST_TESTS
-        tail = [Text(f"and {more} more", style="dim")] if more > 0 else []
-        more_failed = len(self._failed) - MOST_FAILED
-        failed = [Text(f"{more_failed} more failed", style="dim")] if more_failed > 0 else []
-        failed += [Text("failed ", style="red") + _name(test, narrow) for test in self._failed[-MOST_FAILED:]]
-        return Group(*failed, self._counts(now), table, *tail)
+        # This column shrinks on a narrow terminal.
+        table.add_column()
+        longest_first = sorted(self._running.values(), key=lambda running: running[2])
+        for test, lease, began in longest_first[:MOST_TESTS]:
+            cells: list[RenderableType] = [text.duration(max(0.0, now - began)), _name(test, narrow)]
+            if not narrow:
+                cells.append(Text(text.place(lease), style="dim", no_wrap=True))
+            table.add_row(*cells)
+        return table
 
     def _counts(self, now: float) -> RenderableType:
+        """The bar, the numbers of tests, and the time."""
         finished = sum(self.by_category.values())
-        parts = [(f"{finished}/{self._total}", "bold")]
-        for category, style in (Category.PASSED, "green"), (Category.FAILED, "red"), (Category.SKIPPED, "dim"):
+        parts = [Text(f"{finished}/{self._total}", "bold")]
+        for category, style in _STYLES.items():
             if self.by_category[category]:
-                parts.append((f"{self.by_category[category]} {category.value}", style))
+                parts.append(Text(f"{self.by_category[category]} {category.value}", style))
+        times = text.duration(now)
         left = self._estimate.left(now)
-        parts.append((text.duration(now) + (f", about {text.duration(left)} left" if left else ""), "dim"))
-        rows = ConsoleLayout(self._terminal.width).rows([words for words, _ in parts], GAP)
-        lines = Text("\n").join(Text(GAP).join(Text(*parts[number]) for number in row) for row in rows)
-        if len(rows) > 1 or BAR + 2 * len(GAP) + lines.cell_len > self._terminal.width:
+        if left:
+            times += f", about {text.duration(left)} left"
+        parts.append(Text(times, "dim"))
+        rows = ConsoleLayout(self._terminal.width).rows([part.plain for part in parts], GAP)
+        lines = Text("\n").join(Text(GAP).join(parts[number] for number in row) for row in rows)
+        needed = BAR + 2 * len(GAP) + lines.cell_len
+        if len(rows) > 1 or needed > self._terminal.width:
             return lines
         bar = ProgressBar(total=max(self._total, 1), completed=finished, width=BAR)
         line = Table.grid(padding=(0, len(GAP)))
@@ -131,4 +156,6 @@ class Live:
 def _name(test: Test, short: bool) -> Text:
     """The name of a test without its folder, or only its last part."""
     name = test.id.method or test.id.cls if short else ""
-    return Text(text.printable(name or str(test.id).rpartition("/")[2]), no_wrap=True, overflow="ellipsis")
+    if not name:
+        name = str(test.id).rpartition("/")[2]
+    return Text(text.printable(name), no_wrap=True, overflow="ellipsis")

@@ -15,39 +15,53 @@ from .journal import JournalError, find, read
 
 def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
     """The newest account of each failed test in journals and folders with a cache; of all tests without names."""
-    found: dict[str, tuple[float, str]] = {}
-    names = [text.one_line(name) for name in names]
+    wanted = [text.one_line(name) for name in names]
+    newest: dict[str, tuple[float, str]] = {}
     for place in places:
         for test, account, at in (*_of_run(place), *kept_accounts.kept(place)):
-            if _is_named(test, names) and found.get(test, (0.0, ""))[0] < at:
-                found[test] = at, account
-    for test, (_, account) in found.items():
-        yield f"{test}\n{'=' * min(len(test), 80)}\n{account}\n"
+            if not _is_named(test, wanted):
+                continue
+            before, _ = newest.get(test, (0.0, ""))
+            if before < at:
+                newest[test] = at, account
+    for test, (_, account) in newest.items():
+        rule = "=" * min(len(test), 80)
+        yield f"{test}\n{rule}\n{account}\n"
 
 
 def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
+    """The name, the account and the time of each test that has failed in a run."""
     try:
         path = find(place)
         run = read(path)
     except (JournalError, OSError):
         return
     at = path.stat().st_mtime
-    for one in run.summary.finished:
-        if any(run.header.policy.verdict(attempt.outcome) is Category.FAILED for attempt in one.attempts):
-            yield text.test_name(one.test.id), "\n\n".join(_account(attempt) for attempt in one.attempts), at
+    policy = run.header.policy
+    for result in run.summary.finished:
+        verdicts = {policy.verdict(attempt.outcome) for attempt in result.attempts}
+        if Category.FAILED in verdicts:
+            name = text.test_name(result.test.id)
+            account = "\n\n".join(_account(attempt) for attempt in result.attempts)
+            yield name, account, at
 
 
 def _account(attempt: Attempt) -> str:
-    parts = [f"{attempt.outcome.value} after {text.duration(attempt.seconds)}, attempt {attempt.number}"]
-    parts += [text.account(attempt)]
-    parts += [f"output of {heading}:\n{warnings_once(words)}" for heading, words in text.logs(attempt)]
+    took = text.duration(attempt.seconds)
+    parts = [f"{attempt.outcome.value} after {took}, attempt {attempt.number}", text.account(attempt)]
+    for heading, words in text.logs(attempt):
+        parts.append(f"output of {heading}:\n{warnings_once(words)}")
     parts += text.leftovers(attempt)
     return "\n\n".join(part for part in parts if part)
 
 
 def _is_named(test: str, names: Sequence[str]) -> bool:
     """Is the test one of these? A name may lack the file, the class or the parts that the test's folders have."""
-    spelled = (test, test.replace("::", "."))
-    return not names or any(
-        one == name or one.endswith((f"::{name}", f".{name}", f"/{name}")) for name in names for one in spelled
-    )
+    if not names:
+        return True
+    for name in names:
+        endings = (f"::{name}", f".{name}", f"/{name}")
+        for spelling in (test, test.replace("::", ".")):
+            if spelling == name or spelling.endswith(endings):
+                return True
+    return False

@@ -1,17 +1,12 @@
-"""The last line of a terminal while files are imported, where rich is not installed."""
+"""The files that are being imported, in words; on a terminal where rich is not installed, one line says so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch_testing_ext._process.logs import cut
 
 from ..events import Event, Importing
 from . import text
 from .terminal import LineWriter
-
-_CLEAR = "\r\x1b[K"
 
 
 def importing(event: Importing) -> str:
@@ -23,18 +18,16 @@ def importing(event: Importing) -> str:
 
 
 @dataclass
-class StatusLine:
-    """Draws the line. It is also a writer: text that is written to it scrolls by above the line."""
+class ImportNote:
+    """Says once that files are imported, on a terminal without a live display. It is also a writer."""
 
     terminal: LineWriter
-    columns: Callable[[], int | None]
-    _line: str = ""
+    _has_begun: bool = False
 
     def write(self, lines: str) -> None:
-        self.terminal.write(f"{_CLEAR if self._line else ''}{lines}{self._line}")
+        self.terminal.write(lines)
 
     def on_event(self, event: Event) -> None:
-        before = self._line
-        self._line = cut(importing(event), (self.columns() or 80) - 1) if isinstance(event, Importing) else ""
-        if before != self._line:
-            self.terminal.write(f"{_CLEAR}{self._line}")
+        if isinstance(event, Importing) and not self._has_begun:
+            self._has_begun = True
+            self.terminal.write(f"{importing(event)}\n")

@@ -47,7 +47,8 @@ class TerminalStream:
             try:
                 self.stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
                 self.stream.flush()
-            except (OSError, ValueError) as error:  # ValueError: it is closed
+            except (OSError, ValueError) as error:
+                # ValueError: it is closed.
                 self._give_up(error)
         return len(text)
 
@@ -67,8 +68,10 @@ class TerminalStream:
     def _give_up(self, error: Exception) -> None:
         self._broken = True
         discard(self.stream)
-        if not isinstance(error, BrokenPipeError):  # the reader closed the pipe on purpose
-            with suppress(OSError, ValueError):  # stderr may be broken, too
+        # The reader closed the pipe on purpose.
+        if not isinstance(error, BrokenPipeError):
+            # stderr may be broken, too.
+            with suppress(OSError, ValueError):
                 print(f"{user_commands.runner_name()}: console output stops here: {error}", file=sys.stderr)
 
 
@@ -105,7 +108,9 @@ class Styler:
         self._coloured = coloured
 
     def __call__(self, style: Style, text: str) -> str:
-        return f"\x1b[{style.value}m{text}\x1b[0m" if self._coloured else text
+        if not self._coloured:
+            return text
+        return f"\x1b[{style.value}m{text}\x1b[0m"
 
 
 def make_styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
@@ -123,7 +128,8 @@ def columns(stream: TextIO, environ: Mapping[str, str]) -> int | None:
         return None
     try:
         return os.get_terminal_size(stream.fileno()).columns or None
-    except (OSError, ValueError):  # a stream without a descriptor
+    except (OSError, ValueError):
+        # A stream without a descriptor.
         return None
 
 
@@ -138,39 +144,56 @@ def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 class ConsoleLayout:
     """The space that the report has, where it is shown."""
 
-    columns: int | None = None  # of the terminal; None if there is none
-    complete: str = ""  # the report file that has all of a message, if there is one
-    show: str = ""  # the command that shows all of the failure of a test whose name is appended
-    whole: bool = False  # show all of each failure
+    # Of the terminal; None if there is none.
+    columns: int | None = None
+    # The report file that has all of a message, if there is one.
+    complete: str = ""
+    # The command that shows all of the failure of a test whose name is appended.
+    show: str = ""
+    # Show all of each failure.
+    whole: bool = False
 
     def rule(self, character: str) -> str:
         """A horizontal line."""
-        return character * min(WIDEST_RULE, self.columns or WIDEST_RULE)
+        columns = WIDEST_RULE if self.columns is None else min(WIDEST_RULE, self.columns)
+        return character * columns
+
+    def _room(self, taken: int = 0) -> int:
+        """The columns for a title, in a line of which some are taken."""
+        if self.columns is None:
+            return LONGEST_TITLE
+        return max(SHORTEST_TITLE, self.columns - taken)
 
     def with_title(self, name: str, title: str) -> str:
         """A name and as much of a title as fits, in one line."""
         if not title:
             return name
-        columns = LONGEST_TITLE if self.columns is None else max(SHORTEST_TITLE, self.columns - width(name) - 2)
-        return f"{name}: {cut(title, columns)}"
+        return f"{name}: {cut(title, self._room(width(name) + 2))}"
 
     def wrapped(self, words: str, indent: str, styler: Styler | None = None) -> list[str]:
         """A text broken between words, each line with an indent and in red if there is a styler."""
-        columns = LONGEST_TITLE if self.columns is None else max(SHORTEST_TITLE, self.columns)
-        lines = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
-        lines = [cut(line, columns) for line in lines]
-        return [styler(Style.RED, line) if styler else line for line in lines]
+        columns = self._room()
+        wrapped = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        lines = []
+        for line in wrapped:
+            line = cut(line, columns)
+            lines.append(line if styler is None else styler(Style.RED, line))
+        return lines
 
     def rows(self, parts: Sequence[str], separator: str) -> list[list[int]]:
         """Distributes parts over rows that fit: for each row, the numbers of its parts."""
         rows: list[list[int]] = [[]]
         used = 0
         for number, part in enumerate(parts):
-            more = width(part) + (len(separator) if rows[-1] else 0)
+            more = width(part)
+            if rows[-1]:
+                more += len(separator)
             # The separator at the end of a row takes columns, too.
-            if self.columns is not None and rows[-1] and used + more + len(separator.rstrip()) > self.columns:
+            needed = used + more + len(separator.rstrip())
+            if self.columns is not None and rows[-1] and needed > self.columns:
                 rows.append([])
-                used, more = 0, width(part)
+                used = 0
+                more = width(part)
             rows[-1].append(number)
             used += more
         return rows

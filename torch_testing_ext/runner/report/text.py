@@ -54,32 +54,42 @@ def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
     """The output and stacks of all processes of an attempt, each with a heading."""
     if attempt.output:
         yield "the test's process", log(attempt.output)
-    for one in attempt.ranks:
-        if one.output:
-            yield f"rank {one.rank}", log(one.output)
-        if one.stacks:
-            yield f"rank {one.rank}, stacks", log(one.stacks)
+    for rank_log in attempt.ranks:
+        if rank_log.output:
+            yield f"rank {rank_log.rank}", log(rank_log.output)
+        if rank_log.stacks:
+            yield f"rank {rank_log.rank}, stacks", log(rank_log.stacks)
 
 
 def title(message: str) -> str:
     """A message's first line, with a limited length."""
-    line = printable(message.strip()[: 2 * LONGEST_TITLE]).strip().partition("\n")[0]
-    return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 3]}..."
+    beginning = message.strip()[: 2 * LONGEST_TITLE]
+    line = printable(beginning).strip().partition("\n")[0]
+    if len(line) <= LONGEST_TITLE:
+        return line
+    return f"{line[: LONGEST_TITLE - 3]}..."
 
 
 def reason(attempt: Attempt) -> str:
     """The title of an attempt's message, for a line that names the test already."""
-    said, name = title(attempt.message), re.escape(attempt.test.id.dotted)
-    return re.sub(rf" \d+\.\d s into {name}(?=[:,;]|$)", "", said, count=1) if name else said
+    words = title(attempt.message)
+    name = re.escape(attempt.test.id.dotted)
+    if not name:
+        return words
+    return re.sub(rf" \d+\.\d s into {name}(?=[:,;]|$)", "", words, count=1)
 
 
 def duration(seconds: float) -> str:
     """A duration with a sensible unit, such as `9.86 s` or `2 min 05 s`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
     if seconds < 100:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+    if not hours:
+        return f"{minutes} min {rest:02} s"
+    return f"{hours} h {minutes:02} min"
 
 
 def count(number: int, noun: str) -> str:
@@ -89,8 +99,14 @@ def count(number: int, noun: str) -> str:
 
 def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
     """The reasons of skips and how often each occurs, the most frequent first."""
-    skips = [one.last for one in summary.finished if one.outcome is TestOutcome.SKIPPED]
-    return Counter(not_enough_devices(one.want) if one.want else title(one.message) for one in skips).most_common()
+    reasons: Counter[str] = Counter()
+    for result in summary.finished:
+        if result.outcome is not TestOutcome.SKIPPED:
+            continue
+        attempt = result.last
+        reason = not_enough_devices(attempt.want) if attempt.want else title(attempt.message)
+        reasons[reason] += 1
+    return reasons.most_common()
 
 
 def not_enough_devices(want: str) -> str:
@@ -100,11 +116,17 @@ def not_enough_devices(want: str) -> str:
 
 def place(lease: Lease) -> str:
     """The devices of a unit or, if it has none, its CPU slots, in words."""
-    on = f" on {lease.node}" if lease.node else ""
     if lease.devices:
-        shared = f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}"
-        return f"gpu {', '.join(lease.devices)}{on}{shared if lease.shared_by else ''}"
-    return f"cpu {', '.join(map(str, lease.slots))}{on}" if lease.slots else ""
+        words = f"gpu {', '.join(lease.devices)}"
+    elif lease.slots:
+        words = f"cpu {', '.join(map(str, lease.slots))}"
+    else:
+        return ""
+    if lease.node:
+        words += f" on {lease.node}"
+    if lease.devices and lease.shared_by:
+        words += f": {lease.shared_by} ranks on {count(len(lease.devices), 'GPU')} over {lease.over}"
+    return words
 
 
 def node_of(lease: Lease) -> str:
@@ -114,19 +136,26 @@ def node_of(lease: Lease) -> str:
 
 def leftovers(attempt: Attempt) -> list[str]:
     """A line on the processes that a test has left running; none if its message names them, or if there are none."""
-    names = "" if attempt.outcome is TestOutcome.LEAKED else "; ".join(map(printable, attempt.leftovers))
+    if attempt.outcome is TestOutcome.LEAKED:
+        return []
+    names = "; ".join(printable(process) for process in attempt.leftovers)
     return [f"left running (now terminated): {names}"] if names else []
 
 
 def resources(run: RunBegan) -> list[str]:
     """The devices and slots of a run, such as `4 devices` and `8 CPU slots`."""
-    devices = [count(len(run.devices), "fake device" if run.fake else "device")] if run.devices else []
-    return [*devices, count(run.slots, "CPU slot")]
+    slots = count(run.slots, "CPU slot")
+    if not run.devices:
+        return [slots]
+    device = "fake device" if run.fake else "device"
+    return [count(len(run.devices), device), slots]
 
 
 def memory(attempt: Attempt) -> str:
     """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
-    return f"{in_words(attempt.memory.reserved)} of device memory" if attempt.memory is not None else ""
+    if attempt.memory is None:
+        return ""
+    return f"{in_words(attempt.memory.reserved)} of device memory"
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:
@@ -161,24 +190,31 @@ def why_unfinished(summary: Summary) -> str:
 def outcome_in_words(finished: FinishedTest) -> str:
     """The outcome of a test, with the number of attempts if there are several."""
     attempts = len(finished.attempts)
-    if finished.last.outcome is TestOutcome.SKIPPED and attempts > 1:
-        return f"{finished.outcome.value}, then skipped when retried"
+    outcome = str(finished.outcome.value)
+    if attempts > 1 and finished.last.outcome is TestOutcome.SKIPPED:
+        return f"{outcome}, then skipped when retried"
     if finished.outcome is TestOutcome.FLAKY:
         return f"flaky: passed on the {ordinal(attempts)} attempt"
-    return f"{finished.outcome.value} {attempts} times" if attempts > 1 else finished.outcome.value
+    if attempts > 1:
+        return f"{outcome} {attempts} times"
+    return outcome
 
 
 def ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    is_teen = number % 100 in (11, 12, 13)
+    ending = "th" if is_teen else endings.get(number % 10, "th")
     return f"{number}{ending}"
 
 
 def header_facts(header: RunHeader) -> list[tuple[str, str]]:
     """The known facts about where a run took place, and with which software, each with its name."""
-    changed = " (with uncommitted changes)" if header.uncommitted_changes else ""
+    commit = header.commit
+    if commit and header.uncommitted_changes:
+        commit += " (with uncommitted changes)"
     facts = [
         ("command", header.command),
-        ("commit", f"{header.commit}{changed}" if header.commit else ""),
+        ("commit", commit),
         ("host", header.host),
         ("torch", header.torch),
         ("Python", header.python),
@@ -208,7 +244,10 @@ def node(tag: str, *children: ET.Element | str | None, **attributes: object) -> 
 def _append(element: ET.Element, child: ET.Element | str) -> None:
     if not isinstance(child, str):
         element.append(child)
-    elif len(element):
-        element[-1].tail = (element[-1].tail or "") + printable(child)
+        return
+    added = printable(child)
+    if len(element):
+        last = element[-1]
+        last.tail = (last.tail or "") + added
     else:
-        element.text = (element.text or "") + printable(child)
+        element.text = (element.text or "") + added

@@ -19,7 +19,9 @@ from .terminal import TerminalStream
 
 KEYS = "a all  f failed  l last output  w where  q quit"
 REDRAW = 0.25
-_REST = 8  # lines of the page for other things than failures
+# Lines of the page for other things than failures, and more of them during a run.
+_REST = 8
+_REST_OF_RUN = 8
 
 
 class WatchPage:
@@ -27,15 +29,23 @@ class WatchPage:
 
     def __init__(self, options: Options, output: IO[bytes]):
         """`output`: that of the last run."""
-        self._options, self._output = options, output
+        self._options = options
+        self._output = output
         self._console = Console(highlight=False)
         self._region = Region(
-            console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
-        self._live: Live | None = None  # of the run
-        self._status, self._stacks = "", ""
+        # Of the run.
+        self._live: Live | None = None
+        self._status = ""
+        self._stacks = ""
         self._drawn_at = 0.0
-        self.failures: dict[str, str] = {}  # the first line of each, by test
+        # The first line of each, by test.
+        self.failures: dict[str, str] = {}
 
     def __enter__(self) -> WatchPage:
         self._region.start()
@@ -51,7 +61,8 @@ class WatchPage:
     # -- what happens
 
     def begin(self) -> None:
-        self._status, self._stacks = "", ""
+        self._status = ""
+        self._stacks = ""
         self._live = Live(TerminalStream(sys.stdout), self._options.policy, shows=False)
         self.show_page()
 
@@ -60,22 +71,30 @@ class WatchPage:
             self._live.on_event(event)
         match event:
             case RunBegan():
-                self.failures.clear()  # each of these tests runs again
+                # Each of these tests runs again.
+                self.failures.clear()
             case TestFinished(finished) if self._options.policy.verdict_on(finished) is Category.FAILED:
-                why = finished.last.message.splitlines() or [finished.outcome.value]
-                self.failures[str(finished.test.id)] = why[0]
-            case StatusRequested(running):
-                self._stacks = "\n\n".join(f"{one.test.id}\n{one.stacks}" for one in running)
+                lines = finished.last.message.splitlines()
+                self.failures[str(finished.test.id)] = lines[0] if lines else finished.outcome.value
+            case StatusRequested(tests):
+                self._stacks = "\n\n".join(f"{running.test.id}\n{running.stacks}" for running in tests)
             case RunEnded(summary):
-                self._status = summary.error.strip().rpartition("\n")[2]
+                self._status = _last_line(summary.error)
 
     def end(self, code: int, files: int) -> None:
-        counts = self._live.by_category if self._live is not None else {}
+        result = self._status or self._counts() or _last_line(self._read_output())
+        if not result:
+            result = f"exit code {code}"
         self._live = None
-        done = ", ".join(f"{counts[one]} {one.value}" for one in Category if counts.get(one))
-        what = self._status or done or self._read_output().strip().rpartition("\n")[2] or f"exit code {code}"
-        self._status = f"{what} · {time.strftime('%H:%M:%S')} · watching {text.count(files, 'file')}"
+        time_of_day = time.strftime("%H:%M:%S")
+        self._status = f"{result} · {time_of_day} · watching {text.count(files, 'file')}"
         self.show_page()
+
+    def _counts(self) -> str:
+        if self._live is None:
+            return ""
+        counts = self._live.by_category
+        return ", ".join(f"{counts[category]} {category.value}" for category in Category if counts[category])
 
     def say(self, status: str) -> None:
         self._status = status
@@ -101,20 +120,34 @@ class WatchPage:
 
     def refresh(self) -> None:
         """Draw the page, if it may have changed."""
-        if self._region.is_started and time.monotonic() - self._drawn_at > (REDRAW if self._live else 1.0):
+        if not self._region.is_started:
+            return
+        interval = 1.0 if self._live is None else REDRAW
+        if time.monotonic() - self._drawn_at > interval:
             self._drawn_at = time.monotonic()
             self._region.update(self._draw(), refresh=True)
 
     def _draw(self) -> RenderableType:
-        height, width = self._console.height, self._console.width
-        lines = [self._live.draw() if self._live else Text(self._status, style="bold", overflow="fold")]
-        most = max(1, (height - _REST - (8 if self._live else 0)) // 2)
-        failures = [*self.failures.items()]
+        """The run or its result, then failures and stacks, as many as fit."""
+        height = self._console.height
+        width = self._console.width
+        lines: list[RenderableType] = []
+        room = height - _REST
+        if self._live is None:
+            lines.append(Text(self._status, style="bold", overflow="fold"))
+        else:
+            lines.append(self._live.draw())
+            room -= _REST_OF_RUN
+        most = max(1, room // 2)
+        failures = list(self.failures.items())
         for name, why in failures[:most]:
-            lines += [_line(name, "red", width), _line(f"  {why}", "", width)]
+            lines.append(_line(name, "red", width))
+            lines.append(_line(f"  {why}", "", width))
         if len(failures) > most:
             lines.append(_line(f"and {len(failures) - most} more failed", "red", width))
-        lines += [_line(one, "dim", width) for one in self._stacks.splitlines()[: max(0, height - 4 - 2 * len(lines))]]
+        room_for_stacks = max(0, height - 4 - 2 * len(lines))
+        for stack_line in self._stacks.splitlines()[:room_for_stacks]:
+            lines.append(_line(stack_line, "dim", width))
         return Group(*lines, Text(), _line(KEYS, "dim", width))
 
 
@@ -122,3 +155,7 @@ def _line(words: str, style: str, width: int) -> Text:
     line = Text(text.printable(words), style=style, no_wrap=True)
     line.truncate(width, overflow="ellipsis")
     return line
+
+
+def _last_line(words: str) -> str:
+    return words.strip().rpartition("\n")[2]

@@ -44,7 +44,10 @@ class Remembered:
 
     def __init__(self, folder: Path, name: str, is_value: Callable[[Any], bool], warn: Warn):
         """`folder`: of the cache. `name`: of the file, and of the folder there that it is in."""
-        self._folder, self._file, self._is_value, self._warn = folder, folder / f"{name}.json", is_value, warn
+        self._folder = folder
+        self._file = folder / f"{name}.json"
+        self._is_value = is_value
+        self._warn = warn
 
     def load(self) -> dict[str, Any]:
         """The value of each test; empty if the file is missing or invalid."""
@@ -62,9 +65,8 @@ class Remembered:
             with self._locked():
                 values = self.load()
                 change(values)
-                write_atomically(
-                    self._file, json.dumps({"format": FORMAT, "tests": dict(sorted(values.items()))}, indent=0)
-                )
+                content = {"format": FORMAT, "tests": dict(sorted(values.items()))}
+                write_atomically(self._file, json.dumps(content, indent=0))
         except OSError as error:
             self._warn(f"{self._file} was not updated: {error}")
 
@@ -72,8 +74,11 @@ class Remembered:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         tests = content.get("tests")
-        if not isinstance(tests, dict) or not all(map(self._is_value, tests.values())):
+        if not isinstance(tests, dict):
             raise ValueError("its values for tests are invalid")
+        for value in tests.values():
+            if not self._is_value(value):
+                raise ValueError("its values for tests are invalid")
         return tests
 
     @contextmanager
@@ -90,8 +95,7 @@ class Durations:
     """The recorded durations of tests. What a run records takes effect in the next run."""
 
     def __init__(self, folder: Path, warn: Warn):
-        is_valid = lambda value: type(value) in (int, float) and 0 <= value < math.inf  # noqa: E731
-        self._remembered = Remembered(folder, "durations", is_valid, warn)
+        self._remembered = Remembered(folder, "durations", _is_duration, warn)
         self._seconds: Mapping[str, float] = self._remembered.load()
 
     def expected(self, test: TestId) -> float | None:
@@ -100,15 +104,28 @@ class Durations:
 
     def record(self, finished: Iterable[FinishedTest]) -> None:
         """Stores the durations of these tests for later runs."""
-        took = {str(one.test.id): one.last.seconds for one in finished if one.last.outcome in REPRESENTATIVE}
+        took: dict[str, float] = {}
+        for result in finished:
+            attempt = result.last
+            if attempt.outcome in REPRESENTATIVE:
+                took[str(result.test.id)] = attempt.seconds
         if took:
             self._remembered.update(lambda seconds: _blend(seconds, took))
+
+
+def _is_duration(value: object) -> bool:
+    # No subclass: a bool is an int.
+    if type(value) is int or type(value) is float:
+        return 0 <= value < math.inf
+    return False
 
 
 def _blend(seconds: dict[str, Any], took: Mapping[str, float]) -> None:
     """Stores the mean of the old and the new duration, so that a single slow run neither dominates nor persists."""
     for test, now in took.items():
-        seconds[test] = round((seconds.get(test, now) + now) / 2, 3)
+        before = seconds.get(test, now)
+        mean = (before + now) / 2
+        seconds[test] = round(mean, 3)
 
 
 class LastFailed:
@@ -120,7 +137,10 @@ class LastFailed:
 
     def has_failures(self, file: str) -> bool:
         """Did any test of the file fail in its last run?"""
-        return any(name == file or name.startswith(f"{file}::") for name in self._failed)
+        if file in self._failed:
+            return True
+        beginning = f"{file}::"
+        return any(name.startswith(beginning) for name in self._failed)
 
     def failed(self, test: TestId) -> bool:
         """Whether the test failed. If its file could not be imported, all tests of the file count as failed."""
@@ -128,15 +148,21 @@ class LastFailed:
 
     def record(self, summary: Summary, discovered: Iterable[TestId]) -> None:
         """`discovered` are all tests of the imported files: other tests of files that have some no longer exist."""
-        discovered = frozenset(discovered)
-        files = {test.file for test in discovered if test.method}  # a file that is broken or skips itself has none
-        failed = {str(one.test.id) for one in summary.failures}
-        finished = {str(one.test.id) for one in summary.finished}
-        existing = {str(test) for test in discovered}
+        failed = {str(result.test.id) for result in summary.failures}
+        finished = {str(result.test.id) for result in summary.finished}
+        existing = set()
+        files = set()
+        for test in discovered:
+            existing.add(str(test))
+            # A file that is broken or skips itself has no test.
+            if test.method:
+                files.add(test.file)
 
         def change(known: dict[str, Any]) -> None:
             for test in list(known):
-                if test in finished or (test.partition("::")[0] in files and test not in existing):
+                file = test.partition("::")[0]
+                is_gone = file in files and test not in existing
+                if test in finished or is_gone:
                     del known[test]
             known.update(dict.fromkeys(failed, True))
 

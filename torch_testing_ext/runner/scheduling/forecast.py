@@ -12,17 +12,22 @@ from .policy import Queue, typical_seconds
 SECONDS_BEFORE_ESTIMATE = 2.0
 
 
-def forecast(queue: Queue, leases: RunLeases, seconds_of: Callable[[Unit], float]) -> Iterator[Span]:
+def forecast(
+    queue: Queue,
+    leases: RunLeases,
+    seconds_of: Callable[[Unit], float],
+) -> Iterator[Span]:
     """Simulates the queue: yields the units in the order in which they start."""
     now = 0.0
     running: list[tuple[float, int, Lease]] = []
     while len(queue):
-        while (unit := queue.take(leases.free_devices, leases.free_slots)) is not None:
+        unit = queue.take(leases.free_devices, leases.free_slots)
+        if unit is not None:
             lease = leases.take(unit)
-            span = Span(unit, lease, now, now + seconds_of(unit))
-            heapq.heappush(running, (span.ended, unit.number, lease))
-            yield span
-        if running:
+            end = now + seconds_of(unit)
+            heapq.heappush(running, (end, unit.number, lease))
+            yield Span(unit, lease, now, end)
+        elif running:
             now, _, lease = heapq.heappop(running)
             leases.give_back(lease)
 

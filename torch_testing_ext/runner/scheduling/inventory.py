@@ -22,7 +22,8 @@ from torch_testing_ext._machine.visible_devices import (
 from ..model import Lease, NodeOfRun
 from ..options.options import Gpus, Options, UsageError, nearest
 
-FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"  # the same as in launch/settings.py, which is slow to import
+# The same as in launch/settings.py, which is slow to import.
+FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,20 @@ class Inventory:
     """The accelerators that a run may lease."""
 
     names: tuple[str, ...] = ()
-    kind: str | None = None  # a key of MASKS; None without accelerators
+    # A key of MASKS; None without accelerators.
+    kind: str | None = None
     fake: bool = False
-    identities: Mapping[str, str] = field(default_factory=dict)  # what tells a device from all others, by name
-    nodes: tuple[NodeOfRun, ...] = ()  # of a cluster, whose devices have their node in their name
-    facts: tuple[DeviceFacts, ...] = ()  # of each device; empty if they are not known
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)  # what NVML knows, by name, as far as it does
+    # What tells a device from all others, by name.
+    identities: Mapping[str, str] = field(default_factory=dict)
+    # Of a cluster, whose devices have their node in their name.
+    nodes: tuple[NodeOfRun, ...] = ()
+    # Of each device; empty if they are not known.
+    facts: tuple[DeviceFacts, ...] = ()
+    # What NVML knows, by name, as far as it does.
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
     ranks_per_device: int = 1
-    shared_backend: str = ""  # of ranks that share devices
+    # Of ranks that share devices.
+    shared_backend: str = ""
 
     def identity_of(self, name: str) -> str:
         """The identity of a device on this machine: its UUID if it is known, else its kind and its number."""
@@ -48,7 +55,9 @@ class Inventory:
         """The number of them that one process can use: with CUDA, at most one MIG instance of those in its mask."""
         if self.nodes:
             return max(node.most_at_once for node in self.nodes)
-        return min(len(self.names), 1) if any(map(is_mig, self.names)) else len(self.names)
+        if any(is_mig(name) for name in self.names):
+            return 1
+        return len(self.names)
 
     @property
     def most_ranks(self) -> int:
@@ -72,9 +81,10 @@ def make_inventory(
     visible, or if --ranks-per-gpu wants more ranks than a device can have.
     """
     if options.fake_gpus is not None:
-        found = Inventory(tuple(map(str, range(options.fake_gpus))), kind, fake=True)
+        names = tuple(str(number) for number in range(options.fake_gpus))
+        inventory = Inventory(names, kind, fake=True)
     elif kind is None or not count:
-        found = _chosen(options.gpus, Inventory())
+        inventory = _chosen(options.gpus, Inventory())
     elif kind not in MASKS and count > 1:
         raise UsageError(
             f"no environment variable is known that restricts a process to some of the {count} {kind} devices; "
@@ -82,9 +92,11 @@ def make_inventory(
         )
     else:
         names = mig or visible_names(environ, kind, count)
-        known = tuple(facts) if len(facts) == len(names) else ()
-        found = _chosen(options.gpus, Inventory(names, kind, identities=by_uuid(names, uuids), facts=known))
-    return _shared(options, found, nccl)
+        # Facts of other devices than these are of no use.
+        known_facts = tuple(facts) if len(facts) == len(names) else ()
+        visible = Inventory(names, kind, identities=by_uuid(names, uuids), facts=known_facts)
+        inventory = _chosen(options.gpus, visible)
+    return _shared(options, inventory, nccl)
 
 
 def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> Inventory:
@@ -94,14 +106,19 @@ def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> In
         return inventory
     if not inventory.fake and inventory.kind not in ("cuda", "hip"):
         raise UsageError(f"--ranks-per-gpu: gloo has no collectives for {inventory.kind} devices")
-    for name, facts in zip(inventory.names, inventory.facts, strict=False):  # which may be unknown
-        if facts.memory and (why := why_too_many(ranks, facts.memory, name)):
+    # The facts of devices may be unknown.
+    for name, facts in zip(inventory.names, inventory.facts, strict=False):
+        if not facts.memory:
+            continue
+        why = why_too_many(ranks, facts.memory, name)
+        if why:
             raise UsageError(f"--ranks-per-gpu {ranks}: {why}")
     backend = shared_backend(nccl, inventory.kind == "hip")
     return dataclasses.replace(inventory, ranks_per_device=ranks, shared_backend=backend)
 
 
 def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
+    """The inventory with only the devices that --gpus chooses."""
     names = inventory.names
     if isinstance(gpus, int):
         if gpus > len(names):
@@ -109,10 +126,13 @@ def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
         names = names[:gpus]
     elif gpus is not None:
         names = tuple(_resolved(name, inventory) for name in gpus)
-        if (double := next((name for name in names if names.count(name) > 1), None)) is not None:
-            raise UsageError(f"--gpus names device {double} twice")
-    chosen = [inventory.names.index(name) for name in names]
-    facts = renumbered(inventory.facts, chosen) if inventory.facts else ()
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"--gpus names device {name} twice")
+    facts = inventory.facts
+    if facts:
+        numbers = [inventory.names.index(name) for name in names]
+        facts = renumbered(facts, numbers)
     return dataclasses.replace(inventory, names=names, facts=facts)
 
 
@@ -123,7 +143,10 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
         return wanted
     matches = []
     if wanted.lower().startswith(("gpu-", "mig-")):
-        matches = [name for name in names if _is_uuid_of(wanted, inventory.identities.get(name, name))]
+        for name in names:
+            uuid = inventory.identities.get(name, name)
+            if _is_uuid_of(wanted, uuid):
+                matches.append(name)
     if len(matches) > 1:
         raise UsageError(f"--gpus: {wanted} may be any of the devices {', '.join(matches)}")
     if not matches:
@@ -133,37 +156,61 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
 
 def _is_uuid_of(wanted: str, uuid: str) -> bool:
     """Either may be abbreviated: a mask may be, too."""
-    one, other = bare_uuid(wanted), bare_uuid(uuid)
-    return bool(one) and (other.startswith(one) or (not uuid.isdecimal() and one.startswith(other)))
+    bare_wanted = bare_uuid(wanted)
+    bare = bare_uuid(uuid)
+    if not bare_wanted:
+        return False
+    if bare.startswith(bare_wanted):
+        return True
+    is_number = uuid.isdecimal()
+    return not is_number and bare_wanted.startswith(bare)
 
 
-def with_gpus(inventory: Inventory, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Inventory:
+def with_gpus(
+    inventory: Inventory,
+    gpus: Sequence[Gpu],
+    environ: Mapping[str, str],
+) -> Inventory:
     """The inventory with what NVML knows about its devices."""
-    found = gpus_by_name(inventory.names, inventory.identities, gpus, environ)
-    links = nvlinks(inventory.names, found)
-    facts = tuple(dataclasses.replace(one, nvlinks=at) for one, at in zip(inventory.facts, links, strict=False))
-    return dataclasses.replace(inventory, gpus=found, facts=facts)
+    by_name = gpus_by_name(inventory.names, inventory.identities, gpus, environ)
+    links_of_devices = nvlinks(inventory.names, by_name)
+    facts = []
+    for facts_of_device, links in zip(inventory.facts, links_of_devices, strict=False):
+        facts.append(dataclasses.replace(facts_of_device, nvlinks=links))
+    return dataclasses.replace(inventory, gpus=by_name, facts=tuple(facts))
 
 
-def all_mig_instances(environ: Mapping[str, str], kind: str | None, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+def all_mig_instances(
+    environ: Mapping[str, str],
+    kind: str | None,
+    gpus: Sequence[Gpu],
+) -> tuple[str, ...]:
     """The instances that a run may lease where all GPUs are in MIG mode and no mask chooses some of them.
 
     CUDA itself shows a process the first one only.
     """
-    if kind not in (None, "cuda") or "CUDA_VISIBLE_DEVICES" in environ or not all(gpu.mig for gpu in gpus):
+    if kind not in (None, "cuda") or "CUDA_VISIBLE_DEVICES" in environ:
         return ()
-    return tuple(instance.uuid for gpu in gpus for instance in gpu.instances)
+    uuids = []
+    for gpu in gpus:
+        if not gpu.mig:
+            return ()
+        uuids += [instance.uuid for instance in gpu.instances]
+    return tuple(uuids)
 
 
 def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:
     """Warnings for the user before ranks share devices."""
     if inventory.ranks_per_device == 1:
         return []
-    version = ".".join(map(str, nccl)) or "of this torch"
-    one = f"{inventory.ranks_per_device} ranks may share each GPU (--ranks-per-gpu)"
+    version = ".".join(str(number) for number in nccl) or "of this torch"
     if inventory.shared_backend == "gloo":
-        return [f"{one}: they use gloo, as NCCL {version} does not allow that; tests of NCCL itself are skipped"]
-    return [f"{one}: NCCL {version} allows that as an experiment, and may hang if they need too much of a GPU at once"]
+        consequence = f"they use gloo, as NCCL {version} does not allow that; tests of NCCL itself are skipped"
+    else:
+        consequence = (
+            f"NCCL {version} allows that as an experiment, and may hang if they need too much of a GPU at once"
+        )
+    return [f"{inventory.ranks_per_device} ranks may share each GPU (--ranks-per-gpu): {consequence}"]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -172,10 +219,14 @@ def _named(names: Sequence[str]) -> str:
 
 def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
     """The environment variables that make a process see exactly the devices of its lease."""
-    # An empty value counts as not set: a test with a device for each rank has them as without the option.
-    ranks = str(inventory.ranks_per_device) if lease.shared_by else ""
-    sharing = {RANKS_PER_GPU: ranks} if inventory.ranks_per_device > 1 else {}
-    if inventory.fake:
-        hidden = {name: NONE for names in MASKS.values() for name in names} if inventory.kind else {}
-        return {**hidden, **sharing, FAKE_DEVICES: ",".join(lease.devices)}
-    return {**masks_for(lease.devices, inventory.kind), **sharing}
+    sharing = {}
+    if inventory.ranks_per_device > 1:
+        # An empty value counts as not set: a test with a device for each rank has them as without the option.
+        sharing[RANKS_PER_GPU] = str(inventory.ranks_per_device) if lease.shared_by else ""
+    if not inventory.fake:
+        return {**masks_for(lease.devices, inventory.kind), **sharing}
+    hidden = {}
+    if inventory.kind:
+        for names in MASKS.values():
+            hidden.update(dict.fromkeys(names, NONE))
+    return {**hidden, **sharing, FAKE_DEVICES: ",".join(lease.devices)}

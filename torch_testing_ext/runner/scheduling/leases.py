@@ -13,7 +13,9 @@ from ..model import Lease, Unit
 
 def slots_of(unit: Unit, slots: int) -> int:
     """The number of a node's CPU slots that a unit takes: one per rank, at most all; none if its ranks use devices."""
-    return 0 if unit.devices else min(unit.ranks, slots)
+    if unit.devices:
+        return 0
+    return min(unit.ranks, slots)
 
 
 class Size(NamedTuple):
@@ -27,18 +29,24 @@ class Size(NamedTuple):
 class Leases:
     """The devices and CPU slots of a machine, and which of them are leased."""
 
-    names: tuple[str, ...]  # of the devices
+    # Of the devices.
+    names: tuple[str, ...]
     number_of_slots: int
-    facts: Sequence[DeviceFacts] = ()  # of each device, if they are known
-    shared_backend: str = ""  # of ranks that share devices
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)  # what NVML knows about the devices
-    node: str = ""  # of a cluster
+    # Of each device, if they are known.
+    facts: Sequence[DeviceFacts] = ()
+    # Of ranks that share devices.
+    shared_backend: str = ""
+    # What NVML knows about the devices.
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    # Of a cluster.
+    node: str = ""
     _held: list[Lease] = field(default_factory=list)
     _quarantined: set[str] = field(default_factory=set)
     _withheld: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        assert len(set(self.names)) == len(self.names), f"two devices have the same name: {self.names}"
+        are_unique = len(set(self.names)) == len(self.names)
+        assert are_unique, f"two devices have the same name: {self.names}"
 
     def withhold(self, names: Iterable[str]) -> None:
         """Lease none of these devices, and any other again: other runs have them."""
@@ -46,12 +54,15 @@ class Leases:
 
     def unheld(self) -> list[str]:
         """The devices that this run could lease, if no other run had them."""
-        held = {name for lease in self._held for name in lease.devices} | self._quarantined
-        return [name for name in self.names if name not in held]
+        taken = set(self._quarantined)
+        for lease in self._held:
+            taken.update(lease.devices)
+        return [name for name in self.names if name not in taken]
 
     @property
     def devices(self) -> Size:
-        return Size(len(self.names), len(self.names))
+        number = len(self.names)
+        return Size(number, number)
 
     @property
     def slots(self) -> Size:
@@ -63,27 +74,35 @@ class Leases:
 
     @property
     def free_slots(self) -> int:
-        return self.number_of_slots - sum(len(lease.slots) for lease in self._held)
+        taken = sum(len(lease.slots) for lease in self._held)
+        return self.number_of_slots - taken
 
     def take(self, unit: Unit) -> Lease:
         """Lease exactly what the unit needs, which must be free: the queue decides which unit fits."""
-        wanted_slots = slots_of(unit, self.number_of_slots)
         devices = self._choose(self._free(), unit)
         assert devices is not None, f"unit {unit.number} needs {unit.devices} of {self.free_devices} devices"
-        slots = [slot for slot in range(self.number_of_slots) if not any(slot in lease.slots for lease in self._held)]
+        wanted_slots = slots_of(unit, self.number_of_slots)
+        slots = self._lowest_free_slots(wanted_slots)
         lease = Lease(
             devices,
-            tuple(slots[:wanted_slots]),
+            slots,
             alone=unit.alone,
             shared_by=unit.shared_by,
             over=self.shared_backend if unit.shared_by else "",
             node=self.node,
         )
-        assert len(lease.devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
-        assert len(lease.slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
+        assert len(devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
+        assert len(slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         self._check()
         return lease
+
+    def _lowest_free_slots(self, count: int) -> tuple[int, ...]:
+        taken: set[int] = set()
+        for lease in self._held:
+            taken.update(lease.slots)
+        free = [slot for slot in range(self.number_of_slots) if slot not in taken]
+        return tuple(free[:count])
 
     def _free(self) -> list[str]:
         return [name for name in self.unheld() if name not in self._withheld]
@@ -95,10 +114,14 @@ class Leases:
             return None
         if not unit.of_devices or not self.facts:
             return preferred(free, count, self.gpus)
-        among = [self.names.index(name) for name in free]
-        found = groups(self.facts, unit.of_devices, count, among)
-        named = (tuple(self.names[number] for number in group) for group in found)
-        return best(named, free, count, self.gpus)
+        free_numbers = [self.names.index(name) for name in free]
+        # One after another: there may be many.
+        groups_of_numbers = groups(self.facts, unit.of_devices, count, free_numbers)
+        groups_of_names = (self._names_of(numbers) for numbers in groups_of_numbers)
+        return best(groups_of_names, free, count, self.gpus)
+
+    def _names_of(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.names[number] for number in numbers)
 
     def quarantine(self, name: str) -> None:
         """Never lease a device again in this run."""
@@ -109,11 +132,15 @@ class Leases:
         if not self._quarantined or not unit.devices:
             return True
         left = [name for name in self.names if name not in self._quarantined]
-        return self._choose(left, unit) is not None
+        chosen = self._choose(left, unit)
+        return chosen is not None
 
     def fits(self, unit: Unit) -> bool:
         """Whether the free resources, which are enough, have what the unit needs, in one place."""
-        return not unit.of_devices or self._choose(self._free(), unit) is not None
+        if not unit.of_devices:
+            return True
+        chosen = self._choose(self._free(), unit)
+        return chosen is not None
 
     def reserve(self, unit: Unit) -> bool:
         """Other units wait until this one fits: no part of this machine is kept for it."""
@@ -121,17 +148,25 @@ class Leases:
 
     def may_run_now(self, unit: Unit) -> bool:
         """Whether neither the unit nor one of those that run has to be alone."""
-        return not any(unit.alone or lease.alone for lease in self._held)
+        if not self._held:
+            return True
+        if unit.alone:
+            return False
+        return not any(lease.alone for lease in self._held)
 
     def holds(self, lease: Lease) -> bool:
-        return any(one is lease for one in self._held)
+        return any(other is lease for other in self._held)
 
     def give_back(self, lease: Lease) -> None:
         """Frees a lease. Call it when every process of the unit is gone."""
         assert self.holds(lease), f"{lease} is not held"
-        self._held = [one for one in self._held if one is not lease]
+        self._held = [other for other in self._held if other is not lease]
 
     def _check(self) -> None:
-        for resource in ("devices", "slots"):
-            held = [name for lease in self._held for name in getattr(lease, resource)]
-            assert len(set(held)) == len(held), f"two leases overlap in {resource}: {self._held}"
+        devices: list[str] = []
+        slots: list[int] = []
+        for lease in self._held:
+            devices += lease.devices
+            slots += lease.slots
+        assert len(set(devices)) == len(devices), f"two leases overlap in devices: {self._held}"
+        assert len(set(slots)) == len(slots), f"two leases overlap in slots: {self._held}"

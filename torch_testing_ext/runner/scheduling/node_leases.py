@@ -18,12 +18,14 @@ class NodeLeases:
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
-        self._reserved: dict[str, int] = {}  # a node, and the number of the unit that it is kept for
+        # A node, and the number of the unit that it is kept for.
+        self._reserved: dict[str, int] = {}
 
     # -- nodes
 
     def add(self, name: str, devices: tuple[str, ...], slots: int) -> None:
-        self._nodes[name] = _Node(Leases(devices, slots, node=name))
+        leases = Leases(devices, slots, node=name)
+        self._nodes[name] = _Node(leases)
 
     def drop(self, name: str) -> None:
         """A node is lost: what was leased there is nothing any more."""
@@ -37,30 +39,39 @@ class NodeLeases:
             self._reserved.pop(name, None)
 
     def _usable(self) -> dict[str, _Node]:
-        return {name: node for name, node in self._nodes.items() if not node.draining}
+        usable = {}
+        for name, node in self._nodes.items():
+            if not node.draining:
+                usable[name] = node
+        return usable
 
     # -- what the engine and the queue ask
 
     @property
     def devices(self) -> Size:
-        return _size([node.leases.devices.total for node in self._usable().values()])
+        totals = [node.leases.devices.total for node in self._usable().values()]
+        return _size(totals)
 
     @property
     def slots(self) -> Size:
-        return _size([node.leases.slots.total for node in self._usable().values()])
+        totals = [node.leases.slots.total for node in self._usable().values()]
+        return _size(totals)
 
     @property
     def free_devices(self) -> int:
         """The most devices that are free on one node."""
-        return max((node.leases.free_devices for node in self._usable().values()), default=0)
+        numbers = [node.leases.free_devices for node in self._usable().values()]
+        return max(numbers, default=0)
 
     @property
     def free_slots(self) -> int:
         """The most CPU slots that are free on one node."""
-        return max((node.leases.free_slots for node in self._usable().values()), default=0)
+        numbers = [node.leases.free_slots for node in self._usable().values()]
+        return max(numbers, default=0)
 
     def may_run_now(self, unit: Unit) -> bool:
-        return any(node.leases.may_run_now(unit) for node in self._usable().values())
+        nodes = self._usable().values()
+        return any(node.leases.may_run_now(unit) for node in nodes)
 
     def fits(self, unit: Unit) -> bool:
         """Whether there is room for the unit on a node now."""
@@ -69,7 +80,8 @@ class NodeLeases:
     def may_fit(self, unit: Unit) -> bool:
         """Whether a node is large enough for the unit."""
         width = self._width(unit)
-        return any(node.size(unit) >= width for node in self._usable().values())
+        sizes = [node.size(unit) for node in self._usable().values()]
+        return any(size >= width for size in sizes)
 
     def reserve(self, unit: Unit) -> bool:
         """Keep other units off a node that suits this one, until it fits there: off that with most room already."""
@@ -78,10 +90,15 @@ class NodeLeases:
         if len(self._nodes) < 2:
             return False
         width = self._width(unit)
-        suitable = [(node.free(unit), name) for name, node in self._usable().items() if node.size(unit) >= width]
-        if suitable:
-            self._reserved = {max(suitable)[1]: unit.number}
-        return bool(suitable)
+        suitable = []
+        for name, node in self._usable().items():
+            if node.size(unit) >= width:
+                suitable.append((node.free(unit), name))
+        if not suitable:
+            return False
+        _, name = max(suitable)
+        self._reserved = {name: unit.number}
+        return True
 
     def take(self, unit: Unit) -> Lease:
         """Leases exactly what the unit needs on the node that suits it best, which must have room."""
@@ -103,14 +120,14 @@ class NodeLeases:
         return unit.devices or slots_of(unit, self.slots.largest)
 
     def _choose(self, unit: Unit) -> str | None:
+        """The node with room for the unit that it leaves the least of; of equal ones, one that has its file open."""
         width = self._width(unit)
-        suitable = {
-            name: (node.free(unit) - width, unit.file not in node.files)
-            for name, node in self._usable().items()
-            if node.free(unit) >= width
-            and self._reserved.get(name, unit.number) == unit.number
-            and node.leases.may_run_now(unit)
-        }
+        suitable = {}
+        for name, node in self._usable().items():
+            is_for_others = self._reserved.get(name, unit.number) != unit.number
+            left = node.free(unit) - width
+            if left >= 0 and not is_for_others and node.leases.may_run_now(unit):
+                suitable[name] = (left, unit.file not in node.files)
         return min(suitable, key=suitable.__getitem__, default=None)
 
 
@@ -131,7 +148,11 @@ class _Node:
     draining: bool = False
 
     def size(self, unit: Unit) -> int:
-        return (self.leases.devices if unit.devices else self.leases.slots).total
+        if unit.devices:
+            return self.leases.devices.total
+        return self.leases.slots.total
 
     def free(self, unit: Unit) -> int:
-        return self.leases.free_devices if unit.devices else self.leases.free_slots
+        if unit.devices:
+            return self.leases.free_devices
+        return self.leases.free_slots

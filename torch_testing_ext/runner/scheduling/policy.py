@@ -21,7 +21,8 @@ from .node_leases import RunLeases
 MOST_OVERTAKEN = 2
 # A sum that is kept up to date collects rounding errors.
 _ROUNDING = 0.999
-UNKNOWN = 1.0  # seconds; used if the duration of no unit is known, so that all units are equal
+# Seconds; used if the duration of no unit is known, so that all units are equal.
+UNKNOWN = 1.0
 
 Priority = Callable[[Unit], Any]
 
@@ -51,7 +52,8 @@ class Queue:
         return len(self._on_devices) > 0
 
     def add(self, unit: Unit) -> None:
-        (self._on_devices if unit.devices else self._on_slots).add(unit)
+        queue = self._on_devices if unit.devices else self._on_slots
+        queue.add(unit)
 
     def take(self, free_devices: int, free_slots: int) -> Unit | None:
         """Removes and returns the unit to start now; None if another unit has to end first."""
@@ -69,7 +71,9 @@ class Queue:
 def typical_seconds(units: Sequence[Unit]) -> float:
     """The median of the expected durations that are known."""
     known = [unit.seconds for unit in units if unit.seconds is not None]
-    return statistics.median(known) if known else UNKNOWN
+    if not known:
+        return UNKNOWN
+    return statistics.median(known)
 
 
 @dataclass
@@ -95,15 +99,28 @@ class _ResourceQueue:
     """The units that wait for one resource, in the order in which they should start."""
 
     def __init__(
-        self, units: list[Unit], size: Callable[[], Size], priority: Priority, typical: float, leases: RunLeases
+        self,
+        units: list[Unit],
+        size: Callable[[], Size],
+        priority: Priority,
+        typical: float,
+        leases: RunLeases,
     ):
         """`size`: of the resource, which changes when nodes come or go."""
-        self._find_size, self._priority, self._typical, self._leases = size, priority, typical, leases
+        self._find_size = size
+        self._priority = priority
+        self._typical = typical
+        self._leases = leases
         self._size = size()
-        self._widest = self._size.largest  # that may be added: as wide as the largest node that has been there
-        self._waiting = sorted((self._to_waiting(unit) for unit in units), key=lambda one: one.key)
-        self._work = sum(one.area for one in self._waiting)
-        self._longest_ever = max((one.seconds for one in self._waiting), default=0.0)
+        # The widest unit that may be added: as wide as the largest node that has been there.
+        self._widest = self._size.largest
+        self._waiting = [self._to_waiting(unit) for unit in units]
+        self._waiting.sort(key=lambda waiting: waiting.key)
+        self._work = self._total_work()
+        self._longest_ever = max((waiting.seconds for waiting in self._waiting), default=0.0)
+
+    def _total_work(self) -> float:
+        return sum(waiting.area for waiting in self._waiting)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -117,80 +134,108 @@ class _ResourceQueue:
 
     def _resize(self) -> None:
         size = self._find_size()
-        if size != self._size:
-            self._size = size
-            self._widest = max(self._widest, size.largest)
-            for one in self._waiting:
-                one.width = self._width(one.unit)
-            self._work = sum(one.area for one in self._waiting)
+        if size == self._size:
+            return
+        self._size = size
+        self._widest = max(self._widest, size.largest)
+        for waiting in self._waiting:
+            waiting.width = self._width(waiting.unit)
+        self._work = self._total_work()
 
     def add(self, unit: Unit) -> None:
         self._resize()
         arrival = self._to_waiting(unit)
-        place = len(self._waiting)
-        while place and arrival.key < (one := self._waiting[place - 1]).key and one.overtaken < self._most_overtaken:
-            place -= 1
         self._work += arrival.area
         self._longest_ever = max(self._longest_ever, arrival.seconds)
-        self._insert(place, arrival)
+        self._insert(self._place_for(arrival), arrival)
+
+    def _place_for(self, arrival: _Waiting) -> int:
+        """The place by its key, but behind every unit that may not be overtaken again."""
+        for place in range(len(self._waiting), 0, -1):
+            before = self._waiting[place - 1]
+            if arrival.key >= before.key or before.overtaken >= self._most_overtaken:
+                return place
+        return 0
 
     def take(self, free: int) -> Unit | None:
+        """Removes and returns the unit to start now; None if another unit has to end first."""
         self._resize()
         if not self._waiting or not free:
             return None
         self._promote_longest()
-        # A unit that may not run now waits for another to end, or for a larger node: it does not hold up the others.
-        leases = self._leases
-        ready = (one for one in self._waiting if leases.may_run_now(one.unit) and leases.may_fit(one.unit))
-        first = next(ready, None)
-        if first is None:
-            return None
-        fits = self._fits(first, free)
-        if not fits and first.overtaken >= self._most_overtaken and not leases.reserve(first.unit):
-            return None
-        chosen = first if fits else next((one for one in ready if self._fits(one, free)), None)
+        chosen = self._choose(free)
         if chosen is None:
             return None
-        first.overtaken += chosen is not first
-        self._waiting = [one for one in self._waiting if one is not chosen]
+        self._waiting = [waiting for waiting in self._waiting if waiting is not chosen]
         self._work = self._work - chosen.area if self._waiting else 0.0
         return chosen.unit
 
-    def _fits(self, one: _Waiting, free: int) -> bool:
-        return one.width <= free and self._leases.fits(one.unit)
+    def _choose(self, free: int) -> _Waiting | None:
+        """The first unit that may start, if it fits, else one that fits and overtakes it."""
+        ready = filter(self._may_start, self._waiting)
+        first = next(ready, None)
+        if first is None or self._fits(first, free):
+            return first
+        must_be_next = first.overtaken >= self._most_overtaken
+        if must_be_next and not self._leases.reserve(first.unit):
+            return None
+        for waiting in ready:
+            if self._fits(waiting, free):
+                first.overtaken += 1
+                return waiting
+        return None
+
+    def _may_start(self, waiting: _Waiting) -> bool:
+        """A unit that may not run now waits for another to end, or for a larger node, and does not hold up the rest."""
+        if not self._leases.may_run_now(waiting.unit):
+            return False
+        return self._leases.may_fit(waiting.unit)
+
+    def _fits(self, waiting: _Waiting, free: int) -> bool:
+        if waiting.width > free:
+            return False
+        return self._leases.fits(waiting.unit)
 
     def drop(self, is_hopeless: Callable[[Unit], bool]) -> tuple[Unit, ...]:
-        dropped = [one for one in self._waiting if is_hopeless(one.unit)]
-        self._waiting = [one for one in self._waiting if one not in dropped]
-        self._work = sum(one.area for one in self._waiting)
-        return tuple(one.unit for one in dropped)
+        dropped = []
+        left = []
+        for waiting in self._waiting:
+            if is_hopeless(waiting.unit):
+                dropped.append(waiting.unit)
+            else:
+                left.append(waiting)
+        self._waiting = left
+        self._work = self._total_work()
+        return tuple(dropped)
 
     def clear(self) -> list[Unit]:
-        waiting, self._waiting = self._waiting, []
+        units = [waiting.unit for waiting in self._waiting]
+        self._waiting = []
         self._work = 0.0
-        return [one.unit for one in waiting]
+        return units
 
     def _to_waiting(self, unit: Unit) -> _Waiting:
         width = self._width(unit)
         assert width <= self._widest, f"unit {unit.number} needs {width} of {self._widest}: it can never start"
-        return _Waiting(unit, width, self._typical if unit.seconds is None else unit.seconds, self._priority(unit))
+        seconds = self._typical if unit.seconds is None else unit.seconds
+        return _Waiting(unit, width, seconds, self._priority(unit))
 
-    def _insert(self, place: int, one: _Waiting) -> None:
+    def _insert(self, place: int, arrival: _Waiting) -> None:
         for pushed_back in self._waiting[place:]:
             pushed_back.overtaken += 1
-        self._waiting.insert(place, one)
+        self._waiting.insert(place, arrival)
 
     def _promote_longest(self) -> None:
         """Moves a unit to the front if it takes as long as all waiting units on the whole machine."""
         if self._longest_ever * self._size.total < self._work * _ROUNDING:
-            return  # without a look at each of thousands of short tests
+            # Without a look at each of thousands of short tests.
+            return
         first = self._waiting[0]
-        longest = max((one for one in self._waiting if one.priority == first.priority), key=lambda one: one.seconds)
-        work = sum(one.area for one in self._waiting)
-        if (
-            longest is not first
-            and longest.seconds * self._size.total >= work
-            and first.overtaken < self._most_overtaken
-        ):
+        if first.overtaken >= self._most_overtaken:
+            return
+        equals = [waiting for waiting in self._waiting if waiting.priority == first.priority]
+        longest = max(equals, key=lambda waiting: waiting.seconds)
+        takes_as_long = longest.seconds * self._size.total >= self._total_work()
+        if longest is not first and takes_as_long:
             self._waiting.remove(longest)
             self._insert(0, longest)

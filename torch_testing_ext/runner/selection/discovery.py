@@ -17,14 +17,25 @@ _OTHERS = ("build", "dist", "node_modules")
 
 def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
     """Their paths relative to the root, sorted. Raises UsageError."""
-    named = (split_name(name, root, cwd)[0] for name in (*options.names, *options.include))
-    paths = [path for name in named if name and (path := _existing(name, cwd, root))]
-    pointed_to = [path for path in paths if path.is_dir() or (path.suffix == ".py" and path.is_file())]
-    configured = [place for place in options.tests if not pointed_to or place.exists()]
+    paths = []
+    for text in (*options.names, *options.include):
+        name, _ = split_name(text, root, cwd)
+        path = _existing(name, cwd, root) if name else None
+        if path is not None:
+            paths.append(path)
+    pointed_to = []
+    for path in paths:
+        if path.is_dir() or (path.suffix == ".py" and path.is_file()):
+            pointed_to.append(path)
+    configured = list(options.tests)
+    if pointed_to:
+        configured = [place for place in configured if place.exists()]
     if not configured and not paths:
         raise UsageError(_NOWHERE.format(root=root))
-    found = (*files_below(configured), *files_below(pointed_to))
-    return tuple(sorted({relative_to(root, file) for file in found}))
+    names = set()
+    for file in files_below((*configured, *pointed_to)):
+        names.add(relative_to(root, file))
+    return tuple(sorted(names))
 
 
 test_files.__test__ = False  # type: ignore[attr-defined]  # its name looks like a test to pytest
@@ -33,19 +44,25 @@ test_files.__test__ = False  # type: ignore[attr-defined]  # its name looks like
 def split_name(name: str, root: Path, cwd: Path) -> tuple[str, str]:
     """The path of a name, and the class and test after `::`; the path may have a `::` in it if it exists."""
     parts = name.split("::")
-    splits = [("::".join(parts[:length]), "::".join(parts[length:])) for length in range(len(parts), 0, -1)]
-    existing = (split for split in splits if split[0] and any(_exists(base / split[0]) for base in (cwd, root)))
-    return next(existing, splits[-1])
+    for length in range(len(parts), 0, -1):
+        path = "::".join(parts[:length])
+        if path and (_exists(cwd / path) or _exists(root / path)):
+            return path, "::".join(parts[length:])
+    return parts[0], "::".join(parts[1:])
 
 
 def _existing(name: str, *places: Path) -> Path | None:
-    return next((place / name for place in places if _exists(place / name)), None)
+    for place in places:
+        if _exists(place / name):
+            return place / name
+    return None
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that no path can have: too long, or with a zero
+    except (OSError, ValueError):
+        # A name that no path can have: too long, or with a zero.
         return False
 
 
@@ -64,15 +81,32 @@ def _walk(folder: Path, trees: tuple[Path, ...] = ()) -> Iterator[Path]:
     """`trees`: what is being walked; a link out of them is followed, since nothing else leads there."""
     trees = (*trees, folder.resolve())
     for directory, folders, files in os.walk(folder, onerror=_refuse):
-        if "pyvenv.cfg" in files and directory != str(folder):  # a virtual environment
+        is_virtual_environment = "pyvenv.cfg" in files and directory != str(folder)
+        if is_virtual_environment:
             folders.clear()
             continue
-        folders[:] = [name for name in folders if not name.startswith((".", "__")) and name not in _OTHERS]
-        yield from (Path(directory, name) for name in files if name.startswith("test_") and name.endswith(".py"))
-        for link in (path for name in folders if (path := Path(directory, name)).is_symlink()):
-            target = link.resolve()
-            if not any(target.is_relative_to(tree) or tree.is_relative_to(target) for tree in trees):
+        folders[:] = [name for name in folders if _may_have_tests(name)]
+        for name in files:
+            if name.startswith("test_") and name.endswith(".py"):
+                yield Path(directory, name)
+        for name in folders:
+            link = Path(directory, name)
+            if link.is_symlink() and not _overlaps(link.resolve(), trees):
                 yield from _walk(link, trees)
+
+
+def _may_have_tests(folder: str) -> bool:
+    return not folder.startswith((".", "__")) and folder not in _OTHERS
+
+
+def _overlaps(target: Path, trees: tuple[Path, ...]) -> bool:
+    """Whether one of these trees has the folder, or is in it."""
+    for tree in trees:
+        if target.is_relative_to(tree):
+            return True
+        if tree.is_relative_to(target):
+            return True
+    return False
 
 
 def _refuse(error: OSError) -> None:

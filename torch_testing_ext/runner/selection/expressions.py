@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 from ..model import Test, TestId
 from ..options.options import UsageError
@@ -28,18 +28,31 @@ def parse_expression(text: str) -> Matches:
 
 
 def parse_marks(text: str) -> MatchesMarks:
-    """Likewise, by their marks. Those of a test that cannot be collected are not known: it matches."""
-    matches = _Parser(text, "-m", "the name of a mark", lambda name: lambda test: name in (test.marks or ())).parse()
-    return lambda test: test.marks is None or matches(test)
+    """Returns a predicate on tests by their marks. It is true for a test that cannot be collected: it has no known."""
+    matches = _Parser(text, "-m", "the name of a mark", _mark).parse()
+
+    def matches_or_unknown(test: Test) -> bool:
+        return test.marks is None or matches(test)
+
+    return matches_or_unknown
 
 
 class _Parser:
-    def __init__(self, text: str, option: str, word: str, read: Callable[[str], _Predicate]):
+    def __init__(
+        self,
+        text: str,
+        option: str,
+        word: str,
+        read: Callable[[str], _Predicate],
+    ):
         self._text = text
         self._option = option
         self._word = word
         self._read = read
-        self._tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
+        # With their positions.
+        self._tokens: list[tuple[str, int]] = []
+        for match in _TOKEN.finditer(text):
+            self._tokens.append((match.group(), match.start()))
 
     def parse(self) -> _Predicate:
         matches = self._expression()
@@ -65,29 +78,58 @@ class _Parser:
             return lambda test: not matches(test)
         if self._take("("):
             inner = self._expression()
-            return inner if self._take(")") else self._wrong("'and', 'or' or ')'")
-        if not self._tokens or self._tokens[0][0] in ("and", "or", ")"):
+            if not self._take(")"):
+                self._wrong("'and', 'or' or ')'")
+            return inner
+        if self._next in ("", "and", "or", ")"):
             self._wrong(f"{self._word}, 'not' or '('")
-        return self._read(self._tokens.pop(0)[0])
+        word, _ = self._tokens.pop(0)
+        return self._read(word)
+
+    @property
+    def _next(self) -> str:
+        """The next token; empty at the end."""
+        if not self._tokens:
+            return ""
+        token, _ = self._tokens[0]
+        return token
 
     def _take(self, token: str) -> bool:
-        found = bool(self._tokens) and self._tokens[0][0] == token
-        if found:
-            del self._tokens[0]
-        return found
+        if self._next != token:
+            return False
+        del self._tokens[0]
+        return True
 
-    def _wrong(self, expected: str) -> _Predicate:
-        place = f"{self._tokens[0][0]!r} at column {self._tokens[0][1] + 1}" if self._tokens else "the end"
+    def _wrong(self, expected: str) -> NoReturn:
+        place = "the end"
+        if self._tokens:
+            token, position = self._tokens[0]
+            place = f"{token!r} at column {position + 1}"
         raise UsageError(f"{self._option} {self._text!r}: expected {expected}, found {place}")
 
 
 def _word(word: str) -> Matches:
     """A plain word ignores case and may be anywhere in the name, as in pytest; a pattern matches as in unittest."""
-    if "*" in word:
-        # Also by the name that unittest gives it in its own folder.
-        modules = (_module, lambda test: PurePath(test.file).stem)
-        return lambda test: any(fnmatchcase(f"{module(test)}.{test.dotted}", word) for module in modules)
-    return lambda test: word.lower() in f"{_module(test)}.{test.dotted}".lower() or word.lower() in str(test).lower()
+
+    def pattern_matches(test: TestId) -> bool:
+        by_path = f"{_module(test)}.{test.dotted}"
+        # The name that unittest gives it in its own folder.
+        in_folder = f"{PurePath(test.file).stem}.{test.dotted}"
+        return fnmatchcase(by_path, word) or fnmatchcase(in_folder, word)
+
+    def is_part(test: TestId) -> bool:
+        part = word.lower()
+        dotted = f"{_module(test)}.{test.dotted}"
+        return part in dotted.lower() or part in str(test).lower()
+
+    return pattern_matches if "*" in word else is_part
+
+
+def _mark(name: str) -> MatchesMarks:
+    def has_mark(test: Test) -> bool:
+        return test.marks is not None and name in test.marks
+
+    return has_mark
 
 
 def _module(test: TestId) -> str:

@@ -25,9 +25,12 @@ _MARK = re.compile(r"\bmark\.(\w+)")
 class _Closeness(enum.IntEnum):
     """The closeness of a name to a file; smaller is closer."""
 
-    PATH = 0  # the file itself, or a folder that contains it
-    PART = 1  # consecutive whole parts of its path
-    BEGINNING = 2  # likewise, but only the beginning of the last part
+    # The file itself, or a folder that contains it.
+    PATH = 0
+    # Consecutive whole parts of its path.
+    PART = 1
+    # Likewise, but only the beginning of the last part.
+    BEGINNING = 2
     NONE = 3
 
 
@@ -37,7 +40,8 @@ class _Name:
 
     text: str
     path: str
-    inner: str  # a class, a test, or both with :: between them; the name of a test may have a :: in it, too
+    # A class, a test, or both with :: between them; the name of a test may have a :: in it, too.
+    inner: str
 
     @classmethod
     def read(cls, text: str, root: Path, cwd: Path) -> _Name:
@@ -48,9 +52,12 @@ class _Name:
 def _from_root(path: str, root: Path, cwd: Path) -> str:
     """A path that exists in the working directory, relative to the root; any other name unchanged."""
     try:
-        return relative_to(root, cwd / path) if path and (cwd / path).exists() else path
-    except (OSError, ValueError, UsageError):  # too long for a path, or with a zero; outside of the root
-        return path
+        if path and (cwd / path).exists():
+            return relative_to(root, cwd / path)
+    except (OSError, ValueError, UsageError):
+        # It is too long for a path, or has a zero; or it is outside of the root.
+        pass
+    return path
 
 
 @dataclass(frozen=True)
@@ -69,61 +76,89 @@ class Selection:
         def read(names: Iterable[str]) -> tuple[_Name, ...]:
             return tuple(_Name.read(name, root, cwd) for name in names)
 
-        matches = tuple(expressions.parse_expression(text) for text in options.keyword)
-        marks = tuple(expressions.parse_marks(text) for text in options.marks)
-        return cls(read((*options.names, *options.include)), read(options.exclude), matches, marks)
+        return cls(
+            included=read((*options.names, *options.include)),
+            excluded=read(options.exclude),
+            matches=tuple(expressions.parse_expression(text) for text in options.keyword),
+            marks=tuple(expressions.parse_marks(text) for text in options.marks),
+        )
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
         """The files to import. Raises UsageError."""
-        included = {file for name in self.included for file in _files(name, known)} if self.included else set(known)
-        excluded = {file for name in self.excluded for file in _files(name, known) if not name.inner}
-        return tuple(file for file in known if file in included - excluded)
+        selected = set() if self.included else set(known)
+        for name in self.included:
+            selected.update(_files(name, known))
+        for name in self.excluded:
+            if not name.inner:
+                selected.difference_update(_files(name, known))
+        return tuple(file for file in known if file in selected)
 
     def tests(self, known: Sequence[Test], files: Sequence[str]) -> tuple[Test, ...]:
         """The tests to run, of those in imported files; broken and unselected files have none. Raises UsageError."""
         included = [_predicate(name, known, files, or_unknown=True) for name in self.included]
         excluded = [_predicate(name, known, files, or_unknown=False) for name in self.excluded]
 
-        def wanted(test: Test) -> bool:
-            return (
-                (not included or any(matches(test.id) for matches in included))
-                and not any(matches(test.id) for matches in excluded)
-                and (not self.matches or any(matches(test.id) for matches in self.matches))
-                and (not self.marks or any(matches(test) for matches in self.marks))
-            )
+        def is_wanted(test: Test) -> bool:
+            if included and not any(matches(test.id) for matches in included):
+                return False
+            if any(matches(test.id) for matches in excluded):
+                return False
+            return self._keyword_selects(test.id) and self._marks_select(test)
 
-        return tuple(test for test in known if wanted(test))
+        return tuple(test for test in known if is_wanted(test))
+
+    def _keyword_selects(self, test: TestId) -> bool:
+        if not self.matches:
+            return True
+        return any(matches(test) for matches in self.matches)
+
+    def _marks_select(self, test: Test) -> bool:
+        if not self.marks:
+            return True
+        return any(matches(test) for matches in self.marks)
 
     def may_select_from(self, file: str, source: str) -> bool:
         """May a file that cannot be imported have a test that -k and -m select, by the names in its source?"""
-        classes, functions, marks = (tuple(found.findall(source)) for found in (_CLASS, _FUNCTION, _MARK))
-        tests = [TestId(file, cls, name) for cls in ("", *classes) for name in ("", *functions)]
-        return (not self.matches or any(matches(test) for matches in self.matches for test in tests)) and (
-            not self.marks or any(matches(Test(tests[0], marks=some)) for matches in self.marks for some in ((), marks))
-        )
+        classes = ("", *_CLASS.findall(source))
+        functions = ("", *_FUNCTION.findall(source))
+        tests = [TestId(file, cls, name) for cls in classes for name in functions]
+        if not any(self._keyword_selects(test) for test in tests):
+            return False
+        marks = tuple(_MARK.findall(source))
+        without_marks = Test(tests[0], marks=())
+        with_all_marks = Test(tests[0], marks=marks)
+        return self._marks_select(without_marks) or self._marks_select(with_all_marks)
 
 
 # -- files
 
 
 def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
+    """The files that a name means: all that are closest to it."""
     closeness = {file: _closeness(name.path, file) for file in known}
     closest = min(closeness.values(), default=_Closeness.NONE)
     if closest is _Closeness.NONE:
-        alike = nearest(name.path, known if "/" in name.path else {_parts(file)[-1] for file in known})
+        candidates = set(known)
+        if "/" not in name.path:
+            candidates = {_parts(file)[-1] for file in known}
+        alike = nearest(name.path, candidates)
         raise UsageError(f"{name.text}: no test file has this name, or one that begins with it.{alike}")
     return tuple(file for file in known if closeness[file] is closest)
 
 
 def _closeness(path: str, file: str) -> _Closeness:
+    """How close a file is to the path in a name."""
     if PurePosixPath(file).is_relative_to(path):
         return _Closeness.PATH
-    wanted, parts = _parts(path), _parts(file)
-    places = range(len(parts) - len(wanted) + 1) if wanted else ()
-    if any(parts[place : place + len(wanted)] == wanted for place in places):
+    wanted = _parts(path)
+    if not wanted:
+        return _Closeness.NONE
+    parts = _parts(file)
+    length = len(wanted)
+    windows = [parts[start : start + length] for start in range(len(parts) - length + 1)]
+    if wanted in windows:
         return _Closeness.PART
-    for place in places:
-        *folders, name = parts[place : place + len(wanted)]
+    for *folders, name in windows:
         if folders == wanted[:-1] and name.startswith(wanted[-1]):
             return _Closeness.BEGINNING
     return _Closeness.NONE
@@ -132,37 +167,70 @@ def _closeness(path: str, file: str) -> _Closeness:
 def _parts(path: str) -> list[str]:
     """The parts of a path, or of a module's dotted name."""
     path = path.strip("/").removesuffix(".py")
-    return [part for part in path.replace(".", "/").split("/") if part]
+    parts = path.replace(".", "/").split("/")
+    return [part for part in parts if part]
 
 
 # -- tests
 
 
-def _predicate(name: _Name, known: Sequence[Test], files: Sequence[str], or_unknown: bool) -> Callable[[TestId], bool]:
+def _predicate(
+    name: _Name,
+    known: Sequence[Test],
+    files: Sequence[str],
+    or_unknown: bool,
+) -> Callable[[TestId], bool]:
     """`or_unknown`: a file that skips all of its tests may have the test, so it is selected."""
     in_files = frozenset(_files(name, files))
     if not name.inner:
         return lambda test: test.file in in_files
-    in_place = [test.id for test in known if test.id.file in in_files]
-    candidates = [test for test in in_place if test.method]
-    skipped = frozenset(test for test in in_place if not test.method and or_unknown)
-    # Exactly this name, or a test of pytest with any parameters (`test_x` for `test_x[1]`), or the beginning of a name.
-    for is_meant in (
-        lambda part: part == name.inner,
-        lambda part: part.startswith(f"{name.inner}["),
-        lambda part: part.startswith(name.inner),
-    ):
-        tests = frozenset(test for test in candidates if any(map(is_meant, _parts_of(test))))
+    candidates = []
+    skipped = set()
+    for test in known:
+        if test.id.file not in in_files:
+            continue
+        if test.id.method:
+            candidates.append(test.id)
+        elif or_unknown:
+            skipped.add(test.id)
+    tests = _meant(name.inner, candidates)
+    if tests:
+        return (tests | skipped).__contains__
+    files_with_tests = {test.file for test in candidates}
+    if in_files - files_with_tests:
+        # The test may be in a file whose tests are unknown: it is broken or skips them all.
+        return skipped.__contains__
+    names: list[str] = []
+    for candidate in candidates:
+        names += _parts_of(candidate)
+    alike = nearest(name.inner, names)
+    raise UsageError(f"{name.text}: no test in these files has this name, or one that begins with it.{alike}")
+
+
+def _meant(inner: str, candidates: Sequence[TestId]) -> set[TestId]:
+    """The tests of exactly this name; else of pytest with any parameters; else those whose name begins so."""
+
+    def has_name(part: str) -> bool:
+        return part == inner
+
+    def has_name_and_parameters(part: str) -> bool:
+        return part.startswith(f"{inner}[")
+
+    def begins_so(part: str) -> bool:
+        return part.startswith(inner)
+
+    for is_meant in (has_name, has_name_and_parameters, begins_so):
+        tests = set()
+        for test in candidates:
+            if any(is_meant(part) for part in _parts_of(test)):
+                tests.add(test)
         if tests:
-            return (tests | skipped).__contains__
-    if in_files - {test.file for test in candidates}:
-        return skipped.__contains__  # the test may be in a file whose tests are unknown: it is broken or skips them all
-    names = [part for test in candidates for part in _parts_of(test)]
-    raise UsageError(
-        f"{name.text}: no test in these files has this name, or one that begins with it.{nearest(name.inner, names)}"
-    )
+            return tests
+    return set()
 
 
 def _parts_of(test: TestId) -> tuple[str, ...]:
     """The names that the user may write after the file: the class, the test, or both."""
-    return (test.cls, test.method, f"{test.cls}::{test.method}") if test.cls else (test.method,)
+    if not test.cls:
+        return (test.method,)
+    return (test.cls, test.method, f"{test.cls}::{test.method}")
