@@ -6,6 +6,7 @@ The parent reads them. Ranks that agree are compared as they are; only of ranks 
 from __future__ import annotations
 
 import heapq
+import math
 import pickle
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,16 +16,37 @@ from typing import Any
 from torch_testing_ext._process import messages
 
 from .blocked import RankState
-from .records import GroupKey, GroupRecord, RankRecord, generations, grouped, make_record, raised_for
+from .records import (
+    Call,
+    CallInGroup,
+    GroupKey,
+    GroupRecord,
+    RankRecord,
+    Site,
+    agreement_of,
+    generations,
+    grouped,
+    make_record,
+    raised_for,
+)
 
 # Of the deprecated functions of torch.distributed.
 _DECORATORS = "/typing_extensions.py"
 
-# The fields that are kept of an entry, with its group, the line of its call and whether it raised.
-_KEPT = (
-    *("record_id", "process_group", "collective_seq_id", "profiling_name", "retired", "state", "timeout_ms", "is_p2p"),
-    *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "time_created_ns"),
-)
+# The names that torch's C++ has for the types whose names differ in Python.
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
 
 
 def pack(
@@ -99,17 +121,15 @@ class RawRecord:
 
     def record(self, rank: int) -> RankRecord:
         """All that the rank has issued, if this is its number."""
-        entries, has_raised = list(self._compact()), bool(self._errors)
-        return make_record(rank, self.groups, entries, self.is_whole, self._state, self.at, has_raised, self._creating)
+        has_raised = bool(self._errors)
+        return make_record(
+            rank, self.groups, self._issued(), self.is_whole, self._state, self.at, has_raised, self._creating
+        )
 
-    def _compact(self) -> Iterator[dict[str, Any]]:
+    def _issued(self) -> Iterator[CallInGroup]:
         raised = self._raised()
         for at, (entry, number) in enumerate(zip(self._entries, self._numbers, strict=True)):
-            kept = {name: entry[name] for name in _KEPT if name in entry}
-            kept["group"] = number
-            kept["site"] = self._site(entry)
-            kept["raised"] = at in raised
-            yield kept
+            yield read_entry(entry, number, self._site(entry), at in raised)
 
     def _raised(self) -> set[int]:
         """The entries after which something has raised."""
@@ -119,12 +139,55 @@ class RawRecord:
         times = grouped((name, (created, at)) for at, (name, created) in enumerate(named))
         return {at for one in times.values() for at in raised_for(one, self._errors)}
 
-    def _site(self, entry: Mapping[str, Any]) -> tuple[str, int, str] | None:
+    def _site(self, entry: Mapping[str, Any]) -> Site | None:
         for frame in entry.get("frames", ()):
             name = frame["filename"]
             if not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS):
-                return frame["filename"], frame["line"], frame["name"]
+                return Site(name, frame["line"], frame["name"])
         return None
+
+
+def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, raised: bool = False) -> CallInGroup:
+    """The call of an entry of torch's flight recorder. `group`: the number of its group among those of the rank."""
+    backend, _, kind = str(entry.get("profiling_name", "?")).rpartition(":")
+    shapes = tuple(str(list(size)) for size in entry.get("input_sizes") or ())
+    dtypes = [_DTYPES.get(name, name.lower()) for name in entry.get("input_dtypes") or ()]
+    inputs = tuple(f"{shape} {dtypes[at]}" if at < len(dtypes) else shape for at, shape in enumerate(shapes))
+    timeout_ms = entry.get("timeout_ms")
+    is_retired, state = bool(entry.get("retired")), entry.get("state")
+    # Another backend than gloo may not tell when a call is over: it is retired as soon as it is issued. gloo retires a
+    # call at its end, and leaves it "scheduled" all the same.
+    is_only_issued = backend != "gloo" and is_retired and state == "scheduled"
+    # It is retired before it is over, as a call of NCCL is at its time-out.
+    was_given_up = backend != "gloo" and state == "started"
+    call = Call(
+        kind=kind,
+        order=int(entry.get("record_id", 0)),
+        shapes=shapes,
+        inputs=inputs,
+        agreement=_agreement(entry, backend, kind),
+        is_over=is_retired and not is_only_issued and not was_given_up,
+        timeout=timeout_ms / 1000 if timeout_ms else math.inf,
+        site=site,
+        raised=raised,
+        is_p2p=bool(entry.get("is_p2p")),
+        tells_end="retired" in entry and not is_only_issued,
+        at=entry.get("time_created_ns", 0) / 1e9,
+    )
+    return CallInGroup(call, group, backend, knows_peer=False)
+
+
+def _agreement(entry: Mapping[str, Any], backend: str, kind: str) -> tuple[Any, ...]:
+    """What all members must agree on, as far as the recorder knows it: neither root nor reduce operation nor splits."""
+    inputs = tuple(math.prod(size) for size in entry.get("input_sizes") or ())
+    outputs = tuple(math.prod(size) for size in entry.get("output_sizes") or ())
+    input_types = tuple(entry.get("input_dtypes") or ())
+    output_types = tuple(entry.get("output_dtypes") or ())
+    if backend == "gloo" and kind == "scatter":
+        return kind, outputs, output_types
+    if backend == "gloo" and kind in ("all_gather", "gather"):
+        return kind, inputs, input_types
+    return agreement_of(kind, inputs, input_types, output_types)
 
 
 def _merged(recorded: list[list[tuple[Mapping[str, Any], int | None]]]) -> list[tuple[Mapping[str, Any], int | None]]:

@@ -21,7 +21,7 @@ from torch_testing_ext._torch.hook import OpSpec
 from torch_testing_ext._torch.parts import parts_of
 
 from .checks import Check, inputs_of, outputs_of
-from .log import NO_GROUP, LogWriter
+from .log import NO_GROUP, LogWriter, text_of
 
 # Groups that do not communicate, or whose ranks are threads with a log of their own.
 _NOT_COMPARED = ("fake", "threaded")
@@ -158,7 +158,7 @@ class CallRecorder:
         all_agree = [issued.agreement(), issued.layout(), parts]
         must_agree = None if issued.is_compared_in_pairs else json.dumps(all_agree).encode()
         on_meta = any(tensor.is_meta for tensor in (*inputs, *outputs))
-        return NO_GROUP if on_meta else number, self._log.text(json.dumps(issued.to_entry())), must_agree
+        return NO_GROUP if on_meta else number, self._log.text(text_of(issued.to_call())), must_agree
 
     def site(self) -> int:
         """The number of the line of the program that issues an operation now."""
