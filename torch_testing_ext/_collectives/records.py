@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -271,33 +271,41 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
     for record in records:
         for key, group in record.groups.items():
             claims.setdefault(key, {})[record.rank] = group
-    keys = {record.rank: record.groups.keys() for record in records}
-
-    def same_name(rank: int, key: GroupKey) -> set[tuple[int, str]]:
-        """The groups of this name that a rank knows, of any backend: it may have issued nothing there."""
-        return {(other.generation, other.world) for other in keys.get(rank, ()) if other.name == key.name}
-
-    found = []
+    keys = {record.rank: set(record.groups) for record in records}
+    groups = []
     for key, known in claims.items():
-        members = {group.members for group in known.values()}
-        by_index = {group.index: rank for rank, group in known.items()}
-        if len(members) != 1 or len(by_index) != len(known):
-            continue
-        (numbers,) = members
-        if len(numbers) < 2:
-            continue
-        if len(by_index) < len(numbers):
-            # Some members are not known to have made the group yet: their numbers must be those of the launch, and
-            # none may know it as another group of this name.
-            if any(numbers[index] != rank for index, rank in by_index.items()):
-                continue
-            by_index = dict(enumerate(numbers))
-            unknown = [same_name(rank, key) for rank in by_index.values() if rank not in known]
-            if any(others and (key.generation, key.world) not in others for others in unknown):
-                continue
-        ranks = tuple(by_index[index] for index in sorted(by_index))
-        found.append(SharedGroup(key, next(iter(known.values())).title, ranks))
-    return found
+        ranks = _members_of(key, known, keys)
+        if ranks is not None and len(ranks) > 1:
+            first = next(iter(known.values()))
+            groups.append(SharedGroup(key, first.title, ranks))
+    return groups
+
+
+def _members_of(
+    key: GroupKey, known: Mapping[int, GroupRecord], keys: Mapping[int, set[GroupKey]]
+) -> tuple[int, ...] | None:
+    """The ranks of a group, by what the ranks that know it say; None if they contradict each other."""
+    members = {group.members for group in known.values()}
+    by_index = {group.index: rank for rank, group in known.items()}
+    if len(members) != 1 or len(by_index) != len(known):
+        return None
+    (numbers,) = members
+    if len(by_index) == len(numbers):
+        return tuple(by_index[index] for index in sorted(by_index))
+    # Some members are not known to have made the group yet: their numbers must be those of the launch, and none may
+    # know it as another group of this name.
+    if any(numbers[index] != rank for index, rank in by_index.items()):
+        return None
+    others = (rank for rank in numbers if rank not in known)
+    if any(_knows_another(keys.get(rank, set()), key) for rank in others):
+        return None
+    return numbers
+
+
+def _knows_another(keys: Iterable[GroupKey], wanted: GroupKey) -> bool:
+    """Does a rank know groups of this name, of any backend, but not this one? It may have issued nothing there."""
+    of_that_name = {(key.generation, key.world) for key in keys if key.name == wanted.name}
+    return bool(of_that_name) and (wanted.generation, wanted.world) not in of_that_name
 
 
 def list_of(ranks: Sequence[int]) -> str:
@@ -312,22 +320,35 @@ def list_of(ranks: Sequence[int]) -> str:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    names = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
-    rest = [f"... ({len(ranks)} in all)"] if len(names) > MOST_LINES else []
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join([*names[:MOST_LINES], *rest])}"
+    names = []
+    for span in spans:
+        if len(span) > 2:
+            names.append(f"{span[0]}-{span[-1]}")
+        else:
+            names.append(", ".join(map(str, span)))
+    if len(names) > MOST_LINES:
+        names = [*names[:MOST_LINES], f"... ({len(ranks)} in all)"]
+    return f"{verb_for(ranks, 'rank', 'ranks')} {', '.join(names)}"
+
+
+def verb_for(ranks: Sized, of_one: str, of_several: str) -> str:
+    """The form of a verb that fits these ranks."""
+    return of_one if len(ranks) == 1 else of_several
 
 
 def few(lines: Sequence[str]) -> list[str]:
     """The first of many lines, and how many there are besides."""
-    return list(lines) if len(lines) <= MOST_LINES + 1 else [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
+    if len(lines) <= MOST_LINES + 1:
+        return list(lines)
+    return [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """The values of each key, in the order in which they come."""
-    found: dict[Key, list[Value]] = {}
+    by_key: dict[Key, list[Value]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        by_key.setdefault(key, []).append(value)
+    return by_key
 
 
 def alike(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:

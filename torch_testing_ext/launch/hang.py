@@ -101,15 +101,17 @@ def where(stacks: str, file: str) -> str:
 def probably_waits_with_timeout(site: Site) -> bool:
     """Guess from the source that a test expects a time-out: the function of this line calls a `wait` with arguments."""
     functions = [node for node in _around(site) if isinstance(node, ast.FunctionDef) and node.name == site.function]
-    for node in itertools.chain.from_iterable(map(ast.walk, functions)):
-        is_of_object = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if is_of_object and node.func.attr == "wait" and (node.args or node.keywords):
-            return True
-    return False
+    return any(_is_wait_with_arguments(node) for function in functions for node in ast.walk(function))
+
+
+def _is_wait_with_arguments(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr == "wait" and bool(node.args or node.keywords)
 
 
 def probably_catches_errors(site: Site) -> bool:
-    """Guess from the source that a `try` or `suppress` swallows an error of this line, and no `assertRaises` wants it."""
+    """Guess from the source that a `try` or `suppress` swallows an error of this line, and no `assertRaises`."""
     around = list(_around(site))
     managers = [ast.unparse(node.items[0]) for node in around if isinstance(node, ast.With)]
     if any("aises" in manager for manager in managers):
