@@ -92,16 +92,21 @@ class LogWriter:
     def text(self, text: str) -> int:
         """The number of a text, which is written if it is new; 0 if there is no more space."""
         number = self._texts.get(text)
-        if number is None:
-            data, at = text.encode(), self._numbers[_TEXTS_END]
-            end = at + _LENGTH.size + len(data)
-            if _TEXTS_AT + end > _RECORDS_AT:
-                self._numbers[_LOST] += 1
-                return 0
-            _LENGTH.pack_into(self._map, _TEXTS_AT + at, len(data))
-            self._map[_TEXTS_AT + at + _LENGTH.size : _TEXTS_AT + end] = data
-            number = self._texts[text] = len(self._texts) + 1
-            self._numbers[_TEXTS_END], self._numbers[_TEXTS] = end, number
+        return self._write_text(text) if number is None else number
+
+    def _write_text(self, text: str) -> int:
+        data = text.encode()
+        at = _TEXTS_AT + self._numbers[_TEXTS_END]
+        start = at + _LENGTH.size
+        end = start + len(data)
+        if end > _RECORDS_AT:
+            self._numbers[_LOST] += 1
+            return 0
+        _LENGTH.pack_into(self._map, at, len(data))
+        self._map[start:end] = data
+        number = self._texts[text] = len(self._texts) + 1
+        self._numbers[_TEXTS_END] = end - _TEXTS_AT
+        self._numbers[_TEXTS] = number
         return number
 
     def issue(self, group: int, what: int, agreement: bytes | None, site: int) -> int:
@@ -270,12 +275,15 @@ class LogReader:
 
     def _texts(self) -> list[str]:
         (header,) = _numbers_of([self.header()])
-        area, at, found = self._part(_TEXTS_AT, header[_TEXTS_END]), 0, []
+        area = self._part(_TEXTS_AT, header[_TEXTS_END])
+        texts = []
+        at = 0
         while at < len(area):
             (length,) = _LENGTH.unpack_from(area, at)
-            found.append(area[at + _LENGTH.size : at + _LENGTH.size + length].decode())
-            at += _LENGTH.size + length
-        return found
+            start = at + _LENGTH.size
+            at = start + length
+            texts.append(area[start:at].decode())
+        return texts
 
 
 def _is_call(record: tuple[int, ...]) -> bool:
@@ -310,26 +318,28 @@ def is_quiet(headers: list[bytes]) -> bool:
     known = _numbers_of(headers)
     if not known:
         return True
-    if any(one[number] for one in known for number in (_LOST, _NOTES, _P2P, _IRREGULAR)):
+    for header in known:
+        if header[_LOST] or header[_NOTES] or header[_P2P] or header[_IRREGULAR]:
+            return False
+    if len(known) < len(headers) or len({header[_GROUPS] for header in known}) > 1:
         return False
-    if len(known) < len(headers) or len({one[_GROUPS] for one in known}) > 1:
-        return False
-    return all(len({one[slot] for one in known}) == 1 for slot in range(_FIRST_SLOT, _HEADER))
+    return len({header[_FIRST_SLOT:] for header in known}) == 1
 
 
 def have_notes(headers: list[bytes]) -> bool:
     """Has a rank found something by itself?"""
-    return any(one[_NOTES] for one in _numbers_of(headers))
+    return any(header[_NOTES] for header in _numbers_of(headers))
 
 
 def show_mismatch(headers: list[bytes]) -> bool:
     """Have ranks issued as many collectives in a group as others, and not the same? The logs tell for sure."""
     known = _numbers_of(headers)
-    if len({one[_GROUPS] for one in known}) > 1:
+    if len({header[_GROUPS] for header in known}) > 1:
         return False
     for slot in range(_FIRST_SLOT, _HEADER):
-        used = {one[slot] for one in known if one[slot]}
-        if len(used) > 1 and len({one >> 32 for one in used}) < len(used):
+        used = {header[slot] for header in known if header[slot]}
+        counts = {number >> 32 for number in used}
+        if len(counts) < len(used):
             return True
     return False
 
@@ -337,9 +347,9 @@ def show_mismatch(headers: list[bytes]) -> bool:
 def uses_groups(headers: list[bytes]) -> int:
     """In how many groups ranks have issued collectives: as many as there are numbers of groups in use."""
     known = _numbers_of(headers)
-    if any(one[_IRREGULAR] or one[_P2P] for one in known):
+    if any(header[_IRREGULAR] or header[_P2P] for header in known):
         return _SLOTS
-    return sum(any(one[slot] for one in known) for slot in range(_FIRST_SLOT, _HEADER))
+    return sum(any(header[slot] for header in known) for slot in range(_FIRST_SLOT, _HEADER))
 
 
 # -- looks at replicas, in a file of their own
