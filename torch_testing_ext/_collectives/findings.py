@@ -361,7 +361,7 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], 
         sentence, gone = left_alone
         return Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)
     cycle = _cycle(deadlocked)
-    parts = []
+    parts: list[str] = []
     for rank, then in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         wait = deadlocked[rank]
         subject = "which" if parts else f"rank {rank}"

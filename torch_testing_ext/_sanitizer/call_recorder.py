@@ -118,8 +118,7 @@ class CallRecorder:
         with self._lock:
             made = _torch.flight_recorder.made_groups()
             for group in made[self._known_groups :]:
-                *fields, _ = group.fields
-                self._log.add_group(GroupRecord(*fields))
+                self._log.add_group(GroupRecord(*group.fields[:-1]))
             self._known_groups = len(made)
 
     def has_shorter_timeouts(self) -> bool:
