@@ -213,7 +213,7 @@ def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, r
 
 
 def _agreement(entry: Mapping[str, Any], backend: str, kind: str) -> tuple[Any, ...]:
-    """What all members must agree on, as far as the recorder knows it: neither root nor reduce operation nor splits."""
+    """The properties that all members must agree on; the recorder knows no root, reduce operation or splits."""
     inputs = tuple(math.prod(size) for size in entry.get("input_sizes") or ())
     outputs = tuple(math.prod(size) for size in entry.get("output_sizes") or ())
     input_types = tuple(entry.get("input_dtypes") or ())

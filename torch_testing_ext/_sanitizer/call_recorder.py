@@ -58,6 +58,7 @@ class CallRecorder:
             raise
 
     def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int, Any]:
+        """Write an operation down. Returns its number, that of its line, and its group."""
         group = hook.group_of(spec, args)
         known = self._groups.get(group)
         if known is None:

@@ -117,7 +117,7 @@ def _copy(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What may differ between a tensor of two runs.
+    """The differences that are allowed between a tensor of two runs.
 
     `floor`: the largest element that the tolerance is relative to, unless that of the tensor is larger. `ignored`: the
     elements that do not count. `switched`: how much of the largest element, and of the norm, a few switched ReLUs may

@@ -98,7 +98,7 @@ class Roster:
         self._kinds = _kinds(self.tensors)
 
     def is_eager(self, kind: int) -> bool:
-        """Whether this kind is gathered at once. The first calls show if a rank reads it."""
+        """Is this kind gathered at once? The first calls show if a rank reads it."""
         return bool(self.reads & kind) or self.calls < EARLY
 
     def take_sums(self) -> list[torch.Tensor]:

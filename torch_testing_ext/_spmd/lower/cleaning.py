@@ -64,10 +64,11 @@ def _remove_needless_pushes(graph: fx.Graph) -> None:
     written: set[int] = set()
     for node in list(graph.nodes):
         value = node.args[1] if node.target is aten.copy_.default else None
-        marker = value.target if isinstance(value, fx.Node) else None
-        if marker is GATHER:
+        if not isinstance(value, fx.Node):
+            written |= writes(node)
+        elif value.target is GATHER:
             written -= storages(operand(node))
-        elif marker is ROWS:
+        elif value.target is ROWS:
             whole = storages(operand(value))
             if not whole & written:
                 node.replace_all_uses_with(operand(node))
