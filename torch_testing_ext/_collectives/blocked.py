@@ -1,6 +1,7 @@
-"""Whether a rank waits for its peers and for nothing else, from two probes of its threads.
+"""A rank that waits for its peers and for nothing else, known by two probes of its threads.
 
-A wait that another thread, a timer or another kind of peer may end is not proof: it only raises suspicion.
+This is point 3 of the theorem in `proof`: no thread of the rank that may issue a call can go on, unless one of its
+calls ends. A wait that another thread, a timer or another kind of peer may end is not proof: it only raises suspicion.
 """
 
 from __future__ import annotations
@@ -81,65 +82,107 @@ def why_not_blocked(first: RankState | None, second: RankState | None) -> str | 
     """Say why a rank is not known to wait in torch for ever, from two probes; None if it is."""
     if first is None or second is None:
         return "it did not say what it does"
-    earlier = {thread.number: thread for thread in first.threads}
-    of_python = {one.number for one in second.others}
-    for thread in second.threads:
-        before = earlier.get(thread.number)
-        if thread.number != second.main and any(_serves(one, second.machine) for one in (before, thread)):
-            continue
-        if thread.number in of_python:
-            continue
-        if thread.number == second.main and second.waits_at_store and thread.state == "S":
-            continue  # it looks again and again
-        if before != thread:
-            return "one of its threads is running"
-        may_be_timed = thread.number == second.main and second.for_work
-        if not _waits_without_end(thread, second.machine, may_be_timed):
-            what = "it" if thread.number == second.main else "one of its threads"
-            return f"{what} waits for something else"
-    awake = _awake(first, second)
-    could_act = {one.number for one in first.others if one.can_act}
-    for one in second.others:
-        may_be_woken = one in awake or (bool(awake) and not one.in_torch)
-        if may_be_woken and (one.can_act or one.number in could_act):
-            return f"its {one.text} may issue collectives"
-    if second.timers:
-        return "a signal may wake it"
-    if first.frames != second.frames:
-        return "it has moved on"
-    is_in_torch = second.for_work or second.in_torch or second.calls == "wait" or second.waits_at_store
-    if not is_in_torch:
-        # It may wait for another thread, which waits in torch.
-        if not any(one.in_torch for one in second.others):
-            return "it does not wait in torch"
-        if awake:
-            return f"its {awake[0].text} may wake it"
-        if second.children:
-            return "a process that it has started may wake it"
-    if second.p2p:
-        return "it has sent or received, which is not recorded"
+    probes = _Probes(first, second)
+    reasons = (
+        probes.native_thread_that_runs,
+        probes.python_thread_that_may_act,
+        probes.signal_that_may_come,
+        probes.main_thread_that_has_moved,
+        probes.wait_outside_of_torch,
+        probes.message_that_is_not_recorded,
+    )
+    for reason in reasons:
+        text = reason()
+        if text is not None:
+            return text
     return None
 
 
-def _awake(first: RankState, second: RankState) -> list[PythonThread]:
-    """The threads that run Python and do not wait for others of this process without end."""
-    earlier = {thread.number: thread for thread in first.threads}
-    asleep = {
-        thread.number
-        for thread in second.threads
-        if earlier.get(thread.number) == thread and _waits_without_end(thread, second.machine, may_be_timed=False)
-    }
-    return [one for one in second.others if one.number not in asleep]
+class _Probes:
+    """The states of a rank at two probes. Each method is a reason for which the rank may go on, or None."""
+
+    def __init__(self, first: RankState, second: RankState):
+        self.first = first
+        self.second = second
+        self.earlier = {thread.number: thread for thread in first.threads}
+        # The further threads that run Python and do not wait for others of this process without end.
+        asleep = self._asleep()
+        self.awake = [thread for thread in second.others if thread.number not in asleep]
+
+    def _asleep(self) -> set[int]:
+        """The threads that have slept without end at both probes."""
+        numbers = set()
+        for thread in self.second.threads:
+            is_unchanged = self.earlier.get(thread.number) == thread
+            if is_unchanged and _waits_without_end(thread, self.second.machine, may_be_timed=False):
+                numbers.add(thread.number)
+        return numbers
+
+    def native_thread_that_runs(self) -> str | None:
+        """A thread, the main one or one without Python, that does not sleep until others of this process wake it."""
+        of_python = {thread.number for thread in self.second.others}
+        for thread in self.second.threads:
+            is_main = thread.number == self.second.main
+            if thread.number in of_python or self._is_harmless(thread):
+                continue
+            if self.earlier.get(thread.number) != thread:
+                return "one of its threads is running"
+            may_be_timed = is_main and self.second.for_work
+            if not _waits_without_end(thread, self.second.machine, may_be_timed):
+                return f"{'it' if is_main else 'one of its threads'} waits for something else"
+        return None
+
+    def _is_harmless(self, thread: ThreadState) -> bool:
+        """May a thread run, since it only serves, or looks at a store again and again?"""
+        if thread.number == self.second.main:
+            return self.second.waits_at_store and thread.state == "S"
+        machine = self.second.machine
+        return _serves(self.earlier.get(thread.number), machine) or _serves(thread, machine)
+
+    def python_thread_that_may_act(self) -> str | None:
+        """A thread that may issue a call, and is awake or may be woken by one that is."""
+        could_act = {thread.number for thread in self.first.others if thread.can_act}
+        for thread in self.second.others:
+            may_act = thread.can_act or thread.number in could_act
+            may_be_woken = bool(self.awake) and not thread.in_torch
+            if may_act and (thread in self.awake or may_be_woken):
+                return f"its {thread.text} may issue collectives"
+        return None
+
+    def signal_that_may_come(self) -> str | None:
+        return "a signal may wake it" if self.second.timers else None
+
+    def main_thread_that_has_moved(self) -> str | None:
+        return "it has moved on" if self.first.frames != self.second.frames else None
+
+    def wait_outside_of_torch(self) -> str | None:
+        """The main thread may wait for another thread, which waits in torch; then nothing else may wake it."""
+        second = self.second
+        if second.for_work or second.in_torch or second.calls == "wait" or second.waits_at_store:
+            return None
+        if not any(thread.in_torch for thread in second.others):
+            return "it does not wait in torch"
+        if self.awake:
+            return f"its {self.awake[0].text} may wake it"
+        if second.children:
+            return "a process that it has started may wake it"
+        return None
+
+    def message_that_is_not_recorded(self) -> str | None:
+        return "it has sent or received, which is not recorded" if self.second.p2p else None
 
 
 def _serves(thread: ThreadState | None, machine: str) -> bool:
     """Is this a thread that matters only through the collectives which it completes?"""
     if thread is None:
         return False
+    if thread.name in _SERVING_THREADS:
+        return True
     number, *arguments = thread.syscall.split() or [""]
-    waits_for_events = number == _EPOLL_WAIT.get(machine) and len(arguments) >= 4
-    is_loop = waits_for_events and tuple(int(one, 16) for one in arguments[2:4]) == _OF_A_LOOP
-    return thread.name in _SERVING_THREADS or is_loop
+    if number != _EPOLL_WAIT.get(machine) or len(arguments) < 4:
+        return False
+    most_events, milliseconds = int(arguments[2], 16), int(arguments[3], 16)
+    return (most_events, milliseconds) == _OF_A_LOOP
 
 
 def _waits_without_end(thread: ThreadState, machine: str, may_be_timed: bool) -> bool:
@@ -147,9 +190,8 @@ def _waits_without_end(thread: ThreadState, machine: str, may_be_timed: bool) ->
     number, *arguments = thread.syscall.split() or [""]
     if thread.state != "S" or number != _FUTEX.get(machine) or len(arguments) < 4:
         return False
-    operation, timeout = int(arguments[1], 16), int(arguments[3], 16)
-    return (
-        operation & _FUTEX_COMMAND in _FUTEX_WAITS
-        and bool(operation & _FUTEX_PRIVATE)
-        and (may_be_timed or timeout == 0)
-    )
+    operation = int(arguments[1], 16)
+    is_wait = operation & _FUTEX_COMMAND in _FUTEX_WAITS
+    is_private = bool(operation & _FUTEX_PRIVATE)
+    has_timeout = int(arguments[3], 16) != 0
+    return is_wait and is_private and (may_be_timed or not has_timeout)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch_testing_ext._process.whole_files import is_library
 
+from .blocked import RankState
 from .findings import STORE, Finding, FindingKind
 from .pairs import Wait
-from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, grouped, list_of
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, grouped, list_of, verb_for
 
-_LATEST = 1_000_000_000  # the number of such a wait among the calls of a rank: nothing comes after it
+# The number of such a wait among the calls of a rank: nothing comes after it.
+_LATEST = 1_000_000_000
 
 
 def waits_at_stores(running: Mapping[int, RankRecord], known: Iterable[RankRecord]) -> dict[int, Wait]:
@@ -23,24 +26,34 @@ def waits_at_stores(running: Mapping[int, RankRecord], known: Iterable[RankRecor
     may_be_set = any(record.state is not None and record.state.children for record in running.values())
     found = {}
     for rank, record in running.items():
-        making = record.creating
         state = record.state
-        if state is None or state.at_store is None or (making is not None and making.is_default):
+        if state is None or state.at_store is None:
             continue
-        if making is None and (not state.waits_at_store or may_be_set):
-            continue
-        here = next((Site(*frame) for frame in state.frames if not is_library(frame[0])), None)
+        making = record.creating
         if making is None:
-            missing = tuple(sorted(everybody - {rank}))
-            members, title, kind = tuple(sorted(everybody)), "a store", STORE
-        else:
-            missing = tuple(one for one in making.members if one != rank and not _makes(records.get(one), making))
-            members, title, kind = making.members, making.title, "new_group"
-        if missing:
-            call = Call(kind, 0, _LATEST + len(record.groups), (), (), (), False, state.at_store, here)
-            key = GroupKey(title, 0, "store")
-            found[rank] = Wait(rank, SharedGroup(key, title, members), call, missing, any_of=making is None)
-    return found
+            if state.waits_at_store and not may_be_set:
+                others = tuple(sorted(everybody - {rank}))
+                found[rank] = _wait(record, state, STORE, "a store", tuple(sorted(everybody)), others)
+        elif not making.is_default:
+            peers = [member for member in making.members if member != rank]
+            late = tuple(peer for peer in peers if not _makes(records.get(peer), making))
+            found[rank] = _wait(record, state, "new_group", making.title, making.members, late)
+    return {rank: wait for rank, wait in found.items() if wait.missing}
+
+
+def _wait(
+    record: RankRecord, state: RankState, kind: str, title: str, members: tuple[int, ...], missing: tuple[int, ...]
+) -> Wait:
+    """The wait of a rank at a store. Any rank may set a key; a group needs all of its members."""
+    sites = [Site(*frame) for frame in state.frames if not is_library(frame[0])]
+    call = Call(
+        kind,
+        order=_LATEST + len(record.groups),
+        timeout=math.inf if state.at_store is None else state.at_store,
+        site=sites[0] if sites else None,
+    )
+    group = SharedGroup(GroupKey(title, 0, "store"), title, members)
+    return Wait(record.rank, group, call, missing, any_of=kind == STORE)
 
 
 def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
@@ -66,7 +79,8 @@ def suspected_creation(records: Sequence[RankRecord]) -> Finding | None:
 
 
 def _absent(group: GroupRecord, there: Sequence[int], absent: Sequence[int]) -> Finding:
-    makes, has = "makes" if len(there) == 1 else "make", "has" if len(absent) == 1 else "have"
+    makes = verb_for(there, "makes", "make")
+    has = verb_for(absent, "has", "have")
     title = f"{group.title} ({list_of(group.members)})"
     sentence = f"{list_of(there)} {makes} {title}, which {list_of(absent)} {has} not begun to make"
     return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", (sentence,), tuple(absent))
@@ -74,10 +88,11 @@ def _absent(group: GroupRecord, there: Sequence[int], absent: Sequence[int]) -> 
 
 def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
     """The latest group of that name and world that a rank has made, or makes now."""
-    made = [each for each in record.groups.values() if (each.name, each.world) == (group.name, group.world)]
-    now = record.creating
-    if now is not None and (now.name, now.world) == (group.name, group.world):
-        return [now]
+    identity = (group.name, group.world)
+    making = record.creating
+    if making is not None and (making.name, making.world) == identity:
+        return [making]
+    made = [other for other in record.groups.values() if (other.name, other.world) == identity]
     return made[-1:]
 
 
@@ -88,9 +103,13 @@ def _are_unlike(one: GroupRecord, other: GroupRecord) -> bool:
 
 def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
     by_members = grouped((group.members, rank) for rank, group in found)
-    (first, here), *others = sorted(by_members.items(), key=lambda one: one[1])
-    makes = "makes" if len(here) == 1 else "make"
-    parts = [f"{list_of(ranks)} {'makes' if len(ranks) == 1 else 'make'} one of {list_of(m)}" for m, ranks in others]
-    sentence = f"{list_of(here)} {makes} a group of {list_of(first)} where {', '.join(parts)}"
-    lines = [f"{list_of(ranks)}: {found[0][1].title} of {list_of(m)}" for m, ranks in [(first, here), *others]]
-    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", tuple(lines), tuple(here[:1]))
+    by_ranks = sorted((ranks, members) for members, ranks in by_members.items())
+    (first_ranks, first_members), *others = by_ranks
+    parts = [
+        f"{list_of(ranks)} {verb_for(ranks, 'makes', 'make')} one of {list_of(members)}" for ranks, members in others
+    ]
+    makes = verb_for(first_ranks, "makes", "make")
+    sentence = f"{list_of(first_ranks)} {makes} a group of {list_of(first_members)} where {', '.join(parts)}"
+    title = found[0][1].title
+    lines = tuple(f"{list_of(ranks)}: {title} of {list_of(members)}" for ranks, members in by_ranks)
+    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", lines, tuple(first_ranks[:1]))

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .pairs import Pair, Wait, pairs_of, unpaired
-from .records import MOST_LINES, Call, RankRecord, SharedGroup, Site, alike, few, grouped, list_of, shared_groups, whole
+from .records import (
+    MOST_LINES,
+    Call,
+    RankRecord,
+    SharedGroup,
+    Site,
+    alike,
+    few,
+    grouped,
+    list_of,
+    shared_groups,
+    verb_for,
+    whole,
+)
 
-STORE = "get"  # the kind of a wait at a store
+# The kind of a wait at a store.
+STORE = "get"
 _CALLS_BEFORE = 3
 _LONGEST_CYCLE = 5
-_MOST_WAYS = 4  # in which ranks of a mismatch call
+# In which ranks of a mismatch call.
+_MOST_WAYS = 4
 _WIDEST_COLUMN = 60
-_EXPECTED_TIMEOUT = 60.0  # seconds; a test that sets a shorter one expects the error
+# In seconds; a test that sets a shorter one expects the error.
+_EXPECTED_TIMEOUT = 60.0
 
 
 class FindingKind(enum.Enum):
@@ -53,10 +70,14 @@ class Finding:
     sentence: str
     lines: tuple[str | Doing, ...]
     ranks: tuple[int, ...]
-    is_hazard: bool = False  # only to be said: the test passes
-    awaited: tuple[int, ...] = ()  # ranks that have not come to the call yet
-    table: tuple[str, ...] = ()  # what the ranks called until then, side by side
-    brief: str = ""  # a shorter sentence, which begins with the ranks that are blamed
+    # Only to be said: the test passes.
+    is_hazard: bool = False
+    # Ranks that have not come to the call yet.
+    awaited: tuple[int, ...] = ()
+    # The calls of the ranks until then, side by side.
+    table: tuple[str, ...] = ()
+    # A shorter sentence, which begins with the ranks that are blamed.
+    brief: str = ""
 
     @property
     def title(self) -> str:
@@ -79,20 +100,38 @@ class Finding:
     @property
     def calls(self) -> str:
         lines = "\n".join(f"  {line}" for line in few(self._folded()))
-        return "\n".join([f"{lines}\n", *(f"  {row}" for row in self.table)]) if self.table else lines
+        if not self.table:
+            return lines
+        rows = "\n".join(f"  {row}" for row in self.table)
+        return f"{lines}\n\n{rows}"
 
     def _folded(self) -> list[str]:
         """The lines; of many ranks, those that did the same at one place share one."""
-        are_many = len(self.lines) > MOST_LINES
-        alike = grouped((line[1:] if are_many and isinstance(line, Doing) else line, line) for line in self.lines)
-        found = []
-        for first, *others in alike.values():
-            text = str(first)
-            if others and isinstance(first, Doing):
-                ranks = list_of([first.rank, *(one.rank for one in others if isinstance(one, Doing))])
-                text = text.replace(f"rank {first.rank}", ranks, 1)
-            found.append(text)
-        return found
+        if len(self.lines) <= MOST_LINES:
+            return [str(line) for line in self.lines]
+        alike = grouped((line[1:] if isinstance(line, Doing) else line, line) for line in self.lines)
+        folded = []
+        for lines in alike.values():
+            text = str(lines[0])
+            ranks = [line.rank for line in lines if isinstance(line, Doing)]
+            if len(ranks) > 1:
+                text = text.replace(f"rank {ranks[0]}", list_of(ranks), 1)
+            folded.append(text)
+        return folded
+
+
+class _Candidate(NamedTuple):
+    """A finding, and the number of the call that it is about among those of its rank."""
+
+    order: int
+    finding: Finding
+
+
+def _first_of(candidates: Sequence[_Candidate]) -> Finding | None:
+    """The finding about the call that was issued first."""
+    if not candidates:
+        return None
+    return min(candidates, key=lambda candidate: candidate.order).finding
 
 
 def _calls_in(group: SharedGroup, by_rank: Mapping[int, RankRecord]) -> dict[int, Sequence[Call]]:
@@ -114,51 +153,86 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
     test expects it.
     """
     by_rank = whole(records)
-    found: list[tuple[int, Finding]] = []
+    candidates: list[_Candidate] = []
     for group in shared_groups(records):
-        calls = _calls_in(group, by_rank)
-        for place in range(1, max(map(len, calls.values()), default=0) + 1):
-            here = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
-            finding = None
-            if len({call.agreement for call in here.values()}) > 1 or _have_other_parts(here):
-                finding = _mismatch(group, place, here, calls)
-            elif any(call.exchange is not None for call in here.values()):
-                finding = _wrong_exchange(group, place, here)
-            if finding is not None:
-                if not (unless_raised and any(call.raised for call in here.values())):
-                    found.append((min(call.order for call in here.values()), finding))
-                break
+        candidate = _first_mismatch_in(group, _calls_in(group, by_rank), unless_raised)
+        if candidate is not None:
+            candidates.append(candidate)
     for pair in pairs_of(records):
-        if pair.differs and not (unless_raised and (pair.send.raised or pair.receive.raised)):
-            found.append((min(pair.send.order, pair.receive.order), _wrong_pair(pair)))
-    return min(found, key=lambda one: one[0])[1] if found else None
+        has_raised = pair.send.raised or pair.receive.raised
+        if pair.differs and not (unless_raised and has_raised):
+            order = min(pair.send.order, pair.receive.order)
+            candidates.append(_Candidate(order, _wrong_pair(pair)))
+    return _first_of(candidates)
 
 
-def _mismatch(group: SharedGroup, place: int, here: Mapping[int, Call], calls: Mapping[int, Sequence[Call]]) -> Finding:
-    if len({(call.inputs, call.agreement) for call in here.values()}) == 1:
-        here = {rank: replace(call, details=(*call.details, " to ".join(call.parts))) for rank, call in here.items()}
-    groups = alike(here, lambda call: (call.kind, call.inputs, call.agreement, call.details))
+def _first_mismatch_in(
+    group: SharedGroup, calls: Mapping[int, Sequence[Call]], unless_raised: bool
+) -> _Candidate | None:
+    """The first collective of this group in which members disagree: what comes after it is not looked at."""
+    most = max(map(len, calls.values()), default=0)
+    for place in range(1, most + 1):
+        calls_there = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
+        finding = _mismatch_at(group, place, calls_there, calls)
+        if finding is None:
+            continue
+        if unless_raised and any(call.raised for call in calls_there.values()):
+            return None
+        return _Candidate(min(call.order for call in calls_there.values()), finding)
+    return None
+
+
+def _mismatch_at(
+    group: SharedGroup, place: int, calls_there: Mapping[int, Call], calls: Mapping[int, Sequence[Call]]
+) -> Finding | None:
+    """The mismatch among the calls of one place, if there is one."""
+    agreements = {call.agreement for call in calls_there.values()}
+    if len(agreements) > 1 or _have_other_parts(calls_there):
+        return _mismatch(group, place, calls_there, calls)
+    if any(call.exchange is not None for call in calls_there.values()):
+        return _wrong_exchange(group, place, calls_there)
+    return None
+
+
+def _with_parts(call: Call) -> Call:
+    return replace(call, details=(*call.details, " to ".join(call.parts)))
+
+
+def _mismatch(
+    group: SharedGroup, place: int, calls_there: Mapping[int, Call], calls: Mapping[int, Sequence[Call]]
+) -> Finding:
+    """The finding about members that disagree in the calls of one place."""
+    if len({(call.inputs, call.agreement) for call in calls_there.values()}) == 1:
+        calls_there = {rank: _with_parts(call) for rank, call in calls_there.items()}
+    groups = alike(calls_there, lambda call: (call.kind, call.inputs, call.agreement, call.details))
     rest = [rank for ranks, _ in groups[_MOST_WAYS:] for rank in ranks]
     groups = groups[:_MOST_WAYS]
-    parts = [f"{list_of(ranks)} {'calls' if len(ranks) == 1 else 'call'} {_described(call)}" for ranks, call in groups]
-    parts += [f"{list_of(rest)} call others"] if rest else []
+    parts = []
+    for ranks, call in groups:
+        parts.append(f"{list_of(ranks)} {verb_for(ranks, 'calls', 'call')} {_described(call)}")
+    if rest:
+        parts.append(f"{list_of(rest)} call others")
     where = f"call #{place} of {group.title}"
-    others = "the others call" if len(here) == len(group.ranks) > 2 == len(groups) else ""
-    short = [parts[0], f"{others} {_described(groups[1][1])}"] if others else parts
+    brief = ", ".join(parts)
+    if len(groups) == 2 and len(calls_there) == len(group.ranks) > 2:
+        _, call_of_others = groups[1]
+        brief = f"{parts[0]}, the others call {_described(call_of_others)}"
     return Finding(
         FindingKind.MISMATCH,
         f"ranks disagree in {where} ({list_of(group.ranks)}): {', '.join(parts)}",
-        _doing(here),
+        _doing(calls_there),
         tuple(groups[0][0]),
-        awaited=tuple(rank for rank in group.ranks if rank not in here),
+        awaited=tuple(rank for rank in group.ranks if rank not in calls_there),
         table=_side_by_side(groups, place, calls) if place > 1 else (),
-        brief=f"{', '.join(short)} in {where}",
+        brief=f"{brief} in {where}",
     )
 
 
-def _have_other_parts(here: Mapping[int, Call]) -> bool:
+def _have_other_parts(calls: Mapping[int, Call]) -> bool:
     """Do members put together parts of other shapes or placements, although they have as many elements?"""
-    return any(len({getattr(call, name) for call in here.values()} - {()}) > 1 for name in ("layout", "parts"))
+    layouts = {call.layout for call in calls.values()} - {()}
+    parts = {call.parts for call in calls.values()} - {()}
+    return len(layouts) > 1 or len(parts) > 1
 
 
 def _side_by_side(
@@ -168,38 +242,47 @@ def _side_by_side(
     first = max(1, place - _CALLS_BEFORE)
     columns = []
     for ranks, _ in groups:
-        texts = [list_of(ranks), *map(_described, calls[ranks[0]][first - 1 : place])]
-        texts = [text if len(text) <= _WIDEST_COLUMN else f"{text[: _WIDEST_COLUMN - 3]}..." for text in texts]
-        columns.append([text.ljust(max(map(len, texts))) for text in texts])
+        calls_of_first = calls[ranks[0]][first - 1 : place]
+        texts = [_cut(text) for text in (list_of(ranks), *map(_described, calls_of_first))]
+        width = max(map(len, texts))
+        columns.append([text.ljust(width) for text in texts])
     titles = ["", *(f"#{number}" for number in range(first, place + 1))]
     rows = zip(titles, *columns, strict=True)
-    width = max(map(len, titles))
-    lines = [f"  {title.rjust(width)}  {'  '.join(texts)}".rstrip() for title, *texts in rows]
+    width_of_titles = max(map(len, titles))
+    lines = [f"  {title.rjust(width_of_titles)}  {'  '.join(texts)}".rstrip() for title, *texts in rows]
     return (*lines[:-1], f">{lines[-1][1:]}")
 
 
-def _wrong_exchange(group: SharedGroup, place: int, here: Mapping[int, Call]) -> Finding | None:
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST_COLUMN else f"{text[: _WIDEST_COLUMN - 3]}..."
+
+
+def _wrong_exchange(group: SharedGroup, place: int, calls: Mapping[int, Call]) -> Finding | None:
     """The first pair of ranks of which one sends another number of elements than the other expects."""
-    for at, sender in enumerate(group.ranks):
-        for to, receiver in enumerate(group.ranks):
-            outgoing, incoming = (here[rank].exchange if rank in here else None for rank in (sender, receiver))
-            if outgoing is None or incoming is None or max(at, to) >= min(len(outgoing[0]), len(incoming[1])):
-                continue
-            if outgoing[0][to] != incoming[1][at]:
-                what = f"rank {sender} sends {outgoing[0][to]} elements to rank {receiver}, which expects"
-                what, where = f"{what} {incoming[1][at]}", f"call #{place} of {group.title}"
-                return Finding(
-                    FindingKind.MISMATCH,
-                    f"ranks disagree in {where} ({list_of(group.ranks)}): {what}",
-                    _doing(here),
-                    (sender, receiver),
-                    brief=f"{what}, in {where}",
-                )
+    exchanges = {rank: call.exchange for rank, call in calls.items() if call.exchange is not None}
+    for (at, sender), (to, receiver) in itertools.product(enumerate(group.ranks), repeat=2):
+        if sender not in exchanges or receiver not in exchanges:
+            continue
+        outgoing, _ = exchanges[sender]
+        _, incoming = exchanges[receiver]
+        if max(at, to) >= min(len(outgoing), len(incoming)) or outgoing[to] == incoming[at]:
+            continue
+        where = f"call #{place} of {group.title}"
+        what = f"rank {sender} sends {outgoing[to]} elements to rank {receiver}, which expects {incoming[at]}"
+        return Finding(
+            FindingKind.MISMATCH,
+            f"ranks disagree in {where} ({list_of(group.ranks)}): {what}",
+            _doing(calls),
+            (sender, receiver),
+            brief=f"{what}, in {where}",
+        )
     return None
 
 
 def _wrong_pair(pair: Pair) -> Finding:
-    sent, received = (" ".join(call.inputs) for call in (pair.send, pair.receive))
+    """The finding about a message that is received as another one than was sent."""
+    sent = " ".join(pair.send.inputs)
+    received = " ".join(pair.receive.inputs)
     where = f"message #{pair.send.place} of {pair.group.title}"
     what = f"rank {pair.source} sends {sent} to rank {pair.target}, which receives {received}"
     return Finding(
@@ -231,16 +314,19 @@ def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
     A member of whose collectives nothing is known counts as missing.
     """
     by_rank = whole(records)
-    found: list[Wait] = []
+    all_waits: list[Wait] = []
     for group in shared_groups(records):
         issued = _calls_in(group, by_rank)
+        counts = {rank: len(issued.get(rank, ())) for rank in group.ranks}
         for rank, calls in issued.items():
             for call in calls:
-                missing = tuple(other for other in group.ranks if len(issued.get(other, ())) < call.place)
-                if not call.is_over and (missing or call.tells_end):
-                    found.append(Wait(rank, group, call, missing))
-    found += [wait for wait in unpaired(records) if not wait.call.is_over]
-    in_order = sorted(found, key=lambda wait: wait.call.order)
+                if call.is_over:
+                    continue
+                missing = tuple(member for member, count in counts.items() if count < call.place)
+                if missing or call.tells_end:
+                    all_waits.append(Wait(rank, group, call, missing))
+    all_waits += [wait for wait in unpaired(records) if not wait.call.is_over]
+    in_order = sorted(all_waits, key=lambda wait: wait.call.order)
     return grouped((wait.rank, wait) for wait in in_order)
 
 
@@ -252,8 +338,7 @@ def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) 
     """
     left = dict(waiting)
     while True:
-        endless = {rank: [_never_ends(wait, left, ended) for wait in calls] for rank, calls in left.items()}
-        free = [rank for rank, found in endless.items() if not all(found)]
+        free = [rank for rank, calls in left.items() if not all(_never_ends(wait, left, ended) for wait in calls)]
         if not free:
             return {rank: calls[-1] for rank, calls in left.items()}
         for rank in free:
@@ -271,14 +356,15 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], 
         Doing(rank, f"waiting for {list_of(wait.missing)} in {wait.name}{_of_group(wait.group)}", wait.call.site)
         for rank, wait in sorted(deadlocked.items())
     )
-    left = _left_alone(deadlocked, ended)
-    if left is not None:
-        return Finding(FindingKind.LEFT_ALONE, left[0], lines, left[1])
+    left_alone = _left_alone(deadlocked, ended)
+    if left_alone is not None:
+        sentence, gone = left_alone
+        return Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)
     cycle = _cycle(deadlocked)
-    parts = []
-    for at, rank in enumerate(cycle):
-        wait, then = deadlocked[rank], cycle[(at + 1) % len(cycle)]
-        subject = f"rank {rank}" if at == 0 else "which"
+    parts: list[str] = []
+    for rank, then in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        wait = deadlocked[rank]
+        subject = "which" if parts else f"rank {rank}"
         parts.append(f"{subject} waits in {wait.group.title} ({wait.name}, {wait.call.line}) for rank {then}")
     if len(parts) > _LONGEST_CYCLE:
         hidden = len(parts) - _LONGEST_CYCLE
@@ -291,19 +377,19 @@ def _left_alone(deadlocked: Mapping[int, Wait], ended: Mapping[int, str]) -> tup
     for _, wait in sorted(deadlocked.items()):
         gone = tuple(rank for rank in wait.missing if rank in ended)
         if gone:
-            same = [
-                rank
-                for rank, other in deadlocked.items()
-                if other.group.key == wait.group.key and other.call.place == wait.call.place
-            ]
+            same = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
             return left_alone_sentence(gone, ended, wait, same), gone
     return None
+
+
+def _is_same_call(one: Wait, other: Wait) -> bool:
+    return one.group.key == other.group.key and one.call.place == other.call.place
 
 
 def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wait, waiting: Sequence[int]) -> str:
     """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
-    verb = "waits" if len(waiting) == 1 else "wait"
+    verb = verb_for(waiting, "waits", "wait")
     if wait.call.kind == STORE:
         return f"{list_of(gone)} {how} without setting the key of a store for which {list_of(waiting)} {verb}"
     if wait.call.is_p2p:
@@ -328,27 +414,39 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
     Whether a collective has completed does not matter here: the ranks of `waiting` have lost their peer or hang.
     """
     by_rank = whole(records)
-    found = []
+    candidates = []
     for group in shared_groups(records):
-        counts = {rank: len(issued) for rank, issued in _calls_in(group, by_rank).items()}
-        for rank in (rank for rank in group.ranks if rank in ended and rank in counts):
-            place = counts[rank] + 1
-            there = [other for other in waiting if counts.get(other, 0) >= place]
-            if there:
-                call = by_rank[there[0]].calls[group.key][place - 1]
-                gone = tuple(one for one in group.ranks if one in ended and counts.get(one, place) < place)
-                wait = Wait(there[0], group, call, gone)
-                issued = {other: by_rank[other].calls[group.key][place - 1] for other in there}
-                lines = tuple(Doing(other, f"in {one}", one.site) for other, one in issued.items())
-                sentence = left_alone_sentence(gone, ended, wait, there)
-                found.append((call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
-    for one in unpaired(records):
-        gone = tuple(rank for rank in one.missing if rank in ended)
-        if gone and one.rank in waiting and (not one.any_of or len(gone) == len(one.missing)):
-            sentence = left_alone_sentence(gone, ended, one, [one.rank])
-            lines = (Doing(one.rank, f"in {one.title}", one.call.site),)
-            found.append((one.call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
-    return min(found, key=lambda one: one[0])[1] if found else None
+        calls = _calls_in(group, by_rank)
+        for rank in group.ranks:
+            if rank in ended and rank in calls:
+                place = len(calls[rank]) + 1
+                candidates += _left_alone_at(group, place, calls, ended, waiting)
+    for wait in unpaired(records):
+        gone = tuple(rank for rank in wait.missing if rank in ended)
+        is_endless = bool(gone) and (not wait.any_of or len(gone) == len(wait.missing))
+        if is_endless and wait.rank in waiting:
+            sentence = left_alone_sentence(gone, ended, wait, [wait.rank])
+            lines = (Doing(wait.rank, f"in {wait.title}", wait.call.site),)
+            candidates.append(_Candidate(wait.call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
+    return _first_of(candidates)
+
+
+def _left_alone_at(
+    group: SharedGroup,
+    place: int,
+    calls: Mapping[int, Sequence[Call]],
+    ended: Mapping[int, str],
+    waiting: Sequence[int],
+) -> list[_Candidate]:
+    """The finding about ranks that have ended before their call of this place, if ranks of `waiting` are in it."""
+    issued = {rank: calls[rank][place - 1] for rank in waiting if len(calls.get(rank, ())) >= place}
+    if not issued:
+        return []
+    gone = tuple(rank for rank in group.ranks if rank in ended and rank in calls and len(calls[rank]) < place)
+    first, call = next(iter(issued.items()))
+    sentence = left_alone_sentence(gone, ended, Wait(first, group, call, gone), list(issued))
+    lines = tuple(Doing(rank, f"in {issue}", issue.site) for rank, issue in issued.items())
+    return [_Candidate(call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone))]
 
 
 def differences(records: Sequence[RankRecord]) -> list[Finding]:
@@ -365,22 +463,29 @@ def differences(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def _behind(group: SharedGroup, calls: Mapping[int, Sequence[Call]]) -> Finding | None:
-    front = max(map(len, calls.values()), default=0)
-    there = {rank: issued[-1] for rank, issued in calls.items() if front and len(issued) == front}
-    behind = tuple(rank for rank in calls if front and rank not in there)
+    """The finding about members that have not come to the latest call of the others, if there are some."""
+    most = max(map(len, calls.values()), default=0)
+    if most == 0:
+        return None
+    in_front = {rank: issued[-1] for rank, issued in calls.items() if len(issued) == most}
+    behind = tuple(rank for rank in calls if rank not in in_front)
     if not behind:
         return None
-    sentence = f"{list_of(behind)} never reached {next(iter(there.values()))}{_of_group(group)}"
-    sentence += f", in which {list_of(list(there))} {'waits' if len(there) == 1 else 'wait'}"
-    lines = tuple(Doing(rank, f"in {call}", call.site) for rank, call in there.items())
+    call = next(iter(in_front.values()))
+    who_waits = f"{list_of(list(in_front))} {verb_for(in_front, 'waits', 'wait')}"
+    sentence = f"{list_of(behind)} never reached {call}{_of_group(group)}, in which {who_waits}"
+    lines = tuple(Doing(rank, f"in {call}", call.site) for rank, call in in_front.items())
     return Finding(FindingKind.BEHIND, sentence, lines, behind)
 
 
 def is_uneven(records: Sequence[RankRecord]) -> bool:
     """Has a rank issued more in a group than another member?"""
     by_rank = {record.rank: record for record in records}
-    counts = ({len(issued) for issued in _calls_in(group, by_rank).values()} for group in shared_groups(records))
-    return any(len(each) > 1 for each in counts)
+    for group in shared_groups(records):
+        counts = {len(issued) for issued in _calls_in(group, by_rank).values()}
+        if len(counts) > 1:
+            return True
+    return False
 
 
 def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
@@ -388,26 +493,29 @@ def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
 
     Nobody has missed it. Where something has raised, the ranks may have left it out for that.
     """
+    if any(record.has_raised or not record.is_whole for record in records):
+        return None
     calls_of_all = (call for record in records for calls in record.calls.values() for call in calls)
-    if any(one.has_raised or not one.is_whole for one in records) or any(call.raised for call in calls_of_all):
+    if any(call.raised for call in calls_of_all):
         return None
     by_rank = {record.rank: record for record in records}
-    found = []
+    candidates = []
     for group in shared_groups(records):
         calls = _calls_in(group, by_rank)
         place = min(map(len, calls.values()), default=0) + 1
-        there = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
-        if there and len(calls) == len(group.ranks):
-            gone = tuple(rank for rank in group.ranks if rank not in there)
-            first = next(iter(there.values()))
-            sentence = _without(gone, first, group, list(there))
-            found.append((first.order, Finding(FindingKind.UNMATCHED, sentence, _doing(there), gone, is_hazard=True)))
-    return min(found, key=lambda one: one[0])[1] if found else None
+        issued = {rank: of_rank[place - 1] for rank, of_rank in calls.items() if len(of_rank) >= place}
+        if issued and len(calls) == len(group.ranks):
+            gone = tuple(rank for rank in group.ranks if rank not in issued)
+            first = next(iter(issued.values()))
+            sentence = _without(gone, first, group, list(issued))
+            finding = Finding(FindingKind.UNMATCHED, sentence, _doing(issued), gone, is_hazard=True)
+            candidates.append(_Candidate(first.order, finding))
+    return _first_of(candidates)
 
 
-def _without(gone: Sequence[int], call: Call, group: SharedGroup, there: Sequence[int]) -> str:
-    verb = "has" if len(there) == 1 else "have"
-    return f"{list_of(gone)} passed without {call}{_of_group(group)}, which {list_of(there)} {verb} issued"
+def _without(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
+    have = verb_for(issuers, "has", "have")
+    return f"{list_of(gone)} passed without {call}{_of_group(group)}, which {list_of(issuers)} {have} issued"
 
 
 # -- only with logs
@@ -419,24 +527,29 @@ def first_unmatched(records: Sequence[RankRecord], has_raised: bool = False) -> 
     `has_raised`: only a call that has raised for that, as a warning.
     """
     known = {record.rank for record in records if record.is_whole}
-    found = []
-    for calls in waits(records).values():
-        for wait in calls:
-            if wait.call.tells_end or wait.call.raised is not has_raised or not known.issuperset(wait.missing):
-                continue
-            if has_raised and wait.call.timeout < _EXPECTED_TIMEOUT:
-                continue
-            if wait.call.is_p2p:
-                verb = "received" if wait.call.kind == "send" else "sent"
-                sentence = f"nobody has {verb} the message of rank {wait.rank}'s {wait.title}"
-            else:
-                there = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
-                sentence = _without(wait.missing, wait.call, wait.group, there)
-            sentence += f"; {list_of([wait.rank])} has caught the error" if has_raised else ""
-            lines = _doing({wait.rank: wait.call})
-            finding = Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard=has_raised)
-            found.append((wait.call.order, finding))
-    return min(found, key=lambda one: one[0])[1] if found else None
+    candidates = []
+    for wait in itertools.chain.from_iterable(waits(records).values()):
+        call = wait.call
+        if call.tells_end or call.raised is not has_raised or not known.issuperset(wait.missing):
+            continue
+        if has_raised and call.timeout < _EXPECTED_TIMEOUT:
+            continue
+        sentence = _unmatched(wait)
+        if has_raised:
+            sentence += f"; {list_of([wait.rank])} has caught the error"
+        lines = _doing({wait.rank: call})
+        finding = Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard=has_raised)
+        candidates.append(_Candidate(call.order, finding))
+    return _first_of(candidates)
+
+
+def _unmatched(wait: Wait) -> str:
+    """The sentence about a call of ranks that have passed, and its missing members."""
+    if wait.call.is_p2p:
+        verb = "received" if wait.call.kind == "send" else "sent"
+        return f"nobody has {verb} the message of rank {wait.rank}'s {wait.title}"
+    issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
+    return _without(wait.missing, wait.call, wait.group, issuers)
 
 
 def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .records import Call
+
 # A tensor as its shape and the name of its type.
 Tensor = tuple[tuple[int, ...], str]
 
@@ -43,87 +45,98 @@ class Issued:
         """Must it agree with what another member has called, beyond what all have in common?"""
         return self.is_p2p or self.kind in ("all_to_all", "all_to_all_single")
 
-    def to_entry(self) -> dict[str, Any]:
-        """The fields of an entry for `make_record`."""
+    def to_call(self) -> Call:
+        """The call as the rules read it, without what only the log knows: its order, its line, its thread."""
         shown = self.outputs if self.kind == "recv" else self.inputs
-        entry: dict[str, Any] = {
-            "profiling_name": f"c10d:{self.kind}",
-            "input_sizes": [list(shape) for shape, _ in shown],
-            "input_dtypes": [dtype for _, dtype in shown],
-            "is_p2p": self.is_p2p,
-            "agreement": self.agreement(),
-            "details": self._details(),
-            "timeout_ms": self.timeout and 1000 * self.timeout,
-            "layout": self.layout(),
-            "parts": self.parts,
-            "blocks": self.blocks,
-        }
-        if self.is_p2p:
-            entry["peer"], entry["tag"] = self.peer, self.tag
-        if self.kind in ("all_to_all", "all_to_all_single"):
-            entry["exchange"] = self._exchange()
-        return entry
+        shapes = tuple(str(list(shape)) for shape, _ in shown)
+        dtypes = (dtype for _, dtype in shown)
+        is_exchange = self.kind in ("all_to_all", "all_to_all_single")
+        return Call(
+            kind=self.kind,
+            shapes=shapes,
+            inputs=tuple(f"{shape} {dtype}" for shape, dtype in zip(shapes, dtypes, strict=True)),
+            agreement=self.agreement(),
+            timeout=self.timeout or math.inf,
+            details=tuple(self._details()),
+            exchange=self._exchange() if is_exchange else None,
+            is_p2p=self.is_p2p,
+            peer=self.peer if self.is_p2p else None,
+            tag=self.tag if self.is_p2p else 0,
+            tells_end=False,
+            blocks=self.blocks,
+            layout=self.layout(),
+            parts=self.parts,
+        )
 
-    def agreement(self) -> list[Any]:
+    def agreement(self) -> tuple[Any, ...]:
         """The properties in which all members of the group must agree.
 
         Shapes may differ where the numbers of elements are equal.
         """
         inputs, outputs = _counts(self.inputs), _counts(self.outputs)
-        types = sorted({dtype for _, dtype in (*self.inputs, *self.outputs)})
-        sizes: list[Any]
+        types = tuple(sorted({dtype for _, dtype in (*self.inputs, *self.outputs)}))
+        sizes: tuple[Any, ...]
         match self.kind:
             case "scatter":  # the inputs are the root's
                 sizes = outputs[:1]
             case "all_gather" | "all_gather_coalesced":
-                sizes = [outputs]
+                sizes = (outputs,)
             case "reduce_scatter":
-                sizes = [inputs]
+                sizes = (inputs,)
             case "all_to_all" | "all_to_all_single" | "barrier" | "monitored_barrier":
-                sizes = []
+                sizes = ()
             case "recv":
                 sizes = outputs
             case _:
                 sizes = inputs
-        return [self.kind, sizes, types, self.op, self.root]
+        return self.kind, sizes, types, self.op, self.root
 
-    def layout(self) -> list[list[int]]:
+    def layout(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the parts that are put together or taken apart, without dimensions of one element.
 
         Parts of other shapes make a wrong tensor. A flat part has no shape of its own.
         """
         if self.kind not in _PUT_TOGETHER:
-            return []
-        parts = self.outputs[:1] if self.kind == "scatter" else self.outputs if "scatter" in self.kind else self.inputs
-        shapes = [[size for size in shape if size != 1] for shape, _ in parts]
-        return shapes if all(len(shape) > 1 for shape in shapes) else []
+            return ()
+        if self.kind == "scatter":
+            parts = self.outputs[:1]
+        elif "scatter" in self.kind:
+            parts = self.outputs
+        else:
+            parts = self.inputs
+        shapes = tuple(tuple(size for size in shape if size != 1) for shape, _ in parts)
+        return shapes if all(len(shape) > 1 for shape in shapes) else ()
 
     def _details(self) -> list[str]:
-        details = [self.op] if self.op is not None else []
-        details += [f"root {self.root}"] if self.root is not None else []
+        details = []
+        if self.op is not None:
+            details.append(self.op)
+        if self.root is not None:
+            details.append(f"root {self.root}")
         if self.splits is not None and any(self.splits):
-            details.append(f"splits {list(self.splits[1])} to {list(self.splits[0])}")
+            of_outputs, of_inputs = self.splits
+            details.append(f"splits {list(of_inputs)} to {list(of_outputs)}")
         elif self.kind in ("all_gather", "all_to_all") and len({shape for shape, _ in self.outputs}) > 1:
             details.append(f"into {[list(shape) for shape, _ in self.outputs]}")
         return details
 
-    def _exchange(self) -> list[list[int]]:
+    def _exchange(self) -> tuple[tuple[int, ...], ...]:
         """The number of elements that go to each member, and that come from each."""
         if self.kind == "all_to_all":
-            return [_counts(self.inputs), _counts(self.outputs)]
-        outgoing, incoming = self.splits or ((), ())
-        sides = ((self.inputs, incoming), (self.outputs, outgoing))
-        return [_parts(tensors[0], splits, self.size) for tensors, splits in sides]
+            return _counts(self.inputs), _counts(self.outputs)
+        of_outputs, of_inputs = self.splits or ((), ())
+        return _parts(self.inputs[0], of_inputs, self.size), _parts(self.outputs[0], of_outputs, self.size)
 
 
-def _parts(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
+def _parts(tensor: Tensor, splits: Sequence[int], size: int) -> tuple[int, ...]:
+    """The elements of a tensor that go to each of `size` members, or come from it."""
     shape, _ = tensor
-    count = math.prod(shape)
     if not splits:
-        return [count // max(size, 1)] * size
+        of_each_member = math.prod(shape) // max(size, 1)
+        return (of_each_member,) * size
     row = math.prod(shape[1:])
-    return [each * row for each in splits]
+    return tuple(rows * row for rows in splits)
 
 
-def _counts(tensors: Sequence[Tensor]) -> list[int]:
-    return [math.prod(shape) for shape, _ in tensors]
+def _counts(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(math.prod(shape) for shape, _ in tensors)

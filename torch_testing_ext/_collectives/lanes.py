@@ -51,41 +51,47 @@ def calls_of(record: RankRecord | None, ranks: int) -> tuple[TimedCall, ...]:
     """The latest calls of one of so many ranks."""
     if record is None:
         return ()
-    found = [
-        TimedCall(
-            str(call), f"{group.title}, {key.generation}", call.place, call.at, call.is_over, str(call.site or "")
-        )
-        for key, calls in record.calls.items()
-        for group in (record.groups[key],)
-        for call in calls
-        if call.at
-    ]
-    found.sort(key=lambda call: call.at)
-    if found and any(calls[-1].at == found[-1].at and calls[-1].raised for calls in record.calls.values()):
-        found[-1] = found[-1]._replace(is_over=False)
-    return tuple(found[-max(_LEAST_OF_A_RANK, MOST_CALLS // ranks) :])
+    timed = []
+    for key, calls in record.calls.items():
+        group = f"{record.groups[key].title}, {key.generation}"
+        for call in calls:
+            if call.at:
+                timed.append(TimedCall(str(call), group, call.place, call.at, call.is_over, str(call.site or "")))
+    if not timed:
+        return ()
+    timed.sort(key=lambda call: call.at)
+    latest = timed[-1]
+    if any(calls[-1].at == latest.at and calls[-1].raised for calls in record.calls.values()):
+        timed[-1] = latest._replace(is_over=False)
+    most = max(_LEAST_OF_A_RANK, MOST_CALLS // ranks)
+    return tuple(timed[-most:])
 
 
 def meetings(lanes: Iterable[RankLane]) -> list[list[tuple[int, TimedCall]]]:
     """The calls that belong together, each with its rank, the first to come first."""
-    found: dict[tuple[str, int], dict[int, TimedCall]] = {}
+    by_place: dict[tuple[str, int], dict[int, TimedCall]] = {}
     for lane in lanes:
         for call in lane.calls:
-            found.setdefault((call.group, call.place), {})[lane.rank] = call
-    met = [calls for calls in map(_same_kind, found.values()) if len(calls) > 1]
-    return [sorted(calls.items(), key=lambda one: one[1].at) for calls in met]
+            by_place.setdefault((call.group, call.place), {})[lane.rank] = call
+    met = [calls for calls in map(_same_kind, by_place.values()) if len(calls) > 1]
+    return [sorted(calls.items(), key=lambda pair: pair[1].at) for calls in met]
 
 
 def bars(lanes: Iterable[RankLane], met: Iterable[Sequence[tuple[int, TimedCall]]]) -> list[CallBar]:
     """The calls of all ranks. One that is over was so when the last rank came, as far as the recorder tells."""
-    arrived = {(calls[-1][1].group, calls[-1][1].place): calls[-1][1].at for calls in met}
-    found = []
+    arrived: dict[tuple[str, int], float] = {}
+    for calls in met:
+        _, last = calls[-1]
+        arrived[last.group, last.place] = last.at
+    drawn = []
     for lane in lanes:
         ends = [*(call.at for call in lane.calls[1:]), lane.ended]
         for call, until in zip(lane.calls, ends, strict=False):
-            over = arrived.get((call.group, call.place), call.at) if call.is_over else until
-            found.append(CallBar(lane.rank, call, min(over, until), until))
-    return found
+            over = until
+            if call.is_over:
+                over = min(until, arrived.get((call.group, call.place), call.at))
+            drawn.append(CallBar(lane.rank, call, over, until))
+    return drawn
 
 
 def _same_kind(calls: Mapping[int, TimedCall]) -> dict[int, TimedCall]:

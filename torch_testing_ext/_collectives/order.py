@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from .findings import Finding, FindingKind
 from .records import Call, GroupKey, RankRecord, SharedGroup, list_of, shared_groups, whole
 
-_MOST_STARTS = 50  # of the search for a shortest cycle
-_Node = tuple[GroupKey, int]  # a collective: its group, and its place there
+# Of the search for a shortest cycle.
+_MOST_STARTS = 50
+# A collective: its group, and its place there.
+_Node = tuple[GroupKey, int]
+
+
+class _Edge(NamedTuple):
+    """Two calls that a rank has issued one after the other."""
+
+    rank: int
+    earlier: Call
+    later: Call
+
+
+_Edges = Mapping[_Node, Mapping[_Node, _Edge]]
 
 
 def first_inversion(records: Sequence[RankRecord]) -> Finding | None:
@@ -21,22 +35,31 @@ def first_inversion(records: Sequence[RankRecord]) -> Finding | None:
     """
     by_rank = whole(records)
     groups = {group.key: group for group in shared_groups(records) if by_rank.keys() >= set(group.ranks)}
-    lines: dict[tuple[int, int], list[tuple[_Node, Call]]] = {}
-    for key, group in groups.items():
-        number = min(len(by_rank[rank].calls.get(key, ())) for rank in group.ranks)
-        for rank in group.ranks:
-            for call in by_rank[rank].calls.get(key, ())[:number]:
-                lines.setdefault((rank, call.thread), []).append(((key, call.place), call))
-    edges: dict[_Node, dict[_Node, tuple[int, Call, Call]]] = {}
-    for (rank, _), calls in lines.items():
-        calls.sort(key=lambda one: one[1].order)
+    edges: dict[_Node, dict[_Node, _Edge]] = {}
+    for rank, calls in _calls_of_threads(by_rank, groups):
         for (first, earlier), (second, later) in pairwise(calls):
-            edges.setdefault(first, {}).setdefault(second, (rank, earlier, later))
+            edges.setdefault(first, {}).setdefault(second, _Edge(rank, earlier, later))
     cycle = _shortest_cycle(edges)
     return _inversion(cycle, edges, groups) if cycle else None
 
 
-def _shortest_cycle(edges: Mapping[_Node, Mapping[_Node, object]]) -> list[_Node]:
+def _calls_of_threads(
+    by_rank: Mapping[int, RankRecord], groups: Mapping[GroupKey, SharedGroup]
+) -> Iterator[tuple[int, list[tuple[_Node, Call]]]]:
+    """The calls of each thread of each rank in their order, as far as all members have issued them."""
+    of_threads: dict[tuple[int, int], list[tuple[_Node, Call]]] = {}
+    for key, group in groups.items():
+        calls_of = {rank: by_rank[rank].calls.get(key, ()) for rank in group.ranks}
+        number = min(map(len, calls_of.values()))
+        for rank, calls in calls_of.items():
+            for call in calls[:number]:
+                of_threads.setdefault((rank, call.thread), []).append(((key, call.place), call))
+    for (rank, _), of_thread in of_threads.items():
+        yield rank, sorted(of_thread, key=lambda pair: pair[1].order)
+
+
+def _shortest_cycle(edges: _Edges) -> list[_Node]:
+    """A shortest cycle from one of the first nodes on cycles; [] if there is none."""
     best: list[_Node] = []
     for start in sorted(_on_cycles(edges))[:_MOST_STARTS]:
         path = _way_back(start, edges)
@@ -47,11 +70,11 @@ def _shortest_cycle(edges: Mapping[_Node, Mapping[_Node, object]]) -> list[_Node
     return best
 
 
-def _on_cycles(edges: Mapping[_Node, Mapping[_Node, object]]) -> set[_Node]:
+def _on_cycles(edges: _Edges) -> set[_Node]:
     """The nodes that are left when those without a predecessor, or without a successor, are taken away in turn."""
-    left = {*edges, *(node for each in edges.values() for node in each)}
-    before: dict[_Node, set[_Node]] = {node: set() for node in left}
+    left = {*edges, *(node for nexts in edges.values() for node in nexts)}
     after = {node: set(edges.get(node, ())) for node in left}
+    before: dict[_Node, set[_Node]] = {node: set() for node in left}
     for node, nexts in after.items():
         for following in nexts:
             before[following].add(node)
@@ -68,7 +91,7 @@ def _on_cycles(edges: Mapping[_Node, Mapping[_Node, object]]) -> set[_Node]:
     return left
 
 
-def _way_back(start: _Node, edges: Mapping[_Node, Mapping[_Node, object]]) -> list[_Node]:
+def _way_back(start: _Node, edges: _Edges) -> list[_Node]:
     """The shortest way from a node to itself, without its end."""
     came: dict[_Node, _Node] = {}
     waiting = deque([start])
@@ -86,18 +109,16 @@ def _way_back(start: _Node, edges: Mapping[_Node, Mapping[_Node, object]]) -> li
     return []
 
 
-def _inversion(
-    cycle: Sequence[_Node],
-    edges: Mapping[_Node, Mapping[_Node, tuple[int, Call, Call]]],
-    groups: Mapping[GroupKey, SharedGroup],
-) -> Finding:
-    parts, lines, ranks = [], [], []
-    for at, node in enumerate(cycle):
-        following = cycle[(at + 1) % len(cycle)]
-        rank, first, second = edges[node][following]
-        one, other = groups[node[0]].title, groups[following[0]].title
-        parts.append(f"rank {rank} issues {first.name} of {one} before {second.name} of {other}")
-        lines.append(f"rank {rank}: {first} of {one}   {first.site}, then {second} of {other}   {second.site}")
+def _inversion(cycle: Sequence[_Node], edges: _Edges, groups: Mapping[GroupKey, SharedGroup]) -> Finding:
+    """The finding about a cycle: what each rank on it issues before what."""
+    parts = []
+    lines = []
+    ranks = []
+    for node, following in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        rank, earlier, later = edges[node][following]
+        group, next_group = groups[node[0]].title, groups[following[0]].title
+        parts.append(f"rank {rank} issues {earlier.name} of {group} before {later.name} of {next_group}")
+        lines.append(f"rank {rank}: {earlier} of {group}   {earlier.site}, then {later} of {next_group}   {later.site}")
         ranks.append(rank)
-    what = f"{list_of(sorted(set(ranks)))} issue collectives in opposite orders: {', '.join(parts)}"
-    return Finding(FindingKind.ORDER, what, tuple(lines), tuple(ranks))
+    sentence = f"{list_of(sorted(set(ranks)))} issue collectives in opposite orders: {', '.join(parts)}"
+    return Finding(FindingKind.ORDER, sentence, tuple(lines), tuple(ranks))

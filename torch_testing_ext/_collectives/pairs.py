@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .records import Call, RankRecord, SharedGroup, shared_groups, whole
+
+Peer = TypeVar("Peer", int, int | None)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class Wait:
     group: SharedGroup
     call: Call
     missing: tuple[int, ...]
-    any_of: bool = False  # one of the missing is enough: a receive from any rank
+    # One of the missing is enough: a receive from any rank.
+    any_of: bool = False
 
     @property
     def name(self) -> str:
@@ -57,54 +62,80 @@ class _Inbox:
 
 
 def _inboxes(records: Sequence[RankRecord]) -> list[tuple[SharedGroup, int, _Inbox]]:
+    """The inboxes of all ranks, with the group of their messages."""
     by_rank = whole(records)
     if not any(record.messages for record in by_rank.values()):
         return []
-    found = []
+    all_inboxes = []
     for group in shared_groups(records):
-        inboxes: dict[tuple[int, int], _Inbox] = {}
+        # By target and tag.
+        inboxes: dict[tuple[int, int], _Inbox] = defaultdict(lambda: _Inbox({}, {}))
         for rank in group.ranks:
-            for call in by_rank[rank].messages.get(group.key, ()) if rank in by_rank else ():
-                if call.peer is not None and call.peer >= len(group.ranks):
-                    continue
-                peer = None if call.peer is None else group.ranks[call.peer]
-                if call.kind == "send" and peer is not None:
-                    inbox = inboxes.setdefault((peer, call.tag), _Inbox({}, {}))
-                    inbox.sent.setdefault(rank, []).append(call)
-                else:
-                    inbox = inboxes.setdefault((rank, call.tag), _Inbox({}, {}))
-                    inbox.received.setdefault(peer, []).append(call)
-        found += [(group, target, inbox) for (target, _), inbox in inboxes.items()]
-    return found
+            record = by_rank.get(rank)
+            messages = () if record is None else record.messages.get(group.key, ())
+            for call in messages:
+                _put(inboxes, group, rank, call)
+        all_inboxes += [(group, target, inbox) for (target, _), inbox in inboxes.items()]
+    return all_inboxes
+
+
+def _put(inboxes: Mapping[tuple[int, int], _Inbox], group: SharedGroup, rank: int, call: Call) -> None:
+    """Put a send of a rank into the inbox of its target, and a receive into its own."""
+    if call.peer is not None and call.peer >= len(group.ranks):
+        return
+    peer = None if call.peer is None else group.ranks[call.peer]
+    if call.kind == "send" and peer is not None:
+        inboxes[peer, call.tag].sent.setdefault(rank, []).append(call)
+    else:
+        inboxes[rank, call.tag].received.setdefault(peer, []).append(call)
 
 
 def pairs_of(records: Sequence[RankRecord]) -> list[Pair]:
     """The sends and receives that belong together. Where a rank receives from any, that is not known."""
-    found = []
+    pairs = []
     for group, target, inbox in _inboxes(records):
-        if None not in inbox.received:
-            for source, sent in inbox.sent.items():
-                pairs = zip(sent, inbox.received.get(source, ()), strict=False)
-                found += [Pair(group, source, target, send, receive) for send, receive in pairs]
-    return found
+        if None in inbox.received:
+            continue
+        for source, sent in inbox.sent.items():
+            received = inbox.received.get(source, ())
+            for send, receive in zip(sent, received, strict=False):
+                pairs.append(Pair(group, source, target, send, receive))
+    return pairs
 
 
 def unpaired(records: Sequence[RankRecord]) -> list[Wait]:
     """The sends and receives without a partner. Where a rank receives from any, only their numbers are compared."""
-    found = []
+    waits: list[Wait] = []
     for group, target, inbox in _inboxes(records):
-        others = tuple(rank for rank in group.ranks if rank != target)
         if None in inbox.received:
-            sent = [(source, call) for source, calls in inbox.sent.items() for call in calls]
-            received = [(source, call) for source, calls in inbox.received.items() for call in calls]
-            # The latest are those without a partner, as far as can be known.
-            for source, call in sorted(sent, key=lambda one: one[1].order)[len(received) :]:
-                found.append(Wait(source, group, call, (target,)))
-            for peer, call in sorted(received, key=lambda one: one[1].order)[len(sent) :]:
-                found.append(Wait(target, group, call, others if peer is None else (peer,), any_of=peer is None))
+            waits += _unpaired_by_number(group, target, inbox)
             continue
-        for source in {*inbox.sent, *(source for source in inbox.received if source is not None)}:
-            sends, receives = inbox.sent.get(source, []), inbox.received.get(source, [])
-            found += [Wait(source, group, call, (target,)) for call in sends[len(receives) :]]
-            found += [Wait(target, group, call, (source,)) for call in receives[len(sends) :]]
-    return found
+        sources = {*inbox.sent, *(source for source in inbox.received if source is not None)}
+        for source in sources:
+            sends = inbox.sent.get(source, [])
+            receives = inbox.received.get(source, [])
+            waits += [Wait(source, group, call, (target,)) for call in sends[len(receives) :]]
+            waits += [Wait(target, group, call, (source,)) for call in receives[len(sends) :]]
+    return waits
+
+
+def _unpaired_by_number(group: SharedGroup, target: int, inbox: _Inbox) -> list[Wait]:
+    """The latest sends, or receives, of an inbox that are more than the others."""
+    sent = _in_order(inbox.sent)
+    received = _in_order(inbox.received)
+    others = tuple(rank for rank in group.ranks if rank != target)
+    waits = []
+    for source, call in sent[len(received) :]:
+        waits.append(Wait(source, group, call, (target,)))
+    for peer, call in received[len(sent) :]:
+        if peer is None:
+            waits.append(Wait(target, group, call, others, any_of=True))
+        else:
+            waits.append(Wait(target, group, call, (peer,)))
+    return waits
+
+
+def _in_order(calls: Mapping[Peer, Sequence[Call]]) -> list[tuple[Peer, Call]]:
+    """The calls of all peers, in the order of the calls."""
+    pairs = [(peer, call) for peer, of_peer in calls.items() for call in of_peer]
+    return sorted(pairs, key=lambda pair: pair[1].order)

@@ -1,7 +1,7 @@
-"""The collectives that a rank has issued, made of what its recorders have kept, or of its log.
+"""The collectives that a rank has issued, as the rules read them.
 
-Both give `entries` like those of torch's flight recorder, each with the number of its group among those that the rank
-has made, and the `site` of its call.
+Three sources give them, each as calls with the number of their group: torch's flight recorders (`raw`), the log of
+`--sanitize`, and ranks that are threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -20,28 +20,13 @@ from .blocked import RankState
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-# The names that torch's C++ has for the types whose names differ in Python.
-_DTYPES = {
-    "Byte": "uint8",
-    "Char": "int8",
-    "Short": "int16",
-    "Int": "int32",
-    "Long": "int64",
-    "Half": "float16",
-    "Float": "float32",
-    "Double": "float64",
-    "ComplexHalf": "complex32",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
-
-
 # Collectives whose inputs must be alike on all ranks, with any backend.
 _ALIKE = (
     *("all_reduce", "allreduce_coalesced", "all_reduce_coalesced", "sparse_all_reduce", "broadcast", "reduce"),
     *("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"),
 )
-MOST_LINES = 8  # of a text with a line for each rank; in a larger world, ranks that did the same share one
+# Of a text with a line for each rank; in a larger world, ranks that did the same share one.
+MOST_LINES = 8
 
 
 class GroupKey(NamedTuple):
@@ -91,29 +76,46 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One collective that a rank has issued. `place`: its number among this rank's collectives in the group, from 1."""
+    """One collective that a rank has issued. `place`: its number among this rank's collectives in the group, from 1.
+
+    A record gives it its place: before that, it is 0.
+    """
 
     kind: str
-    place: int
-    order: int  # in this rank, over all groups
-    shapes: tuple[str, ...]
-    inputs: tuple[str, ...]  # shapes with types
-    agreement: tuple[Any, ...]  # the properties that must be equal on all members
-    is_over: bool
-    timeout: float  # seconds; infinite if unknown
-    site: Site | None
-    raised: bool = False  # it, or a later one of this rank
-    details: tuple[str, ...] = ()  # what else a log tells: reduce operation, root, splits
-    exchange: tuple[tuple[int, ...], ...] | None = None  # of an all_to_all: elements to and from each member
+    place: int = 0
+    # In this rank, over all groups.
+    order: int = 0
+    shapes: tuple[str, ...] = ()
+    # Shapes with types.
+    inputs: tuple[str, ...] = ()
+    # The properties that must be equal on all members.
+    agreement: tuple[Any, ...] = ()
+    is_over: bool = False
+    # In seconds; infinite if unknown.
+    timeout: float = math.inf
+    site: Site | None = None
+    # It has raised, or a later one of this rank.
+    raised: bool = False
+    # What else a log tells: reduce operation, root, splits.
+    details: tuple[str, ...] = ()
+    # Of an all_to_all: the elements to and from each member.
+    exchange: tuple[tuple[int, ...], ...] | None = None
     is_p2p: bool = False
-    peer: int | None = None  # of a send or receive, in the group; None: a receive from any rank
+    # Of a send or receive, in the group; None: a receive from any rank.
+    peer: int | None = None
     tag: int = 0
-    tells_end: bool = True  # a log does not know whether a call is over
-    thread: int = 0  # of the rank, where a log tells it
-    blocks: bool = False  # the rank goes on only when it is over
-    layout: tuple[Any, ...] = ()  # the shapes of parts that are put together; () if they are flat
-    parts: tuple[str, ...] = ()  # how torch puts parts together: placements of DTensors, or a dimension
-    at: float = 0.0  # when it was issued, in seconds since 1970; 0 if unknown
+    # A log does not know whether a call is over.
+    tells_end: bool = True
+    # The number of the thread in the rank, where a log tells it.
+    thread: int = 0
+    # The rank goes on only when the call is over.
+    blocks: bool = False
+    # The shapes of parts that are put together; () if they are flat.
+    layout: tuple[tuple[int, ...], ...] = ()
+    # How torch puts parts together: placements of DTensors, or a dimension.
+    parts: tuple[str, ...] = ()
+    # When it was issued, in seconds since 1970; 0 if unknown.
+    at: float = 0.0
 
     def __str__(self) -> str:
         return " ".join([self.name, *self.shapes])
@@ -130,6 +132,19 @@ class Call:
     @property
     def line(self) -> str:
         return f"line {self.site.line}" if self.site else "line unknown"
+
+
+class CallInGroup(NamedTuple):
+    """A call of a rank with the number of its group among those that the rank has made, and the group's backend.
+
+    Without a number the call is left out: its group is not known, or is not compared. `knows_peer`: of a send or
+    receive; torch's flight recorders do not know its peer and its tag.
+    """
+
+    call: Call
+    group: int | None
+    backend: str
+    knows_peer: bool = True
 
 
 @dataclass(frozen=True)
@@ -173,43 +188,16 @@ def raised_for(calls: Sequence[tuple[int, int]], errors: Sequence[int]) -> set[i
     return found
 
 
-def agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The properties of a collective that all members of its group must agree on, as far as the recorder knows them.
+def agreement_of(kind: str, counts: Sequence[int], types: Sequence[str], other_types: Sequence[str]) -> tuple[Any, ...]:
+    """The properties of a collective that all members of its group must agree on, whatever its backend.
 
-    Shapes may differ where the numbers of elements are equal. The recorder knows neither root nor reduce operation nor
-    split sizes; a log does.
+    `counts` and `types`: of the elements of each input. Shapes may differ where these are equal. `other_types`: those
+    of the outputs.
     """
-    if "agreement" in entry:
-        return _frozen(entry["agreement"])
-    if "options" in entry:
-        return (*_agreement(entry), *entry["options"])
-    return _agreement(entry)
-
-
-def _agreement(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    backend, kind = _backend_and_kind(entry)
-    sizes = (entry.get(f"{which}_sizes") or () for which in ("input", "output"))
-    inputs, outputs = (tuple(map(math.prod, each)) for each in sizes)
-    in_types, out_types = (tuple(entry.get(f"{which}_dtypes") or ()) for which in ("input", "output"))
-    match kind:
-        case "scatter" if backend == "gloo":
-            return kind, outputs, out_types
-        case "all_gather" | "gather" if backend == "gloo":
-            return kind, inputs, in_types
-        case one if one in _ALIKE:
-            return kind, inputs, in_types
-        case _:
-            # Other backends allow uneven inputs; of collectives with splits each rank has its own sizes.
-            return kind, (), tuple(sorted({*in_types, *out_types}))
-
-
-def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_frozen(value) if isinstance(value, list) else value for value in values)
-
-
-def _backend_and_kind(entry: Mapping[str, Any]) -> tuple[str, str]:
-    backend, _, kind = str(entry.get("profiling_name", "?")).rpartition(":")
-    return backend, kind
+    if kind in _ALIKE:
+        return kind, tuple(counts), tuple(types)
+    # Many backends allow uneven inputs; of collectives with splits each rank has its own sizes.
+    return kind, (), tuple(sorted({*types, *other_types}))
 
 
 def generations(groups: Sequence[GroupRecord]) -> list[int]:
@@ -221,32 +209,33 @@ def generations(groups: Sequence[GroupRecord]) -> list[int]:
 def make_record(
     rank: int,
     listed: Sequence[GroupRecord],
-    entries: Sequence[Mapping[str, Any]],
+    issued: Iterable[CallInGroup],
     is_whole: bool,
     state: RankState | None = None,
     at: float = 0.0,
     has_raised: bool = False,
     creating: GroupRecord | None = None,
 ) -> RankRecord:
-    """The record of a rank that has made the groups `listed`, from the entries of its recorder or its log."""
+    """The record of a rank that has made the groups `listed`, and issued these calls there."""
     groups: dict[GroupKey, GroupRecord] = {}
     calls: dict[GroupKey, list[Call]] = {}
     p2p: dict[GroupKey, str] = {}
     messages: dict[GroupKey, list[Call]] = {}
     used = generations(listed)
-    for entry in sorted(entries, key=lambda entry: int(entry.get("record_id", 0))):
-        number = entry.get("group")
+    for call, number, backend, knows_peer in sorted(issued, key=lambda issue: issue.call.order):
         if number is None:
             continue
-        backend, kind = _backend_and_kind(entry)
-        key = GroupKey(listed[number].name, used[number], backend, listed[number].world)
-        groups[key] = listed[number]
-        if entry.get("is_p2p"):
-            p2p[key] = kind
-            if "tag" in entry:
-                messages.setdefault(key, []).append(_message(entry, messages.get(key, ())))
-            continue
-        calls.setdefault(key, []).append(_call(entry, len(calls.get(key, ())) + 1))
+        group = listed[number]
+        key = GroupKey(group.name, used[number], backend, group.world)
+        groups[key] = group
+        if call.is_p2p:
+            p2p[key] = call.kind
+            if knows_peer:
+                earlier = messages.setdefault(key, [])
+                earlier.append(replace(call, place=_place_of_message(call, earlier)))
+        else:
+            in_group = calls.setdefault(key, [])
+            in_group.append(replace(call, place=len(in_group) + 1))
     backends = {key.backend for key in groups} or {"gloo"}
     for number, group in enumerate(listed):
         for backend in backends:
@@ -254,54 +243,10 @@ def make_record(
     return RankRecord(rank, groups, calls, is_whole, state, p2p, messages, at, has_raised, creating)
 
 
-def _message(entry: Mapping[str, Any], earlier: Sequence[Call]) -> Call:
-    """A send or receive: its place is that among those of its kind, peer and tag."""
-    kind, peer, tag = _backend_and_kind(entry)[1], entry["peer"], int(entry["tag"])
-    place = sum((one.kind, one.peer, one.tag) == (kind, peer, tag) for one in earlier) + 1
-    return replace(_call(entry, place), is_p2p=True, peer=peer, tag=tag)
-
-
-def _call(entry: Mapping[str, Any], place: int) -> Call:
-    sizes, types = entry.get("input_sizes") or (), entry.get("input_dtypes") or ()
-    shapes = [str(list(size)) for size in sizes]
-    dtypes = [_DTYPES.get(name, name.lower()) for name in types]
-    inputs = (f"{shape} {dtypes[at]}" if at < len(dtypes) else shape for at, shape in enumerate(shapes))
-    site, timeout = entry.get("site"), entry.get("timeout_ms")
-    return Call(
-        kind=_backend_and_kind(entry)[1],
-        place=place,
-        order=int(entry.get("record_id", 0)),
-        shapes=tuple(shapes),
-        inputs=tuple(inputs),
-        agreement=agreement(entry),
-        is_over=bool(entry.get("retired")) and not _only_issued(entry) and not _was_given_up(entry),
-        timeout=timeout / 1000 if timeout else math.inf,
-        site=Site(*site) if site else None,
-        raised=bool(entry.get("raised")),
-        details=tuple(entry.get("details", ())),
-        exchange=_frozen(entry["exchange"]) if "exchange" in entry else None,
-        tells_end="retired" in entry and not _only_issued(entry),
-        thread=int(entry.get("thread", 0)),
-        blocks=bool(entry.get("blocks")),
-        layout=_frozen(entry.get("layout", ())),
-        parts=tuple(entry.get("parts", ())),
-        at=entry.get("time_created_ns", 0) / 1e9,
-    )
-
-
-def _only_issued(entry: Mapping[str, Any]) -> bool:
-    """Does the recorder give the call up when it is issued? It does for a backend that does not tell when it is over.
-
-    gloo retires a call at its end, and calls it scheduled all the same.
-    """
-    backend, _ = _backend_and_kind(entry)
-    return backend != "gloo" and bool(entry.get("retired")) and entry.get("state") == "scheduled"
-
-
-def _was_given_up(entry: Mapping[str, Any]) -> bool:
-    """Was the call retired before it was over, as one of NCCL is at its time-out?"""
-    backend, _ = _backend_and_kind(entry)
-    return backend != "gloo" and entry.get("state") == "started"
+def _place_of_message(call: Call, earlier: Sequence[Call]) -> int:
+    """The place of a send or receive is that among those of its kind, peer and tag."""
+    alike = (call.kind, call.peer, call.tag)
+    return sum((other.kind, other.peer, other.tag) == alike for other in earlier) + 1
 
 
 # -- the same group in all ranks
@@ -326,33 +271,41 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
     for record in records:
         for key, group in record.groups.items():
             claims.setdefault(key, {})[record.rank] = group
-    keys = {record.rank: record.groups.keys() for record in records}
-
-    def same_name(rank: int, key: GroupKey) -> set[tuple[int, str]]:
-        """The groups of this name that a rank knows, of any backend: it may have issued nothing there."""
-        return {(other.generation, other.world) for other in keys.get(rank, ()) if other.name == key.name}
-
-    found = []
+    keys = {record.rank: set(record.groups) for record in records}
+    groups = []
     for key, known in claims.items():
-        members = {group.members for group in known.values()}
-        by_index = {group.index: rank for rank, group in known.items()}
-        if len(members) != 1 or len(by_index) != len(known):
-            continue
-        (numbers,) = members
-        if len(numbers) < 2:
-            continue
-        if len(by_index) < len(numbers):
-            # Some members are not known to have made the group yet: their numbers must be those of the launch, and
-            # none may know it as another group of this name.
-            if any(numbers[index] != rank for index, rank in by_index.items()):
-                continue
-            by_index = dict(enumerate(numbers))
-            unknown = [same_name(rank, key) for rank in by_index.values() if rank not in known]
-            if any(others and (key.generation, key.world) not in others for others in unknown):
-                continue
-        ranks = tuple(by_index[index] for index in sorted(by_index))
-        found.append(SharedGroup(key, next(iter(known.values())).title, ranks))
-    return found
+        ranks = _members_of(key, known, keys)
+        if ranks is not None and len(ranks) > 1:
+            first = next(iter(known.values()))
+            groups.append(SharedGroup(key, first.title, ranks))
+    return groups
+
+
+def _members_of(
+    key: GroupKey, known: Mapping[int, GroupRecord], keys: Mapping[int, set[GroupKey]]
+) -> tuple[int, ...] | None:
+    """The ranks of a group, by what the ranks that know it say; None if they contradict each other."""
+    members = {group.members for group in known.values()}
+    by_index = {group.index: rank for rank, group in known.items()}
+    if len(members) != 1 or len(by_index) != len(known):
+        return None
+    (numbers,) = members
+    if len(by_index) == len(numbers):
+        return tuple(by_index[index] for index in sorted(by_index))
+    # Some members are not known to have made the group yet: their numbers must be those of the launch, and none may
+    # know it as another group of this name.
+    if any(numbers[index] != rank for index, rank in by_index.items()):
+        return None
+    others = (rank for rank in numbers if rank not in known)
+    if any(_knows_another(keys.get(rank, set()), key) for rank in others):
+        return None
+    return numbers
+
+
+def _knows_another(keys: Iterable[GroupKey], wanted: GroupKey) -> bool:
+    """Does a rank know groups of this name, of any backend, but not this one? It may have issued nothing there."""
+    of_that_name = {(key.generation, key.world) for key in keys if key.name == wanted.name}
+    return bool(of_that_name) and (wanted.generation, wanted.world) not in of_that_name
 
 
 def list_of(ranks: Sequence[int]) -> str:
@@ -367,22 +320,35 @@ def list_of(ranks: Sequence[int]) -> str:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    names = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
-    rest = [f"... ({len(ranks)} in all)"] if len(names) > MOST_LINES else []
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join([*names[:MOST_LINES], *rest])}"
+    names = []
+    for span in spans:
+        if len(span) > 2:
+            names.append(f"{span[0]}-{span[-1]}")
+        else:
+            names.append(", ".join(map(str, span)))
+    if len(names) > MOST_LINES:
+        names = [*names[:MOST_LINES], f"... ({len(ranks)} in all)"]
+    return f"{verb_for(ranks, 'rank', 'ranks')} {', '.join(names)}"
+
+
+def verb_for(ranks: Sized, of_one: str, of_several: str) -> str:
+    """The form of a verb that fits these ranks."""
+    return of_one if len(ranks) == 1 else of_several
 
 
 def few(lines: Sequence[str]) -> list[str]:
     """The first of many lines, and how many there are besides."""
-    return list(lines) if len(lines) <= MOST_LINES + 1 else [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
+    if len(lines) <= MOST_LINES + 1:
+        return list(lines)
+    return [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """The values of each key, in the order in which they come."""
-    found: dict[Key, list[Value]] = {}
+    by_key: dict[Key, list[Value]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        by_key.setdefault(key, []).append(value)
+    return by_key
 
 
 def alike(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:

@@ -6,66 +6,100 @@ at once, and what lacks a partner, keeps nobody.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from .findings import Finding, FindingKind, describe_deadlock
 from .pairs import Wait, pairs_of
 from .records import Call, RankRecord, SharedGroup, shared_groups, whole
 
-_Place = tuple[int, int]  # a rank, and the number of a call there
-_Needs = tuple[Call, SharedGroup, Sequence[_Place]]  # a call, and those that it waits for
+# A rank, and the number of a call there.
+_Place = tuple[int, int]
+
+
+class _Step(NamedTuple):
+    """A call in the program of a thread, with the calls that it waits for."""
+
+    call: Call
+    group: SharedGroup
+    needed: Sequence[_Place]
+
+
+class _Program:
+    """The calls of a thread of a rank, in order, and how far it has come."""
+
+    def __init__(self, rank: int, steps: Iterable[_Step]):
+        self.rank = rank
+        self._steps = sorted(steps, key=lambda step: step.call.order)
+        self._at = 0
+
+    @property
+    def step(self) -> _Step | None:
+        """The step that it has come to; None at its end."""
+        return self._steps[self._at] if self._at < len(self._steps) else None
+
+    def go_on(self, begun: set[_Place]) -> bool:
+        """Begin calls until one has to wait. Has anything changed?"""
+        has_changed = False
+        while self.step is not None:
+            place = self.rank, self.step.call.order
+            if place not in begun:
+                begun.add(place)
+                has_changed = True
+            if self.step.call.blocks and not begun.issuperset(self.step.needed):
+                return has_changed
+            self._at += 1
+            has_changed = True
+        return has_changed
 
 
 def first_unbuffered(records: Sequence[RankRecord], with_messages_alone: bool) -> Finding | None:
     """The ranks that would be stuck, or None. `with_messages_alone`: also if no collective is among their calls."""
     stuck = _stuck(_programs(records))
-    if not stuck or not (with_messages_alone or any(not wait.call.is_p2p for wait in stuck.values())):
+    has_collective = any(not wait.call.is_p2p for wait in stuck.values())
+    if not stuck or not (with_messages_alone or has_collective):
         return None
-    found = describe_deadlock(stuck, {})
-    return replace(found, kind=FindingKind.ORDER, sentence=f"if sends were not buffered, {found.sentence}")
+    deadlock = describe_deadlock(stuck, {})
+    return replace(deadlock, kind=FindingKind.ORDER, sentence=f"if sends were not buffered, {deadlock.sentence}")
 
 
-def _programs(records: Sequence[RankRecord]) -> list[tuple[int, list[_Needs]]]:
-    """The calls of each thread of each rank, in order."""
-    by_rank = whole(records)
-    programs: dict[tuple[int, int], list[_Needs]] = {}
+def _programs(records: Sequence[RankRecord]) -> list[_Program]:
+    """The programs of all threads of all ranks."""
+    steps: dict[tuple[int, int], list[_Step]] = {}
 
     def add(rank: int, call: Call, group: SharedGroup, needed: Sequence[_Place]) -> None:
-        programs.setdefault((rank, call.thread), []).append((call, group, needed))
+        steps.setdefault((rank, call.thread), []).append(_Step(call, group, needed))
 
     for pair in pairs_of(records):
         add(pair.source, pair.send, pair.group, [(pair.target, pair.receive.order)])
         add(pair.target, pair.receive, pair.group, [(pair.source, pair.send.order)])
+    by_rank = whole(records)
     for group in shared_groups(records):
         if not by_rank.keys() >= set(group.ranks):
             continue
-        for calls in zip(*(by_rank[rank].calls.get(group.key, ()) for rank in group.ranks), strict=False):
-            places = [(rank, call.order) for rank, call in zip(group.ranks, calls, strict=True)]
-            for rank, call in zip(group.ranks, calls, strict=True):
+        calls_of_all = [by_rank[rank].calls.get(group.key, ()) for rank in group.ranks]
+        for calls in zip(*calls_of_all, strict=False):
+            by_member = list(zip(group.ranks, calls, strict=True))
+            places = [(rank, call.order) for rank, call in by_member]
+            for rank, call in by_member:
                 add(rank, call, group, places)
-    return [(rank, sorted(calls, key=lambda one: one[0].order)) for (rank, _), calls in programs.items()]
+    return [_Program(rank, of_thread) for (rank, _), of_thread in steps.items()]
 
 
-def _stuck(programs: Sequence[tuple[int, Sequence[_Needs]]]) -> Mapping[int, Wait]:
+def _stuck(programs: Sequence[_Program]) -> Mapping[int, Wait]:
     """Go through the programs until none goes on. The ranks that are left, each with what it waits in."""
     begun: set[_Place] = set()
-    at = [0] * len(programs)
-    goes_on = True
-    while goes_on:
-        goes_on = False
-        for number, (rank, calls) in enumerate(programs):
-            while at[number] < len(calls):
-                call, _, needed = calls[at[number]]
-                goes_on = goes_on or (rank, call.order) not in begun
-                begun.add((rank, call.order))
-                if call.blocks and not begun.issuperset(needed):
-                    break
-                goes_on, at[number] = True, at[number] + 1
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for program in programs:
+            if program.go_on(begun):
+                has_changed = True
     waits = {}
-    for (rank, calls), place in zip(programs, at, strict=True):
-        if place < len(calls):
-            call, group, needed = calls[place]
-            missing = tuple(other for other, order in needed if (other, order) not in begun)
-            waits[rank] = Wait(rank, group, call, missing)
+    for program in programs:
+        step = program.step
+        if step is not None:
+            missing = tuple(rank for rank, order in step.needed if (rank, order) not in begun)
+            waits[program.rank] = Wait(program.rank, step.group, step.call, missing)
     return waits

@@ -12,8 +12,10 @@ from typing import TypeAlias
 import torch
 
 Span: TypeAlias = tuple[int, int]  # the addresses from the first to behind the last byte
-_MOST_PIECES = 64  # of a tensor with gaps; one of more is not compared with others
-_SAMPLES, _SAMPLE = 64, 512  # pieces of an input and their bytes, by which a write is seen that torch does not count
+# Of a tensor with gaps; one of more is not compared with others.
+_MOST_PIECES = 64
+# The pieces of an input and their bytes, by which a write is seen that torch does not count.
+_SAMPLES, _SAMPLE = 64, 512
 
 
 @dataclass
@@ -43,7 +45,9 @@ class Buffer:
             return "resized or freed"
         if self.version is not None and self.tensor._version != self.version:
             return "written through .data" if self.site else "written"
-        return "written" if self.digest is not None and self.digest != _digest(self.tensor) else ""
+        if self.digest is not None and self.digest != _digest(self.tensor):
+            return "written"
+        return ""
 
 
 def pieces_of(tensors: Iterable[torch.Tensor]) -> list[Span]:
@@ -54,18 +58,23 @@ def pieces_of(tensors: Iterable[torch.Tensor]) -> list[Span]:
 def _pieces(tensor: torch.Tensor) -> list[Span]:
     if not has_memory(tensor) or not tensor.numel():
         return []
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in strides)
     if extent <= tensor.numel():
         start = _address(tensor)
         return [(start, start + extent * tensor.element_size())] if start else []
     if tensor.shape[0] > _MOST_PIECES:
         return []
-    found = pieces_of(tensor.detach().unbind(0))
-    return found if len(found) <= _MOST_PIECES else []
+    pieces = pieces_of(tensor.detach().unbind(0))
+    return pieces if len(pieces) <= _MOST_PIECES else []
 
 
 def overlap(some: Sequence[Span], others: Sequence[Span]) -> bool:
-    return any(one[0] < other[1] and other[0] < one[1] for one in some for other in others)
+    for start, end in some:
+        for other_start, other_end in others:
+            if start < other_end and other_start < end:
+                return True
+    return False
 
 
 def overlap_each_other(tensors: Sequence[torch.Tensor]) -> bool:
@@ -102,7 +111,9 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _digest(tensor: torch.Tensor) -> int | None:
     """A digest of all bytes of a small tensor, and of samples of another one; None if they cannot be read here."""
-    if tensor.device.type != "cpu" or not has_memory(tensor) or not tensor.numel() or not tensor.is_contiguous():
+    if tensor.device.type != "cpu" or not has_memory(tensor):
+        return None
+    if not tensor.numel() or not tensor.is_contiguous():
         return None
     return _checksum(tensor, _SAMPLES * _SAMPLE)
 
@@ -112,17 +123,24 @@ def digest_of_all(tensor: torch.Tensor) -> int | None:
     if not has_memory(tensor) or not tensor.numel() or not _address(tensor):
         return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None  # reading it would end the capture of a CUDA graph
-    return _checksum(tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.detach().cpu().contiguous())
+        # Reading it would end the capture of a CUDA graph.
+        return None
+    if not (tensor.is_cpu and tensor.is_contiguous()):
+        tensor = tensor.detach().cpu().contiguous()
+    return _checksum(tensor)
 
 
 def _checksum(tensor: torch.Tensor, most: int | None = None) -> int | None:
-    address, size = _address(tensor), tensor.nbytes
+    """A digest of a contiguous tensor in the memory of this process; of one with more bytes, of samples."""
+    address = _address(tensor)
+    size = tensor.nbytes
     if not address:
         return None
     if most is None or size <= most:
         return zlib.crc32((ctypes.c_char * size).from_address(address))
-    digest, piece = 0, ctypes.c_char * _SAMPLE
+    digest = 0
+    sample = ctypes.c_char * _SAMPLE
     for number in range(_SAMPLES):
-        digest = zlib.crc32(piece.from_address(address + number * (size - _SAMPLE) // (_SAMPLES - 1)), digest)
+        offset = number * (size - _SAMPLE) // (_SAMPLES - 1)
+        digest = zlib.crc32(sample.from_address(address + offset), digest)
     return digest

@@ -21,7 +21,7 @@ from torch_testing_ext._torch.hook import OpSpec
 from torch_testing_ext._torch.parts import parts_of
 
 from .checks import Check, inputs_of, outputs_of
-from .log import NO_GROUP, LogWriter
+from .log import NO_GROUP, LogWriter, text_of
 
 # Groups that do not communicate, or whose ranks are threads with a log of their own.
 _NOT_COMPARED = ("fake", "threaded")
@@ -58,6 +58,7 @@ class CallRecorder:
             raise
 
     def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int, Any]:
+        """Write an operation down. Returns its number, that of its line, and its group."""
         group = hook.group_of(spec, args)
         known = self._groups.get(group)
         if known is None:
@@ -104,24 +105,30 @@ class CallRecorder:
         """The number of a group among those that the rank has made, its size, and its time-out."""
         self.note_groups()
         number = _torch.flight_recorder.number_of_group(group)
-        if number is None or _torch.flight_recorder.made_groups()[number].backend in _NOT_COMPARED:
+        if number is None:
             return NO_GROUP, 0, None
         made = _torch.flight_recorder.made_groups()[number]
-        timeout = hook.timeout_of_group(group)  # a backend may have none, or hide it
+        if made.backend in _NOT_COMPARED:
+            return NO_GROUP, 0, None
+        # A backend may have none, or hide it.
+        timeout = hook.timeout_of_group(group)
         return number, len(made.members), made.timeout if timeout is None else timeout
 
     def note_groups(self) -> None:
         """Write down the groups that have been made since the last time."""
         with self._lock:
             made = _torch.flight_recorder.made_groups()
-            for one in made[self._known_groups :]:
-                self._log.add_group(GroupRecord(*one.fields[:-1]))
+            for group in made[self._known_groups :]:
+                self._log.add_group(GroupRecord(*group.fields[:-1]))
             self._known_groups = len(made)
 
     def has_shorter_timeouts(self) -> bool:
         """Has a group got a shorter time-out since it was first used?"""
-        found = [(before, hook.timeout_of_group(group)) for group, (_, _, before) in list(self._groups.items())]
-        return any(before is not None and now is not None and now < before for before, now in found)
+        for group, (_, _, before) in list(self._groups.items()):
+            now = hook.timeout_of_group(group)
+            if before is not None and now is not None and now < before:
+                return True
+        return False
 
     def _describe(
         self,
@@ -158,7 +165,7 @@ class CallRecorder:
         all_agree = [issued.agreement(), issued.layout(), parts]
         must_agree = None if issued.is_compared_in_pairs else json.dumps(all_agree).encode()
         on_meta = any(tensor.is_meta for tensor in (*inputs, *outputs))
-        return NO_GROUP if on_meta else number, self._log.text(json.dumps(issued.to_entry())), must_agree
+        return NO_GROUP if on_meta else number, self._log.text(text_of(issued.to_call())), must_agree
 
     def site(self) -> int:
         """The number of the line of the program that issues an operation now."""
@@ -196,11 +203,11 @@ class CallRecorder:
 
     def _parts(self, frame: Any) -> tuple[str, ...]:
         """Find what functions of torch that issue an operation say about parts; the outermost knows best."""
-        found: tuple[str, ...] = ()
+        parts: tuple[str, ...] = ()
         while frame is not None and self._is_of_torch.get(frame.f_code.co_filename, True):
-            found = parts_of(frame) or found
+            parts = parts_of(frame) or parts
             frame = frame.f_back
-        return found
+        return parts
 
 
 def _is_not_of_the_program(file: str) -> bool:
@@ -211,8 +218,8 @@ def signature(value: Any) -> tuple[Any, ...]:
     """Describe a tensor, a list of tensors, or a list of lists, to be compared quickly."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype, value.is_meta
-    return tuple([signature(each) for each in value])
+    return tuple([signature(item) for item in value])
 
 
 def _described(tensors: list[torch.Tensor]) -> tuple[Tensor, ...]:
-    return tuple((tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors)
+    return tuple((tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)

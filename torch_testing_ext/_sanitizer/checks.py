@@ -46,8 +46,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     else:
-        for each in value:
-            yield from tensors_of(each)
+        for item in value:
+            yield from tensors_of(item)
 
 
 def inputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -77,10 +77,15 @@ def describe_non_finite(tensor: torch.Tensor, op: str | None) -> str:
 
     `op`: the reduction that they enter, in which an infinity may be what changes nothing.
     """
-    found = hook.non_finite(tensor, hook.neutral_of(op))
-    if found is None:
+    counts = hook.non_finite(tensor, hook.neutral_of(op))
+    if counts is None:
         return ""
-    parts = [f"{number} {name}" for number, name in zip(found, ("NaN", "infinite"), strict=True) if number]
+    nans, infinities = counts
+    parts = []
+    if nans:
+        parts.append(f"{nans} NaN")
+    if infinities:
+        parts.append(f"{infinities} infinite")
     return f"{' and '.join(parts)} of {tensor.numel()} elements"
 
 
@@ -89,18 +94,21 @@ class NanCheck(Check):
 
     def __init__(self, note: Note):
         self._note = note
-        self._told: set[int] = set()
+        # The lines that it has noted.
+        self._noted: set[int] = set()
 
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
-        if spec.inputs is None or site in self._told:
+        if spec.inputs is None or site in self._noted:
             return
         if spec.kind in ("broadcast", "scatter") and not _is_root(spec, args, group):
-            return  # its tensors are overwritten
+            # Its tensors are overwritten.
+            return
         op = hook.name_of_reduce_op(hook.reduce_op_of(spec, args))
         for tensor in inputs_of(spec, args):
-            if text := describe_non_finite(tensor, op):
+            text = describe_non_finite(tensor, op)
+            if text:
                 self._note("nan", f"{text} enter {name_of(spec, args)}", site, 0)
-                self._told.add(site)
+                self._noted.add(site)
                 return
 
 
@@ -114,9 +122,11 @@ class Poison(Check):
         if spec.outputs is None or hook.is_without_data(group):
             return
         works_in_place = spec.outputs == spec.inputs
-        if works_in_place and (spec.kind != "broadcast" or _is_root(spec, args, group)):
-            return  # the outputs are inputs
-        self.overwrite(outputs_of(spec, args), () if works_in_place else inputs_of(spec, args))
+        if not works_in_place:
+            self.overwrite(outputs_of(spec, args), inputs_of(spec, args))
+        elif spec.kind == "broadcast" and not _is_root(spec, args, group):
+            # Of other operations, and of the root, the outputs are inputs.
+            self.overwrite(outputs_of(spec, args), ())
 
     def overwrite(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
         """Overwrite the outputs that share no memory with an input."""
@@ -132,7 +142,9 @@ class Poison(Check):
             return math.nan
         if dtype is torch.bool:
             return self._rank % 2 == 0
-        return 90 + self._rank % 32 if dtype.itemsize == 1 else 23_130 - self._rank
+        if dtype.itemsize == 1:
+            return 90 + self._rank % 32
+        return 23_130 - self._rank
 
 
 class Delays(Check):
@@ -150,11 +162,14 @@ class Delays(Check):
 
     def wait(self) -> None:
         """Wait before the next operation of the rank, perhaps."""
-        chance, seconds = self._random.random(), self._random.random()
-        if chance < (_SLOW_CALLS if self._is_slow else _OTHER_CALLS):
-            _sleep(seconds * _LONGEST_DELAY)
+        chance = self._random.random()
+        share = self._random.random()
+        share_of_calls = _SLOW_CALLS if self._is_slow else _OTHER_CALLS
+        if chance < share_of_calls:
+            _sleep(share * _LONGEST_DELAY)
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
     """Are several elements at one place? Such a tensor cannot be filled."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(stride == 0 and size > 1 for size, stride in strides)

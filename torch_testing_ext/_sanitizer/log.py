@@ -16,12 +16,22 @@ import threading
 import time
 import zlib
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._collectives.parted import Look
-from torch_testing_ext._collectives.records import GroupRecord, RankRecord, make_record, raised_for
+from torch_testing_ext._collectives.records import (
+    Call,
+    CallInGroup,
+    GroupRecord,
+    RankRecord,
+    Site,
+    grouped,
+    make_record,
+    raised_for,
+)
+from torch_testing_ext._process import messages
 
 _MAGIC = 0x746F7263_68737A31
 # The header, in numbers of 8 bytes.
@@ -40,6 +50,16 @@ _RAISED, _NOTE, _GROUP, _ERROR = 1, 2, 4, 8
 _MOST_ERRORS = 1000
 
 _now_ns = time.time_ns  # taken before a test could replace it
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Call)}
+_BACKEND = "c10d"
+
+
+def text_of(call: Call) -> str:
+    """A call as it is written, in JSON, without the fields that have their default."""
+    written = {name: value for name, value in vars(call).items() if value != _DEFAULTS[name]}
+    return json.dumps(written)
 
 
 class LogWriter:
@@ -72,16 +92,21 @@ class LogWriter:
     def text(self, text: str) -> int:
         """The number of a text, which is written if it is new; 0 if there is no more space."""
         number = self._texts.get(text)
-        if number is None:
-            data, at = text.encode(), self._numbers[_TEXTS_END]
-            end = at + _LENGTH.size + len(data)
-            if _TEXTS_AT + end > _RECORDS_AT:
-                self._numbers[_LOST] += 1
-                return 0
-            _LENGTH.pack_into(self._map, _TEXTS_AT + at, len(data))
-            self._map[_TEXTS_AT + at + _LENGTH.size : _TEXTS_AT + end] = data
-            number = self._texts[text] = len(self._texts) + 1
-            self._numbers[_TEXTS_END], self._numbers[_TEXTS] = end, number
+        return self._write_text(text) if number is None else number
+
+    def _write_text(self, text: str) -> int:
+        data = text.encode()
+        at = _TEXTS_AT + self._numbers[_TEXTS_END]
+        start = at + _LENGTH.size
+        end = start + len(data)
+        if end > _RECORDS_AT:
+            self._numbers[_LOST] += 1
+            return 0
+        _LENGTH.pack_into(self._map, at, len(data))
+        self._map[start:end] = data
+        number = self._texts[text] = len(self._texts) + 1
+        self._numbers[_TEXTS_END] = end - _TEXTS_AT
+        self._numbers[_TEXTS] = number
         return number
 
     def issue(self, group: int, what: int, agreement: bytes | None, site: int) -> int:
@@ -143,15 +168,48 @@ class LogWriter:
 
 @dataclass
 class LogContent:
-    """All that a rank has written so far. `entries` are in the format of `make_record`."""
+    """All that a rank has written so far."""
 
     groups: list[GroupRecord] = field(default_factory=list)
-    entries: list[dict[str, Any]] = field(default_factory=list)
+    issued: list[CallInGroup] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
     is_whole: bool = True
 
     def record(self, rank: int) -> RankRecord:
-        return make_record(rank, self.groups, self.entries, self.is_whole)
+        return make_record(rank, self.groups, self.issued, self.is_whole)
+
+
+class _Texts:
+    """The texts of a log, each read once."""
+
+    def __init__(self, texts: list[str]):
+        self._texts = texts
+        self._fields: dict[int, Any] = {}
+        self._calls: dict[int, Call] = {}
+        self._sites: dict[int, Site] = {}
+
+    def fields(self, number: int) -> Any:
+        """A group or a note."""
+        if number not in self._fields:
+            self._fields[number] = json.loads(self._texts[number - 1])
+        return self._fields[number]
+
+    def call(self, number: int) -> Call:
+        if number not in self._calls:
+            call: Call = messages.decode(Call, self.fields(number))
+            self._calls[number] = replace(call, agreement=_frozen(call.agreement))
+        return self._calls[number]
+
+    def site(self, number: int) -> Site | None:
+        """A line of the program; None for the number 0."""
+        if number and number not in self._sites:
+            self._sites[number] = Site(*json.loads(self._texts[number - 1]))
+        return self._sites.get(number)
+
+
+def _frozen(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tuples of tuples instead of JSON's lists, so that calls can be told apart by them."""
+    return tuple(_frozen(tuple(value)) if isinstance(value, list) else value for value in values)
 
 
 class LogReader:
@@ -184,50 +242,63 @@ class LogReader:
         if not header or header[_VERSION] != _MAGIC:
             return None
         records = list(_RECORD.iter_unpack(self._part(_RECORDS_AT, header[_COUNT] * _RECORD.size)))
-        texts = self._texts()
-        latest = max((at for at, record in enumerate(records) if not record[2] & (_NOTE | _GROUP | _ERROR)), default=-1)
-        content = LogContent(is_whole=not header[_LOST])
+        texts = _Texts(self._texts())
+        calls = [number for number, record in enumerate(records) if _is_call(record)]
         raised = _raised(records)
-        parsed: dict[int, Any] = {}
+        content = LogContent(is_whole=not header[_LOST])
         for number, (_, group, flags, what, site, thread) in enumerate(records):
             if not what:
-                continue  # its text is lost
-            fields = parsed.get(what)
-            if fields is None:
-                fields = parsed[what] = json.loads(texts[what - 1])
-            place = json.loads(texts[site - 1]) if site else None
+                # Its text is lost, or it has none.
+                continue
             if flags & _GROUP:
-                name, said, members, index, world = fields
-                content.groups.append(GroupRecord(name, said, tuple(members), index, world))
+                name, description, members, index, world = texts.fields(what)
+                content.groups.append(GroupRecord(name, description, tuple(members), index, world))
             elif flags & _NOTE:
-                issued = json.loads(texts[fields["issued"] - 1]) if fields.get("issued") else None
-                content.notes.append({**fields, "site": place, "issued": issued, "record_id": number})
-            elif not flags & _RAISED or number == latest:
-                entry = {**fields, "group": None if group == NO_GROUP else group, "site": place, "record_id": number}
-                entry["raised"], entry["thread"] = number in raised, thread
-                if flags & _RAISED:
-                    entry["retired"] = True  # the rank did not issue it, but wanted to: it may have lost its peer
-                content.entries.append(entry)
+                note = texts.fields(what)
+                issued = texts.site(note.get("issued") or 0)
+                content.notes.append({**note, "site": texts.site(site), "issued": issued, "record_id": number})
+            elif not flags & _RAISED or number == calls[-1]:
+                # The latest call counts although it has raised: the rank wanted to issue it, and may have lost its
+                # peer. It does not wait, so it counts as over.
+                is_over = bool(flags & _RAISED)
+                call = replace(
+                    texts.call(what),
+                    order=number,
+                    site=texts.site(site),
+                    raised=number in raised,
+                    thread=thread,
+                    is_over=is_over,
+                    tells_end=is_over,
+                )
+                content.issued.append(CallInGroup(call, None if group == NO_GROUP else group, _BACKEND))
         return content
 
     def _texts(self) -> list[str]:
         (header,) = _numbers_of([self.header()])
-        area, at, found = self._part(_TEXTS_AT, header[_TEXTS_END]), 0, []
+        area = self._part(_TEXTS_AT, header[_TEXTS_END])
+        texts = []
+        at = 0
         while at < len(area):
             (length,) = _LENGTH.unpack_from(area, at)
-            found.append(area[at + _LENGTH.size : at + _LENGTH.size + length].decode())
-            at += _LENGTH.size + length
-        return found
+            start = at + _LENGTH.size
+            at = start + length
+            texts.append(area[start:at].decode())
+        return texts
+
+
+def _is_call(record: tuple[int, ...]) -> bool:
+    _, _, flags, *_ = record
+    return not flags & (_NOTE | _GROUP | _ERROR)
 
 
 def _raised(records: list[tuple[int, ...]]) -> set[int]:
     """The calls after which something has raised."""
-    errors = [number for number, record in enumerate(records) if record[2] & _ERROR]
-    calls: dict[int, list[tuple[int, int]]] = {}  # in the order of the records, which is that of the times
-    for number, (_, group, flags, *_) in enumerate(records):
-        if not flags & (_NOTE | _GROUP | _ERROR):
-            calls.setdefault(group, []).append((number, number))
-    return {number for one in calls.values() for number in raised_for(one, errors)} if errors else set()
+    errors = [number for number, (_, _, flags, *_) in enumerate(records) if flags & _ERROR]
+    if not errors:
+        return set()
+    # The order of the records is that of the times.
+    calls = grouped((record[1], (number, number)) for number, record in enumerate(records) if _is_call(record))
+    return {number for in_group in calls.values() for number in raised_for(in_group, errors)}
 
 
 # -- headers
@@ -247,26 +318,28 @@ def is_quiet(headers: list[bytes]) -> bool:
     known = _numbers_of(headers)
     if not known:
         return True
-    if any(one[number] for one in known for number in (_LOST, _NOTES, _P2P, _IRREGULAR)):
+    for header in known:
+        if header[_LOST] or header[_NOTES] or header[_P2P] or header[_IRREGULAR]:
+            return False
+    if len(known) < len(headers) or len({header[_GROUPS] for header in known}) > 1:
         return False
-    if len(known) < len(headers) or len({one[_GROUPS] for one in known}) > 1:
-        return False
-    return all(len({one[slot] for one in known}) == 1 for slot in range(_FIRST_SLOT, _HEADER))
+    return len({header[_FIRST_SLOT:] for header in known}) == 1
 
 
 def have_notes(headers: list[bytes]) -> bool:
     """Has a rank found something by itself?"""
-    return any(one[_NOTES] for one in _numbers_of(headers))
+    return any(header[_NOTES] for header in _numbers_of(headers))
 
 
 def show_mismatch(headers: list[bytes]) -> bool:
     """Have ranks issued as many collectives in a group as others, and not the same? The logs tell for sure."""
     known = _numbers_of(headers)
-    if len({one[_GROUPS] for one in known}) > 1:
+    if len({header[_GROUPS] for header in known}) > 1:
         return False
     for slot in range(_FIRST_SLOT, _HEADER):
-        used = {one[slot] for one in known if one[slot]}
-        if len(used) > 1 and len({one >> 32 for one in used}) < len(used):
+        used = {header[slot] for header in known if header[slot]}
+        counts = {number >> 32 for number in used}
+        if len(counts) < len(used):
             return True
     return False
 
@@ -274,9 +347,9 @@ def show_mismatch(headers: list[bytes]) -> bool:
 def uses_groups(headers: list[bytes]) -> int:
     """In how many groups ranks have issued collectives: as many as there are numbers of groups in use."""
     known = _numbers_of(headers)
-    if any(one[_IRREGULAR] or one[_P2P] for one in known):
+    if any(header[_IRREGULAR] or header[_P2P] for header in known):
         return _SLOTS
-    return sum(any(one[slot] for one in known) for slot in range(_FIRST_SLOT, _HEADER))
+    return sum(any(header[slot] for header in known) for slot in range(_FIRST_SLOT, _HEADER))
 
 
 # -- looks at replicas, in a file of their own

@@ -78,7 +78,8 @@ class ReplicaCheck(Check):
             self._look(optimizer, is_after=False)
 
     def _after(self, optimizer: Any, *_: object) -> None:
-        if optimizer is self._outermost:  # others are a part of its step, as in ZeRO
+        # Others are a part of its step, as in ZeRO.
+        if optimizer is self._outermost:
             self._outermost = None
             self._look(optimizer, is_after=True)
 
@@ -88,24 +89,31 @@ class ReplicaCheck(Check):
         if torch.compiler.is_compiling() or os.getpid() != self._pid:
             return
         for model, replicas in self._held_by(optimizer).items():
-            self._steps[model] += not is_after
-            self._latest[model] = replicas, self._line()
-            self._write(Look(model, 2 * self._steps[model] + is_after, self._latest[model][1], _sums(replicas)))
+            if not is_after:
+                self._steps[model] += 1
+            point = 2 * self._steps[model] + is_after
+            site = self._line()
+            self._latest[model] = replicas, site
+            self._write(Look(model, point, site, _sums(replicas)))
 
     def _held_by(self, optimizer: Any) -> dict[str, list[Replica]]:
         """The tensors of the models that an optimizer steps."""
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        found: dict[str, list[Replica]] = {}
+        stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        replicas: dict[str, list[Replica]] = {}
         for owner, keys in list(self._keys.items()):
-            if isinstance(owner, DistributedDataParallel) and any(id(one) in held for one in owner.parameters()):
-                found.update((key, replicated.of_ddp(owner)) for key in keys.values())
+            if not isinstance(owner, DistributedDataParallel):
+                continue
+            if any(id(param) in stepped for param in owner.parameters()):
+                for key in keys.values():
+                    replicas[key] = replicated.of_ddp(owner)
         keys_of_groups: dict[Any, str | None] = {}
         for group, replica in replicated.dtensors_of(optimizer, lambda: self._names_of(optimizer)):
             if group not in keys_of_groups:
                 keys_of_groups[group] = self._key(type(optimizer).__name__, optimizer, group)
-            if (key := keys_of_groups[group]) is not None:
-                found.setdefault(key, []).append(replica)
-        return found
+            key_of_group = keys_of_groups[group]
+            if key_of_group is not None:
+                replicas.setdefault(key_of_group, []).append(replica)
+        return replicas
 
     def _names_of(self, optimizer: Any) -> dict[int, str]:
         return self._names.get(optimizer) or self._names.setdefault(optimizer, replicated.names_around())
@@ -122,8 +130,10 @@ class ReplicaCheck(Check):
         return keys[known]
 
     def _write(self, look: Look) -> None:
-        with open(self._path, "a", encoding="utf-8") as file:  # no descriptor stays, which a test could close
-            if (full := file.tell() >= MOST_BYTES) and not self._is_full:
+        """Add a look to the file, unless that is too large. No descriptor stays, which a test could close."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            full = file.tell() >= MOST_BYTES
+            if full and not self._is_full:
                 text = f"replicas are not compared from here on: their digests take {MOST_BYTES >> 20} MB ({look.site})"
                 warnings.warn(text, RuntimeWarning, stacklevel=1)
             if not full:

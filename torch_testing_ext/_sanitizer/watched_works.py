@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,10 +37,14 @@ class _OpenWork:
     site: int
     buffers: list[Buffer]
     outputs: list[Span]
-    inputs: list[Span]  # without outputs
-    queue: Any = None  # operations of one queue, as those of a group on a device, come one after the other
-    future: Any = None  # that somebody has asked the work for
-    is_told: bool = False  # a finding about its buffers has been made
+    # Without outputs.
+    inputs: list[Span]
+    # Operations of one queue, as those of a group on a device, come one after the other.
+    queue: Any = None
+    # The future that somebody has asked the work for.
+    future: Any = None
+    # A finding about its buffers has been made.
+    is_told: bool = False
 
     @property
     def is_dropped(self) -> bool:
@@ -87,18 +92,20 @@ class WaitCheck(Check):
             if hook.is_synchronous(spec, args) or not _is_for_caller(hook.issuer_of(sys._getframe(2))):
                 return
             work = hook.work_of(result)
-            if work is not None:
-                outputs, inputs = _spans(spec, args)
-                queue = _queue(spec, args)
-                self._add(_OpenWork(work, name_of(spec, args), site, _buffers(spec, args), outputs, inputs, queue))
+            if work is None:
+                return
+            outputs, inputs = _spans(spec, args)
+            buffers = _buffers(spec, args)
+            queue = _queue(spec, args)
+            self._add(_OpenWork(work, name_of(spec, args), site, buffers, outputs, inputs, queue))
 
-    def _add(self, found: _OpenWork) -> None:
+    def _add(self, entry: _OpenWork) -> None:
         if not self._open:
             tensor_reads.listen(self)
-        self._open[id(found.work)] = found
+        self._open[id(entry.work)] = entry
 
-    def _remove(self, found: _OpenWork) -> None:
-        del self._open[id(found.work)]
+    def _remove(self, entry: _OpenWork) -> None:
+        del self._open[id(entry.work)]
         if not self._open:
             tensor_reads.unlisten(self)
 
@@ -106,7 +113,7 @@ class WaitCheck(Check):
     def issuing(self) -> Iterator[None]:
         """A rank that is a thread takes part in an operation: what that does to tensors is no use of a buffer."""
         with self._lock:
-            buffers = [buffer for found in self._open.values() for buffer in found.buffers]
+            buffers = [buffer for entry in self._open.values() for buffer in entry.buffers]
         watched = [buffer for buffer in buffers if buffer.version is not None]
         untouched = [buffer for buffer in watched if buffer.version == buffer.tensor._version]
         self._is_issuing = True
@@ -130,33 +137,36 @@ class WaitCheck(Check):
         with self._lock:
             self._find_dropped()
             if _is_for_caller(issuer):
-                written = {storage_of(tensor) for tensor in outputs}
-                own = [tensor for tensor in inputs if storage_of(tensor) not in written]
-                buffers = [*_buffers_at_rest(outputs), *_buffers_at_rest(own)]
-                self._add(_OpenWork(work, name, site, buffers, pieces_of(outputs), pieces_of(own)))
+                own_inputs = _without_storages_of(outputs, inputs)
+                buffers = [*_buffers_at_rest(outputs), *_buffers_at_rest(own_inputs)]
+                self._add(_OpenWork(work, name, site, buffers, pieces_of(outputs), pieces_of(own_inputs)))
 
     def waited(self, work: Any) -> None:
         """Somebody waits for a work, or has been told that it is complete."""
         with self._lock:
-            found = self._open.get(id(work))
-            if found is not None:
-                self._remove(found)
-        if found is not None:
-            self._check_buffers(found)
+            entry = self._open.get(id(work))
+            if entry is not None:
+                self._remove(entry)
+        if entry is not None:
+            self._check_buffers(entry)
 
     def future_taken(self, work: Any, future: Any) -> None:
         with self._lock:
-            if (found := self._open.get(id(work))) is not None:
-                found.future = future
+            entry = self._open.get(id(work))
+            if entry is not None:
+                entry.future = future
+
+    def _with_future(self, future: Any) -> list[_OpenWork]:
+        return [entry for entry in list(self._open.values()) if entry.future is future]
 
     def future_used(self, future: Any) -> None:
-        for found in [one for one in list(self._open.values()) if one.future is future]:
-            self.waited(found.work)
+        for entry in self._with_future(future):
+            self.waited(entry.work)
 
     def future_chained(self, future: Any, result: Any) -> None:
         """A future has a callback that tells nobody that it is complete: only the result does."""
-        for found in [one for one in list(self._open.values()) if one.future is future]:
-            found.future = result
+        for entry in self._with_future(future):
+            entry.future = result
 
     def watch_uses(self, other_threads: bool = False) -> None:
         """From now on, look at each operation of this thread, and of those that it starts."""
@@ -181,9 +191,9 @@ class WaitCheck(Check):
 
     def on_alias(self, tensor: torch.Tensor, alias: torch.Tensor) -> None:
         with self._lock:
-            for found in self._open.values():
-                if found.use_by([], pieces_of([tensor])):
-                    found.buffers.append(Buffer.alias(alias, self._site()))
+            for entry in self._open.values():
+                if entry.use_by([], pieces_of([tensor])):
+                    entry.buffers.append(Buffer.alias(alias, self._site()))
 
     def _on_use(self, operation: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
         if self._open and not self._is_issuing:
@@ -193,27 +203,36 @@ class WaitCheck(Check):
     def _find_use(
         self, by: str, read: Sequence[Span], written: Sequence[Span], site: int | None = None, queue: Any = None
     ) -> None:
-        for found in self._open.values():
-            is_ordered = queue is not None and queue == found.queue
-            if not found.is_told and not is_ordered and (how := found.use_by(read, written)):
-                found.is_told = True
-                here = self._site() if site is None else site
-                self._note("race", f"a buffer of {found.name} was {how} by {by} before wait()", here, found.site)
+        """Note the first use of each buffer before its work is waited for. `site`: of the use; None: of this moment."""
+        for entry in self._open.values():
+            is_ordered = queue is not None and queue == entry.queue
+            if entry.is_told or is_ordered:
+                continue
+            how = entry.use_by(read, written)
+            if how:
+                entry.is_told = True
+                site_of_use = self._site() if site is None else site
+                text = f"a buffer of {entry.name} was {how} by {by} before wait()"
+                self._note("race", text, site_of_use, entry.site)
 
-    def _check_buffers(self, found: _OpenWork) -> None:
-        happened = [(how, buffer.site) for buffer in found.buffers if (how := buffer.what_happened())]
-        if happened and not found.is_told:
-            how, site = max(happened, key=lambda one: one[1])  # a line that is known
-            text = f"a buffer of {found.name} was {how} before wait()"
-            self._note("race", text, site or self._site(), found.site)
+    def _check_buffers(self, entry: _OpenWork) -> None:
+        """Note what has happened to a buffer of a work until somebody waited for it, at its line if that is known."""
+        if entry.is_told:
+            return
+        happened = [(buffer.site, buffer.what_happened()) for buffer in entry.buffers]
+        changes = [(site, how) for site, how in happened if how]
+        if changes:
+            site, how = max(changes, key=lambda change: change[0])
+            text = f"a buffer of {entry.name} was {how} before wait()"
+            self._note("race", text, site or self._site(), entry.site)
 
     def _find_dropped(self) -> None:
         """The caller of the latest operation has its work by now; one that nobody has any more is not waited for."""
         for number in list(self._open):
-            found = self._open[number]
-            if found.is_dropped:
-                self._remove(found)
-                self._unwaited(found)
+            entry = self._open[number]
+            if entry.is_dropped:
+                self._remove(entry)
+                self._unwaited(entry)
 
     def finish(self) -> None:
         if self._uses is not None:
@@ -222,13 +241,13 @@ class WaitCheck(Check):
         if self._watches_threads:
             threading.setprofile(None)
         with self._lock:
-            for found in list(self._open.values()):
-                self._remove(found)
-                self._unwaited(found)
+            for entry in list(self._open.values()):
+                self._remove(entry)
+                self._unwaited(entry)
 
-    def _unwaited(self, found: _OpenWork) -> None:
-        what = "work" if found.future is None else "future"
-        self._note("unwaited", f"nobody waited for the {what} of {found.name}", found.site, 0)
+    def _unwaited(self, entry: _OpenWork) -> None:
+        what = "work" if entry.future is None else "future"
+        self._note("unwaited", f"nobody waited for the {what} of {entry.name}", entry.site, 0)
 
 
 def _is_for_caller(issuer: Any) -> bool:
@@ -238,38 +257,54 @@ def _is_for_caller(issuer: Any) -> bool:
 
 def _queue(spec: OpSpec, args: tuple[Any, ...]) -> Any:
     """The queue in which a device executes the operations of a group; None on the CPU, where nothing orders them."""
-    devices = {tensor.device for tensor in (*inputs_of(spec, args), *outputs_of(spec, args))}
-    return None if torch.device("cpu") in devices else (id(hook.group_of(spec, args)), *devices)
+    tensors = (*inputs_of(spec, args), *outputs_of(spec, args))
+    devices = {tensor.device for tensor in tensors}
+    if torch.device("cpu") in devices:
+        return None
+    return (id(hook.group_of(spec, args)), *devices)
 
 
 def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[Buffer]:
     """The tensors of an operation. Writes are seen only where the backend does not count as one that writes."""
-    inputs, outputs = inputs_of(spec, args), outputs_of(spec, args)
+    inputs = inputs_of(spec, args)
+    outputs = outputs_of(spec, args)
     if spec.inputs == spec.outputs:
         op = hook.name_of_reduce_op(hook.reduce_op_of(spec, args))
         is_silent = spec.kind in _SILENT and (op is None or op in _PLAIN)
-        return [Buffer.of(tensor, is_silent, _is_sent(spec, args)) for tensor in inputs]
+        is_sent = _is_sent(spec, args)
+        return [Buffer.of(tensor, is_silent, is_sent) for tensor in inputs]
+    own_inputs = _without_storages_of(outputs, inputs)
+    buffers_of_inputs = [Buffer.of(tensor, True, is_input=True) for tensor in own_inputs]
+    buffers_of_outputs = [Buffer.of(tensor, False) for tensor in outputs]
+    return [*buffers_of_inputs, *buffers_of_outputs]
+
+
+def _without_storages_of(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs that share no storage with an output."""
     written = {storage_of(tensor) for tensor in outputs}
-    own = [one for one in inputs if storage_of(one) not in written]
-    return [*(Buffer.of(one, True, is_input=True) for one in own), *(Buffer.of(one, False) for one in outputs)]
+    return [tensor for tensor in inputs if storage_of(tensor) not in written]
 
 
 def _is_sent(spec: OpSpec, args: tuple[Any, ...]) -> bool:
     """Are the tensors of an operation that works in place only read in this rank, as at the root of a broadcast?"""
-    return spec.kind == "broadcast" and spec.root is not None and args[spec.root] == hook.group_of(spec, args).rank()
+    if spec.kind != "broadcast" or spec.root is None:
+        return False
+    rank: int = hook.group_of(spec, args).rank()
+    return bool(args[spec.root] == rank)
 
 
 def _buffers_at_rest(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
     """The tensors of an operation that no longer writes to them. All parts of a storage together have its version."""
-    bytes_of: dict[int, int] = {}
+    bytes_of: Counter[int] = Counter()
     for tensor in tensors:
-        bytes_of[storage_of(tensor)] = bytes_of.get(storage_of(tensor), 0) + tensor.nbytes
+        bytes_of[storage_of(tensor)] += tensor.nbytes
     return [Buffer.of(tensor, True, known=bytes_of[storage_of(tensor)]) for tensor in tensors]
 
 
 def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[Span], list[Span]]:
     """Locate the outputs of an operation, and the inputs that are no outputs."""
-    inputs, outputs = pieces_of(inputs_of(spec, args)), pieces_of(outputs_of(spec, args))
+    inputs = pieces_of(inputs_of(spec, args))
     if _is_sent(spec, args):
         return [], inputs
-    return outputs, [one for one in inputs if not overlap([one], outputs)]
+    outputs = pieces_of(outputs_of(spec, args))
+    return outputs, [span for span in inputs if not overlap([span], outputs)]

@@ -52,6 +52,7 @@ class DataParallel(ParallelMode):
         self.bucket_bytes = None if bucket_mb is None else int(bucket_mb * 1024 * 1024)
 
     def layout_of(self, name: str, param: torch.Tensor, rank: int, world: int) -> Layout:
+        """The layout of a parameter. Raises an error for a DTensor that it cannot be."""
         sharded = self.parallel_style == "fully_shard" and param.dim() > 0 and param.numel() > 0
         if isinstance(param, DTensor):
             is_sharded = param.placements[0] == Shard(0)

@@ -28,7 +28,7 @@ class Layout:
 
     @property
     def even(self) -> bool:
-        """Whether all shards have the same number of rows."""
+        """Do all shards have the same number of rows?"""
         return self.shape[0] % self.world == 0
 
     @property

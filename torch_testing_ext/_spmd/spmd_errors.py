@@ -36,7 +36,7 @@ def user_line_of(error: BaseException) -> str | None:
 
 
 def raised_by_user(error: BaseException) -> bool:
-    """Whether code of the step, and not of torch, raised `error`."""
+    """Has code of the step, and not of torch, raised `error`?"""
     entries = traceback.extract_tb(error.__traceback__)
     return bool(entries) and _is_user_file(entries[-1].filename)
 

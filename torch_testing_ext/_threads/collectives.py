@@ -6,6 +6,7 @@ record its writes in autograd either.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -125,15 +126,33 @@ def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(part)
 
 
-def agreement(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Further properties that must agree in a sanitized collective: reduce operation, root, sizes for each peer."""
-    name, root = name_of_op(options), options.get("root")
-    details = [*([name] if name else []), *([f"root {root}"] if root is not None else [])]
-    extra: dict[str, Any] = {"options": [name, root], "details": details}
+@dataclass(frozen=True)
+class SanitizedOptions:
+    """Further properties in which the ranks must agree in a sanitized collective.
+
+    `exchange`: of an all_to_all, the elements to and from each member.
+    """
+
+    op: str | None = None
+    root: int | None = None
+    exchange: tuple[tuple[int, ...], ...] | None = None
+
+    def details(self) -> tuple[str, ...]:
+        """The operation and the root in words."""
+        details = []
+        if self.op:
+            details.append(self.op)
+        if self.root is not None:
+            details.append(f"root {self.root}")
+        return tuple(details)
+
+
+def sanitized_options(kind: str, arguments: Any, options: Mapping[str, Any]) -> SanitizedOptions:
+    exchange = None
     if kind == "all_to_all":
         outputs, inputs = arguments
-        extra["exchange"] = [[tensor.numel() for tensor in side] for side in (inputs, outputs)]
-    return extra
+        exchange = tuple(tuple(tensor.numel() for tensor in side) for side in (inputs, outputs))
+    return SanitizedOptions(name_of_op(options), options.get("root"), exchange)
 
 
 def name_of_op(options: Mapping[str, Any]) -> str | None:

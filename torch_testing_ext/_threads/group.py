@@ -23,17 +23,27 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._collectives.records import GroupRecord, RankRecord, grouped, make_record
+from torch_testing_ext._collectives.records import (
+    Call,
+    CallInGroup,
+    GroupRecord,
+    RankRecord,
+    Site,
+    agreement_of,
+    grouped,
+    make_record,
+)
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import Cause
 
 from . import collectives
-from .collectives import agreement, finish_on_device, name_of_op, tensors_of, written_and_read
+from .collectives import SanitizedOptions, finish_on_device, name_of_op, sanitized_options, tensors_of, written_and_read
 
 if TYPE_CHECKING:
     from .waits import ThreadWaits
 
-_KEPT_EVENTS = 1000  # per rank
+# Of each rank.
+_KEPT_CALLS = 1000
 _FOLDER = os.path.dirname(__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _OURS = (_FOLDER, *(os.path.join(_PACKAGE, name, "") for name in ("_sanitizer", "_torch")))
@@ -65,6 +75,46 @@ class WorldData:
     comms: list[Any] = field(default_factory=list)
 
 
+@dataclass
+class _Issued:
+    """A collective of a rank that is a thread. `group`: its number among those of the rank.
+
+    `options`: the reduce operation, root and sizes of a sanitized one. Only a record makes a `Call` of it: that takes
+    longer than to note it.
+    """
+
+    kind: str
+    order: int
+    group: int | None
+    shapes: list[torch.Size]
+    types: list[torch.dtype]
+    site: tuple[str, int, str] | None
+    options: SanitizedOptions | None
+    is_over: bool = False
+    raised: bool = False
+
+    def in_group(self) -> CallInGroup:
+        types = [str(dtype).removeprefix("torch.") for dtype in self.types]
+        shapes = [str(list(shape)) for shape in self.shapes]
+        agreement = agreement_of(self.kind, [shape.numel() for shape in self.shapes], types, ())
+        options = self.options or SanitizedOptions()
+        if self.options is not None:
+            agreement = (*agreement, options.op, options.root)
+        call = Call(
+            self.kind,
+            order=self.order,
+            shapes=tuple(shapes),
+            inputs=tuple(f"{shape} {dtype}" for shape, dtype in zip(shapes, types, strict=True)),
+            agreement=agreement,
+            is_over=self.is_over,
+            site=None if self.site is None else Site(*self.site),
+            raised=self.raised,
+            details=options.details(),
+            exchange=options.exchange,
+        )
+        return CallInGroup(call, self.group, "threaded")
+
+
 class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
     """Replaces c10d's world: holds a WorldData for each thread, and the state that the threads share."""
 
@@ -75,7 +125,7 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
         self.changed = threading.Condition()
         self.closed = False
         self.ended: dict[int, str] = {}  # how each rank ended
-        self.events: dict[int, deque[dict[str, Any]]] = {}  # of each rank, in the format of the flight recorder
+        self.issued: dict[int, deque[_Issued]] = {}  # by each rank
         self.groups: dict[int, list[GroupRecord]] = {}  # that each rank has made
         # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
         self.waiting: dict[int, Callable[[], bool]] = {}
@@ -118,8 +168,9 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
             return len(groups) - 1
 
     def record_of(self, rank: int) -> RankRecord:
-        events = list(self.events.get(rank, ()))
-        return make_record(rank, self.groups.get(rank, []), events, len(events) < _KEPT_EVENTS)
+        issued = list(self.issued.get(rank, ()))
+        calls = [call.in_group() for call in issued]
+        return make_record(rank, self.groups.get(rank, []), calls, len(issued) < _KEPT_CALLS)
 
 
 def _own(name: str) -> property:
@@ -194,7 +245,7 @@ class Rendezvous:
         if self._world.kinds & {SanitizeKind.NAN, SanitizeKind.POISON}:
             self._check(rank, kind, *written_and_read(rank, kind, arguments, options), options)
         with self._world.changed:
-            collective, event = self._enter(rank, kind, arguments, options)
+            collective, issued = self._enter(rank, kind, arguments, options)
             try:
                 if rank == 0:
                     self._wait(rank, collective, lambda: len(collective.arguments) == len(self._ranks), kind)
@@ -202,17 +253,17 @@ class Rendezvous:
                 else:
                     self._wait(rank, collective, lambda: collective.is_complete, kind)
             except LeftAlone:
-                event["raised"] = True
+                issued.raised = True
                 raise
-        event["retired"] = True
+        issued.is_over = True
         if rank == 0:
             try:
                 self._complete(collective, work)
             except BaseException:
-                event["raised"] = True
+                issued.raised = True
                 raise
         elif collective.error:
-            event["raised"] = True
+            issued.raised = True
             raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
 
     def _check(
@@ -229,28 +280,22 @@ class Rendezvous:
         if SanitizeKind.POISON in self._world.kinds:
             checks.Poison(self._ranks[rank]).overwrite(outputs, inputs)
 
-    def _enter(
-        self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]
-    ) -> tuple[_Collective, dict[str, Any]]:
+    def _enter(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> tuple[_Collective, _Issued]:
         self._counts[rank] += 1
         tensors = list(tensors_of(arguments))
-        event = {
-            "process_group": [self._name],
-            "group": self._numbers.get(rank),
-            "collective_seq_id": self._counts[rank],
-            "profiling_name": f"threaded:{kind}",
-            "input_sizes": [list(tensor.shape) for tensor in tensors],
-            "input_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-            "retired": False,
-            "site": site_of_call(),
-            "record_id": next(self._world.record_ids),
-        }
-        if self._world.kinds:
-            event.update(agreement(kind, arguments, options))
-        self._world.events.setdefault(self._ranks[rank], deque(maxlen=_KEPT_EVENTS)).append(event)
+        issued = _Issued(
+            kind,
+            next(self._world.record_ids),
+            self._numbers.get(rank),
+            [tensor.shape for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            site_of_call(),
+            sanitized_options(kind, arguments, options) if self._world.kinds else None,
+        )
+        self._world.issued.setdefault(self._ranks[rank], deque(maxlen=_KEPT_CALLS)).append(issued)
         self._current.arguments[rank] = kind, arguments
         self._world.changed.notify_all()
-        return self._current, event
+        return self._current, issued
 
     def _wait(self, rank: int, collective: _Collective, done: Callable[[], bool], kind: str) -> None:
         def missing() -> list[int]:

@@ -159,6 +159,7 @@ def listen(listener: Listener | None) -> None:
 
 
 def _kernel(spec: OpSpec) -> Callable[..., Any]:
+    """A kernel that tells the listener of an operation, and dispatches it further."""
     after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     redispatch = getattr(torch.ops.c10d, spec.name).default._handle.redispatch_boxed
 
@@ -310,15 +311,19 @@ def _watched_collection(collect: Callable[[list[Any]], Any]) -> Callable[[list[A
 
 
 def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a work that tells who waits for it, or asks for its future."""
+
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "get_future" and _futures is not None and torch._C._current_graph_task_id() == -1:
             future = method(self)
             _futures.future_taken(self, future)
-            return future  # in a backward pass, C++ may get the future from a hook
+            # In a backward pass, C++ may get the future from a hook.
+            return future
         if name != "is_completed" and _on_wait is not None:
             _on_wait(self)
-        thread, is_endless = threading.get_ident(), name == "wait" and not args and not kwargs
+        thread = threading.get_ident()
+        is_endless = name == "wait" and not args and not kwargs
         if is_endless:
             _waiting[thread] = _waiting.get(thread, 0) + 1
         try:

@@ -11,7 +11,7 @@ import torch
 
 
 def made_groups_before() -> bool:
-    """Whether this process, or one that it was forked from, has ever made a process group of gloo or NCCL.
+    """Has this process, or one that it was forked from, ever made a process group of gloo or NCCL?
 
     Their backends number the groups of a process in C++, and forked processes go on counting. `pg_config` of
     `_dump_fr_trace`: 2.11 to 2.15.

@@ -69,7 +69,7 @@ def fake_of_captured(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_fake(value: object) -> bool:
-    """Whether `value` is a fake tensor (torch 2.0 to 2.15)."""
+    """Is `value` a fake tensor? torch 2.0 to 2.15."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(value, FakeTensor)
@@ -147,7 +147,7 @@ def calling_modes(device: str) -> tuple[Any, ...]:
 
 
 def foreach_by_default(device: torch.device) -> bool:
-    """Whether optimizers use their foreach form by default on this device (torch 2.0 to 2.15)."""
+    """Do optimizers use their foreach form by default on this device? torch 2.0 to 2.15."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     return device.type in _get_foreach_kernels_supported_devices()
@@ -220,7 +220,7 @@ def put_function_mode(mode: Any, enter: bool) -> None:
 
 
 def meets_all(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a function that a mode sees is a collective of the default group (torch 2.5 to 2.15)."""
+    """Is a function that a mode sees a collective of the default group? torch 2.5 to 2.15."""
     import torch.distributed as dist
 
     module = str(getattr(func, "__module__", ""))
@@ -232,7 +232,7 @@ def meets_all(func: Any, args: Sequence[Any]) -> bool:
 
 
 def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether hooks of others run before or after each step of an optimizer (torch 2.0 to 2.15)."""
+    """Do hooks of others run before or after each step of an optimizer? torch 2.0 to 2.15."""
     from torch.optim import optimizer as module
 
     hooks = (

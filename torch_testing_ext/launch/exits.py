@@ -1,7 +1,8 @@
-"""Finds the line at which a rank left a test before a collective that others call, from the source.
+"""Guesses from the source at which line a rank left a test before a collective that others call.
 
-A rank that returns leaves no trace of where. What is known: the line of its last collective, and that of the first one
-that it missed. Each way from one to the end of the test that does not lead over the other is a candidate.
+A rank that returns leaves no trace of where. Known are the line of its last collective, and that of the first one that
+it missed. Each way from one to the end of the test that does not lead over the other is a candidate. The source alone
+does not show whether the rank took it, so messages say "probably".
 """
 
 import ast
@@ -12,37 +13,58 @@ from torch_testing_ext._process.whole_files import source_tree
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_BRANCHES = (ast.If, ast.Match, *_LOOPS)
 
 
-def lines_of_exit(file: str, function: str, last: int | None, missed: int) -> list[int]:
-    """The lines at which a rank may have left `function` after the line `last`, and before the line `missed`."""
-    if (tree := source_tree(file)) is None:
+def probable_lines_of_exit(file: str, function: str, last: int | None, missed: int) -> list[int]:
+    """Guess the lines at which a rank may have left `function` after the line `last`, and before the line `missed`."""
+    tree = source_tree(file)
+    if tree is None:
         return []
     around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _has(node, missed)]
     if not around or around[-1].name != function:
         return []
-    test = around[-1]
-    blocks = list(_blocks(test))
-    statements = [one for block in blocks for one in block]  # each after those that it is in
-    way = [one for one in statements if _has(one, missed)]
-    before = [one for one in statements if last is not None and _has(one, last)]
-    start = last if before and last is not None else test.lineno
-    repeated = [one for one in before if isinstance(one, _LOOPS)]
-    # One of these ends a rank only after it has come over the missed line.
-    later: list[Any] = []
-    for block in blocks:
-        if way and way[-1] in block:
-            later = block[block.index(way[-1]) + 1 :]
-    found = set()
-    for one in statements:
-        is_later = one.lineno > start
-        if isinstance(one, ast.Return):
-            is_later = is_later or any(_has(loop, one.lineno) for loop in repeated)
-            if is_later and not any(_has(other, one.lineno) for other in later):
-                found.add(one.lineno)
-        elif isinstance(one, (ast.If, ast.Match, *_LOOPS)) and one in way[:-1] and (is_later or one in repeated):
-            found.add(one.lineno)
-    return sorted(found)
+    return sorted(_Ways(around[-1], last, missed).exits())
+
+
+class _Ways:
+    """The ways through a test from the line of a rank's last collective, if there is one, past the one it missed."""
+
+    def __init__(self, test: Any, last: int | None, missed: int):
+        self._blocks = list(_blocks(test))
+        # Each statement comes after those that it is in.
+        self._statements = [statement for block in self._blocks for statement in block]
+        self._to_missed = [statement for statement in self._statements if _has(statement, missed)]
+        self._start = test.lineno
+        self._repeated: list[Any] = []
+        if last is not None:
+            to_last = [statement for statement in self._statements if _has(statement, last)]
+            if to_last:
+                self._start = last
+            self._repeated = [statement for statement in to_last if isinstance(statement, _LOOPS)]
+
+    def exits(self) -> Iterator[int]:
+        """The lines of returns, and of branches and loops around the missed line that may have been left out."""
+        behind_missed = self._behind_missed()
+        for statement in self._statements:
+            line = statement.lineno
+            comes_after = line > self._start
+            if isinstance(statement, ast.Return):
+                is_repeated = any(_has(loop, line) for loop in self._repeated)
+                if (comes_after or is_repeated) and not any(_has(other, line) for other in behind_missed):
+                    yield line
+                continue
+            is_around_missed = isinstance(statement, _BRANCHES) and statement in self._to_missed[:-1]
+            if is_around_missed and (comes_after or statement in self._repeated):
+                yield line
+
+    def _behind_missed(self) -> list[Any]:
+        """The statements after the missed line in its block: they end a rank only after it has come over that line."""
+        if not self._to_missed:
+            return []
+        innermost = self._to_missed[-1]
+        block = next(block for block in self._blocks if innermost in block)
+        return block[block.index(innermost) + 1 :]
 
 
 def _has(node: Any, line: int) -> bool:
@@ -52,7 +74,8 @@ def _has(node: Any, line: int) -> bool:
 def _blocks(node: Any) -> Iterator[list[Any]]:
     """The lists of statements below a node that are run with it, the outer ones first."""
     for name in ("body", "orelse", "finalbody"):
-        if block := getattr(node, name, []):
+        block = getattr(node, name, [])
+        if block:
             yield block
     for name in ("body", "orelse", "finalbody", "handlers", "cases"):
         for inner in getattr(node, name, []):

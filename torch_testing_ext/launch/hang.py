@@ -37,19 +37,24 @@ _FIRST = re.compile(r"^__first_frames__ = (\(.*\))", re.MULTILINE)
 
 def explain(reports: Sequence[RankReport], file: str, findings: Sequence[Finding]) -> str:
     """A table with a line for each rank that was still running, and below it what the collectives of all ranks show."""
+    has_line_each = len(reports) <= MOST_LINES
     alike: dict[tuple[str, int], list[int]] = {}
-    for r in reports:
-        if r.ending is RankEnding.STOPPED:
-            lines = [f"{where(r.stacks, file)}; {_last(r.recorder)}", *_by_group(r.recorder)]
-            alike.setdefault(("\n    ".join(lines), r.rank if len(reports) <= MOST_LINES else -1), []).append(r.rank)
-    found = few([f"  {list_of(ranks)}: {text}" for (text, _), ranks in alike.items()])
-    return "\n".join(["where the running ranks are:", *found, *(f"=> {finding.sentence}" for finding in findings)])
+    for report in reports:
+        if report.ending is RankEnding.STOPPED:
+            lines = [f"{where(report.stacks, file)}; {_last(report.recorder)}", *_by_group(report.recorder)]
+            key = "\n    ".join(lines), report.rank if has_line_each else -1
+            alike.setdefault(key, []).append(report.rank)
+    rows = few([f"  {list_of(ranks)}: {text}" for (text, _), ranks in alike.items()])
+    conclusions = [f"=> {finding.sentence}" for finding in findings]
+    return "\n".join(["where the running ranks are:", *rows, *conclusions])
 
 
 def _last(record: RankRecord | None) -> str:
     if record is None:
         return "its collectives are not known (it did not answer)"
-    return f"last collective: {shown(record, record.latest)}" if record.latest is not None else "no collective yet"
+    if record.latest is None:
+        return "no collective yet"
+    return f"last collective: {shown(record, record.latest)}"
 
 
 def shown(record: RankRecord, call: Call) -> str:
@@ -59,14 +64,19 @@ def shown(record: RankRecord, call: Call) -> str:
 
 def _by_group(record: RankRecord | None) -> list[str]:
     """A line for each group in which the rank has communicated, unless that is the default group alone."""
-    used = {**record.calls, **record.p2p} if record is not None else {}
-    if record is None or all(record.groups[key].is_default for key in used):
+    if record is None:
+        return []
+    used = {**record.calls, **record.p2p}
+    if all(record.groups[key].is_default for key in used):
         return []
     lines = []
     for key in used:
         group = record.groups[key]
-        latest = [shown(record, record.calls[key][-1])] if key in record.calls else []
-        latest += [record.p2p[key]] if key in record.p2p else []
+        latest = []
+        if key in record.calls:
+            latest.append(shown(record, record.calls[key][-1]))
+        if key in record.p2p:
+            latest.append(record.p2p[key])
         lines.append(f"{group.title} ({list_of(group.members)}): {', '.join(latest)}")
     return lines
 
@@ -76,8 +86,9 @@ def place(stacks: str, file: str) -> Site | None:
     frames = main_thread(stacks)
     if not frames:
         return None
-    chosen = next((f for f in frames if f["file"] == file), None)
-    chosen = chosen or next((f for f in frames if not is_library(f["file"])), frames[0])
+    in_file = [frame for frame in frames if frame["file"] == file]
+    outside_of_libraries = [frame for frame in frames if not is_library(frame["file"])]
+    chosen = (in_file or outside_of_libraries or frames)[0]
     return Site(chosen["file"], int(chosen["line"]), chosen["function"])
 
 
@@ -87,30 +98,43 @@ def where(stacks: str, file: str) -> str:
     return "place unknown" if site is None else f"{site}{_source(site)}"
 
 
-def waits_with_timeout(site: Site) -> bool:
-    """Does the function of this line call a `wait` with a time-out, as for an error that the test expects?"""
-    here = (one for one in _around(site) if isinstance(one, ast.FunctionDef) and one.name == site.function)
-    calls = (one for each in here for one in ast.walk(each) if isinstance(one, ast.Call) and (one.args or one.keywords))
-    return any(isinstance(one.func, ast.Attribute) and one.func.attr == "wait" for one in calls)
+def probably_waits_with_timeout(site: Site) -> bool:
+    """Guess from the source that a test expects a time-out: the function of this line calls a `wait` with arguments."""
+    functions = [node for node in _around(site) if isinstance(node, ast.FunctionDef) and node.name == site.function]
+    return any(_is_wait_with_arguments(node) for function in functions for node in ast.walk(function))
 
 
-def catches_errors(site: Site) -> bool:
-    """Does a `try` or `suppress` catch an error of this line, and no `assertRaises` expects it?"""
+def _is_wait_with_arguments(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr == "wait" and bool(node.args or node.keywords)
+
+
+def probably_catches_errors(site: Site) -> bool:
+    """Guess from the source that a `try` or `suppress` swallows an error of this line, and no `assertRaises`."""
     around = list(_around(site))
-    managers = [ast.unparse(one.items[0]) for one in around if isinstance(one, ast.With)]
+    managers = [ast.unparse(node.items[0]) for node in around if isinstance(node, ast.With)]
     if any("aises" in manager for manager in managers):
         return False
-    tries = (one.body for one in around if isinstance(one, ast.Try) and one.handlers)
-    is_tried = any(body[0].lineno <= site.line <= (body[-1].end_lineno or 0) for body in tries)
-    return is_tried or any("suppress(" in manager for manager in managers)
+    if any("suppress(" in manager for manager in managers):
+        return True
+    return any(isinstance(node, ast.Try) and _guards(node, site.line) for node in around)
+
+
+def _guards(node: ast.Try, line: int) -> bool:
+    """Do the handlers of a `try` get the errors of this line?"""
+    end = node.body[-1].end_lineno or 0
+    return bool(node.handlers) and node.body[0].lineno <= line <= end
 
 
 def _around(site: Site) -> Iterator[ast.stmt]:
     """The statements that a line is in, from the outermost one."""
     tree = source_tree(site.file)
-    for one in ast.walk(tree) if tree is not None else ():
-        if isinstance(one, ast.stmt) and one.lineno <= site.line <= (one.end_lineno or one.lineno):
-            yield one
+    if tree is None:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and node.lineno <= site.line <= (node.end_lineno or node.lineno):
+            yield node
 
 
 def main_thread(stacks: str) -> list[dict[str, str]]:
@@ -150,10 +174,11 @@ def _without_callers(frames: Sequence[str], marks: set[str]) -> list[str]:
 
 def _marks(line: str) -> set[str]:
     """Tell what the markers say of the function in a line of a stack: "harness", "unittest", "first"."""
-    if (frame := _FRAME.match(line)) is None:
+    frame = _FRAME.match(line)
+    if frame is None:
         return set()
     of_module, first_frames = _markers_of(frame["file"])
-    return {*of_module, *(["first"] if frame["function"] in first_frames else [])}
+    return of_module | {"first"} if frame["function"] in first_frames else of_module
 
 
 def _source(site: Site) -> str:
@@ -167,5 +192,9 @@ def _markers_of(file: str) -> tuple[set[str], set[str]]:
     source = text_of(Path(file))
     first = _FIRST.search(source)
     is_unittest = file.startswith(_UNITTEST_FOLDER) or _UNITTEST.search(source) or _PYTEST_FOLDER.search(file)
-    marks = [*(["harness"] if is_harness(file) else []), *(["unittest"] if is_unittest else [])]
-    return set(marks), set(ast.literal_eval(first[1]) if first else ())
+    marks = set()
+    if is_harness(file):
+        marks.add("harness")
+    if is_unittest:
+        marks.add("unittest")
+    return marks, set(ast.literal_eval(first[1]) if first else ())

@@ -27,25 +27,29 @@ def raised_by_itself(error: BaseException) -> BaseException:
 
 def of_main_thread() -> BaseException | None:
     """The exception that is in flight in the main thread now, seen from another thread."""
-    found = sys._current_exceptions().get(threading.main_thread().ident or 0)
-    active = found[1] if isinstance(found, tuple) else found
+    handled = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    active = handled[1] if isinstance(handled, tuple) else handled
     return next(_in_flight(active, None), None)
 
 
 def _in_flight(newest: BaseException | None, until: TracebackType | None) -> Iterator[BaseException]:
     """Of an exception and those before it, the ones that no `except` handles, the newest first."""
-    for one in led_to(newest):
-        where = one.__traceback__
-        if where is None or not isinstance(one, Exception) or cause_of(one).is_of_peers:
+    for error in led_to(newest):
+        where = error.__traceback__
+        if where is None or not isinstance(error, Exception) or cause_of(error).is_of_peers:
             continue
         frame = where.tb_frame
-        if not _is_handled(frame.f_code.co_filename, where.tb_lineno, _line_of(frame, until)):
-            yield one
+        line = _line_of(frame, until)
+        if not _is_handled(frame.f_code.co_filename, where.tb_lineno, line):
+            yield error
 
 
 def _line_of(frame: FrameType, until: TracebackType | None) -> int:
     """The line that a frame has come to: in the traceback of a later exception, or now."""
-    return next((line for one, line in traceback.walk_tb(until) if one is frame), frame.f_lineno)
+    for other, line in traceback.walk_tb(until):
+        if other is frame:
+            return line
+    return frame.f_lineno
 
 
 def _is_handled(file: str, raised: int, line: int) -> bool:
@@ -56,8 +60,11 @@ def _is_handled(file: str, raised: int, line: int) -> bool:
     clauses = _clauses_of(file)
     if clauses is None:
         return True
-    around = [one for one in clauses if raised in one.guarded and line in one.lines]
-    return min(around, key=lambda one: len(one.lines)).handles if around else False
+    around = [clause for clause in clauses if raised in clause.guarded and line in clause.lines]
+    if not around:
+        return False
+    innermost = min(around, key=lambda clause: len(clause.lines))
+    return innermost.handles
 
 
 class _Clause(NamedTuple):
@@ -71,7 +78,9 @@ class _Clause(NamedTuple):
 @functools.cache
 def _clauses_of(file: str) -> list[_Clause] | None:
     tree = source_tree(file)
-    return [clause for node in ast.walk(tree) for clause in _clauses(node)] if tree is not None else None
+    if tree is None:
+        return None
+    return [clause for node in ast.walk(tree) for clause in _clauses(node)]
 
 
 def _clauses(node: Any) -> Iterator[_Clause]:
@@ -79,9 +88,11 @@ def _clauses(node: Any) -> Iterator[_Clause]:
     if not hasattr(node, "finalbody"):
         return
     for handler in node.handlers:
-        yield _Clause(_lines(*node.body), _lines(handler), not isinstance(handler.body[-1], ast.Raise))
+        raises_again = isinstance(handler.body[-1], ast.Raise)
+        yield _Clause(_lines(*node.body), _lines(handler), handles=not raises_again)
     if node.finalbody:
-        yield _Clause(_lines(*node.body, *node.handlers, *node.orelse), _lines(*node.finalbody))
+        guarded = _lines(*node.body, *node.handlers, *node.orelse)
+        yield _Clause(guarded, _lines(*node.finalbody))
 
 
 def _lines(*nodes: Any) -> range:

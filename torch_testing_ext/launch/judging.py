@@ -95,7 +95,7 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
         unmatched = first_unmatched(_records(reports))
         if unmatched is None:
             caught = first_unmatched(_records(reports), has_raised=True)
-            unmatched = caught if caught is not None and any(map(hang.catches_errors, caught.sites)) else None
+            unmatched = caught if caught is not None and any(map(hang.probably_catches_errors, caught.sites)) else None
         if unmatched is not None:
             reports = [replace(reports[0], found=(*reports[0].found, unmatched)), *reports[1:]]
     found = sorted((one for r in reports for one in r.found if not one.is_hazard), key=lambda one: one.gravity)
@@ -104,7 +104,7 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
     hazards = [one for r in reports for one in r.found]
     uneven = None if expected.may_differ or any(r.issued for r in reports) else first_uneven(_records(reports))
     # The recorder does not know that a wait has raised as the test expects.
-    hazards += [uneven] if uneven is not None and not any(map(hang.waits_with_timeout, uneven.sites)) else []
+    hazards += [uneven] if uneven is not None and not any(map(hang.probably_waits_with_timeout, uneven.sites)) else []
     said = [f"{one.sentence}\n{one.calls}" for one in hazards]
     not_compared = "" if expected.may_differ else _not_compared(reports)
     return Verdict(Outcome.PASSED, "\n".join([*([not_compared] if not_compared else []), *said]))

@@ -23,7 +23,7 @@ from . import folding, hang
 from .account_writer import account_of
 from .accounts import RankEnding
 from .causes import Cause
-from .exits import lines_of_exit
+from .exits import probable_lines_of_exit
 from .rank_report import RankReport, told_by, without_cpp_place
 from .verdict import Case, is_victim
 
@@ -221,7 +221,7 @@ def _did(report: RankReport, doing: dict[int, Doing], fault: Fault) -> tuple[str
             if not (lines := _left_at(report, doing, fault)):
                 return "passed", None
             where = "" if len(lines) == 1 else f" at line {' or '.join(map(str, lines))}"
-            return f"passed, left{where}", Site(fault.case.file, lines[0], fault.case.function)
+            return f"passed, probably left{where}", Site(fault.case.file, lines[0], fault.case.function)
         case RankEnding.SKIPPED:
             return f"skipped: {report.summary}", None
         case RankEnding.FAILED | RankEnding.ERROR:
@@ -246,7 +246,7 @@ def _still_running(record: RankRecord | None, site: Site | None) -> str:
 
 
 def _left_at(report: RankReport, doing: dict[int, Doing], fault: Fault) -> list[int]:
-    """The lines where a rank that passed may have left, before the collective that others are in."""
+    """The lines where a rank that passed has probably left, before the collective that others are in."""
     kinds = (FindingKind.LEFT_ALONE, FindingKind.BEHIND)
     missed = next((one.site for one in doing.values() if one.site is not None), None)
     if report.rank not in fault.culprits or fault.finding is None or fault.finding.kind not in kinds:
@@ -256,7 +256,7 @@ def _left_at(report: RankReport, doing: dict[int, Doing], fault: Fault) -> list[
     record = report.recorder or report.issued
     latest = record.latest.site if record is not None and record.latest is not None else None
     last = latest.line if latest is not None and latest.file == missed.file else None
-    return lines_of_exit(missed.file, fault.case.function, last, missed.line)
+    return probable_lines_of_exit(missed.file, fault.case.function, last, missed.line)
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

@@ -15,7 +15,8 @@ from torch_testing_ext._collectives.findings import (
     waits,
 )
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude
-from torch_testing_ext._collectives.records import GroupRecord, make_record, shared_groups
+from torch_testing_ext._collectives.raw import read_entry
+from torch_testing_ext._collectives.records import GroupRecord, Site, make_record, shared_groups
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.accounts import RankEnding
@@ -40,7 +41,7 @@ def entry(order, group, kind="all_reduce", count=4, dtype="Float", over=True, **
         "retired": over,
         "timeout_ms": 1_800_000,
         "is_p2p": False,
-        "site": ["/home/me/test_thing.py", 10 + order, "test_it"],
+        "site": Site("/home/me/test_thing.py", 10 + order, "test_it"),
         **more,
     }
 
@@ -52,7 +53,8 @@ def group(rank, members=ALL, name="0", description=None):
 
 
 def record(rank, groups, *entries, is_whole=True):
-    return make_record(rank, groups, entries, is_whole)
+    issued = [read_entry(each, each["group"], each["site"], each.get("raised", False)) for each in entries]
+    return make_record(rank, groups, issued, is_whole)
 
 
 def world(*of_ranks, groups=None):

@@ -38,7 +38,7 @@ class Rank:
         self.line += 1
         site = self.writer.text(json.dumps(["test_x.py", self.line, "test"]))
         return self.writer.issue(
-            self.groups.index(group), self.writer.text(json.dumps(issued.to_entry())), agreement, site
+            self.groups.index(group), self.writer.text(log.text_of(issued.to_call())), agreement, site
         )
 
     @property
@@ -67,9 +67,9 @@ class LogTest(unittest.TestCase):
         rank.issue("all_reduce", op="sum")
         rank.issue("broadcast", root=0)
         content = rank.reader.read()
-        self.assertEqual([entry["profiling_name"] for entry in content.entries], ["c10d:all_reduce", "c10d:broadcast"])
+        self.assertEqual([issued.call.kind for issued in content.issued], ["all_reduce", "broadcast"])
         self.assertEqual(
-            [entry["site"] for entry in content.entries], [["test_x.py", 1, "test"], ["test_x.py", 2, "test"]]
+            [issued.call.site for issued in content.issued], [("test_x.py", 1, "test"), ("test_x.py", 2, "test")]
         )
         self.assertEqual(content.groups, [GroupRecord("g", "", (0,), 0, "w")])
         self.assertTrue(content.is_whole)
@@ -84,7 +84,7 @@ class LogTest(unittest.TestCase):
         number = rank.issue("all_reduce")
         rank.writer.raised(number)
         rank.issue("barrier", inputs=())
-        self.assertEqual([entry["profiling_name"] for entry in rank.reader.read().entries], ["c10d:barrier"])
+        self.assertEqual([issued.call.kind for issued in rank.reader.read().issued], ["barrier"])
         self.assertFalse(is_quiet([rank.header]))
 
     def test_a_latest_call_that_raised_tells_what_a_rank_wanted(self):
@@ -101,7 +101,7 @@ class LogTest(unittest.TestCase):
         (rank,) = self.ranks(1)
         rank.issue("all_reduce")
         rank.writer.error_now()
-        self.assertTrue(rank.reader.read().entries[0]["raised"])
+        self.assertTrue(rank.reader.read().issued[0].call.raised)
 
     def test_calls_long_before_an_error_do_not(self):
         (rank,) = self.ranks(1)
@@ -109,11 +109,11 @@ class LogTest(unittest.TestCase):
             rank.issue("all_reduce", op="sum")
         rank.writer.error_now()
         rank.issue("all_reduce", op="sum")
-        self.assertEqual([entry["raised"] for entry in rank.reader.read().entries], [False, True, True, True, False])
+        self.assertEqual([issued.call.raised for issued in rank.reader.read().issued], [False, True, True, True, False])
         for _ in range(4):
             rank.issue("all_reduce", op="sum")
         rank.writer.error_now()
-        raised = [entry["raised"] for entry in rank.reader.read().entries]
+        raised = [issued.call.raised for issued in rank.reader.read().issued]
         self.assertEqual(raised, [False, True, True, True, False, False, True, True, True])
         self.assertTrue(rank.record.is_whole)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext._collectives.findings import differences
-from torch_testing_ext._collectives.raw import pack, read_raw
+from torch_testing_ext._collectives.raw import pack, read_entry, read_raw
 from torch_testing_ext._collectives.records import GroupRecord, make_record
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
@@ -36,7 +36,8 @@ def recorded(*entries, groups=(ALL,), rank=0, is_whole=True):
         for at, members in enumerate(groups)
         if rank in members
     ]
-    return make_record(rank, made, entries, is_whole)
+    issued = [read_entry(each, each["group"], each.get("site")) for each in entries]
+    return make_record(rank, made, issued, is_whole)
 
 
 def running(rank, recorder=None, stacks=""):

@@ -76,6 +76,7 @@ class CaptureStep(EngineStep):
         return result
 
     def _verify(self, engine: StateEngine, program: StepProgram, call: CallArguments) -> Any:
+        """Run a call by the program and by the engine, and compare."""
         module = program.recorded.module
         captured = [getattr(module, str(node.target), None) for node in module.graph.nodes if node.op == "get_attr"]
         tensors = [*call.tensors(), *(value for value in captured if isinstance(value, torch.Tensor))]

@@ -27,12 +27,15 @@ class CallArguments:
     """The arguments of one call, in the order of pytree's leaves."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: str, function: Any) -> None:
-        self.args, self.kwargs = args, kwargs
+        self.args = args
+        self.kwargs = kwargs
         self.leaves, self._spec = _tree.tree_flatten((args, kwargs))
         key: list[Any] = [self._spec, getattr(function, "__code__", None), *map(_key_of, self.leaves)]
-        if len({*map(id, self.leaves)}) != len(self.leaves):
+        identities = [id(leaf) for leaf in self.leaves]
+        if len(set(identities)) != len(identities):
+            # Which leaves are the same object.
             first: dict[int, int] = {}
-            key.append(tuple([first.setdefault(id(leaf), i) for i, leaf in enumerate(self.leaves)]))
+            key.append(tuple([first.setdefault(identity, number) for number, identity in enumerate(identities)]))
         self.signature = tuple(key), calling_modes(device)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -42,12 +45,16 @@ class CallArguments:
         return _tree.tree_unflatten(leaves, self._spec)  # type: ignore[no-any-return]
 
     def admit(self) -> None:
+        """Raise an error if a program cannot take the arguments."""
         for leaf in self.tensors():
-            plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
-            if not plain or leaf.requires_grad or leaf.is_conj():
-                kind = f"{type(leaf).__name__} of shape {tuple(leaf.shape)}, {leaf.layout}"
-                what = f"A program cannot take an argument: {kind}, requires_grad={leaf.requires_grad}."
-                raise SPMDError(what, remedy='Pass plain tensors without gradients, or drop backend="capture".')
+            is_plain = type(leaf) in (torch.Tensor, nn.Parameter) and leaf.layout is torch.strided
+            if is_plain and not leaf.requires_grad and not leaf.is_conj():
+                continue
+            kind = f"{type(leaf).__name__} of shape {tuple(leaf.shape)}, {leaf.layout}"
+            raise SPMDError(
+                f"A program cannot take an argument: {kind}, requires_grad={leaf.requires_grad}.",
+                remedy='Pass plain tensors without gradients, or drop backend="capture".',
+            )
 
 
 def _key_of(leaf: Any) -> Any:
@@ -55,8 +62,10 @@ def _key_of(leaf: Any) -> Any:
         strides = leaf.stride() if leaf.layout is torch.strided else leaf.layout
         return type(leaf), leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad
     if type(leaf) in _PLAIN:
-        return type(leaf), leaf or str(leaf)  # zeros of both signs are equal
-    return id(leaf)  # modules, optimizers, and opaque objects: programs keep them alive
+        # Zeros of both signs are equal.
+        return type(leaf), leaf or str(leaf)
+    # Modules, optimizers, and opaque objects: programs keep them alive.
+    return id(leaf)
 
 
 @dataclass(frozen=True)
@@ -76,25 +85,36 @@ class StateEntry:
     """The value under one key of an optimizer's state, flattened."""
 
     optimizer: int
-    owner: int | None  # the index of the parameter, or None if the key is not a parameter
+    # The index of the parameter, or None if the key is not a parameter.
+    owner: int | None
     key: Any
     leaves: list[Any]
     spec: Any
+
+    def key_of_program(self) -> tuple[Any, ...]:
+        """The part of it that distinguishes programs: of tensors, all but the values."""
+        kinds = []
+        for leaf in self.leaves:
+            is_tensor = isinstance(leaf, torch.Tensor)
+            kinds.append((leaf.shape, leaf.dtype, leaf.device) if is_tensor else leaf)
+        return self.optimizer, self.owner, self.spec, kinds
 
 
 class CapturedState:
     """The parameters, buffers and optimizers that a call found, in an order that is the same on every rank."""
 
     def __init__(self, found: FoundState, roster: Roster, world: int) -> None:
-        self.found, self.roster = found, roster
-        self.modules = [*dict.fromkeys(module for root in found.modules for module in root.modules())]
+        self.found = found
+        self.roster = roster
+        self.modules = list(dict.fromkeys(module for root in found.modules for module in root.modules()))
         self.rests = [managed.rest for managed in roster.params]
-        self.layouts = [
-            Layout(managed.layout.shape, managed.sharded and world > 1, managed.layout.rank, world)
-            for managed in roster.params
-        ]
-        self.index = {id(rest): i for i, rest in enumerate(self.rests)}
-        self.buffers = [*{id(slot.value): slot.value for slot in self.slots("_buffers")}.values()]
+        self.layouts = []
+        for managed in roster.params:
+            layout = managed.layout
+            self.layouts.append(Layout(layout.shape, managed.sharded and world > 1, layout.rank, world))
+        self.index = {id(rest): number for number, rest in enumerate(self.rests)}
+        buffers = {id(slot.value): slot.value for slot in self.slots("_buffers")}
+        self.buffers = list(buffers.values())
         self.groups = [group for optimizer in found.optimizers for group in optimizer.param_groups]
         self.entries = [*self._entries()]
         self.guards = _StateGuards(self)
@@ -113,10 +133,7 @@ class CapturedState:
 
     def key(self) -> tuple[Any, ...]:
         """Everything that distinguishes programs, other than the call's own arguments."""
-        kinds = [
-            [(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else v for v in e.leaves] for e in self.entries
-        ]
-        entries = [(e.optimizer, e.owner, e.spec, kind) for e, kind in zip(self.entries, kinds, strict=True)]
+        entries = [entry.key_of_program() for entry in self.entries]
         params = [[self.index.get(id(param)) for param in group["params"]] for group in self.groups]
         strides = [local_part(tensor).stride() for tensor in (*self.rests, *self.buffers)]
         owners = (*map(id, self.modules), *map(id, self.found.optimizers))
@@ -128,18 +145,28 @@ class CapturedState:
 
     def sources(self, leaves: list[Any]) -> Iterator[InputSource]:
         """The inputs of a program. Parameters come first."""
-        yield from (InputSource("param", i) for i in range(len(self.rests)))
-        yield from (InputSource("grad", i) for i, present in enumerate(self.present_grads()) if present)
-        for e, entry in enumerate(self.entries):
-            yield from (InputSource("state", e, j) for j, v in enumerate(entry.leaves) if isinstance(v, torch.Tensor))
-        yield from (InputSource("buffer", i) for i in range(len(self.buffers)))
-        yield from (InputSource("lr", i) for i, group in enumerate(self.groups) if _lifts_rate(group))
-        first: dict[int, int] = {}
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), i) == i:
-                yield InputSource("arg", i)
+        for number in range(len(self.rests)):
+            yield InputSource("param", number)
+        for number, is_present in enumerate(self.present_grads()):
+            if is_present:
+                yield InputSource("grad", number)
+        for number, entry in enumerate(self.entries):
+            for position, leaf in enumerate(entry.leaves):
+                if isinstance(leaf, torch.Tensor):
+                    yield InputSource("state", number, position)
+        for number in range(len(self.buffers)):
+            yield InputSource("buffer", number)
+        for number, group in enumerate(self.groups):
+            if _lifts_rate(group):
+                yield InputSource("lr", number)
+        known: set[int] = set()
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
+                known.add(id(leaf))
+                yield InputSource("arg", number)
 
     def object(self, source: InputSource, leaves: list[Any]) -> Any:
+        """The object at the place of a graph input."""
         if source.kind == "arg":
             return leaves[source.i]
         if source.kind == "lr":
@@ -148,14 +175,16 @@ class CapturedState:
             return self.buffers[source.i]
         if source.kind == "state":
             return self.entries[source.i].leaves[source.j]
-        return self.rests[source.i].grad if source.kind == "grad" else self.rests[source.i]
+        if source.kind == "grad":
+            return self.rests[source.i].grad
+        return self.rests[source.i]
 
     def value(self, source: InputSource, leaves: list[Any]) -> Any:
         """The value of a graph input. Fused operations take no symbols, and so get a learning rate as a tensor."""
-        found = self.object(source, leaves)
-        if source.kind == "lr" and isinstance(found, float) and self.groups[source.i].get("fused"):
-            return torch.tensor(found, dtype=torch.float64)
-        return local_part(found)
+        value = self.object(source, leaves)
+        if source.kind == "lr" and isinstance(value, float) and self.groups[source.i].get("fused"):
+            return torch.tensor(value, dtype=torch.float64)
+        return local_part(value)
 
 
 class _StateGuards:
@@ -163,48 +192,65 @@ class _StateGuards:
 
     def __init__(self, state: CapturedState) -> None:
         self._state = state
-        registries = [r for module in state.modules for r in (module._parameters, module._buffers, module._modules)]
-        self._registries, self._empty = [r for r in registries if r], [r for r in registries if not r]
+        registries: list[dict[str, Any]] = []
+        for module in state.modules:
+            registries += [module._parameters, module._buffers, module._modules]
+        self._registries = [registry for registry in registries if registry]
+        self._empty = [registry for registry in registries if not registry]
         self._hooks = [getattr(module, name) for module in state.modules for name in _HOOKS]
-        self._objects, self.settings = self._collect_objects(), self._collect_settings()
+        self._objects = self._collect_objects()
+        self.settings = self._collect_settings()
 
     def is_current(self) -> bool:
+        """Is everything still as it was?"""
         try:
             objects = self._collect_objects()
-            same = len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
-            return same and not any(self._empty) and self._collect_settings() == self.settings
-        except (KeyError, ValueError, RuntimeError, AttributeError):  # a setting is gone, or has become a tensor
+            if len(objects) != len(self._objects) or not all(map(is_, objects, self._objects)):
+                return False
+            return not any(self._empty) and self._collect_settings() == self.settings
+        except (KeyError, ValueError, RuntimeError, AttributeError):
+            # A setting is gone, or has become a tensor.
             return False
 
     def _collect_objects(self) -> list[Any]:
         """Everything that a program depends on by identity. The list keeps it alive."""
-        found: list[Any] = []
+        objects: list[Any] = []
         for registry in self._registries:
-            found += registry.values()
+            objects += registry.values()
         for optimizer in self._state.found.optimizers:
-            found += optimizer.param_groups
+            objects += optimizer.param_groups
             for value in optimizer.state.values():
-                found += value.values() if type(value) is dict else _tree.tree_leaves(value)
+                objects += value.values() if type(value) is dict else _tree.tree_leaves(value)
         for group in self._state.groups:
-            found += group["params"]
-        found += [local_tensor(value) for value in found if isinstance(value, DTensor)]
-        return found
+            objects += group["params"]
+        objects += [local_tensor(value) for value in objects if isinstance(value, DTensor)]
+        return objects
 
     def _collect_settings(self) -> list[Any]:
         """Everything that a program depends on by value."""
-        found: list[Any] = [
-            (m.training, m.__class__, getattr(m.forward, "__code__", None)) for m in self._state.modules
-        ]
-        found += map(len, self._hooks)
-        with disable_torch_function():  # which looks at each attribute of a DTensor, at three times the cost
-            found += map(_OF_TENSOR, self._state.rests)
-            found += map(_OF_TENSOR, self._state.buffers)
-            found += map(gradient_hooks, self._state.rests)
+        settings: list[Any] = []
+        for module in self._state.modules:
+            settings.append((module.training, module.__class__, getattr(module.forward, "__code__", None)))
+        settings += map(len, self._hooks)
+        # torch functions look at each attribute of a DTensor, at three times the cost.
+        with disable_torch_function():
+            settings += map(_OF_TENSOR, self._state.rests)
+            settings += map(_OF_TENSOR, self._state.buffers)
+            settings += map(gradient_hooks, self._state.rests)
         for group in self._state.groups:
-            settings = [(name, value) for name, value in group.items() if name != "params" and name != "lr"]
-            found.append([(n, copy.deepcopy(v) if isinstance(v, (list, dict)) else v) for n, v in settings])
-            found.append(type(group.get("lr")) if _lifts_rate(group) else group.get("lr"))
-        return found
+            rate = group.get("lr")
+            settings.append(_settings_of(group))
+            settings.append(type(rate) if _lifts_rate(group) else rate)
+        return settings
+
+
+def _settings_of(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The settings of a group of parameters besides the learning rate, as they are now."""
+    settings = []
+    for name, value in group.items():
+        if name not in ("params", "lr"):
+            settings.append((name, copy.deepcopy(value) if isinstance(value, (list, dict)) else value))
+    return settings
 
 
 def local_part(value: Any) -> Any:
@@ -213,5 +259,5 @@ def local_part(value: Any) -> Any:
 
 
 def _lifts_rate(group: dict[str, Any]) -> bool:
-    """Whether the learning rate of a group is an input of programs, and not a setting."""
+    """Is the learning rate of a group an input of programs, and not a setting?"""
     return isinstance(group.get("lr"), (float, torch.Tensor))

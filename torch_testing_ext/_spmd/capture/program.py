@@ -33,7 +33,7 @@ class StepProgram:
 
     @property
     def meets(self) -> bool:
-        """Whether the ranks must run it together: it communicates or changes what they share, or the engine would."""
+        """Must the ranks run it together? It communicates or changes what they share, or the engine would."""
         return self.recorded.number != 0 or any(self.state.roster.plans.values())
 
     def bind(self, state: CapturedState) -> None:

@@ -31,6 +31,7 @@ class RegionStep(EngineStep):
         self._regions: dict[int, tuple[Any, Any]] = {}  # by identity: an owner, and its compiled method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the step, with the regions that it owns compiled."""
         engine = current_engine()
         if engine.stack:
             return super().__call__(*args, **kwargs)

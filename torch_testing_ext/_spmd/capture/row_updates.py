@@ -63,6 +63,7 @@ class RowUpdates:
 
     @contextmanager
     def _on_rows(self) -> Iterator[None]:
+        """Let the optimizer see the rows of parameters instead of the whole ones."""
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
         used = [self._leaves[id(param)] for param in params if id(param) in self._leaves]
         rows_of = {id(leaf.whole): leaf.rows for leaf in used}

@@ -16,54 +16,61 @@ class ModuleContents:
     """The attributes and registries of modules, and which objects optimizers hold, without the values of tensors."""
 
     def __init__(self, found: FoundState) -> None:
-        modules = [*dict.fromkeys(module for root in found.modules for module in root.modules())]
-        registries = [registry for m in modules for registry in (m._parameters, m._buffers, m._modules)]
-        owners = [*modules, *found.optimizers]
-        states = [value for o in found.optimizers for value in o.state.values() if isinstance(value, dict)]
-        groups = [group for optimizer in found.optimizers for group in optimizer.param_groups]
-        dicts = [*(owner.__dict__ for owner in owners), *registries, *(o.state for o in found.optimizers)]
-        self._dicts = [(each, dict(each)) for each in (*dicts, *states, *groups)]
-        lists = [*(o.param_groups for o in found.optimizers), *(group["params"] for group in groups)]
-        self._lists: list[tuple[list[Any], list[Any]]] = [(each, list(each)) for each in lists]
+        dicts: list[Any] = []
+        lists: list[list[Any]] = []
+        for module in dict.fromkeys(module for root in found.modules for module in root.modules()):
+            dicts += [module.__dict__, module._parameters, module._buffers, module._modules]
+        for optimizer in found.optimizers:
+            dicts += [optimizer.__dict__, optimizer.state, *optimizer.param_groups]
+            dicts += [value for value in optimizer.state.values() if isinstance(value, dict)]
+            lists.append(optimizer.param_groups)
+            lists += [group["params"] for group in optimizer.param_groups]
+        self._dicts = [(changed, dict(changed)) for changed in dicts]
+        self._lists = [(changed, list(changed)) for changed in lists]
 
     def restore(self) -> None:
-        for each, content in self._dicts:
-            each.clear()
-            each.update(content)
-        for items, kept in self._lists:
-            items[:] = kept
+        for changed, content in self._dicts:
+            changed.clear()
+            changed.update(content)
+        for changed_list, items in self._lists:
+            changed_list[:] = items
 
 
 class StateSnapshot:
     """Modules and optimizers, with the values of all their tensors, of gradients, and of `others`."""
 
     def __init__(self, found: FoundState, others: Iterable[torch.Tensor] = ()) -> None:
-        self._contents, self._random = ModuleContents(found), RandomState()
-        slots = [t for root in found.modules for t in (*root.parameters(), *root.buffers())]
-        held = [
-            param for optimizer in found.optimizers for group in optimizer.param_groups for param in group["params"]
-        ]
-        states = [leaf for o in found.optimizers for leaf in tree().tree_leaves(dict(o.state))]
-        tensors = {id(t): t for t in (*slots, *held, *states, *others) if isinstance(t, torch.Tensor)}
-        self._held = [_HeldTensor(tensor) for tensor in tensors.values()]
+        self._contents = ModuleContents(found)
+        self._random = RandomState()
+        values: list[Any] = []
+        for root in found.modules:
+            values += [*root.parameters(), *root.buffers()]
+        for optimizer in found.optimizers:
+            for group in optimizer.param_groups:
+                values += group["params"]
+        for optimizer in found.optimizers:
+            values += tree().tree_leaves(dict(optimizer.state))
+        tensors = {id(value): value for value in (*values, *others) if isinstance(value, torch.Tensor)}
+        self._kept = [_KeptTensor(tensor) for tensor in tensors.values()]
 
     @torch.no_grad()
     def restore(self) -> None:
         self._contents.restore()
-        for each in self._held:
-            each.restore()
+        for tensor in self._kept:
+            tensor.restore()
         self._random.restore()
 
 
-class _HeldTensor:
+class _KeptTensor:
     """A tensor with its memory, a copy of its values, and its gradient."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.trainable = tensor, tensor.requires_grad
+        self.tensor = tensor
+        self.trainable = tensor.requires_grad
         self.attributes = dict(tensor.__dict__)
         self.memory = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor.detach()
         self.values = self.memory.clone()
-        self.grad = _HeldTensor(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
+        self.grad = _KeptTensor(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
 
     def restore(self) -> None:
         tensor = self.tensor

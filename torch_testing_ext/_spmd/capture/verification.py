@@ -4,6 +4,7 @@ All ranks verify in the same call. If the two differ anywhere, all ranks undo th
 """
 
 import zlib
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,13 +29,15 @@ _NOISE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch
 
 
 def is_drawn(step: int, call: int) -> bool:
-    """Whether a call of a step is verified at random. All ranks draw the same."""
+    """Is a call of a step verified at random? All ranks draw the same."""
     return zlib.crc32(b"%d %d" % (step, call)) % 100 == 0
 
 
 def is_due(verify: VerifyMode, times: int, step: int, call: int) -> bool:
-    """Whether to verify a call of something that has been verified so many times."""
-    return verify == "always" or (verify == "first" and (times == 0 or is_drawn(step, call)))
+    """Is a call to be verified of something that has been verified so many times?"""
+    if verify == "first":
+        return times == 0 or is_drawn(step, call)
+    return verify == "always"
 
 
 def verified(
@@ -70,77 +73,156 @@ def verified(
 
 def record_run(result: Any, found: FoundState) -> dict[str, Any]:
     """A copy of what a run returned, and of the state that it left: of DTensors, this rank's part."""
-    record: dict[str, Any] = {f"result {i}": leaf for i, leaf in enumerate(tree().tree_leaves(result))}
+    leaves = tree().tree_leaves(result)
+    record: dict[str, Any] = {f"result {position}": leaf for position, leaf in enumerate(leaves)}
     names: dict[int, str] = {}
     with disable_torch_function():
         for root in found.modules:
-            for name, param in root.named_parameters():
-                names[id(param)] = name
-                record[f"gradient of {name}"], record[f"parameter {name}"] = param.grad, param
-                record[f"requires_grad of {name}"] = param.requires_grad
-            record.update({f"buffer {name}": buffer for name, buffer in root.named_buffers()})
-            for name, module in root.named_modules():
-                plain = [item for item in vars(module).items() if isinstance(item[1], (bool, int, float, str))]
-                record.update({f"{key} of {name or 'the model'}": value for key, value in plain})
+            _record_module(record, names, root)
         for number, optimizer in enumerate(found.optimizers):
-            for i, group in enumerate(optimizer.param_groups):
-                record.update({f"{k} of group {i}, optimizer {number}": v for k, v in group.items() if k != "params"})
-            for position, (key, value) in enumerate(optimizer.state.items()):
-                for path, leaf in tree().tree_flatten_with_path(value)[0]:
-                    record[f"state{tree().keystr(path)} of {names.get(id(key), f'entry {position}')}"] = leaf
-        copies = {name: local_part(value) for name, value in record.items()}
-        return {name: v.detach().clone() if isinstance(v, torch.Tensor) else v for name, v in copies.items()}
+            _record_optimizer(record, names, optimizer, number)
+        return {name: _copy(local_part(value)) for name, value in record.items()}
+
+
+def _record_module(record: dict[str, Any], names: dict[int, str], root: torch.nn.Module) -> None:
+    """Add the state of a module to a record, and the names of its parameters to those by `id`."""
+    for name, param in root.named_parameters():
+        names[id(param)] = name
+        record[f"gradient of {name}"] = param.grad
+        record[f"parameter {name}"] = param
+        record[f"requires_grad of {name}"] = param.requires_grad
+    for name, buffer in root.named_buffers():
+        record[f"buffer {name}"] = buffer
+    for name, module in root.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, (bool, int, float, str)):
+                record[f"{key} of {name or 'the model'}"] = value
+
+
+def _record_optimizer(record: dict[str, Any], names: dict[int, str], optimizer: Any, number: int) -> None:
+    """Add the settings and the state of an optimizer to a record."""
+    for position, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key != "params":
+                record[f"{key} of group {position}, optimizer {number}"] = value
+    for position, (param, state) in enumerate(optimizer.state.items()):
+        owner = names.get(id(param), f"entry {position}")
+        for path, leaf in tree().tree_flatten_with_path(state)[0]:
+            record[f"state{tree().keystr(path)} of {owner}"] = leaf
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The differences that are allowed between a tensor of two runs.
+
+    `floor`: the largest element that the tolerance is relative to, unless that of the tensor is larger. `ignored`: the
+    elements that do not count. `switched`: how much of the largest element, and of the norm, a few switched ReLUs may
+    change.
+    """
+
+    floor: float = 0.0
+    ignored: torch.Tensor | None = None
+    switched: tuple[float, float] | None = None
+
+    def allows(self, off: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+        """May a tensor of this type differ from the expected one by `off`?"""
+        largest_difference = float(off.max())
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return largest_difference <= 0.0
+        largest = _largest(expected)
+        if largest_difference <= _TOLERANCES.get(dtype, 1e-4) * max(largest, self.floor):
+            return True
+        if self.switched is None:
+            return False
+        of_largest, of_norm = self.switched
+        return largest_difference <= of_largest * largest and bool(off.norm() <= of_norm * expected.norm())
 
 
 def first_difference(mine: dict[str, Any], theirs: dict[str, Any], same_kernels: bool = True) -> str | None:
     """The first difference between two runs, if any: results, gradients, then what follows from them."""
-    grads = {k.removeprefix("gradient of "): v for k, v in theirs.items() if k.startswith("gradient of")}
-    grads = {k: v for k, v in grads.items() if isinstance(v, torch.Tensor) and v.numel() and v.is_floating_point()}
+    grads = _gradients_of(theirs)
     largest = max((float(grad.abs().max()) for grad in grads.values()), default=0.0)
-    unclear: dict[str, torch.Tensor] = {}  # by parameter: the elements whose gradient rounding decides
-    for name in sorted({*mine, *theirs}, key=lambda name: (not name.startswith(("result", "gradient")), name)):
+    # By parameter: the elements whose gradient rounding decides.
+    unclear: dict[str, torch.Tensor] = {}
+    for name in sorted({*mine, *theirs}, key=_rank_of_name):
         if name not in mine or name not in theirs:
             return f"only the {'eager' if name in theirs else 'compiled'} step has {name}"
-        key, is_grad = name.rpartition(" ")[2], name.startswith("gradient")
-        grad = grads.get(key) if is_grad else None
-        ignored = unclear.get(key) if name.startswith(("parameter", "state")) else None
-        switched = None if grad is None or same_kernels else _SWITCHED.get(grad.dtype)
-        found = _difference(mine[name], theirs[name], 0.01 * largest if is_grad else 0.0, ignored, switched)
-        if found is not None:
-            return f"{name} {found}"
-        if grad is not None:
-            size, off = grad.to_dense().abs(), (mine[name] - grad).to_dense().abs()
-            noise, tolerance = _NOISE.get(grad.dtype, 0.0), _TOLERANCES.get(grad.dtype, 0.0)
-            unclear[key] = (size <= noise * largest) | (off > tolerance * size)
+        parameter = name.rpartition(" ")[2]
+        if name.startswith("gradient"):
+            grad = grads.get(parameter)
+            switched = None if grad is None or same_kernels else _SWITCHED.get(grad.dtype)
+            difference = _difference(mine[name], theirs[name], Tolerance(0.01 * largest, switched=switched))
+            if difference is None and grad is not None:
+                unclear[parameter] = _is_unclear(mine[name], grad, largest)
+        elif name.startswith(("parameter", "state")):
+            difference = _difference(mine[name], theirs[name], Tolerance(ignored=unclear.get(parameter)))
+        else:
+            difference = _difference(mine[name], theirs[name], Tolerance())
+        if difference is not None:
+            return f"{name} {difference}"
     return None
 
 
-def _difference(
-    mine: Any, theirs: Any, floor: float, ignored: torch.Tensor | None, switched: tuple[float, float] | None
-) -> str | None:
+def _rank_of_name(name: str) -> tuple[bool, str]:
+    """Results and gradients come before what follows from them."""
+    return not name.startswith(("result", "gradient")), name
+
+
+def _gradients_of(record: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The gradients of a run that can be compared by size, by parameter."""
+    grads = {}
+    for name, value in record.items():
+        is_tensor = name.startswith("gradient of") and isinstance(value, torch.Tensor)
+        if is_tensor and value.numel() and value.is_floating_point():
+            grads[name.removeprefix("gradient of ")] = value
+    return grads
+
+
+def _is_unclear(mine: torch.Tensor, theirs: torch.Tensor, largest: float) -> torch.Tensor:
+    """The elements of a gradient that are small, or differ by more than rounding."""
+    size = theirs.to_dense().abs()
+    off = (mine - theirs).to_dense().abs()
+    noise = _NOISE.get(theirs.dtype, 0.0)
+    tolerance = _TOLERANCES.get(theirs.dtype, 0.0)
+    return (size <= noise * largest) | (off > tolerance * size)
+
+
+def _difference(mine: Any, theirs: Any, tolerance: Tolerance) -> str | None:
+    """How a value differs from the expected one, if it does."""
     if isinstance(theirs, float) and isinstance(mine, float):
-        mine, theirs = torch.tensor(mine), torch.tensor(theirs)
+        mine = torch.tensor(mine)
+        theirs = torch.tensor(theirs)
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
-        comparable = isinstance(theirs, (bool, int, float, complex, str, bytes, type(None)))
-        same = type(mine) is type(theirs) and (mine == theirs or not comparable)
-        return None if same else f"is {_described(mine)} instead of {_described(theirs)}"
+        is_comparable = isinstance(theirs, (bool, int, float, complex, str, bytes, type(None)))
+        is_same = type(mine) is type(theirs) and (mine == theirs or not is_comparable)
+        return None if is_same else f"is {_described(mine)} instead of {_described(theirs)}"
     if (mine.shape, mine.dtype, mine.layout) != (theirs.shape, theirs.dtype, theirs.layout):
         return f"is {_described(mine)} instead of {_described(theirs)}"
     if mine.numel() == 0 or torch.equal(mine, theirs):
         return None
     wide = torch.complex128 if theirs.is_complex() else torch.float64
-    a, b = mine.to_dense().to("cpu", wide), theirs.to_dense().to("cpu", wide)
-    off = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
+    actual = mine.to_dense().to("cpu", wide)
+    expected = theirs.to_dense().to("cpu", wide)
+    is_equal = (actual == expected) | (actual.isnan() & expected.isnan())
+    off = torch.where(is_equal, 0.0, (actual - expected).abs()).nan_to_num(nan=float("inf"))
+    ignored = tolerance.ignored
     if ignored is not None and ignored.shape == off.shape:
         off = torch.where(ignored.cpu(), 0.0, off)
-    size, largest = float(off.max()), float(torch.where(b.isfinite(), b.abs(), 0.0).max())
-    exact = not (theirs.is_floating_point() or theirs.is_complex())
-    if size <= (0.0 if exact else _TOLERANCES.get(theirs.dtype, 1e-4) * max(largest, floor)):
+    if tolerance.allows(off, expected, theirs.dtype):
         return None
-    if switched is not None and size <= switched[0] * largest and off.norm() <= switched[1] * b.norm():
-        return None
-    return f"differs by up to {size:.2g} (its largest element is {largest:.2g})"
+    return f"differs by up to {float(off.max()):.2g} (its largest element is {_largest(expected):.2g})"
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite element."""
+    return float(torch.where(tensor.isfinite(), tensor.abs(), 0.0).max())
 
 
 def _described(value: Any) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return repr(value)[:60]

@@ -5,11 +5,11 @@ ends with an exchange of what each rank has touched, and averages that. Later on
 full. The last bucket has a flag, by which a rank tells that it touched something else: then all exchange again.
 """
 
+import enum
 import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -24,8 +24,17 @@ from .read_watch import ReadWatch, unmanaged_parameters
 from .roster import Roster
 from .wire import Wire
 
-INSIDE, AFTER = "inside", "after"  # the call of a step
-PRESENT, ABSENT, FAILED = 0, 1, 2  # a rank in a backward
+# The call of a step.
+INSIDE, AFTER = "inside", "after"
+
+
+class Presence(enum.IntEnum):
+    """A rank's part in a backward; ranks exchange it as a number."""
+
+    PRESENT = 0
+    ABSENT = 1
+    # An error interrupted the backward, or the step before it.
+    FAILED = 2
 
 
 @dataclass
@@ -35,63 +44,83 @@ class _Backward:
     plan: BackwardPlan | None
     progress: BucketProgress | None
     touched: dict[int, int] = field(default_factory=dict)
-    again: set[int] = field(default_factory=set)  # touched once more after their bucket had started
+    # Touched once more after their bucket had started.
+    again: set[int] = field(default_factory=set)
     unexpected: bool = False
-    end: Callable[[], Any] = lambda: None  # the function that runs at its end, alive unless it raised an error
+    # The function that runs at its end. Autograd drops it if the backward raises an error.
+    finisher: weakref.ref[Callable[[], None]] | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Will autograd call the function at its end?"""
+        return self.finisher is not None and self.finisher() is not None
+
+    def finish_by(self, function: Callable[[], None]) -> None:
+        """Have autograd call this at the end of the backward, which runs now."""
+        self.finisher = weakref.ref(function)
+        at_end_of_backward(function)
 
 
 class Averager:
     """Averages the gradients of the parameters of a roster at the end of each backward."""
 
     def __init__(self, wire: Wire, meeting: MeetingPoint, watch: ReadWatch) -> None:
-        self.wire, self.meeting, self.watch = wire, meeting, watch
+        self.wire = wire
+        self.meeting = meeting
+        self.watch = watch
         self.roster: Roster | None = None
-        self.phase, self.turn = AFTER, 0
+        self.phase = AFTER
+        self.turn = 0
         self.backward: _Backward | None = None
-        self.strangers: list[torch.Tensor] = []  # parameters with gradients that nothing averages
+        # Parameters with gradients that nothing averages.
+        self.strangers: list[torch.Tensor] = []
         self.broken = False
 
     # -- the call
 
     def begin(self, roster: Roster) -> None:
+        """Begin a call."""
         if roster is not self.roster:
-            if self.roster is not None:
-                for managed in self.roster.params:
-                    managed.index = -1
-            self.roster = roster
-            for index, managed in enumerate(roster.params):
-                managed.index, managed.listener = index, self.touch
-        self.phase, self.turn, self.backward, self.broken = INSIDE, 0, None, False
+            self._listen_to(roster)
+        self.phase = INSIDE
+        self.turn = 0
+        self.backward = None
+        self.broken = False
+
+    def _listen_to(self, roster: Roster) -> None:
+        if self.roster is not None:
+            for managed in self.roster.params:
+                managed.index = -1
+        self.roster = roster
+        for index, managed in enumerate(roster.params):
+            managed.index = index
+            managed.listener = self.touch
 
     def end(self, failed: bool) -> None:
         """End a call. If other ranks may be in a backward that this rank did not run, tell them."""
         assert self.roster is not None
+        presence = Presence.FAILED if failed else Presence.ABSENT
         try:
-            if self.backward is not None and not self.broken:  # an error interrupted it
-                self._close(self.backward, ABSENT + failed)
+            # An error has interrupted a backward that is still open.
+            if self.backward is not None and not self.broken:
+                self._close(self.backward, presence)
             while not self.broken and self.roster.plan_of(INSIDE, self.turn) is not None:
-                self._close(self._open(), ABSENT + failed)
+                self._close(self._open(), presence)
         finally:
-            self.phase, self.turn, self.backward = AFTER, 0, None
+            self.phase = AFTER
+            self.turn = 0
+            self.backward = None
 
     # -- the backward
 
     def touch(self, managed: ManagedParam) -> None:
         """Note that a gradient has been accumulated."""
         backward = self.backward
-        if backward is None or backward.end() is None:
+        if backward is None or not backward.is_awaited:
             if self.wire.world == 1 or not self.wire.is_open():
                 return
-            backward = self.backward = backward or self._open()
-            end = functools.partial(self._finish)
-            backward.end = weakref.ref(end)
-            at_end_of_backward(end)
-            moved = [each for each in self.roster.params if not each.hook_last()]  # type: ignore[union-attr]
-            if managed in moved:  # its other hooks are still to run
-                backward.again.add(managed.index)
-        index = managed.index
-        if index < 0:
-            index = self._enlist(managed)
+            backward = self._enter(managed)
+        index = managed.index if managed.index >= 0 else self._enlist(managed)
         if index in backward.touched:
             backward.again.add(index)
             return
@@ -106,14 +135,29 @@ class Averager:
                 with torch.no_grad(), self.watch.pausing():
                     self._start(backward.plan, number, False)
 
+    def _enter(self, managed: ManagedParam) -> _Backward:
+        """A backward has begun, or goes on after an error, with the gradient of this parameter."""
+        assert self.roster is not None
+        backward = self.backward = self.backward or self._open()
+        # A function of its own: it lives as long as autograd has it.
+        backward.finish_by(functools.partial(self._finish))
+        moved = [param for param in self.roster.params if not param.hook_last()]
+        if managed in moved:
+            # Its other hooks are still to run.
+            backward.again.add(managed.index)
+        return backward
+
     def _start(self, plan: BackwardPlan, number: int, flag: bool) -> None:
-        plan.start(self.wire, number, flag, 0 if number else self.meeting.hash(self.turn + 1, self.phase))
+        """Start a bucket. The first one tells a hash of what the ranks are doing."""
+        hash_of_calls = self.meeting.hash(self.turn + 1, self.phase) if number == 0 else 0
+        plan.start(self.wire, number, flag, hash_of_calls)
 
     def _enlist(self, managed: ManagedParam) -> int:
         """Add a parameter that another step manages."""
         assert self.roster is not None
         self.roster.params.append(managed)
-        managed.index, managed.listener = len(self.roster.params) - 1, self.touch
+        managed.index = len(self.roster.params) - 1
+        managed.listener = self.touch
         return managed.index
 
     def _open(self) -> _Backward:
@@ -122,7 +166,8 @@ class Averager:
         plan = self.roster.plan_of(self.phase, self.turn)
         if plan is None or self.roster.opens_with_header:
             self.meeting.arrive()
-        return _Backward(plan, None if plan is None else plan.progress())
+        progress = None if plan is None else plan.progress()
+        return _Backward(plan, progress)
 
     @outside_dynamo
     def _finish(self) -> None:
@@ -130,32 +175,41 @@ class Averager:
         if backward is None or self.roster is None:
             return
         self.strangers += unmanaged_parameters(roots_of_backward(), self.roster.plains)
-        self._close(backward, PRESENT)
+        self._close(backward, Presence.PRESENT)
 
     @torch.no_grad()
-    def _close(self, backward: _Backward, presence: int) -> None:
+    def _close(self, backward: _Backward, presence: Presence) -> None:
+        """Average the gradients of a backward that is over. If that raises, the call is broken."""
         assert self.roster is not None
-        self.backward, self.broken = None, True
+        self.backward = None
+        self.broken = True
         self.meeting.check()
         with self.watch.pausing():
             if backward.plan is None:
                 self._discover(backward, presence)
             else:
                 self._average(backward, backward.plan, presence)
-        if self.watch.kept:  # they are averages now
+        if self.watch.kept:
+            # The gradients are averages now.
             self.watch.drop([self.roster.params[index] for index in backward.touched])
         if self.roster.shards:
             self.roster.store.release()
         self.turn += 1
         self.broken = False
 
-    def _average(self, backward: _Backward, plan: BackwardPlan, presence: int) -> None:
+    def _average(self, backward: _Backward, plan: BackwardPlan, presence: Presence) -> None:
+        """Average by a plan. The last bucket has a flag if this rank has not touched what the plan expects."""
         assert backward.progress is not None
-        same = presence == PRESENT and not backward.unexpected and not backward.again
-        same = same and len(backward.touched) == len(plan.expected)
+        is_as_expected = (
+            presence is Presence.PRESENT
+            and not backward.unexpected
+            and not backward.again
+            and len(backward.touched) == len(plan.expected)
+        )
         first = backward.progress.next if plan.overlaps else 0
-        for number in range(first, len(plan.buckets)):
-            self._start(plan, number, not same and number == len(plan.buckets) - 1)
+        last = len(plan.buckets) - 1
+        for number in range(first, last + 1):
+            self._start(plan, number, flag=number == last and not is_as_expected)
         plan.wait()
         if not plan.buckets[0].hashes_agree(self.wire.world):
             self.meeting.explain()
@@ -164,7 +218,7 @@ class Averager:
             return
         self._discover(backward, presence, plan)
 
-    def _discover(self, backward: _Backward, presence: int, plan: BackwardPlan | None = None) -> None:
+    def _discover(self, backward: _Backward, presence: Presence, plan: BackwardPlan | None = None) -> None:
         """Find out what any rank has touched, average it, and remember it. `plan` has been averaged already."""
         roster = self.roster
         assert roster is not None
@@ -182,33 +236,37 @@ class Averager:
             rest.start(self.wire, number, False, 0)
         rest.wait()
         rest.write_back()
-        remembered = roster.store.plan(order) if order else None
-        if remembered is not None:
-            remembered.overlaps = not again and (plan is None or plan.overlaps)
-            roster.remember(self.phase, self.turn, remembered)
-        else:
+        if not order:
             roster.forget_after(self.phase, self.turn)
+            return
+        remembered = roster.store.plan(order)
+        remembered.overlaps = not again and (plan is None or plan.overlaps)
+        roster.remember(self.phase, self.turn, remembered)
 
-    def _exchange(self, backward: _Backward, presence: int) -> tuple[list[list[int]], set[int], list[int]]:
+    def _exchange(self, backward: _Backward, presence: Presence) -> tuple[list[list[int]], set[int], list[int]]:
         """Tell all what this rank has touched. Returns that of each rank, what any touched twice, and presences."""
         assert self.roster is not None
         count = len(self.roster.params)
         mine = [backward.touched.get(index, 0) for index in range(count)]
         twice = [int(index in backward.again) for index in range(count)]
         device = self.meeting.device
-        rows = self.wire.gather_numbers(torch.tensor([*mine, *twice, presence], device=device))()
+        rows = self.wire.gather_numbers(torch.tensor([*mine, *twice, presence.value], device=device))()
+        touched = [row[:count] for row in rows]
         again = {index for row in rows for index in range(count) if row[count + index]}
-        return [row[:count] for row in rows], again, [row[-1] for row in rows]
+        presences = [row[-1] for row in rows]
+        return touched, again, presences
 
     def _compare_presence(self, presences: list[int]) -> None:
-        if FAILED in presences and presences[self.wire.rank] != FAILED:
+        some_failed = Presence.FAILED in presences
+        if some_failed and presences[self.wire.rank] != Presence.FAILED:
+            failed = presences.index(Presence.FAILED)
             raise SPMDError(
-                f"The step raised an error on rank {presences.index(FAILED)}, but not on rank {self.wire.rank}.",
+                f"The step raised an error on rank {failed}, but not on rank {self.wire.rank}.",
                 remedy="See the error of that rank. Let all ranks raise, or none of them.",
             )
-        if len(set(presences)) > 1 and FAILED not in presences:
-            here = [rank for rank, presence in enumerate(presences) if presence == PRESENT]
+        if len(set(presences)) > 1 and not some_failed:
+            present = [rank for rank, presence in enumerate(presences) if presence == Presence.PRESENT]
             raise SPMDError(
-                f"Backward {self.turn + 1} of this call ran on the ranks {here}, but not on the others.",
+                f"Backward {self.turn + 1} of this call ran on the ranks {present}, but not on the others.",
                 remedy="Call backward() equally often on every rank, with a loss of 0 if there is nothing to learn.",
             )

@@ -13,7 +13,8 @@ _MIB = 2**20
 
 def bucket_limit(total: int, accelerator: bool) -> int:
     """The largest size of a bucket in bytes, for gradients of `total` bytes: a quarter of them, within bounds."""
-    return min(max(total // 4, _MIB), (25 if accelerator else 8) * _MIB)
+    largest = 25 * _MIB if accelerator else 8 * _MIB
+    return min(max(total // 4, _MIB), largest)
 
 
 def plan_buckets(sizes: Sequence[int], kinds: Sequence[Hashable], limit: int) -> list[list[int]]:
@@ -21,15 +22,17 @@ def plan_buckets(sizes: Sequence[int], kinds: Sequence[Hashable], limit: int) ->
 
     The buckets are in the order in which they are complete if gradients come one after the other.
     """
-    open_: dict[Hashable, tuple[int, list[int]]] = {}
+    # By kind: the bucket that may still grow, and its size.
+    growing: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
     buckets: list[list[int]] = []
     for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
-        filled, bucket = open_.get(kind, (limit, []))
-        if filled + size > limit or not bucket:
-            filled, bucket = 0, []
-            buckets.append(bucket)
-        bucket.append(position)
-        open_[kind] = filled + size, bucket
+        if kind not in growing or filled[kind] + size > limit:
+            growing[kind] = []
+            filled[kind] = 0
+            buckets.append(growing[kind])
+        growing[kind].append(position)
+        filled[kind] += size
     return sorted(buckets, key=lambda bucket: bucket[-1])
 
 

@@ -135,6 +135,7 @@ class StateEngine:
     # -- before the step
 
     def _enter(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> tuple[Roster, FoundState]:
+        """Begin a call: find its state, and meet the other ranks."""
         record = self.history_of(step)
         found = find_state(step.function, args, kwargs)
         opening = record.rosters[-1].opening if record.rosters else None  # its first bucket opens the call
@@ -249,6 +250,7 @@ class StateEngine:
         self._name_strangers(failed)
 
     def _name_strangers(self, failed: bool) -> None:
+        """Raise an error for parameters that a backward has reached, and that live on, if nothing averages them."""
         strangers, self.averager.strangers = self.averager.strangers, []
         if failed or not strangers:
             return

@@ -46,6 +46,7 @@ class EngineReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """The lines of the text."""
         yield (
             f"{self.name}: engine on {self.world} ranks, {self.calls} calls, {self.parameters} parameters "
             f"({self.sharded} sharded), {mebibytes(self.bytes_per_call)} per call"

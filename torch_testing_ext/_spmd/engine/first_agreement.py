@@ -1,5 +1,6 @@
 """The comparison of models and optimizers, before anything of them is changed, when a call finds new ones."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,9 +35,9 @@ def compare_facts(of_ranks: Sequence[Facts]) -> None:
             other = facts[title]
             if first == other:
                 continue
-            missing = f"nothing (rank 0 has {len(first)}, rank {rank} has {len(other)})"
-            pairs = zip([*first, *[missing] * len(other)], [*other, *[missing] * len(first)], strict=False)
-            on_first, on_other = next((a, b) for a, b in pairs if a != b)
+            nothing = f"nothing (rank 0 has {len(first)}, rank {rank} has {len(other)})"
+            pairs = itertools.zip_longest(first, other, fillvalue=nothing)
+            on_first, on_other = next(pair for pair in pairs if pair[0] != pair[1])
             raise SPMDError(
                 f"The ranks differ in their {title}. Rank 0: {on_first}. Rank {rank}: {on_other}.",
                 remedy="Build the same model and optimizer on every rank; only values may differ.",
@@ -56,10 +57,13 @@ def _of_optimizer(optimizer: Optimizer, numbers: Mapping[int, int]) -> Iterable[
 
 def _of_state(optimizer: Optimizer, numbers: Mapping[int, int]) -> Iterable[str]:
     for key, value in optimizer.state.items():
-        owner = f"parameter {numbers.get(id(key))}" if isinstance(key, torch.Tensor) else repr(key)
+        is_tensor = isinstance(key, torch.Tensor)
+        owner = f"parameter {numbers.get(id(key))}" if is_tensor else repr(key)
         for path, leaf in tree().tree_flatten_with_path(value)[0]:
             yield f"{owner}{tree().keystr(path)}, {_kind(leaf)}"
 
 
 def _kind(leaf: Any) -> str:
-    return f"{leaf.dtype} of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+    if isinstance(leaf, torch.Tensor):
+        return f"{leaf.dtype} of shape {tuple(leaf.shape)}"
+    return repr(leaf)

@@ -12,8 +12,8 @@ from .bucket_plan import BucketProgress, bucket_limit, plan_buckets
 from .managed_params import ManagedParam
 from .wire import Wire
 
-_BITS = 24  # of a hash, each of which is one element: sums over ranks tell whether all have the same
-
+# Of a hash, each of which is one element: sums over ranks tell whether all have the same.
+_BITS = 24
 _MASK = 2**_BITS - 1
 
 
@@ -25,7 +25,9 @@ class GradientBucket:
         self.nbytes = sum(managed.plain.nbytes for managed in params)
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._tail, self._told = torch.empty(0), [0.0]
+        # The flag and the bits; their sums over ranks after the last wait.
+        self._tail = torch.empty(0)
+        self._sums = [0.0]
         self._work: Any = None
 
     def start(self, wire: Wire, flag: bool, number: int = 0) -> None:
@@ -50,33 +52,45 @@ class GradientBucket:
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self._told = (self._tail.real if self._tail.is_complex() else self._tail).tolist()
+            tail = self._tail.real if self._tail.is_complex() else self._tail
+            self._sums = tail.tolist()
 
     def flagged(self) -> bool:
-        """Whether any rank has set the flag."""
-        return self._told[0] != 0
+        """Has any rank set the flag?"""
+        return self._sums[0] != 0
 
     def hashes_agree(self, world: int) -> bool:
-        """Whether all ranks have sent the same number."""
-        return {0.0, float(world)}.issuperset(self._told[1:])
+        """Have all ranks sent the same number?"""
+        return {0.0, float(world)}.issuperset(self._sums[1:])
 
     def write_back(self, wanted: Callable[[ManagedParam], bool] | None = None) -> None:
         """Overwrite gradients with their means."""
-        pairs = zip(self.params, self._views, strict=True)
-        some = [(m, view) for m, view in pairs if wanted is None or wanted(m)]
-        copied = [(grad, view) for m, view in some if (grad := _dense_gradient(m, view)) is not None]
-        copy_all([grad for grad, _ in copied], [view for _, view in copied])
+        grads = []
+        means = []
+        for managed, mean in zip(self.params, self._views, strict=True):
+            if wanted is not None and not wanted(managed):
+                continue
+            grad = _dense_gradient(managed, mean)
+            if grad is not None:
+                grads.append(grad)
+                means.append(mean)
+        copy_all(grads, means)
 
     def release(self) -> None:
-        self._flat, self._views, self._tail = None, [], torch.empty(0)
+        self._flat = None
+        self._views = []
+        self._tail = torch.empty(0)
 
     def _allocate(self) -> None:
-        if self._flat is None:
-            like = self.params[0].plain
-            sizes = [managed.plain.numel() for managed in self.params]
-            self._flat = torch.empty(sum(sizes) + 1 + _BITS, dtype=like.dtype, device=like.device)
-            *pieces, self._tail = self._flat.split([*sizes, 1 + _BITS])  # type: ignore[no-untyped-call]
-            self._views = [piece.view(m.plain.shape) for m, piece in zip(self.params, pieces, strict=True)]
+        if self._flat is not None:
+            return
+        like = self.params[0].plain
+        sizes = [managed.plain.numel() for managed in self.params]
+        in_tail = 1 + _BITS
+        self._flat = torch.empty(sum(sizes) + in_tail, dtype=like.dtype, device=like.device)
+        *pieces, self._tail = self._flat.split([*sizes, in_tail])  # type: ignore[no-untyped-call]
+        shapes = [managed.plain.shape for managed in self.params]
+        self._views = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
     def _fill(self, scale: float) -> None:
         self._allocate()
@@ -85,8 +99,10 @@ class GradientBucket:
             if grad is None:
                 view.zero_()
             else:
-                torch.mul(grad if grad.layout is torch.strided else grad.to_dense(), scale, out=view)
-            if managed.kept is not None:  # the rank's rows of a mean that the other ranks do not have
+                dense = grad if grad.layout is torch.strided else grad.to_dense()
+                torch.mul(dense, scale, out=view)
+            if managed.kept is not None:
+                # The rank's rows of a mean that the other ranks do not have.
                 managed.rows(view).add_(managed.kept)
 
 
@@ -116,8 +132,10 @@ class BackwardPlan:
         self, order: Sequence[int], buckets: Sequence[GradientBucket], numbers: Sequence[Sequence[int]]
     ) -> None:
         self.expected = frozenset(order)
-        self.buckets, self._numbers = buckets, numbers
-        self.overlaps = True  # with the backward
+        self.buckets = buckets
+        self._numbers = numbers
+        # With the backward.
+        self.overlaps = True
 
     def progress(self) -> BucketProgress:
         return BucketProgress.of(self._numbers)
@@ -143,21 +161,25 @@ class BucketStore:
     """Makes buckets of the parameters of a roster. Plans with the same bucket share its memory."""
 
     def __init__(self, params: Sequence[ManagedParam], limit: int | None) -> None:
-        self.params, self._limit = params, limit
+        self.params = params
+        self._limit = limit
         self._buckets: dict[tuple[int, ...], GradientBucket] = {}
 
     def plan(self, order: Sequence[int]) -> BackwardPlan:
         """Plan buckets for the parameters of these numbers."""
-        plains = [self.params[i].plain for i in order]
+        plains = [self.params[number].plain for number in order]
         sizes = [plain.nbytes for plain in plains]
-        limit = self._limit or bucket_limit(sum(sizes), bool(plains) and plains[0].device.type != "cpu")
         kinds = [(plain.dtype, plain.device) for plain in plains]
-        numbers = [tuple([order[i] for i in bucket]) for bucket in plan_buckets(sizes, kinds, limit)]
-        return BackwardPlan(order, [self._bucket(some) for some in numbers], numbers)
+        has_accelerator = bool(plains) and plains[0].device.type != "cpu"
+        limit = self._limit or bucket_limit(sum(sizes), has_accelerator)
+        numbers = []
+        for positions in plan_buckets(sizes, kinds, limit):
+            numbers.append(tuple([order[position] for position in positions]))
+        return BackwardPlan(order, [self._bucket(of_bucket) for of_bucket in numbers], numbers)
 
     def _bucket(self, numbers: tuple[int, ...]) -> GradientBucket:
         if numbers not in self._buckets:
-            self._buckets[numbers] = GradientBucket([self.params[i] for i in numbers])
+            self._buckets[numbers] = GradientBucket([self.params[number] for number in numbers])
         return self._buckets[numbers]
 
     def release(self) -> None:

@@ -52,7 +52,12 @@ def disagreement(headers: Sequence[Sequence[int]]) -> tuple[str, str] | None:
     return None
 
 
+def _no_checksum() -> None:
+    return None
+
+
 def _difference(first: CallHeader, other: CallHeader, rank: int) -> tuple[str, str] | None:
+    """The first difference between the headers of rank 0 and another rank, with its remedy."""
     same_calls = "Call the same steps on every rank, and as many backwards in each of them."
     if first.step != other.step:
         return f"Rank 0 is in compiled step {first.step}, rank {rank} in step {other.step}.", same_calls
@@ -99,7 +104,7 @@ class MeetingPoint:
         self.header = CallHeader()
         self.plan: BackwardPlan | None = None  # whose first bucket opens the call
         self.reads = 0  # of any rank, as told by the last headers
-        self._checksum: Callable[[], torch.Tensor | None] = lambda: None
+        self._checksum: Callable[[], torch.Tensor | None] = _no_checksum
         self._pending: Callable[[], list[list[int]]] | None = None  # waits for the headers that are on their way
         self._has_met = False
 
@@ -120,7 +125,7 @@ class MeetingPoint:
             self.check()
             return
         if not checksum:
-            self._checksum = lambda: None
+            self._checksum = _no_checksum
         self._stamp()
         self._contact()
 

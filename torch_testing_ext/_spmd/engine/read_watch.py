@@ -39,6 +39,7 @@ class ReadWatch(TorchFunctionMode):
         self._is_on = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notice reads and writes of the gradients that are kept, and of parameters."""
         kwargs = kwargs or {}
         if self.kept and getattr(func, "__self__", None) is torch.Tensor.grad and id(args[0]) in self.kept:
             managed = self.kept[id(args[0])]
@@ -123,7 +124,7 @@ def _tensors(value: Any) -> Iterable[torch.Tensor]:
 
 
 def _only_drops() -> bool:
-    """Whether the caller is torch's own `zero_grad`, which only sets gradients to None."""
+    """Is the caller torch's own `zero_grad`, which only sets gradients to None?"""
     frame = sys._getframe(2)
     code = frame.f_code
     is_torch = frame.f_globals.get("__name__", "").startswith("torch.")
@@ -161,6 +162,7 @@ class UseWatch(TorchFunctionMode):
         self.reached: list[torch.Tensor] = []  # by a backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notice reads and writes of the gradients that are kept, and of parameters."""
         for value in (*args, *(kwargs or {}).values()):
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(each, nn.Parameter) and each.requires_grad and id(each) not in self._hooks:

@@ -223,6 +223,7 @@ class RestingState:
             self.rests, self.roster = [], None
 
     def _leave(self, roster: Roster, roots: Iterable[nn.Module], failed: bool) -> None:
+        """End a call: give the model its resting parameters again, and release the whole ones."""
         if not failed:
             self.settle(False, ends=roster.shards)
         roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed

@@ -14,7 +14,8 @@ from .gradient_buckets import BackwardPlan, BucketStore
 from .managed_params import ManagedParam, managed_by
 
 READS_KEPT, READS_UPDATED = 1, 2
-EARLY = 8  # the number of first calls of a step in which mistakes, and what it reads, are looked for
+# The number of first calls of a step in which mistakes, and what it reads, are looked for.
+EARLY = 8
 
 
 class ParamSlot(NamedTuple):
@@ -33,22 +34,27 @@ def registered(roots: Iterable[nn.Module]) -> tuple[list[ParamSlot], list[torch.
     roots = [root for root in roots if next(root.parameters(), None) is not None]
     slots: list[ParamSlot] = []
     buffers: dict[int, torch.Tensor] = {}
-    for module in dict.fromkeys(one for root in roots for one in root.modules()):
-        slots += [ParamSlot(module, name, value) for name, value in module._parameters.items() if value is not None]
-        buffers.update((id(buffer), buffer) for buffer in module._buffers.values() if buffer is not None)
+    for module in dict.fromkeys(module for root in roots for module in root.modules()):
+        for name, value in module._parameters.items():
+            if value is not None:
+                slots.append(ParamSlot(module, name, value))
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                buffers[id(buffer)] = buffer
     return slots, [*buffers.values()]
 
 
 def tensors_of(slots: Iterable[ParamSlot], optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
     """All parameters, each once: those in slots, then those that only optimizers hold."""
-    found = {id(slot.value): slot.value for slot in slots}
+    tensors = {id(slot.value): slot.value for slot in slots}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for param in group["params"]:
-                managed = managed_by(param)  # it holds the plain ones if no call has had it
-                param = param if managed is None else managed.rest
-                found.setdefault(id(param), param)
-    return [*found.values()]
+                # It holds the plain ones if no call has had it.
+                managed = managed_by(param)
+                tensor = param if managed is None else managed.rest
+                tensors.setdefault(id(tensor), tensor)
+    return [*tensors.values()]
 
 
 def slot_names(roots: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,26 +71,34 @@ class Roster:
     """The state that a step found in a call. The next call of the step uses it again, if it finds the same."""
 
     params: list[ManagedParam]
-    tensors: list[torch.Tensor]  # as they were found: they keep the identities valid
+    # As they were found: they keep the identities valid.
+    tensors: list[torch.Tensor]
     optimizers: list[Optimizer]
     store: BucketStore
-    buffers: list[torch.Tensor]  # that all ranks get from rank 0
+    # That all ranks get from rank 0.
+    buffers: list[torch.Tensor]
     calls: int = 0
-    shared: int = 0  # the bytes of buffers that all ranks got from rank 0 in the last call
-    sparse: list[Optimizer] = field(default_factory=list)  # ran whole in the last call, for sparse gradients
-    reads: int = 0  # bits: the step reads gradients of earlier calls, parameters after their update
-    sums: list[torch.Tensor] = field(default_factory=list)  # of whole values in the last call
+    # The bytes of buffers that all ranks got from rank 0 in the last call.
+    shared: int = 0
+    # Ran whole in the last call, for sparse gradients.
+    sparse: list[Optimizer] = field(default_factory=list)
+    # Bits: the step reads gradients of earlier calls, parameters after their update.
+    reads: int = 0
+    # Of whole values in the last call.
+    sums: list[torch.Tensor] = field(default_factory=list)
     plans: dict[str, list[BackwardPlan | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rests = any(managed.rests_as_dtensor for managed in self.params)  # the model holds DTensors between calls
+        # The model holds DTensors between calls.
+        self.rests = any(managed.rests_as_dtensor for managed in self.params)
         self.shards = any(managed.sharded for managed in self.params)
-        self.opens_with_header = self.rests or bool(self.buffers)  # because something is sent before the first bucket
+        # Something is sent before the first bucket.
+        self.opens_with_header = self.rests or bool(self.buffers)
         self.plains = {id(managed.plain) for managed in self.params}
         self._kinds = _kinds(self.tensors)
 
     def is_eager(self, kind: int) -> bool:
-        """Whether this kind is gathered at once. The first calls show if a rank reads it."""
+        """Is this kind gathered at once? The first calls show if a rank reads it."""
         return bool(self.reads & kind) or self.calls < EARLY
 
     def take_sums(self) -> list[torch.Tensor]:

@@ -106,6 +106,7 @@ class RowOptimizer:
                 del self.optimizer.__dict__["step"]
 
     def _step(self, closure: Any, *args: Any, **kwargs: Any) -> Any:
+        """Step the optimizer on the rows of this rank."""
         if not self._active:
             return self._inner(*args, **kwargs) if closure is None else self._inner(closure, *args, **kwargs)
         loss = None

@@ -33,6 +33,7 @@ class FoundState:
 
 
 def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
+    """Find the modules and optimizers that a step uses, from its arguments and what it refers to."""
     found, names = FoundState(), _names_called(step)
     seen: set[int] = set()
     waiting = deque((value, DEPTH) for value in (*args, *(kwargs or {}).values(), step))

@@ -18,10 +18,11 @@ class Wire:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self.world, self.rank = group.size(), dist.get_rank(group)
+        self.world = group.size()
+        self.rank = dist.get_rank(group)
 
     def is_open(self) -> bool:
-        """Whether the group still exists."""
+        """Does the group still exist?"""
         return dist.is_initialized() and dist.group.WORLD is self.group
 
     def add(self, flat: torch.Tensor) -> Any:
@@ -39,8 +40,8 @@ class Wire:
 
         def rows() -> list[list[int]]:
             work.wait()
-            found: list[list[int]] = into.tolist()
-            return found
+            numbers_of_ranks: list[list[int]] = into.tolist()
+            return numbers_of_ranks
 
         return rows
 
@@ -59,8 +60,12 @@ class Wire:
             self._broadcast_chunk([dense[i] for i in numbers], device)
 
     def _broadcast_chunk(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
-        in_bytes = (tensor.resolve_conj().contiguous().view(-1).view(torch.uint8) for tensor in tensors)
-        flat = torch.cat([each.to(device) for each in in_bytes])
+        """Send one flat tensor of bytes."""
+        pieces = []
+        for tensor in tensors:
+            in_bytes = tensor.resolve_conj().contiguous().view(-1).view(torch.uint8)
+            pieces.append(in_bytes.to(device))
+        flat = torch.cat(pieces)
         dist.broadcast(flat, dist.get_global_rank(self.group, 0), group=self.group)
         if self.rank == 0:
             return

@@ -19,13 +19,19 @@ c10d = torch.ops._c10d_functional
 class CollectiveOptions:
     """The options that all collectives of a program share."""
 
-    group: str  # the name of the process group
+    # The name of the process group.
+    group: str
     world: int
-    bucket_bytes: int | None  # the size limit of a bucket; None lets the program choose
+    # The size limit of a bucket; None lets the program choose.
+    bucket_bytes: int | None
 
     def limit(self, tensors: list[torch.Tensor]) -> int:
-        accelerator = any(tensor.device.type != "cpu" for tensor in tensors)
-        return self.bucket_bytes or bucket_limit(sum(tensor.nbytes for tensor in tensors), accelerator)
+        """The largest size of a bucket of these tensors."""
+        if self.bucket_bytes:
+            return self.bucket_bytes
+        has_accelerator = any(tensor.device.type != "cpu" for tensor in tensors)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        return bucket_limit(nbytes, has_accelerator)
 
 
 @dataclass
@@ -34,7 +40,8 @@ class Bucket:
 
     collective: str
     dtype: torch.dtype
-    markers: list[fx.Node] = field(default_factory=list)  # in the recorded graph
+    # In the recorded graph.
+    markers: list[fx.Node] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     nbytes: int = 0
     started: fx.Node | None = None
@@ -52,42 +59,52 @@ class Bucket:
 def _pack(graph: fx.Graph, tensors: list[fx.Node]) -> fx.Node:
     if len(tensors) > 1:
         return call(graph, aten.flatten_dense_tensors.default, tensors)
-    return call(graph, aten.cat.default, [call(graph, aten.reshape.default, tensors[0], [-1])])
+    flat = call(graph, aten.reshape.default, tensors[0], [-1])
+    return call(graph, aten.cat.default, [flat])
 
 
 def is_packed(node: Any) -> bool:
-    """Whether this is one flat tensor, as packing makes it, with one user."""
-    packing = (aten.flatten_dense_tensors.default, aten.cat.default)
-    return isinstance(node, fx.Node) and node.target in packing and len(node.args) == 1 and len(node.users) == 1
+    """Is this one flat tensor, as packing makes it, with one user?"""
+    if not isinstance(node, fx.Node) or len(node.users) != 1:
+        return False
+    return node.target in (aten.flatten_dense_tensors.default, aten.cat.default) and len(node.args) == 1
 
 
 def _unpack(graph: fx.Graph, flat: fx.Node, templates: list[fx.Node]) -> list[fx.Node]:
     """Views of `flat` in the shapes of `templates`, which are alive in any case."""
     views = call(graph, aten.unflatten_dense_tensors.default, flat, templates)
-    return [call(graph, operator.getitem, views, i) for i in range(len(templates))]
+    return _items(graph, views, len(templates))
+
+
+def _items(graph: fx.Graph, tensors: fx.Node, count: int) -> list[fx.Node]:
+    return [call(graph, operator.getitem, tensors, number) for number in range(count)]
 
 
 def _split(graph: fx.Graph, tensor: fx.Node, sizes: list[int], dim: int, target: Any) -> list[fx.Node]:
     if len(sizes) == 1:
         return [tensor]
     parts = call(graph, target, tensor, sizes, dim)
-    return [call(graph, operator.getitem, parts, i) for i in range(len(sizes))]
+    return _items(graph, parts, len(sizes))
 
 
 def _padded(graph: fx.Graph, rows: fx.Node, layout: Layout) -> fx.Node:
     if layout.even:
         return rows
+    # Two numbers for each dimension, the last one first.
+    of_other_dimensions = [0, 0] * (len(layout.shape) - 1)
     missing = layout.chunk - layout.local_shape[0]
-    return call(graph, aten.constant_pad_nd.default, rows, [0, 0] * (len(layout.shape) - 1) + [0, missing])
+    return call(graph, aten.constant_pad_nd.default, rows, [*of_other_dimensions, 0, missing])
 
 
 def start_mean(graph: fx.Graph, grads: list[fx.Node], scatter: bool, options: CollectiveOptions) -> fx.Node:
     """Start to average gradients. Like in DDP they are divided first: the same rounding, and no overflow in half."""
-    flat = call(graph, aten._chunk_cat.default, grads, 0, options.world) if scatter else _pack(graph, grads)
-    flat = call(graph, aten.mul_.Tensor, flat, 1.0 / options.world)
+    factor = 1.0 / options.world
     if scatter:
-        return call(graph, c10d.reduce_scatter_tensor.default, flat, "sum", options.world, options.group)
-    return call(graph, c10d.all_reduce_.default, flat, "sum", options.group)
+        flat = call(graph, aten._chunk_cat.default, grads, 0, options.world)
+        scaled = call(graph, aten.mul_.Tensor, flat, factor)
+        return call(graph, c10d.reduce_scatter_tensor.default, scaled, "sum", options.world, options.group)
+    scaled = call(graph, aten.mul_.Tensor, _pack(graph, grads), factor)
+    return call(graph, c10d.all_reduce_.default, scaled, "sum", options.group)
 
 
 def finish_mean(
@@ -100,26 +117,35 @@ def finish_mean(
     flat = call(graph, aten.view.default, flat, [-1])
     if all(layout.even for layout in layouts):
         return _unpack(graph, flat, params)
-    parts = _split(graph, flat, [layout.padded_numel for layout in layouts], 0, aten.split_with_sizes.default)
-    pieces = [call(graph, aten.view.default, part, [layout.chunk, *layout.shape[1:]])
-              for part, layout in zip(parts, layouts, strict=True)]  # fmt: skip
-    return [call(graph, aten.slice.Tensor, piece, 0, 0, layout.local_shape[0])
-            for piece, layout in zip(pieces, layouts, strict=True)]  # fmt: skip
+    sizes = [layout.padded_numel for layout in layouts]
+    parts = _split(graph, flat, sizes, 0, aten.split_with_sizes.default)
+    padded = []
+    for part, layout in zip(parts, layouts, strict=True):
+        padded.append(call(graph, aten.view.default, part, [layout.chunk, *layout.shape[1:]]))
+    rows = []
+    for part, layout in zip(padded, layouts, strict=True):
+        rows.append(call(graph, aten.slice.Tensor, part, 0, 0, layout.local_shape[0]))
+    return rows
 
 
 def start_all_gather(
     graph: fx.Graph, shards: list[fx.Node], layouts: list[Layout], options: CollectiveOptions
 ) -> fx.Node:
-    flat = _pack(graph, [_padded(graph, *pair) for pair in zip(shards, layouts, strict=True)])
+    padded = [_padded(graph, shard, layout) for shard, layout in zip(shards, layouts, strict=True)]
+    flat = _pack(graph, padded)
     return call(graph, c10d.all_gather_into_tensor.default, flat, options.world, options.group)
 
 
 def finish_all_gather(graph: fx.Graph, started: fx.Node, layouts: list[Layout], world: int) -> list[fx.Node]:
     flat = call(graph, c10d.wait_tensor.default, started)
     sizes = [layout.padded_numel for layout in layouts]
+    # With a row for each rank.
     rows = call(graph, aten.view.default, flat, [world, sum(sizes)]) if len(sizes) > 1 else flat
+    parts = _split(graph, rows, sizes, 1, aten.split_with_sizes_copy.default)
     wholes = []
-    for part, layout in zip(_split(graph, rows, sizes, 1, aten.split_with_sizes_copy.default), layouts, strict=True):
+    for part, layout in zip(parts, layouts, strict=True):
         whole = call(graph, aten.view.default, part, [layout.chunk * world, *layout.shape[1:]])
-        wholes.append(whole if layout.even else call(graph, aten.slice.Tensor, whole, 0, 0, layout.shape[0]))
+        if not layout.even:
+            whole = call(graph, aten.slice.Tensor, whole, 0, 0, layout.shape[0])
+        wholes.append(whole)
     return wholes

@@ -40,15 +40,19 @@ def _remove_copy_of_gradient(copy: fx.Node) -> None:
     """Use a gradient itself where autograd has copied it to a new tensor, and nothing else uses it."""
     new, grad = copy.args[:2]
     assert isinstance(new, fx.Node)
-    if new.target is not aten.new_empty_strided.default or {*new.users} != {copy} or new.args[0] is not grad:
+    is_copy_to_new = new.target is aten.new_empty_strided.default and new.args[0] is grad
+    if not is_copy_to_new or set(new.users) != {copy}:
         return
     assert isinstance(grad, fx.Node)
     kept = copy.meta["val"]
-    if {*grad.users} == {new, copy} and grad.meta["val"].stride() == kept.stride() and _is_own(grad):
-        copy.replace_all_uses_with(grad)
-        copy.graph.erase_node(copy)
-        copy.graph.erase_node(new)
-        grad.meta["val"] = kept  # later nodes have this storage
+    has_other_users = set(grad.users) != {new, copy}
+    if has_other_users or grad.meta["val"].stride() != kept.stride() or not _is_own(grad):
+        return
+    copy.replace_all_uses_with(grad)
+    copy.graph.erase_node(copy)
+    copy.graph.erase_node(new)
+    # Later nodes have this storage.
+    grad.meta["val"] = kept
 
 
 def _is_own(node: fx.Node) -> bool:
@@ -60,13 +64,16 @@ def _remove_needless_pushes(graph: fx.Graph) -> None:
     written: set[int] = set()
     for node in list(graph.nodes):
         value = node.args[1] if node.target is aten.copy_.default else None
-        if isinstance(value, fx.Node) and value.target is GATHER:
+        if not isinstance(value, fx.Node):
+            written |= writes(node)
+        elif value.target is GATHER:
             written -= storages(operand(node))
-        elif isinstance(value, fx.Node) and value.target is ROWS:
-            if not storages(operand(value)) & written:
+        elif value.target is ROWS:
+            whole = storages(operand(value))
+            if not whole & written:
                 node.replace_all_uses_with(operand(node))
                 graph.erase_node(node)
-            written -= storages(operand(value))
+            written -= whole
         else:
             written |= writes(node)
 
@@ -75,10 +82,11 @@ def _use_known_rows(graph: fx.Graph) -> None:
     """Replace the rows of a gathered tensor that nothing has written by the rows that it was gathered from."""
     written = set().union(*map(writes, graph.nodes))
     for node in list(graph.nodes):
-        if node.target is ROWS:
-            whole = operand(node)
-            if whole.target is GATHER and not storages(whole) & written:
-                node.replace_all_uses_with(operand(whole))
+        if node.target is not ROWS:
+            continue
+        whole = operand(node)
+        if whole.target is GATHER and not storages(whole) & written:
+            node.replace_all_uses_with(operand(whole))
 
 
 def remove_dead_code(graph: fx.Graph, with_writes: bool = False) -> None:
@@ -93,11 +101,12 @@ def remove_dead_code(graph: fx.Graph, with_writes: bool = False) -> None:
 
 def lasting_storages(graph: fx.Graph) -> set[int]:
     """The memory that a program shares with others: its inputs, captured tensors, the random generator."""
-    return {GENERATOR}.union(*(storages(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")))
+    given = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    return {GENERATOR}.union(*map(storages, given))
 
 
 def _has_effect(node: fx.Node, live: set[int] | None) -> bool:
-    """Whether a node must stay even if no other node uses its value."""
+    """Must a node stay even if no other node uses its value?"""
     if node.op != "call_function":
         return node.op in ("placeholder", "output", "call_module", "call_method")
     if not isinstance(node.target, torch._ops.OpOverload):

@@ -28,43 +28,53 @@ def call(graph: fx.Graph, target: Callable[..., Any], *args: Any, **kwargs: Any)
 def refresh(node: fx.Node) -> None:
     """Compute the fake value of `node` from those of its arguments."""
     target: Any = node.target
-    values = fx.node.map_aggregate(
-        (node.args, node.kwargs), lambda a: a.meta.get("val") if isinstance(a, fx.Node) else a
-    )
-    mode = next((v.fake_mode for v in _tree.tree_leaves(values) if hasattr(v, "fake_mode")), contextlib.nullcontext())
+    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), _fake_value)
+    modes = [leaf.fake_mode for leaf in _tree.tree_leaves((args, kwargs)) if hasattr(leaf, "fake_mode")]
+    mode = modes[0] if modes else contextlib.nullcontext()
     with mode, torch.no_grad():
-        node.meta["val"] = target(*values[0], **values[1])
+        node.meta["val"] = target(*args, **kwargs)
+
+
+def _fake_value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
 
 def storages(node: fx.Node) -> set[int]:
-    return {storage_key(leaf) for leaf in _tree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}
+    """The memory of the value of a node."""
+    leaves = _tree.tree_leaves(node.meta.get("val"))
+    return {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def reads(node: fx.Node) -> set[int]:
-    found: set[int] = set().union(*(storages(arg) for arg in node.all_input_nodes))
-    return found | ({GENERATOR} if _draws(node) else set())
+    """The memory of the arguments of a node."""
+    of_arguments: set[int] = set().union(*map(storages, node.all_input_nodes))
+    return of_arguments | {GENERATOR} if _draws(node) else of_arguments
 
 
 def writes(node: fx.Node) -> set[int]:
+    """The memory of the arguments that a node writes to."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
-    found = {GENERATOR} if _draws(node) else set()
+    written = {GENERATOR} if _draws(node) else set()
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            found |= set().union(*(storages(leaf) for leaf in _tree.tree_leaves(given) if isinstance(leaf, fx.Node)))
-    return found
+            for leaf in _tree.tree_leaves(given):
+                if isinstance(leaf, fx.Node):
+                    written |= storages(leaf)
+    return written
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether an operation draws random numbers. Attention, for example, does so only with dropout."""
+    """Does an operation draw random numbers? Attention, for example, does so only with dropout."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
-            default = node.kwargs.get("dropout_p", argument.default_value)
-            return bool((node.args[position] if position < len(node.args) else default) != 0)
+            if position < len(node.args):
+                return bool(node.args[position] != 0)
+            return bool(node.kwargs.get("dropout_p", argument.default_value) != 0)
     return True
 
 

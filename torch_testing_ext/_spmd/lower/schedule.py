@@ -28,42 +28,53 @@ def schedule_gradients(
 
 class _Scheduler:
     def __init__(self, old: fx.Graph, layouts: list[Layout], options: CollectiveOptions) -> None:
-        self.old, self.layouts, self.options = old, layouts, options
+        self.old = old
+        self.layouts = layouts
+        self.options = options
         self.markers = [node for node in old.nodes if node.target in _MARKERS]
         self.new = fx.Graph()
         self.new_of: dict[fx.Node, fx.Node] = {}
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[fx.Node, Bucket] = {}
-        self.params = placeholders(old)  # parameters are the first inputs
+        # Parameters are the first inputs.
+        self.params = placeholders(old)
 
     def plan(self, names: list[str]) -> None:
         """Put the gradients into buckets. Those that the program can write directly to a bucket come first in it."""
-        grads = [operand(marker).meta["val"] for marker in self.markers]
+        grad_of = {marker: operand(marker).meta["val"] for marker in self.markers}
+        grads = list(grad_of.values())
         generation = self._generations()
         sizes = [grad.nbytes for grad in grads]
-        kinds = [(m.target, g.dtype, generation[m]) for m, g in zip(self.markers, grads, strict=True)]
+        kinds = [(marker.target, grad.dtype, generation[marker]) for marker, grad in grad_of.items()]
         for numbers in plan_buckets(sizes, kinds, self.options.limit(grads)):
-            averages = self.markers[numbers[0]].target is AVERAGE
-            numbers.sort(key=lambda i: averages and not is_large(grads[i]))
-            bucket = Bucket("all_reduce" if averages else "reduce_scatter", grads[numbers[0]].dtype)
-            for i in numbers:
-                bucket.add(self.markers[i], names, sizes[i])
-                self.bucket_of[self.markers[i]] = bucket
+            markers = [self.markers[number] for number in numbers]
+            if markers[0].target is AVERAGE:
+                kind = "all_reduce"
+                markers.sort(key=lambda marker: not is_large(grad_of[marker]))
+            else:
+                kind = "reduce_scatter"
+            bucket = Bucket(kind, grad_of[markers[0]].dtype)
+            for marker in markers:
+                bucket.add(marker, names, grad_of[marker].nbytes)
+                self.bucket_of[marker] = bucket
             self.buckets.append(bucket)
 
     def _generations(self) -> dict[fx.Node, int]:
         """Number the markers so that no mean is needed before all gradients of its number are ready."""
-        found: dict[fx.Node, int] = {}
-        number, current = 0, set()
+        numbers: dict[fx.Node, int] = {}
+        number = 0
+        current: set[fx.Node] = set()
         for node in self.old.nodes:
             if node.target in _MARKERS:
-                found[node] = number
+                numbers[node] = number
                 current.add(node)
             elif not current.isdisjoint(node.all_input_nodes):
-                number, current = number + 1, set()
-        return found
+                number += 1
+                current = set()
+        return numbers
 
     def run(self) -> fx.Graph:
+        """Make the new graph: start each bucket when it is full, and sort what follows the last gradient."""
         nodes = list(self.old.nodes)
         end = nodes.index(self.markers[-1]) + 1 if self.markers else len(nodes) - 1
         ready: set[fx.Node] = set()
@@ -76,7 +87,8 @@ class _Scheduler:
                 self._emit(node)
         for node in self._by_bucket(nodes[end:-1]):
             self._emit(node)
-        for bucket in self.buckets:  # one that this rank does not read is needed by others
+        for bucket in self.buckets:
+            # One that this rank does not read is needed by others.
             self._finish(bucket)
         self._emit(nodes[-1])
         return self.new
@@ -95,34 +107,38 @@ class _Scheduler:
         bucket.started = start_mean(self.new, grads, bucket.markers[0].target is SCATTER, self.options)
 
     def _finish(self, bucket: Bucket) -> None:
-        if bucket.markers[0] not in self.new_of:
-            assert bucket.started is not None
-            params = [self.new_of[self.params[param]] for param in bucket.params]
-            layouts = [self.layouts[param] for param in bucket.params]
-            scatter = bucket.markers[0].target is SCATTER
-            results = finish_mean(self.new, bucket.started, layouts, params, scatter)
-            self.new_of.update(zip(bucket.markers, results, strict=True))
+        """Wait for a bucket, unless the new graph does already."""
+        first = bucket.markers[0]
+        if first in self.new_of:
+            return
+        assert bucket.started is not None
+        params = [self.new_of[self.params[param]] for param in bucket.params]
+        layouts = [self.layouts[param] for param in bucket.params]
+        scatter = first.target is SCATTER
+        results = finish_mean(self.new, bucket.started, layouts, params, scatter)
+        self.new_of.update(zip(bucket.markers, results, strict=True))
 
     def _by_bucket(self, nodes: list[fx.Node]) -> list[fx.Node]:
         """Sort nodes by the last bucket that they need, directly or through values and memory.
 
         Nodes that need none come right before the first one that needs them, while their values are in the cache.
         """
-        number = {marker: i for i, bucket in enumerate(self.buckets) for marker in bucket.markers}
+        number = {marker: at for at, bucket in enumerate(self.buckets) for marker in bucket.markers}
         memory = {node: (reads(node) | storages(node), writes(node)) for node in nodes}
         for order, extreme in ((nodes, max), (nodes[::-1], min)):
-            write: dict[int, int] = {}  # storage -> the last bucket that a node which writes to it needs
-            access: dict[int, int] = {}
+            # By storage: the bucket that a node needs which writes to it, or which reads or writes it.
+            of_writer: dict[int, int] = {}
+            of_user: dict[int, int] = {}
             for node in order:
                 read, written = memory[node]
                 if number.get(node, -1) < 0:
                     around = node.all_input_nodes if extreme is max else node.users
-                    found = [number[other] for other in around if other in number]
-                    found += [write[storage] for storage in read if storage in write]
-                    found += [access[storage] for storage in written if storage in access]
-                    number[node] = extreme(found, default=-1)
-                _widen(access, read | written, number[node], extreme)
-                _widen(write, written, number[node], extreme)
+                    needed = [number[other] for other in around if other in number]
+                    needed += [of_writer[storage] for storage in read if storage in of_writer]
+                    needed += [of_user[storage] for storage in written if storage in of_user]
+                    number[node] = extreme(needed, default=-1)
+                _widen(of_user, read | written, number[node], extreme)
+                _widen(of_writer, written, number[node], extreme)
         return sorted(nodes, key=number.__getitem__)
 
 
