@@ -23,11 +23,12 @@ from torch_testing_ext._process.loop import EventLoop
 from . import rounds
 from .accounts import RankAccount
 from .job import log_of
-from .judging import judge
 from .launchers import Launched
-from .rank_report import add_recorders, now
+from .rank_evidence import RankEvidence, with_collectives
+from .rank_report import now
+from .rank_watch import Action, RankWatch
 from .sanitizer_logs import Logs
-from .verdict import Expected, failed_by_itself
+from .verdict import Expected, Verdict, failed_by_itself
 
 CONNECT_TIMEOUT = 120.0  # rank 0 may import more than the others before its first test
 _STEP = 0.05
@@ -75,8 +76,7 @@ class Hub(threading.Thread):
         try:
             self._loop.listen(self._listener, lambda: self._admit(self._listener.accept()[0]))
             while True:
-                self._loop.step(self._round.due())
-                self._proceed()
+                self._loop.step(self._proceed())
         except BaseException as error:  # without a hub no test can pass
             self._launched.abandon(f"the verdict on all ranks cannot be made: {error!r}")
 
@@ -104,7 +104,7 @@ class Hub(threading.Thread):
                 self._loop.forget(channel)
                 channel.close()
                 if rank is not None:
-                    self._round.left.setdefault(rank, now())
+                    self._round.on_leave(rank, now())
 
         self._loop.listen(channel, receive)
         return channel
@@ -146,19 +146,40 @@ class Hub(threading.Thread):
 
     # -- a round
 
-    def _proceed(self) -> None:
-        while (step := self._round.next_step(now())) is not rounds.NextStep.WAIT:
-            match step:
-                case rounds.NextStep.REFUSE:
-                    begun, why = list(self._round.begun), self._round.why_refused(now())
-                    self._next_round()
-                    self._tell(begun, rounds.RoundRefused(why))
-                case rounds.NextStep.START:
+    def _proceed(self) -> float | None:
+        """Do all that is to be done now. Returns the moment at which to ask again if nothing happens until then."""
+        while True:
+            if self._round.watch is None:
+                meeting = self._round.meeting(now())
+                if meeting is rounds.Meeting.INCOMPLETE:
+                    return self._round.meeting_ends
+                if meeting is rounds.Meeting.COMPLETE:
                     self._start()
-                case rounds.NextStep.NAME_LOST:
-                    self._name_lost()
-                case rounds.NextStep.JUDGE:
-                    self._judge()
+                else:
+                    self._refuse(self._round.why_refused(now()))
+            else:
+                step = self._round.watch.step(now())
+                if step.action is Action.WAIT:
+                    return step.until
+                self._act(step.action, self._round.watch)
+
+    def _act(self, action: Action, watch: RankWatch) -> None:
+        match action:
+            case Action.NAME_LOST:
+                self._name_lost()
+                watch.on_named()
+            case Action.TAKE_STACKS:
+                self._take_stacks(self._round.running)
+                watch.on_stacks()
+            case Action.JUDGE:
+                self._judge(watch.timed_out)
+            case _:
+                raise AssertionError(action)
+
+    def _refuse(self, why: str) -> None:
+        begun = list(self._round.begun)
+        self._next_round()
+        self._tell(begun, rounds.RoundRefused(why))
 
     def _next_round(self) -> None:
         self._lease.close()
@@ -166,6 +187,8 @@ class Hub(threading.Thread):
 
     def _start(self) -> None:
         self._round.start(now())
+        # Of an earlier round: late answers have come before the rank's next message.
+        self._stacks.clear()
         first = self._round.begun[0]
         port = self._lease.enter_context(ports.leased_port())
         started = rounds.Round(self._round.number, first.directory, self.address.host, port, first.sanitize)
@@ -173,37 +196,46 @@ class Hub(threading.Thread):
 
     def _name_lost(self) -> None:
         """Say at once which ranks have left: the launcher is about to end the other ranks."""
-        self._round.has_named_lost = True
         name = self._round.begun[0].case.name
         for rank in self._round.lost:
             self._launched.say(f"rank {rank} of {self._world_size} has left in {name}: {rounds.HAS_LEFT}")
 
-    def _judge(self) -> None:
-        this = self._round
-        timed_out = this.has_timed_out(now())
-        self._take_stacks(this.running)
-        first, is_deadlocked = this.begun[0], bool(this.running)  # one may have ended because it was asked
-        reports = [this.report(rank, now(), self._stacks) for rank in range(self._world_size)]
-        if logs := Logs([log_of(first.directory, rank) for rank in range(self._world_size)], first.sanitize):
-            reports = logs.complete(reports)
-            logs.remove()
-        reports = add_recorders(reports, [unpack(self._collectives(rank)) for rank in range(self._world_size)])
-        case = replace(first.case, note=first.sanitize.note)
-        verdict = judge(reports, timed_out, case, Expected(may_differ=first.may_differ))
+    def _judge(self, timed_out: bool) -> None:
+        """Tell all ranks the verdict, and begin the next round."""
+        judged_round = self._round
+        # Some may have ended because they were asked for their stacks.
+        is_deadlocked = bool(judged_round.running)
+        evidence = self._evidence(timed_out)
+        verdict = evidence.verdict(judged_round.begun[0].case)
         if is_deadlocked:
-            # Said at once and once, before any process ends: the launcher ends all of them when it sees the first.
-            text = verdict.message.partition("\n")[0] if self._is_reported else verdict.message
-            self._launched.say(
-                f"{text}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
-            )
+            self._announce(verdict)
         self._next_round()
-        failed = tuple(report.rank for report in reports if failed_by_itself(report))
-        judged = rounds.RoundJudged(verdict, failed, this.short_accounts(), is_deadlocked)
+        failed = tuple(report.rank for report in evidence.reports if failed_by_itself(report))
+        message = rounds.RoundJudged(verdict, failed, judged_round.short_accounts(), is_deadlocked)
         # Rank 0 last: its process has the hub.
-        self._tell(sorted(this.begun, reverse=True), judged)
+        self._tell(sorted(judged_round.begun, reverse=True), message)
+
+    def _evidence(self, timed_out: bool) -> RankEvidence:
+        first = self._round.begun[0]
+        ranks = range(self._world_size)
+        logs = Logs([log_of(first.directory, rank) for rank in ranks], first.sanitize)
+        reports = [self._round.report(rank, now(), self._stacks) for rank in ranks]
+        left = [unpack(self._collectives(rank)) for rank in ranks]
+        return RankEvidence(
+            tuple(with_collectives(reports, logs, left)),
+            timed_out,
+            Expected(may_differ=first.may_differ),
+            note=first.sanitize.note,
+        )
+
+    def _announce(self, verdict: Verdict) -> None:
+        """Say at once and once why ranks cannot go on: the launcher ends all of them when it sees the first end."""
+        text = verdict.message.partition("\n")[0] if self._is_reported else verdict.message
+        self._launched.say(
+            f"{text}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
+        )
 
     def _take_stacks(self, ranks: list[int]) -> None:
-        self._stacks.clear()
         self._tell(ranks, rounds.AskForStacks())
         until = now() + _STACKS_TIMEOUT
         while any(rank not in self._stacks for rank in ranks) and self._loop.step(until):

@@ -21,9 +21,10 @@ from . import client, recording, settings
 from .account_writer import AccountWriter
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
+from .rank_evidence import RankEvidence
 from .rank_report import Exit, now
 from .verdict import Expected
-from .watch import RankWatcher, WatchResult, logs_of, watch
+from .watch import RankWatcher, logs_of, watch
 
 _CHUNK = 1 << 14
 
@@ -171,25 +172,23 @@ class PersistentRanks:
 
     def watch(
         self, timeout: float | None, expected: Expected | None = None, endless: float | None = None
-    ) -> WatchResult:
+    ) -> RankEvidence:
         """Watch the current task until it ends. If it goes wrong, the ranks are ended too.
 
-        `endless`: see `until_over`.
+        `endless`: see `RankWatcher`.
         """
-        watcher = _TaskWatcher(self, expected or Expected())
+        watcher = _TaskWatcher(self, expected or Expected(), timeout, endless)
         went_well = False
         try:
-            timed_out = watcher.until_over(timeout, endless)
-            if watcher.pending:
-                watcher.take_stacks()
-                watcher.ask_nccl(timed_out)
+            watcher.wait()
+            watcher.ask_ranks_that_run()
             went_well = not watcher.pending and watcher.agreed() and watcher.are_in_step()
         finally:
             self.is_busy = False
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        return watcher.result(timed_out, self.sanitize.note)
+        return watcher.evidence(self.sanitize.note)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
@@ -197,7 +196,7 @@ class PersistentRanks:
                 answers = [messages.from_json(line, _TO_PARENT) for line in self._answers.add(data)]
                 self.done |= {answer.rank for answer in answers if answer.number == self.number}
 
-    def dismiss(self, timeout: float) -> WatchResult:
+    def dismiss(self, timeout: float) -> RankEvidence:
         """Have all ranks exit, and end those that do not within `timeout` seconds."""
         self._send(NoMoreTasks())
         try:
@@ -221,8 +220,8 @@ class PersistentRanks:
 class _TaskWatcher(RankWatcher):
     """Watches one task: a rank is done when it has reported so or exited."""
 
-    def __init__(self, ranks: PersistentRanks, expected: Expected):
-        super().__init__(ranks.run, expected, ranks._began)
+    def __init__(self, ranks: PersistentRanks, expected: Expected, timeout: float | None, endless: float | None):
+        super().__init__(ranks.run, expected, ranks._began, timeout, endless)
         self._ranks = ranks
         self.logs = logs_of([_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()], ranks.sanitize)
 
@@ -242,7 +241,7 @@ class _TaskWatcher(RankWatcher):
 
     def take_stacks(self) -> None:
         """Take those of all ranks: one that has finished the task may be the one that the others wait for."""
-        self.run.dump(self.grace.stacks_timeout)
+        self.run.dump(self.state.stacks_timeout)
 
     def agreed(self) -> bool:
         """Have all ranks passed, or all skipped?"""
