@@ -55,16 +55,18 @@ def forget() -> None:
 
 def take() -> DevicePeak | None:
     """The sum over the ranks since the last test began, and this process; None if none has used a device."""
-    found = highest([*_noted, of_this_process()])
+    peak = highest([*_noted, of_this_process()])
     _noted.clear()
-    return found
+    return peak
 
 
 def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
     """The sum of several processes, on the device where it is largest."""
-    by_device = grouped((device, (allocated, reserved)) for one in peaks for device, allocated, reserved in one)
-    sums = [
-        DevicePeak(sum(one[0] for one in found), sum(one[1] for one in found), len(found))
-        for found in by_device.values()
-    ]
+    of_processes = (peak for of_process in peaks for peak in of_process)
+    by_device = grouped((device, (allocated, reserved)) for device, allocated, reserved in of_processes)
+    sums = []
+    for sizes in by_device.values():
+        allocated = sum(size for size, _ in sizes)
+        reserved = sum(size for _, size in sizes)
+        sums.append(DevicePeak(allocated, reserved, len(sizes)))
     return max(sums, key=lambda peak: peak.reserved, default=None)

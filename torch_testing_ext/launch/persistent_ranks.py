@@ -104,16 +104,19 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
                 recording.sanitize(rank, task.sanitize, _log(directory, rank, number))
                 yield Task(task.name, writer, directory / f"task{number}")
                 if os.getpid() != pid:
-                    os._exit(1)  # a child that the test has forked would read the tasks of this rank
+                    # A child that the test has forked would read the tasks of this rank.
+                    os._exit(1)
                 with writer.own_errors():
                     recording.end_of_sanitizing()
                 writer.attach(recording.collectives(more_follow=True))
             finally:
                 file.close()
-            with suppress(OSError):  # the test has closed it; its account says so
+            # The test may have closed it; then its account says so.
+            with suppress(OSError):
                 os.write(done, messages.to_line(TaskDone(rank, number)))
             if writer.account is not None and writer.account.ending.is_failure:
-                sys.exit(writer.account.code)  # peers that wait in a collective see the lost connection
+                # Peers that wait in a collective see the lost connection.
+                sys.exit(writer.account.code)
 
 
 # -- the parent's side
@@ -129,16 +132,22 @@ class PersistentRanks:
         self.directory = job.directory
         # The sanitizer begins and ends with each task.
         job = replace(settings.complete(job), sanitize=Sanitize())
-        self.run = client.launch(job) if inherited is None else client.launch_from_here(job, inherited)
+        if inherited is None:
+            self.run = client.launch(job)
+        else:
+            self.run = client.launch_from_here(job, inherited)
         self.sanitize = Sanitize()
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
-        self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
-        self._done_pipe = os.open(_pipe(self.directory, "done"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        both_ways = os.O_RDWR | os.O_CLOEXEC
+        self._pipes = [os.open(_tasks_pipe(self.directory, rank), both_ways) for rank in self._ranks()]
+        self._done_pipe = os.open(_pipe(self.directory, "done"), both_ways | os.O_NONBLOCK)
         self._answers = messages.LineBuffer()
-        self.done: set[int] = set()  # the ranks that have reported the current task as done
+        # The ranks that have reported the current task as done.
+        self.done: set[int] = set()
         self.run.server.loop.listen(self._done_pipe, self._receive)
         self.number = 0
-        self.last = ""  # the latest task
+        # The latest task.
+        self.last = ""
         self.is_busy = False
         self.is_over = False
 
@@ -153,9 +162,12 @@ class PersistentRanks:
 
     def start(self, task: str, sanitize: Sanitize | None = None) -> Path:
         """Have all ranks begin a task. Returns the path prefix of its files."""
-        self._receive()  # answers to the previous task
+        # Answers to the previous task.
+        self._receive()
         self.sanitize = sanitize or Sanitize()
-        self.number, self.last, self.is_busy = self.number + 1, task, True
+        self.number += 1
+        self.last = task
+        self.is_busy = True
         self.done.clear()
         self._began = now()
         self._written = [_size(self.run.job.log(rank)) for rank in self._ranks()]
@@ -193,8 +205,10 @@ class PersistentRanks:
     def _receive(self) -> None:
         with suppress(BlockingIOError):
             while data := os.read(self._done_pipe, _CHUNK):
-                answers = [messages.from_json(line, _TO_PARENT) for line in self._answers.add(data)]
-                self.done |= {answer.rank for answer in answers if answer.number == self.number}
+                for line in self._answers.add(data):
+                    answer = messages.from_json(line, _TO_PARENT)
+                    if answer.number == self.number:
+                        self.done.add(answer.rank)
 
     def dismiss(self, timeout: float) -> RankEvidence:
         """Have all ranks exit, and end those that do not within `timeout` seconds."""
@@ -223,7 +237,8 @@ class _TaskWatcher(RankWatcher):
     def __init__(self, ranks: PersistentRanks, expected: Expected, timeout: float | None, endless: float | None):
         super().__init__(ranks.run, expected, ranks._began, timeout, endless)
         self._ranks = ranks
-        self.logs = logs_of([_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()], ranks.sanitize)
+        paths = [_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()]
+        self.logs = logs_of(paths, ranks.sanitize)
 
     def take_endings(self) -> None:
         for rank in sorted(self._ranks.done - self.accounts.keys()):

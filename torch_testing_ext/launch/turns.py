@@ -65,7 +65,9 @@ class Turns:
 
     def _begin(self) -> bool:
         self._wanted.unlink(missing_ok=True)
-        return bool(os.write(self._lock, b".")) and os.lseek(self._lock, 0, os.SEEK_END) == 1
+        is_first = os.fstat(self._lock).st_size == 0
+        os.write(self._lock, b".")
+        return is_first
 
     def leave(self) -> None:
         os.utime(self._lock)

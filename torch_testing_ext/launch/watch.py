@@ -93,7 +93,8 @@ class RankWatcher:
         # The reason why a deadlock is not proven.
         self.doubt = ""
         self.nccl = ""
-        self.logs = logs_of([log_of(run.job.directory, rank) for rank in range(run.job.world_size)], run.job.sanitize)
+        paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
+        self.logs = logs_of(paths, run.job.sanitize)
         self._endless = None if timeout is None else endless or timeout
         self._prober: Prober | None = None
         self._last_news = now()
@@ -175,13 +176,18 @@ class RankWatcher:
 
         assert self._endless is not None
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
-        is_checked = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
+        debug = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
+        is_checked = debug.upper() == "DETAIL"
         rules = ProofRules(self._endless, self.expected.may_differ)
         return Prober(self.run, rules, self.logs, self._last_news, is_checked=is_checked)
 
     def _ended(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""
-        return {rank: (ended(self._report(rank)), self._left(rank)) for rank in self.accounts}
+        ends = {}
+        for rank in self.accounts:
+            how = ended(self._report(rank))
+            ends[rank] = (how, self._left(rank))
+        return ends
 
     # -- the ends of ranks
 
@@ -203,9 +209,12 @@ class RankWatcher:
         """The rank's account; for one that has left by os._exit with the exit code of a skip, that of a skip."""
         account = read_account(self.run.job.account(rank))
         exit = self.run.exits.get(rank)
-        if account is not None or exit is None or exit.code not in self.run.job.skips:
+        if account is not None or exit is None:
             return account
-        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, self.run.job.skips[exit.code], code=exit.code)
+        reason = self.run.job.skips.get(exit.code)
+        if reason is None:
+            return None
+        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
 
     # -- the ranks that still run when the test is over
 
@@ -272,8 +281,7 @@ class RankWatcher:
         for rank in ranks:
             if rank not in self.accounts:
                 self.accounts[rank] = self.read_account(rank)
-        known = self.answers.keys() | self.run.exits.keys()
-        reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
+        reports = [self._report(rank) if self._has_ended(rank) else self._lost(rank) for rank in ranks]
         have_passed = all_passed(reports)
         collectives = [self._collectives(rank, only_left=have_passed) for rank in ranks]
         reports = with_collectives(reports, self.logs, collectives)
@@ -284,6 +292,9 @@ class RankWatcher:
 
             lane_files.write(self.run.job.directory, self.run.began, reports, collectives)
         return tuple(reports)
+
+    def _has_ended(self, rank: int) -> bool:
+        return rank in self.answers or rank in self.run.exits
 
     def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
         """The collectives that a rank left, or reported when it was asked."""
@@ -311,8 +322,9 @@ class RankWatcher:
             return replace(report, output=output)
         from . import hang
 
+        stacks = hang.tidy(text_of(job.stacks(rank)))
         in_flight = read_account(job.in_flight(rank))
-        return replace(report, output=output, stacks=hang.tidy(text_of(job.stacks(rank))), in_flight=in_flight)
+        return replace(report, output=output, stacks=stacks, in_flight=in_flight)
 
     def _lost(self, rank: int) -> RankReport:
         """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""

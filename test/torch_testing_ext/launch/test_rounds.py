@@ -9,6 +9,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
 from torch_testing_ext.launch.job import Sanitize
+from torch_testing_ext.launch.rank_watch import Action
 from torch_testing_ext.launch.rounds import (
     AskForStacks,
     FromHub,
@@ -25,7 +26,6 @@ from torch_testing_ext.launch.rounds import (
     RoundRefused,
     RoundState,
 )
-from torch_testing_ext.launch.rank_watch import Action
 
 NOTHING = RankStacks("", b"")
 
