@@ -12,7 +12,7 @@ import os
 import types
 import unittest
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -311,6 +311,14 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             raise self._error(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
         return self._persistent_ranks
 
+    def _state_changes(self, reports: Sequence[launch.RankReport]) -> list[str]:
+        """The changes of global state that the ranks have noted, as sentences."""
+        by_change = grouped((note, report.rank) for report in reports for note in report.notes)
+        begin = f"{self._short_name()} left global state changed in"
+        return [
+            f"{begin} {list_of(ranks)}: {change}; the next test gets fresh ranks" for change, ranks in by_change.items()
+        ]
+
     def _wait_for_ranks(self) -> None:
         if self._round is not None:
             self._run_in_place(self._round)
@@ -320,11 +328,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         with self._interruptible():
             end = ranks.watch(self._timeout(), expected, self._endless())
         verdict = self._with_expectations(end.verdict(self._case()), str(self._files), len(end.reports))
-        by_note = grouped((note, report.rank) for report in end.reports for note in report.notes)
-        begin = f"{self._short_name()} left global state changed in"
-        state_changes = [
-            f"{begin} {list_of(at)}: {note}; the next test gets fresh ranks" for note, at in by_note.items()
-        ]
+        state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
         passed_warnings.warn_again(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)

@@ -54,35 +54,42 @@ def run_and_exit(
         traceback.print_exc()
     finally:
         _save_coverage()
-        if (util := sys.modules.get("multiprocessing.util")) is not None:
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            # A queue sends what it was given.
             with suppress(BaseException):
-                util._run_finalizers()  # a queue sends what it was given
+                util._run_finalizers()
         child.exit_now(code)
 
 
 def _save_coverage() -> None:
     """Save what coverage has measured in this rank, which ends without the exit handler that would do so."""
     coverage = sys.modules.get("coverage")
-    measured = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
-    if measured is not None:
-        with suppress(BaseException):  # whatever happens, a forked rank must not go on
+    # Whatever happens, a forked rank must not go on.
+    with suppress(BaseException):
+        measured = None if coverage is None else coverage.Coverage.current()
+        if measured is not None:
             measured.stop()
             measured.save()
 
 
 def main() -> NoReturn:
     """Run a rank that is a new interpreter: `python -c "... main()" FILE RANK ACCOUNT LINK PARENT`."""
-    file, rank, account_fd, link_fd, parent = sys.argv[1], *map(int, sys.argv[2:6])
+    file = sys.argv[1]
+    rank, account_fd, link_fd, parent = map(int, sys.argv[2:6])
     child.start_session(parent, signal.SIGKILL)
     job: Job = pickle.loads(Path(file).read_bytes())
     job.context.apply()
     stream = None if job.debug_rank == rank else 1
-    run_and_exit(job, rank, AccountFile(account_fd, job.account(rank)), socket.socket(fileno=link_fd), stream)
+    account = AccountFile(account_fd, job.account(rank))
+    link = socket.socket(fileno=link_fd)
+    run_and_exit(job, rank, account, link, stream)
 
 
 def _run(job: Job, context: RankContext) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
-    account, rank = context.account, context.rank
+    account = context.account
+    rank = context.rank
     with account.own_errors("the sanitizer could not begin: "):
         recording.sanitize(rank, job.sanitize, log_of(job.directory, rank))
     if account.account is not None:
@@ -92,7 +99,9 @@ def _run(job: Job, context: RankContext) -> int:
         recording.end_of_sanitizing()
     with account.own_errors("the collectives of this rank could not be read: "):
         account.attach(recording.collectives())
-    return account.account.code if account.account is not None and not code else code
+    if code or account.account is None:
+        return code
+    return account.account.code
 
 
 def _run_body(job: Job, context: RankContext) -> int:
@@ -149,6 +158,7 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
 
 
 def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here: StopContext, call: int) -> None:
+    """Answer the requests of the parent until it has gone, and the user's calls for this rank."""
     # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
     poll.register(link, select.POLLIN)
@@ -165,7 +175,8 @@ def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here:
         except OSError:
             return
         if not asked:
-            return  # the process that started this rank is gone
+            # The process that started this rank is gone.
+            return
         if ASK_STACKS in asked:
             stacks.write(file)
             with suppress(OSError):
