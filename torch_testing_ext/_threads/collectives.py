@@ -136,19 +136,12 @@ def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
 
 def agreement(kind: str, arguments: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Further properties that must agree in a sanitized collective: reduce operation, root, sizes for each peer."""
-    name = name_of_op(options)
-    root = options.get("root")
-    details = []
-    if name:
-        details.append(name)
-    if root is not None:
-        details.append(f"root {root}")
+    name, root = name_of_op(options), options.get("root")
+    details = [*([name] if name else []), *([f"root {root}"] if root is not None else [])]
     extra: dict[str, Any] = {"options": [name, root], "details": details}
     if kind == "all_to_all":
         outputs, inputs = arguments
-        sent = [tensor.numel() for tensor in inputs]
-        received = [tensor.numel() for tensor in outputs]
-        extra["exchange"] = [sent, received]
+        extra["exchange"] = [[tensor.numel() for tensor in side] for side in (inputs, outputs)]
     return extra
 
 

@@ -75,12 +75,9 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
         self._rendezvous: dict[Any, Rendezvous] = {}
         self.changed = threading.Condition()
         self.closed = False
-        # How each rank ended.
-        self.ended: dict[int, str] = {}
-        # The collectives of each rank, in the format of the flight recorder.
-        self.events: dict[int, deque[dict[str, Any]]] = {}
-        # The groups that each rank has made.
-        self.groups: dict[int, list[GroupRecord]] = {}
+        self.ended: dict[int, str] = {}  # how each rank ended
+        self.events: dict[int, deque[dict[str, Any]]] = {}  # of each rank, in the format of the flight recorder
+        self.groups: dict[int, list[GroupRecord]] = {}  # that each rank has made
         # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
         self.waiting: dict[int, Callable[[], bool]] = {}
         self.record_ids = itertools.count(1)
@@ -127,8 +124,7 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
 
     def record_of(self, rank: int) -> RankRecord:
         events = list(self.events.get(rank, ()))
-        is_whole = len(events) < _KEPT_EVENTS
-        return make_record(rank, self.groups.get(rank, []), events, is_whole)
+        return make_record(rank, self.groups.get(rank, []), events, len(events) < _KEPT_EVENTS)
 
 
 def _own(name: str) -> property:
@@ -215,7 +211,7 @@ class Rendezvous:
             collective, event = self._enter(rank, kind, arguments, options)
             try:
                 if rank == 0:
-                    self._wait(rank, collective, lambda: self._have_all_arrived(collective), kind)
+                    self._wait(rank, collective, lambda: len(collective.arguments) == len(self._ranks), kind)
                     self._current = _Collective()
                 else:
                     self._wait(rank, collective, lambda: collective.is_complete, kind)
@@ -232,9 +228,6 @@ class Rendezvous:
         elif collective.error:
             event["raised"] = True
             raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
-
-    def _have_all_arrived(self, collective: _Collective) -> bool:
-        return len(collective.arguments) == len(self._ranks)
 
     def _check(
         self, rank: int, kind: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Mapping[str, Any]
@@ -269,8 +262,7 @@ class Rendezvous:
         }
         if self._world.kinds:
             event.update(agreement(kind, arguments, options))
-        events = self._world.events.setdefault(self._ranks[rank], deque(maxlen=_KEPT_EVENTS))
-        events.append(event)
+        self._world.events.setdefault(self._ranks[rank], deque(maxlen=_KEPT_EVENTS)).append(event)
         self._current.arguments[rank] = kind, arguments
         self._world.changed.notify_all()
         return self._current, event

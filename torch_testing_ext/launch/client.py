@@ -10,7 +10,6 @@ import atexit
 import itertools
 import os
 import pickle
-import re
 import shutil
 import signal
 import sys
@@ -94,7 +93,8 @@ class Launcher:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except ServerUnfit:
             self._discard_server()
-        _empty(job.directory)  # ranks of the failed attempt may have left files there, a rendezvous store for one
+        # Ranks of the failed attempt may have left files there, a rendezvous store for one.
+        _empty(job.directory)
         try:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except ServerUnfit as why:
@@ -344,16 +344,13 @@ def finish(run: Run) -> None:
 _directories: dict[Path, int] = {}
 
 
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
-
-
 def new_directory(name: str) -> Path:
     """A directory for one run's files: kept below TORCH_TESTING_EXT_LOGS if that is set.
 
     No name is used twice: an object of an earlier test that still exists, such as a store, may remove its file late.
     """
     parent = settings.read().logs or launcher().session_directory()
-    safe = _NOT_IN_NAMES.sub("_", name)[-150:]
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[-150:]
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(_directories.get(parent / safe, 0)):

@@ -12,21 +12,26 @@ from torch_testing_ext._collectives.records import grouped
 
 from .rank_report import RankReport
 
-Peaks = tuple[tuple[int, int, int], ...]  # of each device: its number, bytes in tensors, bytes that torch has reserved
+# Of each device: its number, bytes in tensors, bytes that torch has reserved.
+Peaks = tuple[tuple[int, int, int], ...]
 
 
 class DevicePeak(NamedTuple):
     """The most memory that one test has had on one device; of several devices, on the one where that was most."""
 
-    allocated: int  # bytes in tensors
-    reserved: int  # bytes that torch's allocator held
-    processes: int = 1  # on that device
+    # Bytes in tensors.
+    allocated: int
+    # Bytes that torch's allocator held.
+    reserved: int
+    # On that device.
+    processes: int = 1
 
 
 def of_this_process() -> Peaks:
     """Return the most that this process has had so far, if it has used CUDA."""
     cuda = sys.modules.get("torch_testing_ext._torch.cuda_state")
-    with suppress(Exception):  # a figure for a report: nothing depends on it
+    with suppress(Exception):
+        # A figure for a report: nothing depends on it.
         if cuda is not None:
             return tuple((device, *peak) for device, peak in cuda.peak_memory().items())
     return ()

@@ -26,7 +26,8 @@ from .rank_report import Exit, now
 # A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
 ANSWER_TIMEOUT = 30.0
 _QUIT_TIMEOUT = 5.0
-_HELLO_TIMEOUT = 120.0  # a new interpreter imports torch and the test module before it answers
+# A new interpreter imports torch and the test module before it answers.
+_HELLO_TIMEOUT = 120.0
 
 
 class CannotStart(RuntimeError):

@@ -30,7 +30,8 @@ from .rank_watch import Action, RankWatch
 from .sanitizer_logs import Logs
 from .verdict import Expected, Verdict, failed_by_itself
 
-CONNECT_TIMEOUT = 120.0  # rank 0 may import more than the others before its first test
+# Rank 0 may import more than the others before its first test.
+CONNECT_TIMEOUT = 120.0
 _STEP = 0.05
 _STACKS_TIMEOUT = 0.5
 
@@ -61,9 +62,11 @@ class Hub(threading.Thread):
         self._loop = EventLoop()
         self._ranks: dict[int, Channel[rounds.FromRank]] = {}
         self._stacks: dict[int, rounds.RankStacks] = {}
-        self._told: dict[int, tuple[str, ...]] = {}
-        self._round = rounds.RoundState(1, self._world_size, {}, self._told)
-        self._lease = ExitStack()  # of the round's port
+        # What rank 0 is to report for each rank that is at the end of its tests.
+        self._last_reports: dict[int, tuple[str, ...]] = {}
+        self._round = rounds.RoundState(1, self._world_size, {}, self._last_reports)
+        # The lease of the round's port.
+        self._lease = ExitStack()
         self._own = self._admit(own)
 
     def forget(self) -> None:
@@ -77,7 +80,8 @@ class Hub(threading.Thread):
             self._loop.listen(self._listener, lambda: self._admit(self._listener.accept()[0]))
             while True:
                 self._loop.step(self._proceed())
-        except BaseException as error:  # without a hub no test can pass
+        except BaseException as error:
+            # Without a hub, no test can pass.
             self._launched.abandon(f"the verdict on all ranks cannot be made: {error!r}")
 
     # -- connections
@@ -100,7 +104,8 @@ class Hub(threading.Thread):
                         self._on_message(rank, message)
             except Exception as error:
                 if rank is not None and not isinstance(error, (EOFError, OSError)):
-                    raise  # a stranger may send anything
+                    # A stranger may send anything.
+                    raise
                 self._loop.forget(channel)
                 channel.close()
                 if rank is not None:
@@ -118,7 +123,7 @@ class Hub(threading.Thread):
             case rounds.RankStacks():
                 self._stacks[rank] = message
             case rounds.RankTells(reports):
-                self._told[rank] = reports
+                self._last_reports[rank] = reports
 
     def _by_our_clock(self, account: RankAccount) -> RankAccount:
         """Return an account whose times may be of another machine with times of this one: it ended just now."""
@@ -130,19 +135,20 @@ class Hub(threading.Thread):
     def _tell(self, ranks: Iterable[int], message: rounds.FromHub) -> None:
         for rank in ranks:
             if rank not in self._round.left:
-                with suppress(OSError):  # the end of the connection says that the rank has left
+                with suppress(OSError):
+                    # The end of the connection says that the rank has left.
                     self._ranks[rank].send(message)
 
     def awaited(self) -> tuple[set[int], set[int]]:
         """The ranks that have yet to tell what rank 0 is to report for them: those that have joined, and the others."""
-        others = set(range(1, self._world_size)) - self._told.keys() - self._round.left.keys()
+        others = set(range(1, self._world_size)) - self._last_reports.keys() - self._round.left.keys()
         return others & self._ranks.keys(), others - self._ranks.keys()
 
     def take_over(self) -> dict[int, tuple[str, ...]]:
-        """Take over what the other ranks have told."""
-        told = {rank: reports for rank, reports in self._told.items() if rank}
+        """Take over the reports of the other ranks."""
+        reports_of_others = {rank: reports for rank, reports in self._last_reports.items() if rank}
         self._tell(self._ranks.keys() - {0}, rounds.RankHeard())
-        return told
+        return reports_of_others
 
     # -- a round
 
@@ -183,7 +189,8 @@ class Hub(threading.Thread):
 
     def _next_round(self) -> None:
         self._lease.close()
-        self._round = rounds.RoundState(self._round.number + 1, self._world_size, self._round.left, self._told)
+        number = self._round.number + 1
+        self._round = rounds.RoundState(number, self._world_size, self._round.left, self._last_reports)
 
     def _start(self) -> None:
         self._round.start(now())
@@ -304,9 +311,10 @@ def _connect_once(launched: Launched, address: HubAddress) -> socket.socket:
 def _published(launched: Launched) -> HubAddress:
     store = _store(launched)
     try:
-        found: HubAddress = messages.from_json(store.get(launched.key), messages.by_name(HubAddress))
-        return found
-    except RuntimeError as error:  # torch's DistStoreError is one
+        address: HubAddress = messages.from_json(store.get(launched.key), messages.by_name(HubAddress))
+        return address
+    except RuntimeError as error:
+        # For one, torch's DistStoreError.
         raise _not_found(error) from None
 
 
@@ -335,6 +343,10 @@ def _own_host() -> str:
     """The address of rank 0's machine, which need not be that of the store."""
     address = os.environ["MASTER_ADDR"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, int(os.environ["MASTER_PORT"])))  # sends nothing
+        # It sends nothing.
+        probe.connect((address, int(os.environ["MASTER_PORT"])))
         own = str(probe.getsockname()[0])
-    return address if own.startswith("127.") else own  # a name of this machine, which others know by a real address
+    if own.startswith("127."):
+        # The address is a name of this machine, which others know by a real address.
+        return address
+    return own

@@ -27,7 +27,8 @@ def write(directory: Path, asked: float, reports: Sequence[RankReport], left: Se
         began = ended - report.seconds
         calls = tuple(call for call in calls_of(record, len(reports)) if call.at >= began)
         lanes.append(RankLane(report.rank, epoch + asked, began, ended, report.ending.value, calls))
-    with suppress(OSError):  # a full disk is no failure of the test
+    with suppress(OSError):
+        # A full disk is no failure of the test.
         (directory / FILE).write_text(json.dumps(messages.encode(lanes)))
 
 

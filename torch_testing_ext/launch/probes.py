@@ -27,10 +27,12 @@ from .sanitizer_logs import LiveLogs, Logs
 IDLE_INTERVAL = 0.15
 # The system counts CPU time in steps of 0.01 s. Threads that serve connections use a little all the time.
 _STEP, _SHARE = 0.015, 0.02
-FIRST_PROBE = 1.0  # seconds without news
+# Seconds without news.
+FIRST_PROBE = 1.0
 CONFIRMATION = 0.25
 GROWTH, LONGEST = 1.6, 20.0
-FACTOR_IF_BUSY = 3.0  # by which the time until all ranks are asked is longer if one computes
+# The factor by which the time until all ranks are asked is longer if one computes.
+FACTOR_IF_BUSY = 3.0
 # Ranks that may disagree.
 _FEWEST = 2
 # Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded. While their fork server imports for

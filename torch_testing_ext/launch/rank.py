@@ -65,10 +65,9 @@ def run_and_exit(
 def _save_coverage() -> None:
     """Save what coverage has measured in this rank, which ends without the exit handler that would do so."""
     coverage = sys.modules.get("coverage")
-    # Whatever happens, a forked rank must not go on.
-    with suppress(BaseException):
-        measured = None if coverage is None else coverage.Coverage.current()
-        if measured is not None:
+    measured = getattr(getattr(coverage, "Coverage", None), "current", lambda: None)()
+    if measured is not None:
+        with suppress(BaseException):  # whatever happens, a forked rank must not go on
             measured.stop()
             measured.save()
 
@@ -139,9 +138,9 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     parent knows when the stacks are complete, even if this process holds the GIL in C forever.
     """
     link.setblocking(False)
-    here = StopContext(job.terminal, job.directory, rank, job.world_size)
+    stops = StopContext(job.terminal, job.directory, rank, job.world_size)
     if job.debug_rank != rank:
-        stopping.prepare(here)
+        stopping.prepare(stops)
     # A registration of the parent's would still count as such, although the next line replaces its handler.
     faulthandler.unregister(system.DUMP_STACKS_NOW)
     signal.signal(system.DUMP_STACKS_NOW, lambda *_: None)
@@ -154,10 +153,10 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     system.before_abort(functools.partial(_tell, job.recorder(rank), job.in_flight(rank)))
     # Not a threading.Thread: a test that counts or joins threads should not see it.
     call = open_fifo(job.directory, rank) if job.terminal.path else -1
-    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, here, call))
+    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, stops, call))
 
 
-def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here: StopContext, call: int) -> None:
+def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, stops: StopContext, call: int) -> None:
     """Answer the requests of the parent until it has gone, and the user's calls for this rank."""
     # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
@@ -167,7 +166,7 @@ def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here:
     while True:
         if any(fd == call for fd, _ in poll.poll()):
             os.read(call, 64)
-            _thread.start_new_thread(stopping.called, (here,))
+            _thread.start_new_thread(stopping.called, (stops,))
         try:
             asked = link.recv(64)
         except BlockingIOError:

@@ -9,11 +9,13 @@ from contextlib import suppress
 
 from .rank_report import now
 
-ADDRESS = "NCCL_RAS_ADDR"  # of each job that runs at the same time on a machine, "host:port"
+# Of each job that runs at the same time on a machine, "host:port".
+ADDRESS = "NCCL_RAS_ADDR"
 _QUESTION = b"verbose status\n"
 # NCCL gives processes that do not answer 5 s, and says then which ones these are.
 ANSWER_TIMEOUT = 8.0
-_MOST = 20_000  # characters that a report shows
+# Characters that a report shows.
+_MOST = 20_000
 
 
 def ask(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:

@@ -71,7 +71,8 @@ class Round:
 
     number: int
     directory: str
-    address: str  # of the machine of rank 0
+    # Of the machine of rank 0.
+    address: str
     port: int
     sanitize: Sanitize
 
@@ -125,13 +126,13 @@ class Meeting(enum.Enum):
 class RoundState:
     """The messages of the ranks about one round.
 
-    Of any round, `left`: when connections of ranks have closed, `told`: ranks that are at the end of their tests.
+    Of any round, `left`: when connections of ranks have closed, `done`: ranks that are at the end of their tests.
     """
 
     number: int
     world_size: int
     left: dict[int, float]
-    told: Container[int] = ()
+    done: Container[int] = ()
     begun: dict[int, RankBegins] = field(default_factory=dict)
     accounts: dict[int, RankAccount] = field(default_factory=dict)
     # When all had begun.
@@ -206,9 +207,9 @@ class RoundState:
         gone = [rank for rank in missing if rank in self.left]
         if gone:
             return f"rank {gone[0]} of {self.world_size} is missing: {HAS_LEFT}"
-        ended = [rank for rank in missing if rank in self.told]
-        if ended:
-            return f"rank {ended[0]} of {self.world_size} has ended its tests (-x, or an error before them)"
+        done = [rank for rank in missing if rank in self.done]
+        if done:
+            return f"rank {done[0]} of {self.world_size} has ended its tests (-x, or an error before them)"
         if missing and self.meeting_ends is not None and now >= self.meeting_ends:
             return f"rank {missing[0]} of {self.world_size} has not begun {next(iter(names.values()))} in time"
         return ""
@@ -221,8 +222,7 @@ class RoundState:
     def report(self, rank: int, now: float, stacks: Mapping[int, RankStacks]) -> RankReport:
         """The report of a rank at the end of the round. `stacks`: of ranks that still run."""
         assert self.began is not None
-        account = self.accounts.get(rank)
-        if account is not None:
+        if (account := self.accounts.get(rank)) is not None:
             seconds = max(0.0, account.ended - self.began)
             return RankReport(rank, account.ending, seconds, account.ended, account.code, **told_by(account))
         if rank in self.left:

@@ -17,7 +17,8 @@ from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKin
 from .job import Job, Sanitize
 
 PREFIX = "TORCH_TESTING_EXT_"
-RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
+# Options of run_test.py, which reads and checks them itself.
+RUNNER_PREFIX = PREFIX + "RUN_"
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class RoundTest(unittest.TestCase):
         self.assertIn("rank 0 of 2 is missing: its process has ended", self.round.why_refused(0.0))
 
     def test_a_rank_that_has_ended_its_tests(self):
-        self.round = RoundState(3, 2, {}, told={0: ()})
+        self.round = RoundState(3, 2, {}, done={0: ()})
         self.begin(1)
         self.meeting(Meeting.IMPOSSIBLE)
         self.assertIn("rank 0 of 2 has ended its tests", self.round.why_refused(0.0))
