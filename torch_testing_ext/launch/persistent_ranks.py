@@ -24,7 +24,7 @@ from .job import Job, Sanitize
 from .rank_evidence import RankEvidence
 from .rank_report import Exit, now
 from .verdict import Expected
-from .watch import RankWatcher, logs_of, watch
+from .watch import RankRecords, RankWatcher, logs_of, watch
 
 _CHUNK = 1 << 14
 
@@ -235,24 +235,7 @@ class _TaskWatcher(RankWatcher):
     """Watches one task: a rank is done when it has reported so or exited."""
 
     def __init__(self, ranks: PersistentRanks, expected: Expected, timeout: float | None, endless: float | None):
-        super().__init__(ranks.run, expected, ranks._began, timeout, endless)
-        self._ranks = ranks
-        paths = [_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()]
-        self.logs = logs_of(paths, ranks.sanitize)
-
-    def take_endings(self) -> None:
-        for rank in sorted(self._ranks.done - self.accounts.keys()):
-            account = read_account(_account(self._ranks.directory, rank, self._ranks.number))
-            if account is not None:
-                self.accounts[rank] = account
-                self.answers[rank] = Exit(account.code << 8, account.ended)
-                self.on_end(rank)
-        super().take_endings()
-
-    def read_account(self, rank: int) -> RankAccount | None:
-        """The task's account, or the rank's own if it exited before its first task."""
-        of_task = read_account(_account(self._ranks.directory, rank, self._ranks.number))
-        return of_task or super().read_account(rank)
+        super().__init__(ranks.run, expected, ranks._began, timeout, endless, _TaskRecords(ranks))
 
     def take_stacks(self) -> None:
         """Take those of all ranks: one that has finished the task may be the one that the others wait for."""
@@ -260,18 +243,45 @@ class _TaskWatcher(RankWatcher):
 
     def agreed(self) -> bool:
         """Have all ranks passed, or all skipped?"""
-        endings = {account and account.ending for account in self.accounts.values()}
+        endings = {account and account.ending for account in self.records.accounts.values()}
         return endings in ({RankEnding.PASSED}, {RankEnding.SKIPPED})
 
     def are_in_step(self) -> bool:
         """Have the ranks issued the same? A collective that is left over would meet one of the next task."""
-        left = [unpack(self._left(rank)) for rank in range(self.run.job.world_size)]
+        left = [unpack(self.records.left(rank)) for rank in range(self.run.job.world_size)]
         if agree(left):
             return True
         from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
 
         records = [raw.record(rank) for rank, raw in enumerate(left) if raw is not None]
         return first_mismatch(records) is None and not is_uneven(records)
+
+
+class _TaskRecords(RankRecords):
+    """The accounts of one task, and its ends: answers, or the exits of ranks."""
+
+    def __init__(self, ranks: PersistentRanks):
+        super().__init__(ranks.run, ranks._began)
+        self._ranks = ranks
+        paths = [_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()]
+        self.logs = logs_of(paths, ranks.sanitize)
+
+    def take_new(self) -> list[int]:
+        new = []
+        for rank in sorted(self._ranks.done - self.accounts.keys()):
+            account = self._account_of_task(rank)
+            if account is not None:
+                self.accounts[rank] = account
+                self.answers[rank] = Exit(account.code << 8, account.ended)
+                new.append(rank)
+        return new + super().take_new()
+
+    def read_account(self, rank: int) -> RankAccount | None:
+        """The task's account, or the rank's own if it exited before its first task."""
+        return self._account_of_task(rank) or super().read_account(rank)
+
+    def _account_of_task(self, rank: int) -> RankAccount | None:
+        return read_account(_account(self._ranks.directory, rank, self._ranks.number))
 
     def log_start(self, rank: int) -> int:
         return self._ranks._written[rank]

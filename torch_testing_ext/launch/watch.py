@@ -6,7 +6,7 @@ Waits for exits, and for time only at deadlines. `rank_watch` decides what follo
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,8 +56,8 @@ def watch(
         finally:
             client.finish(run)
     notes = [run.job.sanitize.note] if run.job.sanitize is not None else []
-    if watcher.state.timed_out and watcher.doubt:
-        notes.append(f"A deadlock could not be proven: {watcher.doubt}")
+    if watcher.state.timed_out and watcher.looks.doubt:
+        notes.append(f"A deadlock could not be proven: {watcher.looks.doubt}")
     evidence = watcher.evidence("\n\n".join(filter(None, notes)))
     imported = max((report.imported for report in evidence.reports), key=len, default=())
     client.launcher().add_preload_hints(run, imported)
@@ -71,33 +71,27 @@ def end(run: Run) -> None:
 
 
 class RankWatcher:
-    """Watches the ranks of a run and keeps what is known about each, since the time `began`.
+    """Watches the ranks of a run since the time `began`: does what its `state` says, and tells it what happens.
 
     Without a `timeout`, ranks are not probed. `endless`: the time-out of collectives that do not end by themselves;
     unless given, it is that of the test.
     """
 
     def __init__(
-        self, run: Run, expected: Expected, began: float, timeout: float | None = None, endless: float | None = None
+        self,
+        run: Run,
+        expected: Expected,
+        began: float,
+        timeout: float | None = None,
+        endless: float | None = None,
+        records: RankRecords | None = None,
     ):
         self.run = run
         self.expected = expected
-        self.began = began
+        self.records = records or RankRecords(run, began)
         self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
-        self.accounts: dict[int, RankAccount | None] = {}
-        # Of persistent ranks that have finished their task.
-        self.answers: dict[int, Exit] = {}
-        # When we began to end each rank that was running.
-        self.stopped: dict[int, float] = {}
-        self.finding: Finding | None = None
-        # The reason why a deadlock is not proven.
-        self.doubt = ""
+        self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
         self.nccl = ""
-        paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
-        self.logs = logs_of(paths, run.job.sanitize)
-        self._endless = None if timeout is None else endless or timeout
-        self._prober: Prober | None = None
-        self._last_news = now()
         # When a rank has last been in the debugger.
         self._last_pause = 0.0
 
@@ -109,12 +103,11 @@ class RankWatcher:
     # -- until the test is over
 
     def wait(self) -> None:
-        """Wait until no rank is pending, a grace period or the time is over, or there is a `finding`."""
-        self._last_news = now()
-        self._plan_next_look()
-        self.take_endings()
+        """Wait until no rank is pending, a grace period or the time is over, or the looks have a `finding`."""
         # It moves on only when nothing else has happened: an end that has come in time counts, however late it is read.
-        reached = self._last_news
+        reached = now()
+        self._on_news(reached)
+        self.take_endings()
         while True:
             step = self.state.step(reached)
             if step.action is Action.LOOK:
@@ -122,21 +115,26 @@ class RankWatcher:
             elif step.action is not Action.WAIT:
                 return
             elif self.run.wait_for_event(step.until):
-                self._on_event()
+                if self.take_endings():
+                    self._on_news(now())
             elif not self._was_paused():
                 reached = now()
 
-    def _on_event(self) -> None:
-        known = len(self.accounts)
-        self.take_endings()
-        if len(self.accounts) > known:
-            self._on_news(now())
+    def take_endings(self) -> bool:
+        """Take the ends of ranks since the last call. Returns whether there were any."""
+        ranks = self.records.take_new()
+        for rank in ranks:
+            self.state.on_end(self.records.report(rank), self.records.exit_of(rank).at)
+        self._take_exits()
+        return bool(ranks)
+
+    def _take_exits(self) -> None:
+        for rank in self.state.alive.difference(self.run.alive):
+            self.state.on_exit(rank)
 
     def _on_news(self, at: float) -> None:
-        self._last_news = at
-        if self._prober is not None:
-            self._prober.on_news(at)
-        self._plan_next_look()
+        self.looks.on_news(at)
+        self.state.look_due = self.looks.due
 
     def _was_paused(self) -> bool:
         """Is a rank in the debugger, or was it so since the last call? Then the time begins again."""
@@ -150,71 +148,11 @@ class RankWatcher:
         self._on_news(last)
         return True
 
-    # -- looking whether ranks wait for each other
-
-    def _plan_next_look(self) -> None:
-        if self._endless is None:
-            return
-        if self._prober is not None:
-            self.state.look_due = self._prober.due
-        else:
-            self.state.look_due = self._last_news + (0.0 if self.logs else _FIRST_LOOK)
-
     def _look(self) -> None:
-        if self._prober is None:
-            self._prober = self._make_prober()
-        self.finding = self._prober.step(now(), self.pending, self._ended())
-        self.doubt = self._prober.doubt
-        if self.finding is not None:
+        self.looks.look(self.pending, self.records.ends())
+        self.state.look_due = self.looks.due
+        if self.looks.finding is not None:
             self.state.on_finding()
-        self._plan_next_look()
-
-    def _make_prober(self) -> Prober:
-        from torch_testing_ext._collectives.proof import ProofRules
-
-        from .probes import Prober
-
-        assert self._endless is not None
-        # With DETAIL, torch compares the calls itself, and a test may expect its error.
-        debug = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
-        is_checked = debug.upper() == "DETAIL"
-        rules = ProofRules(self._endless, self.expected.may_differ)
-        return Prober(self.run, rules, self.logs, self._last_news, is_checked=is_checked)
-
-    def _ended(self) -> dict[int, tuple[str, bytes]]:
-        """For each rank that has ended: how, and the collectives that it left."""
-        ends = {}
-        for rank in self.accounts:
-            how = ended(self._report(rank))
-            ends[rank] = (how, self._left(rank))
-        return ends
-
-    # -- the ends of ranks
-
-    def take_endings(self) -> None:
-        """Read the accounts of the ranks that have ended since the last call."""
-        for rank in self.run.exits.keys() - self.accounts.keys():
-            self.accounts[rank] = self.read_account(rank)
-            self.on_end(rank)
-        self._take_exits()
-
-    def _take_exits(self) -> None:
-        for rank in self.state.alive.difference(self.run.alive):
-            self.state.on_exit(rank)
-
-    def on_end(self, rank: int) -> None:
-        self.state.on_end(self._report(rank), self._exit(rank).at)
-
-    def read_account(self, rank: int) -> RankAccount | None:
-        """The rank's account; for one that has left by os._exit with the exit code of a skip, that of a skip."""
-        account = read_account(self.run.job.account(rank))
-        exit = self.run.exits.get(rank)
-        if account is not None or exit is None:
-            return account
-        reason = self.run.job.skips.get(exit.code)
-        if reason is None:
-            return None
-        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
 
     # -- the ranks that still run when the test is over
 
@@ -231,7 +169,7 @@ class RankWatcher:
 
     def _ask_nccl(self) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
-        if self.state.timed_out or self.finding is not None:
+        if self.state.timed_out or self.looks.finding is not None:
             self.nccl = ras.ask(self.run.job.context.environ)
 
     def end_all(self) -> None:
@@ -254,7 +192,7 @@ class RankWatcher:
 
     def _terminate(self) -> None:
         began = now()
-        self.stopped.update(dict.fromkeys(self.pending, began))
+        self.records.stopped.update(dict.fromkeys(self.pending, began))
         # Some may have ended by themselves meanwhile.
         while self.run.alive and self.run.wait_for_event(began):
             pass
@@ -262,26 +200,119 @@ class RankWatcher:
             self.run.signal(signal.SIGTERM)
             self.state.on_terminated(now())
 
-    # -- reports
-
-    def _exit(self, rank: int) -> Exit:
-        return self.answers.get(rank) or self.run.exits[rank]
-
-    def _report(self, rank: int) -> RankReport:
-        return assemble_report(rank, self.accounts.get(rank), self._exit(rank), self.began, self.stopped.get(rank))
-
     def evidence(self, note: str) -> RankEvidence:
         """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
-        reports = self._reports()
+        reports = self.records.reports()
         device_memory.note(reports)
-        return RankEvidence(reports, self.state.timed_out, self.expected, self.finding, note, self.nccl)
+        return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note, self.nccl)
 
-    def _reports(self) -> tuple[RankReport, ...]:
+
+class Looks:
+    """Looks whether the ranks of a run wait for each other, by a prober that is made for the first look.
+
+    `endless`: the time-out of collectives that do not end by themselves; None: nobody looks.
+    """
+
+    def __init__(self, run: Run, expected: Expected, logs: Logs | None, endless: float | None):
+        self.finding: Finding | None = None
+        # The reason why a deadlock is not proven.
+        self.doubt = ""
+        self._run = run
+        self._expected = expected
+        self._logs = logs
+        self._endless = endless
+        self._prober: Prober | None = None
+        self._last_news = now()
+
+    @property
+    def due(self) -> float | None:
+        """The moment of the next look; None: never."""
+        if self._endless is None:
+            return None
+        if self._prober is not None:
+            return self._prober.due
+        return self._last_news + (0.0 if self._logs else _FIRST_LOOK)
+
+    def on_news(self, at: float) -> None:
+        """Something has happened in the run: wait a while before the next look."""
+        self._last_news = at
+        if self._prober is not None:
+            self._prober.on_news(at)
+
+    def look(self, pending: Sequence[int], ends: Mapping[int, tuple[str, bytes]]) -> None:
+        """Look once. `ends`: for each rank that has ended, how, and the collectives that it has left."""
+        if self._prober is None:
+            self._prober = self._make_prober()
+        self.finding = self._prober.step(now(), pending, ends)
+        self.doubt = self._prober.doubt
+
+    def _make_prober(self) -> Prober:
+        from torch_testing_ext._collectives.proof import ProofRules
+
+        from .probes import Prober
+
+        assert self._endless is not None
+        # With DETAIL, torch compares the calls itself, and a test may expect its error.
+        debug = self._run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
+        is_checked = debug.upper() == "DETAIL"
+        rules = ProofRules(self._endless, self._expected.may_differ)
+        return Prober(self._run, rules, self._logs, self._last_news, is_checked=is_checked)
+
+
+class RankRecords:
+    """The accounts and the ends of the ranks of a run, and the reports that follow from them."""
+
+    def __init__(self, run: Run, began: float):
+        self.run = run
+        self.began = began
+        self.accounts: dict[int, RankAccount | None] = {}
+        # Of persistent ranks that have finished their task.
+        self.answers: dict[int, Exit] = {}
+        # When we began to end each rank that was running.
+        self.stopped: dict[int, float] = {}
+        paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
+        self.logs = logs_of(paths, run.job.sanitize)
+
+    def take_new(self) -> list[int]:
+        """Read the accounts of the ranks that have ended since the last call. Returns these ranks."""
+        ranks = sorted(self.run.exits.keys() - self.accounts.keys())
+        for rank in ranks:
+            self.accounts[rank] = self.read_account(rank)
+        return ranks
+
+    def read_account(self, rank: int) -> RankAccount | None:
+        """The rank's account; for one that has left by os._exit with the exit code of a skip, that of a skip."""
+        account = read_account(self.run.job.account(rank))
+        exit = self.run.exits.get(rank)
+        if account is not None or exit is None:
+            return account
+        reason = self.run.job.skips.get(exit.code)
+        if reason is None:
+            return None
+        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
+
+    def exit_of(self, rank: int) -> Exit:
+        return self.answers.get(rank) or self.run.exits[rank]
+
+    def report(self, rank: int) -> RankReport:
+        """The report of a rank that has ended."""
+        return assemble_report(rank, self.accounts.get(rank), self.exit_of(rank), self.began, self.stopped.get(rank))
+
+    def ends(self) -> dict[int, tuple[str, bytes]]:
+        """For each rank that has ended: how, and the collectives that it left."""
+        ends = {}
+        for rank in self.accounts:
+            how = ended(self.report(rank))
+            ends[rank] = (how, self.left(rank))
+        return ends
+
+    def reports(self) -> tuple[RankReport, ...]:
+        """The reports of all ranks at the end, with the texts that are worth reading if something went wrong."""
         ranks = range(self.run.job.world_size)
         for rank in ranks:
             if rank not in self.accounts:
                 self.accounts[rank] = self.read_account(rank)
-        reports = [self._report(rank) if self._has_ended(rank) else self._lost(rank) for rank in ranks]
+        reports = [self.report(rank) if self._has_ended(rank) else self._lost(rank) for rank in ranks]
         have_passed = all_passed(reports)
         collectives = [self._collectives(rank, only_left=have_passed) for rank in ranks]
         reports = with_collectives(reports, self.logs, collectives)
@@ -298,14 +329,14 @@ class RankWatcher:
 
     def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
         """The collectives that a rank left, or reported when it was asked."""
-        left = unpack(self._left(rank))
+        left = unpack(self.left(rank))
         if left is not None or only_left:
             return left
         reported = unpack(content_of(self.run.job.recorder(rank)))
         # Persistent ranks have answered during earlier tests.
         return reported if reported is not None and reported.at >= self.began else None
 
-    def _left(self, rank: int) -> bytes:
+    def left(self, rank: int) -> bytes:
         """The collectives that a rank left at the end of its test."""
         account = self.accounts.get(rank)
         return account.collectives if account is not None else b""
@@ -315,7 +346,6 @@ class RankWatcher:
         return 0
 
     def _with_texts(self, report: RankReport) -> RankReport:
-        """Add the texts that are worth reading only if something went wrong."""
         job, rank = self.run.job, report.rank
         output = tail(job.log(rank), start=self.log_start(rank))
         if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
