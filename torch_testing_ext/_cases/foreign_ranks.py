@@ -15,7 +15,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import SKIP_BY_CODE
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport
 from torch_testing_ext.launch.rank_evidence import RankEvidence
-from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, Action, RankWatch
+from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankWatch, WatchAction
 
 __unittest = True
 
@@ -77,7 +77,7 @@ class _ForeignRanks:
         reached = self.began
         while True:
             step = self.state.step(reached)
-            if step.action is not Action.WAIT:
+            if step.action is not WatchAction.WAIT:
                 return
             if self._wait_for_event(step.until):
                 self._read_pipes()
@@ -119,13 +119,13 @@ class _ForeignRanks:
             self._take_exits()
             step = self.state.step(launch.now())
             match step.action:
-                case Action.END:
+                case WatchAction.END:
                     self._send(signal.SIGTERM)
                     self.state.on_terminated(launch.now())
-                case Action.KILL:
+                case WatchAction.KILL:
                     self._send(signal.SIGKILL)
                     self.state.on_killed()
-                case Action.WAIT:
+                case WatchAction.WAIT:
                     self._wait_for_exit(step.until)
                 case _:
                     return

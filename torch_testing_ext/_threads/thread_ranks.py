@@ -25,7 +25,7 @@ from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.rank_evidence import RankEvidence
-from torch_testing_ext.launch.rank_watch import Action, RankWatch, WatchRules
+from torch_testing_ext.launch.rank_watch import RankWatch, WatchAction, WatchRules
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg, site_of_call
 
@@ -180,7 +180,7 @@ class RankThreads:
                 if self.finding is not None:
                     watch.on_finding()
                 step = watch.step(now())
-                if step.action is not Action.WAIT:
+                if step.action is not WatchAction.WAIT:
                     return watch.timed_out
                 self._world.changed.wait(None if step.until is None else step.until - now())
 

@@ -26,7 +26,7 @@ from .job import log_of
 from .launchers import Launched
 from .rank_evidence import RankEvidence, with_collectives
 from .rank_report import now
-from .rank_watch import Action, RankWatch
+from .rank_watch import RankWatch, WatchAction
 from .sanitizer_logs import Logs
 from .verdict import Expected, Verdict, failed_by_itself
 
@@ -165,19 +165,19 @@ class Hub(threading.Thread):
                     self._refuse(self._round.why_refused(now()))
             else:
                 step = self._round.watch.step(now())
-                if step.action is Action.WAIT:
+                if step.action is WatchAction.WAIT:
                     return step.until
                 self._act(step.action, self._round.watch)
 
-    def _act(self, action: Action, watch: RankWatch) -> None:
+    def _act(self, action: WatchAction, watch: RankWatch) -> None:
         match action:
-            case Action.NAME_LOST:
+            case WatchAction.NAME_LOST:
                 self._name_lost()
                 watch.on_named()
-            case Action.TAKE_STACKS:
+            case WatchAction.TAKE_STACKS:
                 self._take_stacks(self._round.running)
                 watch.on_stacks()
-            case Action.JUDGE:
+            case WatchAction.JUDGE:
                 self._judge(watch.timed_out)
             case _:
                 raise AssertionError(action)

@@ -239,7 +239,7 @@ class Prober:
         return []
 
     def _idle(self, pending: Sequence[int], now: float) -> list[int]:
-        """Those of these ranks that are known to be idle."""
+        """The ranks of these that are known to be idle."""
         pids = self._run.pids
         idle = self._idleness.idle([pids[rank] for rank in pending], now)
         if idle is None:

@@ -48,7 +48,7 @@ LAUNCHED_PROCESSES = WatchRules(
 )
 
 
-class Action(enum.Enum):
+class WatchAction(enum.Enum):
     """The actions of a driver."""
 
     WAIT = "wait for the next event"
@@ -64,7 +64,7 @@ class Action(enum.Enum):
 class Step:
     """The next action of a driver. `until`: of WAIT, the moment at which to ask again if nothing has happened."""
 
-    action: Action
+    action: WatchAction
     until: float | None = None
 
 
@@ -201,22 +201,22 @@ class RankWatch:
         moments = (self._end_of_waiting(), self._look_due(), naming_due)
         until = min((moment for moment in moments if moment is not None), default=None)
         if until is None or now < until:
-            return Step(Action.WAIT, until)
-        return Step(Action.NAME_LOST if until == naming_due else Action.LOOK)
+            return Step(WatchAction.WAIT, until)
+        return Step(WatchAction.NAME_LOST if until == naming_due else WatchAction.LOOK)
 
     def _after_waiting(self, now: float) -> Step:
         if self.stop is Stop.ALL_ENDED:
-            return Step(Action.JUDGE)
+            return Step(WatchAction.JUDGE)
         if self.rules.takes_stacks and not self._has_stacks and self.running:
-            return Step(Action.TAKE_STACKS)
+            return Step(WatchAction.TAKE_STACKS)
         if not self.rules.ends_ranks or not self.alive:
-            return Step(Action.JUDGE)
+            return Step(WatchAction.JUDGE)
         if self._terminated is None:
-            return Step(Action.END)
+            return Step(WatchAction.END)
         if self._is_killed:
-            return Step(Action.WAIT)
+            return Step(WatchAction.WAIT)
         until = self._terminated + grace.AFTER_SIGTERM
-        return Step(Action.WAIT, until) if now < until else Step(Action.KILL)
+        return Step(WatchAction.WAIT, until) if now < until else Step(WatchAction.KILL)
 
     def _end_of_waiting(self) -> float | None:
         """The moment at which waiting is over. The grace period goes on until ranks that are lost have been named."""

@@ -20,7 +20,7 @@ from .client import Run
 from .job import Sanitize, log_of
 from .rank_evidence import RankEvidence, with_collectives
 from .rank_report import Exit, RankReport, all_passed, assemble_report, now
-from .rank_watch import OWN_PROCESSES, Action, RankWatch
+from .rank_watch import OWN_PROCESSES, RankWatch, WatchAction
 from .settings import read
 from .verdict import Expected, ended
 
@@ -110,9 +110,9 @@ class RankWatcher:
         self.take_endings()
         while True:
             step = self.state.step(reached)
-            if step.action is Action.LOOK:
+            if step.action is WatchAction.LOOK:
                 self._look()
-            elif step.action is not Action.WAIT:
+            elif step.action is not WatchAction.WAIT:
                 return
             elif self.run.wait_for_event(step.until):
                 if self.take_endings():
@@ -158,7 +158,7 @@ class RankWatcher:
 
     def ask_ranks_that_run(self) -> None:
         """Take what pending ranks show: their stacks, and NCCL's own account of them."""
-        if self.state.step(now()).action is Action.TAKE_STACKS:
+        if self.state.step(now()).action is WatchAction.TAKE_STACKS:
             self.take_stacks()
             self.state.on_stacks()
             self._ask_nccl()
@@ -179,13 +179,13 @@ class RankWatcher:
             self._take_exits()
             step = self.state.step(now())
             match step.action:
-                case Action.END:
+                case WatchAction.END:
                     self._terminate()
-                case Action.KILL:
+                case WatchAction.KILL:
                     self.run.signal(signal.SIGKILL)
                     self.state.on_killed()
                     self.run.wait_until(lambda: not self.run.alive)
-                case Action.WAIT:
+                case WatchAction.WAIT:
                     self.run.wait_for_event(step.until)
                 case _:
                     return

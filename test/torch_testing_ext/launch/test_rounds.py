@@ -9,7 +9,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
 from torch_testing_ext.launch.job import Sanitize
-from torch_testing_ext.launch.rank_watch import Action
+from torch_testing_ext.launch.rank_watch import WatchAction
 from torch_testing_ext.launch.rounds import (
     AskForStacks,
     FromHub,
@@ -113,9 +113,9 @@ class RoundTest(unittest.TestCase):
     def test_all_ends(self):
         self.run_both()
         self.end(1)
-        self.next(Action.WAIT, 1e9)
+        self.next(WatchAction.WAIT, 1e9)
         self.end(0)
-        self.next(Action.JUDGE)
+        self.next(WatchAction.JUDGE)
 
     def test_an_end_of_an_earlier_round(self):
         self.run_both()
@@ -126,15 +126,15 @@ class RoundTest(unittest.TestCase):
         self.begin(0, 1, timeout=30.0, now=0.0)
         self.round.start(20.0)
         self.assertEqual(self.due(), 50.0)
-        self.next(Action.WAIT, 49.9)
+        self.next(WatchAction.WAIT, 49.9)
         self.judges_the_rest(50.0)
         self.assertTrue(self.round.watch.timed_out)
 
     def judges_the_rest(self, now):
         """The ranks that still run are asked where they are; no process is ended."""
-        self.next(Action.TAKE_STACKS, now)
+        self.next(WatchAction.TAKE_STACKS, now)
         self.round.watch.on_stacks()
-        self.next(Action.JUDGE, now)
+        self.next(WatchAction.JUDGE, now)
 
     def test_others_get_time_after_a_failure_or_skip(self):
         for ending in (RankEnding.FAILED, RankEnding.ERROR, RankEnding.SKIPPED):
@@ -143,18 +143,18 @@ class RoundTest(unittest.TestCase):
                 self.run_both()
                 self.end(0, ending, at=10.0)
                 self.assertEqual(self.due(), 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
-                self.next(Action.WAIT, 10.0)
+                self.next(WatchAction.WAIT, 10.0)
                 self.judges_the_rest(10.0 + grace.AFTER_FAILURE_FOR_GOOD)
                 self.assertFalse(self.round.watch.timed_out)
 
     def test_a_rank_that_leaves_is_named_soon_and_others_get_time(self):
         self.run_both()
         self.round.on_leave(0, 10.0)
-        self.next(Action.WAIT, 10.0)
-        self.next(Action.NAME_LOST, 10.0 + grace.AFTER_DEATH)
+        self.next(WatchAction.WAIT, 10.0)
+        self.next(WatchAction.NAME_LOST, 10.0 + grace.AFTER_DEATH)
         self.assertEqual(self.round.lost, [0])
         self.round.watch.on_named()
-        self.next(Action.WAIT, 10.0 + grace.AFTER_DEATH)
+        self.next(WatchAction.WAIT, 10.0 + grace.AFTER_DEATH)
         self.judges_the_rest(10.0 + grace.AFTER_FAILURE_FOR_GOOD)
 
     def test_a_rank_that_leaves_before_all_have_begun(self):
@@ -163,20 +163,20 @@ class RoundTest(unittest.TestCase):
         self.meeting(Meeting.COMPLETE)
         self.round.start(11.0)
         self.assertEqual(self.round.running, [1])
-        self.next(Action.NAME_LOST, 10.0 + grace.AFTER_DEATH)
+        self.next(WatchAction.NAME_LOST, 10.0 + grace.AFTER_DEATH)
 
     def test_a_rank_that_leaves_after_its_test(self):
         self.run_both()
         self.end(0)
         self.round.on_leave(0, 10.0)
         self.assertEqual((self.round.lost, self.round.running), ([], [1]))
-        self.next(Action.WAIT, 1e9)
+        self.next(WatchAction.WAIT, 1e9)
 
     def test_all_leave(self):
         self.run_both()
         for rank in (0, 1):
             self.round.on_leave(rank, 10.0)
-        self.next(Action.JUDGE, 10.0)
+        self.next(WatchAction.JUDGE, 10.0)
 
     def test_reports(self):
         self.round = RoundState(3, 3, self.left)
