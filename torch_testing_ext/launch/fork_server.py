@@ -247,7 +247,7 @@ class ForkServer:
             ready = wait(links, max(0.0, deadline - now()))
             if not ready:
                 break
-            done = [link for link in ready if _has_answered(link, answer)]
+            done = [link for link in links if link in ready and _has_answered(link, answer)]
             waiting = [process for process in waiting if process.link not in done]
         return waiting
 
