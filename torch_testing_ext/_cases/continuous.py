@@ -12,7 +12,7 @@ import os
 import types
 import unittest
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -52,7 +52,8 @@ _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  #
 
 UNSET = -2
 _SHARES_DEVICES = tuple(name for name in NCCL if name != "nccl-legacy")
-LEAVE_TIMEOUT = 10.0  # seconds for idle ranks to exit
+# Seconds for idle ranks to exit.
+LEAVE_TIMEOUT = 10.0
 
 
 class MultiProcContinuousTest(ProcessRanksTestCase):
@@ -70,14 +71,18 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     world_size: Any = UNSET
     rank: int = UNSET
     rdvz_file: str | None = None
-    timeout: timedelta = timedelta(seconds=120)  # of the process group
-    poison_pill: bool = False  # a class that sets it skips the rest of its tests
+    # Of the process group.
+    timeout: timedelta = timedelta(seconds=120)
+    # A class that sets it skips the rest of its tests.
+    poison_pill: bool = False
     isolated: bool = False
 
     # Each class has its own.
     _persistent_ranks: ClassVar[PersistentRanks | None] = None
-    _leases: ClassVar[ExitStack]  # of its ports
-    _account: ClassVar[launch.AccountWriter | None] = None  # of the test, in a rank, unless the class may judge it
+    # Of its ports.
+    _leases: ClassVar[ExitStack]
+    # Of the test, in a rank, unless the class may judge it.
+    _account: ClassVar[launch.AccountWriter | None] = None
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
@@ -108,7 +113,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         """In a rank: create the default group. A skip here skips all tests."""
-        os.environ["LOCAL_RANK"] = str(rank)  # a mesh chooses the rank's device by it
+        # A mesh chooses the rank's device by it.
+        os.environ["LOCAL_RANK"] = str(rank)
         dist.init_process_group(
             backend=cls.backend_str(),
             world_size=world_size,
@@ -178,7 +184,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     def _spawn_processes(cls, world_size: int) -> None:
         if not cls._ends_by_cleanup:
             cls._ends_by_cleanup = True
-            cls.addClassCleanup(cls._end_class)  # a subclass's tearDownClass may raise, or not call super()
+            # A subclass's tearDownClass may raise, or not call super().
+            cls.addClassCleanup(cls._end_class)
         from torch_testing_ext.launch.persistent_ranks import PersistentRanks
 
         directory = launch.new_directory(cls.__qualname__)
@@ -199,8 +206,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
-        found = inspect.getattr_static(cls, "world_size")
-        size = found.__get__(object.__new__(cls)) if isinstance(found, property) else cls.world_size
+        declared = inspect.getattr_static(cls, "world_size")
+        size = declared.__get__(object.__new__(cls)) if isinstance(declared, property) else cls.world_size
         if size != UNSET:
             return size
         devices = torch.get_device_module(device_type).device_count()
@@ -217,9 +224,9 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     @classmethod
     def _device_type(cls) -> str:
         """`device_type` may be a class method, a property, or a plain string."""
-        found = inspect.getattr_static(cls, "device_type")
-        if isinstance(found, property):
-            return str(found.__get__(object.__new__(cls)))
+        declared = inspect.getattr_static(cls, "device_type")
+        if isinstance(declared, property):
+            return str(declared.__get__(object.__new__(cls)))
         value = cls.device_type
         return str(value() if callable(value) else value)
 
@@ -311,6 +318,14 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             raise self._error(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
         return self._persistent_ranks
 
+    def _state_changes(self, reports: Sequence[launch.RankReport]) -> list[str]:
+        """The changes of global state that the ranks have noted, as sentences."""
+        by_change = grouped((note, report.rank) for report in reports for note in report.notes)
+        begin = f"{self._short_name()} left global state changed in"
+        return [
+            f"{begin} {list_of(ranks)}: {change}; the next test gets fresh ranks" for change, ranks in by_change.items()
+        ]
+
     def _wait_for_ranks(self) -> None:
         if self._round is not None:
             self._run_in_place(self._round)
@@ -320,11 +335,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         with self._interruptible():
             end = ranks.watch(self._timeout(), expected, self._endless())
         verdict = self._with_expectations(end.verdict(self._case()), str(self._files), len(end.reports))
-        by_note = grouped((note, report.rank) for report in end.reports for note in report.notes)
-        begin = f"{self._short_name()} left global state changed in"
-        state_changes = [
-            f"{begin} {list_of(at)}: {note}; the next test gets fresh ranks" for note, at in by_note.items()
-        ]
+        state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
         passed_warnings.warn_again(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)

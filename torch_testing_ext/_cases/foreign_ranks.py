@@ -6,14 +6,16 @@ its pipe the exception.
 
 import multiprocessing.connection
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import SKIP_BY_CODE
-from torch_testing_ext._process import grace, reaping
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport
+from torch_testing_ext.launch.rank_evidence import RankEvidence
+from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankWatch, WatchAction
 
 __unittest = True
 
@@ -27,79 +29,74 @@ def verdict(
     on_timeout: Callable[[], None],
 ) -> launch.Verdict:
     """Wait for these processes, end those that do not end, and judge all. `on_timeout` is called before the end."""
-    watched = _Watched(processes, pipes, expected)
-    deadline = None if timeout is None else watched.began + timeout
+    ranks = _ForeignRanks(processes, pipes, timeout, expected)
     try:
-        timed_out = watched.wait(deadline)
-        if timed_out:
+        ranks.wait()
+        if ranks.state.timed_out:
             on_timeout()
     finally:
-        watched.stopped = [rank for rank, process in enumerate(processes) if process.is_alive()]
-        end(processes)
-    from torch_testing_ext.launch.judging import judge
-
-    return judge([watched.report(rank) for rank in range(len(processes))], timed_out, case, expected)
+        ranks.end()
+    reports = tuple(ranks.report(rank) for rank in range(len(processes)))
+    return RankEvidence(reports, ranks.state.timed_out, expected).verdict(case)
 
 
 def end(processes: Sequence[Any]) -> None:
     """End the processes that are left: SIGTERM, then SIGKILL."""
-    living = [process for process in processes if process.is_alive()]
-
-    def have_ended(seconds: float) -> bool:
-        until = launch.now() + seconds
-        for process in living:
-            process.join(max(0.0, until - launch.now()))
-        return not any(process.is_alive() for process in living)
-
-    def send(number: int) -> None:
-        for process in living:
-            if process.is_alive():
-                with suppress(ProcessLookupError):  # it is not a child of this process, and has just ended
-                    os.kill(process.pid, number)
-
-    reaping.escalate(have_ended, send, after_sigterm=grace.AFTER_SIGTERM)
-    for process in living:
-        process.join()
+    _ForeignRanks(processes, {}).end()
 
 
-class _Watched:
+class _ForeignRanks:
     """Processes whose ends are awaited."""
 
-    def __init__(self, processes: Sequence[Any], pipes: Mapping[int, Any], expected: launch.Expected):
+    def __init__(
+        self,
+        processes: Sequence[Any],
+        pipes: Mapping[int, Any],
+        timeout: float | None = None,
+        expected: launch.Expected | None = None,
+    ):
+        """`pipes`: from the ranks, by the numbers of their processes."""
         self.began = launch.now()
-        self.stopped: list[int] = []
+        self.state = RankWatch(range(len(processes)), FOREIGN_PROCESSES, expected, self.began, timeout)
         self._processes = processes
-        found = {rank: pipes.get(process.pid) for rank, process in enumerate(processes)}
-        self._open = {
-            rank: pipe for rank, pipe in found.items() if isinstance(pipe, multiprocessing.connection.Connection)
-        }
-        self._expected = expected
+        self._open: dict[int, multiprocessing.connection.Connection] = {}
+        for rank, process in enumerate(processes):
+            pipe = pipes.get(process.pid)
+            if isinstance(pipe, multiprocessing.connection.Connection):
+                self._open[rank] = pipe
+        # When we began to end each process that was there.
+        self._stopped: dict[int, float] = {}
         self._ends: dict[int, float] = {}
         self._texts: dict[int, str] = {}
 
-    def wait(self, deadline: float | None) -> bool:
-        """Wait until all have ended, or for a while after one has failed. Return whether the deadline is over."""
-        until = deadline
-        while pending := [process for rank, process in enumerate(self._processes) if rank not in self._ends]:
-            left = None if until is None else max(0.0, until - launch.now())
-            events = [*(process.sentinel for process in pending), *self._open.values()]
-            if not multiprocessing.connection.wait(events, left):
-                return until == deadline
-            self._read_pipes()
-            if self._take_ends():
-                ends = launch.now() + grace.AFTER_FAILURE
-                until = ends if until is None else min(until, ends)
-        return False
+    # -- until the test is over
 
-    def _take_ends(self) -> bool:
-        """Note the processes that have ended. Return whether one of them makes the test fail."""
-        new = [
-            rank
-            for rank, process in enumerate(self._processes)
-            if rank not in self._ends and process.exitcode is not None
-        ]
-        self._ends.update(dict.fromkeys(new, launch.now()))
-        return any(self._expected.decides(self.report(rank)) for rank in new)
+    def wait(self) -> None:
+        """Wait until all have ended, or for a while after one has failed."""
+        # It moves on only when nothing else has happened.
+        reached = self.began
+        while True:
+            step = self.state.step(reached)
+            if step.action is not WatchAction.WAIT:
+                return
+            if self._wait_for_event(step.until):
+                self._read_pipes()
+                self._take_ends()
+            else:
+                reached = launch.now()
+
+    def _wait_for_event(self, until: float | None) -> bool:
+        seconds = None if until is None else max(0.0, until - launch.now())
+        sentinels = [self._processes[rank].sentinel for rank in self.state.running]
+        return bool(multiprocessing.connection.wait([*sentinels, *self._open.values()], seconds))
+
+    def _take_ends(self) -> None:
+        """Note the processes that have ended."""
+        for rank in sorted(self.state.running):
+            if self._processes[rank].exitcode is not None:
+                self._ends[rank] = launch.now()
+                self.state.on_end(self.report(rank), self._ends[rank])
+                self.state.on_exit(rank)
 
     def _read_pipes(self) -> None:
         """Take the texts of exceptions, so that no rank waits for room in its pipe."""
@@ -112,20 +109,68 @@ class _Watched:
             except (EOFError, OSError):
                 del self._open[rank]
 
+    # -- the end of those that are left
+
+    def end(self) -> None:
+        """End the processes that are left."""
+        self._stopped = dict.fromkeys(self._alive(), launch.now())
+        self.state.give_up()
+        while True:
+            self._take_exits()
+            step = self.state.step(launch.now())
+            match step.action:
+                case WatchAction.END:
+                    self._send(signal.SIGTERM)
+                    self.state.on_terminated(launch.now())
+                case WatchAction.KILL:
+                    self._send(signal.SIGKILL)
+                    self.state.on_killed()
+                case WatchAction.WAIT:
+                    self._wait_for_exit(step.until)
+                case _:
+                    return
+
+    def _alive(self) -> list[int]:
+        return [rank for rank, process in enumerate(self._processes) if process.is_alive()]
+
+    def _take_exits(self) -> None:
+        for rank in self.state.alive.difference(self._alive()):
+            self.state.on_exit(rank)
+
+    def _send(self, number: int) -> None:
+        for rank in self._alive():
+            # One that is no child of this process may just have ended.
+            with suppress(ProcessLookupError):
+                os.kill(self._processes[rank].pid, number)
+
+    def _wait_for_exit(self, until: float | None) -> None:
+        for rank in self._alive():
+            self._processes[rank].join(None if until is None else max(0.0, until - launch.now()))
+
+    # -- reports
+
     def report(self, rank: int) -> RankReport:
         self._read_pipes()
         code = self._processes[rank].exitcode
-        stopped = self._ends.get(rank, launch.now()) if rank in self.stopped else None
-        status = 0 if code is None else -code if code < 0 else code << 8
-        ended = launch.Exit(status, self._ends.get(rank, launch.now()))
-        return launch.assemble_report(rank, self._account(rank, code, ended.at), ended, self.began, stopped)
+        ended = self._ends.get(rank, launch.now())
+        account = self._account(rank, code, ended)
+        exit = launch.Exit(_status(code), ended)
+        return launch.assemble_report(rank, account, exit, self.began, self._stopped.get(rank))
 
     def _account(self, rank: int, code: int | None, at: float) -> RankAccount | None:
         if code == 0:
             return RankAccount(RankEnding.PASSED, self.began, at)
         if code in SKIP_BY_CODE:
             return RankAccount(RankEnding.SKIPPED, self.began, at, SKIP_BY_CODE[code].message, code=code)
-        if code == launch.ERROR_EXIT_CODE and (text := self._texts.get(rank)):
+        text = self._texts.get(rank)
+        if code == launch.ERROR_EXIT_CODE and text:
             summary = text.strip().splitlines()[-1]
             return RankAccount(RankEnding.ERROR, self.began, at, summary, text, code, cause=launch.cause_in(summary))
         return None
+
+
+def _status(code: int | None) -> int:
+    """The wait status for an exit code of multiprocessing."""
+    if code is None:
+        return 0
+    return -code if code < 0 else code << 8

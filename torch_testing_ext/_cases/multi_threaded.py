@@ -12,7 +12,6 @@ import types
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_testing_ext import launch
@@ -69,12 +68,9 @@ def spawn_threads_and_init_comms(
 def _verdict_on(
     threads: RankThreads, timeout: float | None, case: launch.Case, may_differ: bool = False
 ) -> launch.Verdict:
-    from torch_testing_ext.launch.judging import judge
-
     no_timeouts = settings.read().debug_rank is not None
-    reports, timed_out = threads.join(None if no_timeouts else timeout, _queued_exceptions)
-    case = replace(case, note=threads.note)
-    return judge(reports, timed_out, case, launch.Expected(may_differ=may_differ), threads.finding)
+    expected = launch.Expected(may_differ=may_differ)
+    return threads.join(None if no_timeouts else timeout, expected, _queued_exceptions).verdict(case)
 
 
 def _queued_exceptions() -> Iterator[tuple[int, ExcInfo]]:

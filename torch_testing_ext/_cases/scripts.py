@@ -23,8 +23,7 @@ from torch_testing_ext._process import messages, reaping, system, user_commands
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch.job import Sanitize, log_of
-from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.launch.rank_report import add_recorders
+from torch_testing_ext.launch.rank_evidence import RankEvidence, with_collectives
 from torch_testing_ext.launch.sanitizer_logs import Logs, records_of
 
 from . import launched_ranks, ranked
@@ -237,5 +236,5 @@ class _Left:
                 "Python did not end there by itself"
             )
         reports = [launch.RankReport(rank, launch.RankEnding.PASSED, seconds, launch.now()) for rank in self._ranks]
-        reports = add_recorders(self._logs.complete(reports), self._left)
-        return judge(reports, False, replace(case_of(script.name, str(script)), note=self._note))
+        reports = with_collectives(reports, self._logs, self._left)
+        return RankEvidence(tuple(reports), note=self._note).verdict(case_of(script.name, str(script)))

@@ -18,7 +18,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._cases.verdicts import RankError, print_leftovers
 from torch_testing_ext.launch.job import Sanitize
 from torch_testing_ext.launch.persistent_ranks import PersistentRanks
-from torch_testing_ext.launch.watch import WatchResult
+from torch_testing_ext.launch.rank_evidence import RankEvidence
 
 from . import item_in_rank
 from .marks import RankSpec, scope_node
@@ -63,7 +63,7 @@ class SharedRanks:
 
     def run(
         self, item: Any, timeout: float | None, expected: launch.Expected, sanitize: Sanitize, directory: Path
-    ) -> WatchResult:
+    ) -> RankEvidence:
         """Run a test in them. Their output during the test, and its log, are then in files of the directory."""
         assert self._ranks is not None
         try:

@@ -39,12 +39,15 @@ _REDUCTIONS: dict[Any, _Reduction] = {
 def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
     """Reduce on the device of the first tensor."""
     kind = getattr(op, "op", op)
-    here = [tensor.detach().to(tensors[0].device) for tensor in tensors]
+    device = tensors[0].device
+    on_device = [tensor.detach().to(device) for tensor in tensors]
     if kind == ReduceOp.PREMUL_SUM:
-        return torch.stack([tensor * op.factor for tensor in here]).sum(0)
+        scaled = [tensor * op.factor for tensor in on_device]
+        return torch.stack(scaled).sum(0)
     if kind not in _REDUCTIONS:
-        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {', '.join(map(str, _REDUCTIONS))}")
-    return _REDUCTIONS[kind](here)
+        known = ", ".join(str(known) for known in _REDUCTIONS)
+        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {known}")
+    return _REDUCTIONS[kind](on_device)
 
 
 def _write(output: Tensor, source: Tensor) -> None:
@@ -61,14 +64,16 @@ def all_reduce(arguments: list[list[Tensor]], op: Any) -> None:
 
 def reduce(arguments: list[list[Tensor]], op: Any, root: int) -> None:
     for tensors in zip(*arguments, strict=True):
-        _write(tensors[root], _reduced(tensors, op))
+        result = _reduced(tensors, op)
+        _write(tensors[root], result)
 
 
 def broadcast(arguments: list[list[Tensor]], root: int) -> None:
     for tensors in zip(*arguments, strict=True):
+        source = tensors[root]
         for tensor in tensors:
-            if tensor is not tensors[root]:
-                _write(tensor, tensors[root])
+            if tensor is not source:
+                _write(tensor, source)
 
 
 def all_gather(arguments: list[tuple[list[Tensor], Tensor]]) -> None:
@@ -95,8 +100,9 @@ def scatter(arguments: list[tuple[Tensor, list[Tensor]]], root: int) -> None:
 def reduce_scatter(arguments: list[tuple[Tensor, list[Tensor]]], op: Any) -> None:
     """A rank passes its output, and a tensor for each rank."""
     outputs = [output for output, _ in arguments]
+    inputs = [tensors for _, tensors in arguments]
     # Compute all results first: an output may be part of an input.
-    results = [_reduced(tensors, op) for tensors in zip(*(tensors for _, tensors in arguments), strict=True)]
+    results = [_reduced(tensors, op) for tensors in zip(*inputs, strict=True)]
     for output, result in zip(outputs, results, strict=True):
         _write(output, result)
 
@@ -110,9 +116,12 @@ def all_to_all(arguments: list[tuple[list[Tensor], list[Tensor]]]) -> None:
 
 def split(tensor: Tensor, sizes: Sequence[int] | Tensor | None, count: int) -> list[Tensor]:
     """Split a buffer along dim 0 into one part for each rank: of these sizes, or of equal ones."""
-    flat: Any = tensor.detach()  # `split` is untyped in torch
+    # `split` is untyped in torch.
+    flat: Any = tensor.detach()
     parts = [] if sizes is None else [int(size) for size in sizes]
-    return list(flat.split(parts) if parts else flat.tensor_split(count))
+    if parts:
+        return list(flat.split(parts))
+    return list(flat.tensor_split(count))
 
 
 # -- the arguments of a collective in threads: `(outputs, inputs)`, or the tensors of one that works in place
@@ -158,7 +167,10 @@ def sanitized_options(kind: str, arguments: Any, options: Mapping[str, Any]) -> 
 def name_of_op(options: Mapping[str, Any]) -> str | None:
     """The reduce operation of a collective."""
     op = options.get("op")
-    return None if op is None else str(getattr(op, "op", op)).rpartition(".")[2].lower()
+    if op is None:
+        return None
+    kind = str(getattr(op, "op", op))
+    return kind.rpartition(".")[2].lower()
 
 
 def written_and_read(
@@ -166,16 +178,19 @@ def written_and_read(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The tensors that a collective writes in this rank of the group, and those that it reads: perhaps the same."""
     if isinstance(arguments, tuple) and arguments:
-        outputs, inputs = (list(tensors_of(part)) for part in arguments)
-        return outputs, inputs
+        outputs, inputs = arguments
+        return list(tensors_of(outputs)), list(tensors_of(inputs))
     tensors = list(tensors_of(arguments))
     if kind != "broadcast":
         return tensors, tensors
-    return ([], tensors) if options.get("root") == rank else (tensors, [])
+    if options.get("root") == rank:
+        return [], tensors
+    return tensors, []
 
 
 def finish_on_device(arguments: Any) -> None:
     """Streams belong to threads: work that one has queued on a tensor must end before another touches the tensor."""
-    for device in {tensor.device for tensor in tensors_of(arguments)}:
+    devices = {tensor.device for tensor in tensors_of(arguments)}
+    for device in devices:
         if device.type not in ("cpu", "meta"):
             torch.accelerator.current_stream(device).synchronize()

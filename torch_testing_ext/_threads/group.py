@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _KEPT_CALLS = 1000
 _FOLDER = os.path.dirname(__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_OURS = (_FOLDER, *(os.path.join(_PACKAGE, name, "") for name in ("_sanitizer", "_torch")))
+_OURS = (_FOLDER, os.path.join(_PACKAGE, "_sanitizer", ""), os.path.join(_PACKAGE, "_torch", ""))
 
 
 class LeftAlone(RuntimeError):
@@ -71,7 +71,8 @@ class WorldData:
     tags_to_pg: dict[str, list[Any]] = field(default_factory=dict)
     pg_to_tag: dict[Any, str] = field(default_factory=dict)
     pg_coalesce_state: dict[Any, list[Any]] = field(default_factory=dict)
-    pg_flight_recorder_hooks: dict[Any, Any] = field(default_factory=dict)  # since 2.15
+    # Since 2.15.
+    pg_flight_recorder_hooks: dict[Any, Any] = field(default_factory=dict)
     comms: list[Any] = field(default_factory=list)
 
 
@@ -130,14 +131,18 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
         # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
         self.waiting: dict[int, Callable[[], bool]] = {}
         self.record_ids = itertools.count(1)
-        self.kinds: frozenset[SanitizeKind] = frozenset()  # of the sanitizer
-        self.delays: dict[int, Any] = {}  # of each rank, if they are shaken
-        self.notes: dict[int, list[dict[str, Any]]] = {}  # what it has found in each rank
-        self.waits: dict[int, ThreadWaits] = {}  # of each rank, if its work is followed
+        # What the sanitizer looks for, and what it has found in each rank.
+        self.kinds: frozenset[SanitizeKind] = frozenset()
+        self.notes: dict[int, list[dict[str, Any]]] = {}
+        # Of each rank, if they are shaken.
+        self.delays: dict[int, Any] = {}
+        # Of each rank, if its work is followed.
+        self.waits: dict[int, ThreadWaits] = {}
 
     def note(self, rank: int, kind: str, text: str, site: Any, issued: Any = None) -> None:
         """Note what the sanitizer has found in a rank."""
-        self.notes.setdefault(rank, []).append({"kind": kind, "text": text, "site": site, "issued": issued})
+        notes = self.notes.setdefault(rank, [])
+        notes.append({"kind": kind, "text": text, "site": site, "issued": issued})
 
     def _get_world(self) -> WorldData:
         if not hasattr(self._local, "world"):
@@ -174,16 +179,23 @@ class ThreadLocalWorld(_torch.threads.world_class()):  # type: ignore[misc]
 
 
 def _own(name: str) -> property:
-    return property(
-        lambda world: getattr(world._get_world(), name), lambda world, value: setattr(world._get_world(), name, value)
-    )
+    """The attribute of that name of the thread's own data."""
+
+    def get_own(world: ThreadLocalWorld) -> Any:
+        return getattr(world._get_world(), name)
+
+    def set_own(world: ThreadLocalWorld, value: Any) -> None:
+        setattr(world._get_world(), name, value)
+
+    return property(get_own, set_own)
 
 
 for _name in WorldData.__dataclass_fields__:
     setattr(ThreadLocalWorld, _name, _own(_name))
 
 
-_before: list[tuple[Any, Any]] = []  # the world and the "threaded" backend that were there before ours
+# The world and the "threaded" backend that were there before ours.
+_before: list[tuple[Any, Any]] = []
 
 
 def _install_threaded_pg() -> ThreadLocalWorld:
@@ -240,10 +252,12 @@ class Rendezvous:
     ) -> None:
         """Take part in a collective as `rank` of this group; return when it is complete."""
         finish_on_device(arguments)
-        if (delays := self._world.delays.get(self._ranks[rank])) is not None:
+        delays = self._world.delays.get(self._ranks[rank])
+        if delays is not None:
             delays.wait()
         if self._world.kinds & {SanitizeKind.NAN, SanitizeKind.POISON}:
-            self._check(rank, kind, *written_and_read(rank, kind, arguments, options), options)
+            outputs, inputs = written_and_read(rank, kind, arguments, options)
+            self._check(rank, kind, outputs, inputs, options)
         with self._world.changed:
             collective, issued = self._enter(rank, kind, arguments, options)
             try:
@@ -273,8 +287,9 @@ class Rendezvous:
         from torch_testing_ext._sanitizer import checks  # only where it is asked for
 
         if SanitizeKind.NAN in self._world.kinds:
-            found = (checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)
-            if text := next(filter(None, found), None):
+            descriptions = (checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)
+            text = next(filter(None, descriptions), None)
+            if text is not None:
                 call = f"{kind} {checks.shown(inputs)}"
                 self._world.note(self._ranks[rank], "nan", f"{text} enter {call}", site_of_call())
         if SanitizeKind.POISON in self._world.kinds:
@@ -298,11 +313,11 @@ class Rendezvous:
         return self._current, issued
 
     def _wait(self, rank: int, collective: _Collective, done: Callable[[], bool], kind: str) -> None:
-        def missing() -> list[int]:
-            return [rank for index, rank in enumerate(self._ranks) if index not in collective.arguments]
+        """Wait until `done`. Raises LeftAlone if that cannot be, since a member has ended, or the test is over."""
 
         def gone() -> list[int]:
-            return [rank for rank in missing() if rank in self._world.ended]
+            missing = [rank for index, rank in enumerate(self._ranks) if index not in collective.arguments]
+            return [rank for rank in missing if rank in self._world.ended]
 
         self._world.waiting[self._ranks[rank]] = done
         try:
@@ -316,7 +331,7 @@ class Rendezvous:
     def _complete(self, collective: _Collective, work: Callable[[list[Any]], None]) -> None:
         try:
             self._check_agreement(collective)
-            in_order = [collective.arguments[rank][1] for rank in range(len(self._ranks))]
+            in_order = [arguments for _, (_, arguments) in sorted(collective.arguments.items())]
             with torch.no_grad():
                 work(in_order)
             finish_on_device(in_order)
@@ -329,7 +344,8 @@ class Rendezvous:
                 self._world.changed.notify_all()
 
     def _check_agreement(self, collective: _Collective) -> None:
-        by_kind = grouped((kind, str(self._ranks[index])) for index, (kind, _) in sorted(collective.arguments.items()))
+        arrived = sorted(collective.arguments.items())
+        by_kind = grouped((kind, str(self._ranks[index])) for index, (kind, _) in arrived)
         if len(by_kind) > 1:
             calls = "; ".join(f"{kind} by rank {', '.join(ranks)}" for kind, ranks in by_kind.items())
             raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {calls}")
@@ -355,7 +371,8 @@ def site_of_call() -> tuple[str, int, str] | None:
 # -- the process group
 
 
-_ProcessGroup: Any = dist.ProcessGroup  # its stubs forbid overrides with fewer overloads, which c10d itself has
+# Its stubs forbid overrides with fewer overloads, which c10d itself has.
+_ProcessGroup: Any = dist.ProcessGroup
 
 
 class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
@@ -397,6 +414,7 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         return f"ThreadedPG world_size:{self._world_size} rank:{self._rank}"
 
     def _run(self, kind: str, arguments: Any, work: Callable[..., None], **options: Any) -> dist.Work:
+        """Take part in a collective, and return a work that is done."""
         waits = self._rendezvous.waits_of(self._rank)
         with nullcontext() if waits is None else waits.check.issuing():
             self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
@@ -417,51 +435,66 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._run("broadcast", tensors, collectives.broadcast, root=opts.rootRank)
 
     def allreduce(self, tensor_list: Any, opts: Any = None) -> dist.Work:
-        return self._run("all_reduce", list(tensor_list), collectives.all_reduce, op=_op(opts))
+        tensors = list(tensor_list)
+        return self._run("all_reduce", tensors, collectives.all_reduce, op=_op(opts))
 
     def allreduce_coalesced(self, tensor_list: Any, opts: Any = None) -> dist.Work:
-        return self._run("all_reduce_coalesced", list(tensor_list), collectives.all_reduce, op=_op(opts))
+        tensors = list(tensor_list)
+        return self._run("all_reduce_coalesced", tensors, collectives.all_reduce, op=_op(opts))
 
     def reduce(self, tensor_list: Any, opts: Any) -> dist.Work:
-        return self._run("reduce", list(tensor_list), collectives.reduce, op=_op(opts), root=opts.rootRank)
+        tensors = list(tensor_list)
+        return self._run("reduce", tensors, collectives.reduce, op=_op(opts), root=opts.rootRank)
 
     def allgather(self, output_tensors: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
-        return self._run("all_gather", (list(_one(output_tensors)), _one(input_tensor)), collectives.all_gather)
+        outputs = list(_only(output_tensors))
+        tensor = _only(input_tensor)
+        return self._run("all_gather", (outputs, tensor), collectives.all_gather)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
-        outputs = list(_one(output_tensors)) if output_tensors else []
-        return self._run("gather", (outputs, _one(input_tensors)), collectives.gather, root=opts.rootRank)
+        outputs = list(_only(output_tensors)) if output_tensors else []
+        tensor = _only(input_tensors)
+        return self._run("gather", (outputs, tensor), collectives.gather, root=opts.rootRank)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
-        tensors = list(_one(input_tensors)) if input_tensors else []
-        return self._run("scatter", (_one(output_tensors), tensors), collectives.scatter, root=opts.rootRank)
+        output = _only(output_tensors)
+        tensors = list(_only(input_tensors)) if input_tensors else []
+        return self._run("scatter", (output, tensors), collectives.scatter, root=opts.rootRank)
 
     def reduce_scatter(self, output_tensor: Any, scatter_list: Any, opts: Any = None) -> dist.Work:
-        arguments = (_one(output_tensor), list(_one(scatter_list)))
-        return self._run("reduce_scatter", arguments, collectives.reduce_scatter, op=_op(opts))
+        output = _only(output_tensor)
+        tensors = list(_only(scatter_list))
+        return self._run("reduce_scatter", (output, tensors), collectives.reduce_scatter, op=_op(opts))
 
     def alltoall(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> dist.Work:
-        return self._run("all_to_all", (list(output_tensor_list), list(input_tensor_list)), collectives.all_to_all)
+        outputs = list(output_tensor_list)
+        tensors = list(input_tensor_list)
+        return self._run("all_to_all", (outputs, tensors), collectives.all_to_all)
 
     def all_gather_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
-        return self.allgather([self._split(output_tensor)], [input_tensor], opts)
+        outputs = self._split(output_tensor)
+        return self.allgather([outputs], [input_tensor], opts)
 
     def reduce_scatter_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
-        return self.reduce_scatter([output_tensor], [self._split(input_tensor)], opts)
+        tensors = self._split(input_tensor)
+        return self.reduce_scatter([output_tensor], [tensors], opts)
 
     def all_to_all_single(
         self, output_buffer: Any, input_buffer: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None
     ) -> dist.Work:
         outputs = self._split(output_buffer, output_split_sizes)
-        return self.alltoall(outputs, self._split(input_buffer, input_split_sizes), opts)
+        tensors = self._split(input_buffer, input_split_sizes)
+        return self.alltoall(outputs, tensors, opts)
 
     def all_gather_single_coalesced(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> Any:
         pairs = zip(output_tensor_list, input_tensor_list, strict=True)
-        return _last_of([self.all_gather_single(output, input, opts) for output, input in pairs])
+        works = [self.all_gather_single(output, tensor, opts) for output, tensor in pairs]
+        return _last_of(works)
 
     def reduce_scatter_single_coalesced(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
         pairs = zip(output_tensors, input_tensors, strict=True)
-        return _last_of([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
+        works = [self.reduce_scatter_single(output, tensor, opts) for output, tensor in pairs]
+        return _last_of(works)
 
     # The names before torch 2.13.
     _allgather_base = all_gather_single
@@ -482,7 +515,7 @@ def _op(opts: Any) -> Any:
     return dist.ReduceOp.SUM if opts is None else opts.reduceOp
 
 
-def _one(items: Any) -> Any:
+def _only(items: Any) -> Any:
     """Unpack a list of one item: c10d takes lists from the time when a process had several devices."""
     (item,) = items
     return item
@@ -496,7 +529,8 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
     group._rendezvous = world.rendezvous(opts.group_id, ranks)
     description = "" if opts.global_ranks_in_group else "default_pg"
     record = GroupRecord(opts.group_id, description, ranks, opts.group_rank)
-    group._rendezvous.join(opts.group_rank, world.add_group(ranks[opts.group_rank], record))
+    number = world.add_group(ranks[opts.group_rank], record)
+    group._rendezvous.join(opts.group_rank, number)
     return group
 
 

@@ -10,8 +10,8 @@ import ctypes
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,8 @@ from torch_testing_ext._process import grace
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import RankEnding, RankReport, hang, now
 from torch_testing_ext.launch.job import Sanitize
+from torch_testing_ext.launch.rank_evidence import RankEvidence
+from torch_testing_ext.launch.rank_watch import RankWatch, WatchAction, WatchRules
 
 from .group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg, site_of_call
 
@@ -34,7 +36,8 @@ GRACE_AFTER_FAILURE = grace.AFTER_FAILURE_FOR_GOOD
 END_TIMEOUT = 0.5
 
 
-_HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++
+# It is made in C++: the stubs do not have it.
+_HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]
 
 
 class Stopped(BaseException):
@@ -64,13 +67,17 @@ class RankThreads:
         self._sharding_lock = _torch.threads.one_sharding_at_a_time()
         self._sharding_lock.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
-        self.note = ""  # what must be known to run a test again
+        # What must be known to run a test again.
+        self.note = ""
         if sanitize:
             self._sanitize(sanitize, world_size)
         self.store = _HashStore()
-        self.errors: dict[int, ExcInfo] = {}  # by rank
-        self.test: Any = None  # whose threads these are
-        self.finding: Finding | None = None  # why their waiting was given up before the time-out
+        # The exceptions by rank.
+        self.errors: dict[int, ExcInfo] = {}
+        # The test whose threads these are.
+        self.test: Any = None
+        # The reason to give up waiting before the time-out.
+        self.finding: Finding | None = None
         self._accounts = [launch.AccountWriter(None) for _ in range(world_size)]
         self._exits: dict[int, launch.Exit] = {}
         self.is_over = False
@@ -79,10 +86,12 @@ class RankThreads:
             for rank in range(world_size)
         ]
         for thread in self.threads:
-            thread.ranks = self  # type: ignore[attr-defined] # for those who have the thread alone
+            # For those who have the thread alone.
+            thread.ranks = self  # type: ignore[attr-defined]
 
     def _sanitize(self, sanitize: Sanitize, world_size: int) -> None:
-        self._world.kinds, self.note = sanitize.kinds, sanitize.note
+        self._world.kinds = sanitize.kinds
+        self.note = sanitize.note
         if sanitize.kinds & {SanitizeKind.WAITS, SanitizeKind.RACES}:
             self._follow_works(world_size)
         if sanitize.shake is not None:
@@ -109,34 +118,45 @@ class RankThreads:
     # -- in the threads
 
     def _run_rank(self, rank: int) -> None:
-        writer, code = self._accounts[rank], 0
+        writer = self._accounts[rank]
+        code = 0
         try:
-            waits = self._world.waits.get(rank)
-            with nullcontext() if waits is None else waits.around(SanitizeKind.RACES in self._world.kinds):
+            with self._following_waits(rank):
                 self._body(rank)
             writer.passed()
         except BaseException as error:
             self.errors[rank] = (type(error), error, error.__traceback__)
             code = self._account_for(writer, error)
         finally:
+            self._exits[rank] = _exit_of(writer, code)
             account = writer.account
-            self._exits[rank] = launch.Exit((account.code if account else code & 0xFF) << 8, now())
-            self._world.leave(rank, f"has {account.ending.value}" if account else f"left by sys.exit({code})")
+            how = f"left by sys.exit({code})" if account is None else f"has {account.ending.value}"
+            self._world.leave(rank, how)
+
+    def _following_waits(self, rank: int) -> AbstractContextManager[object]:
+        waits = self._world.waits.get(rank)
+        if waits is None:
+            return nullcontext()
+        return waits.around(SanitizeKind.RACES in self._world.kinds)
 
     # -- in the thread that waits for them
 
     def join(
-        self, timeout: float | None, told: Callable[[], Iterator[tuple[int, ExcInfo]]] = lambda: iter(())
-    ) -> tuple[list[RankReport], bool]:
-        """Wait for all threads to end, or for the deadline. Return a report for each, and whether they timed out.
+        self,
+        timeout: float | None,
+        expected: launch.Expected,
+        caught_errors: Callable[[], Iterable[tuple[int, ExcInfo]]],
+    ) -> RankEvidence:
+        """Wait for all threads to end, or for the deadline. Return what is known about them.
 
-        `told` gives the exceptions that bodies have caught and reported in another way.
+        `caught_errors` gives the exceptions that bodies have caught and reported in another way.
         """
         try:
             timed_out = self._wait(timeout)
-            for rank, error in told():
+            for rank, error in caught_errors():
                 self._add_error(rank, error)
-            return [self._report(rank) for rank in range(len(self.threads))], timed_out
+            reports = tuple(self._report(rank) for rank in range(len(self.threads)))
+            return RankEvidence(reports, timed_out, expected, self.finding, self.note)
         finally:
             self.end()
 
@@ -146,44 +166,50 @@ class RankThreads:
             return
         self.errors[rank] = error
         code = self._account_for(writer, error[1])
-        self._exits[rank] = launch.Exit((writer.account.code if writer.account else code & 0xFF) << 8, now())
+        self._exits[rank] = _exit_of(writer, code)
 
     def _wait(self, timeout: float | None) -> bool:
-        deadline = None if timeout is None else self.began + timeout
+        """Wait until all threads have ended or some cannot end. Returns whether the time is over."""
+        rules = WatchRules(GRACE_AFTER_FAILURE, GRACE_AFTER_FAILURE, takes_stacks=False, ends_ranks=False)
+        watch = RankWatch(range(len(self.threads)), rules, began=self.began, timeout=timeout)
         with self._world.changed:
-            while len(self._world.ended) < len(self.threads):
-                self.finding = self._deadlock()
+            while True:
+                self._take_ends(watch)
+                if watch.running:
+                    self.finding = self._deadlock()
                 if self.finding is not None:
-                    return False
-                until = min((end for end in (deadline, self._grace_ends()) if end is not None), default=None)
-                if until is not None and until <= now():
-                    return until == deadline
-                self._world.changed.wait(None if until is None else until - now())
-        return False
+                    watch.on_finding()
+                step = watch.step(now())
+                if step.action is not WatchAction.WAIT:
+                    return watch.timed_out
+                self._world.changed.wait(None if step.until is None else step.until - now())
+
+    def _take_ends(self, watch: RankWatch) -> None:
+        """Report the threads to the watch that have ended since the last call."""
+        for rank in self._world.ended.keys() & watch.running:
+            account = self._accounts[rank].account
+            ending = RankEnding.EXITED if account is None else account.ending
+            watch.on_end(RankReport(rank, ending), self._exits[rank].at)
 
     def _deadlock(self) -> Finding | None:
-        """Whether all ranks that run wait for each other. A wait for a rank that has ended ends by itself."""
-        ended = dict(self._world.ended)
+        """Find that all ranks that run wait for each other. A wait for a rank that has ended ends by itself."""
+        ended = self._world.ended.keys()
         waiting = self._world.waiting
-        if len(waiting) + len(ended) < len(self.threads) or any(done() for done in waiting.values()):
+        all_wait = len(waiting) + len(ended) >= len(self.threads)
+        if not all_wait or any(is_over() for is_over in waiting.values()):
             return None
-        ranks = range(len(self.threads))
-        records = [*map(self._world.record_of, ranks)]
-        found = deadlocked({rank: calls for rank, calls in waits(records).items() if rank not in ended}, {})
-        return describe_deadlock(found, {}) if found else None
-
-    def _grace_ends(self) -> float | None:
-        accounts = {rank: self._accounts[rank].account for rank in self._exits}
-        failed = [rank for rank, account in accounts.items() if account is None or account.ending.is_failure]
-        return min(self._exits[rank].at for rank in failed) + GRACE_AFTER_FAILURE if failed else None
+        records = [self._world.record_of(rank) for rank in range(len(self.threads))]
+        calls_of_waiting = {rank: calls for rank, calls in waits(records).items() if rank not in ended}
+        deadlock = deadlocked(calls_of_waiting, {})
+        return describe_deadlock(deadlock, {}) if deadlock else None
 
     def _report(self, rank: int) -> RankReport:
         recorder = self._world.record_of(rank)
-        found = tuple(finding_of_rank(rank, note) for note in self._world.notes.get(rank, ()))
         if rank in self._exits:
-            account, ended = self._accounts[rank].account, self._exits[rank]
-            report = launch.assemble_report(rank, account, ended, self.began, stopped=None)
-            return replace(report, recorder=recorder, found=found)
+            findings = tuple(finding_of_rank(rank, note) for note in self._world.notes.get(rank, ()))
+            account = self._accounts[rank].account
+            report = launch.assemble_report(rank, account, self._exits[rank], self.began, stopped=None)
+            return replace(report, recorder=recorder, found=findings)
         stacks = _stack_of(self.threads[rank])
         return RankReport(rank, RankEnding.STOPPED, now() - self.began, now(), stacks=stacks, recorder=recorder)
 
@@ -198,9 +224,9 @@ class RankThreads:
 
             waits.watch_waits([])
         if not self._all_gone():
-            for thread in filter(threading.Thread.is_alive, self.threads):
-                # Raises Stopped when the thread next runs Python code; a wait in C goes on.
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
+            for thread in self.threads:
+                if thread.is_alive():
+                    _stop(thread)
             self._all_gone()
         _uninstall_threaded_pg()
         self._sharding_lock.__exit__(None, None, None)
@@ -208,9 +234,22 @@ class RankThreads:
     def _all_gone(self) -> bool:
         until = now() + END_TIMEOUT
         for thread in self.threads:
-            if thread.ident is not None:  # it was started
+            was_started = thread.ident is not None
+            if was_started:
                 thread.join(max(0.0, until - now()))
         return not any(thread.is_alive() for thread in self.threads)
+
+
+def _exit_of(writer: launch.AccountWriter, code: int) -> launch.Exit:
+    """The end of a thread as that of a process with the exit code of its account, or `code` if it has none."""
+    exit_code = code & 0xFF if writer.account is None else writer.account.code
+    return launch.Exit(exit_code << 8, now())
+
+
+def _stop(thread: threading.Thread) -> None:
+    """Raise Stopped in a thread when it next runs Python code; a wait in C goes on."""
+    ident = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Stopped))
 
 
 @contextmanager
@@ -222,15 +261,18 @@ def process_group(rank: int, world_size: int, store: Any) -> Iterator[None]:
     finally:
         # A thread that outlives its test must not destroy the group of a later one.
         ranks = getattr(threading.current_thread(), "ranks", None)
-        if dist.is_initialized() and not (ranks is not None and ranks.is_over):
+        has_outlived = ranks is not None and ranks.is_over
+        if dist.is_initialized() and not has_outlived:
             dist.destroy_process_group()
 
 
 def _stack_of(thread: threading.Thread) -> str:
     """Format the stack of a thread, down to the body that RankThreads calls, as faulthandler does."""
     lines = [f"Thread of {thread.name} (most recent call first):"]
-    for frame, line in traceback.walk_stack(sys._current_frames().get(thread.ident or 0)):
-        if frame.f_code.co_filename == __file__:
+    innermost = sys._current_frames().get(thread.ident or 0)
+    for frame, line in traceback.walk_stack(innermost):
+        code = frame.f_code
+        if code.co_filename == __file__:
             break
-        lines.append(f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}')
+        lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
     return hang.tidy("\n".join(lines))

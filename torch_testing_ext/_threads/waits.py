@@ -23,8 +23,11 @@ class ThreadWaits:
     def __init__(self, note: Callable[[str, str, _Site, _Site], None], site: Callable[[], _Site]):
         self._site = site
         self._sites: list[_Site] = [None]
-        noted = lambda kind, text, *places: note(kind, text, *(self._sites[one] for one in places))  # noqa: E731
-        self.check = WaitCheck(noted, lambda: self._number_of(site()))
+
+        def note_sites(kind: str, text: str, place: int, place_of_work: int) -> None:
+            note(kind, text, self._sites[place], self._sites[place_of_work])
+
+        self.check = WaitCheck(note_sites, lambda: self._number_of(site()))
 
     def _number_of(self, site: _Site) -> int:
         self._sites.append(site)
@@ -44,15 +47,17 @@ class ThreadWaits:
         self, work: Any, kind: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], issuer: Any
     ) -> None:
         """A collective is complete, and its caller gets this work. In one that works in place, outputs are all."""
-        name = " ".join([kind, *([shown(list(inputs or outputs))] if inputs or outputs else [])])
-        self.check.after_in_thread(work, name, outputs, inputs, self._number_of(self._site()), issuer)
+        tensors = list(inputs or outputs)
+        name = f"{kind} {shown(tensors)}" if tensors else kind
+        number = self._number_of(self._site())
+        self.check.after_in_thread(work, name, outputs, inputs, number, issuer)
 
 
 def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
     """Tell all ranks of each wait of this process: it is not known whose work that is. Without ranks, of none."""
 
     def tell(work: Any) -> None:
-        for one in ranks:
-            one.check.waited(work)
+        for rank in ranks:
+            rank.check.waited(work)
 
     hook.watch_waits(tell if ranks else None, None)

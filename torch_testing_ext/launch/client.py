@@ -51,9 +51,11 @@ class Launcher:
         self._directory = directory
         self._inherits = inherits
         self._closes_at_exit = False
-        self._wanted = ""  # the setting under which the server was made
+        # The setting under which the server was made.
+        self._wanted = ""
         self._warned: set[tuple[str, str]] = set()
-        self._in_use = False  # whether this process could not be forked as it uses an accelerator
+        # This process could not be forked as it uses an accelerator.
+        self._in_use = False
         self._numbers = itertools.count()
 
     def session_directory(self) -> Path:
@@ -91,7 +93,8 @@ class Launcher:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except ServerUnfit:
             self._discard_server()
-        _empty(job.directory)  # ranks of the failed attempt may have left files there, a rendezvous store for one
+        # Ranks of the failed attempt may have left files there, a rendezvous store for one.
+        _empty(job.directory)
         try:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except ServerUnfit as why:
@@ -130,7 +133,8 @@ class Launcher:
         if self.server is not None and (self.server.unusable or not self._suits(self.server, wanted)):
             self._discard_server()
         if self.server is None:
-            self.server, self._wanted = self._make_server(wanted, subject), wanted
+            self.server = self._make_server(wanted, subject)
+            self._wanted = wanted
         return self.server
 
     def _suits(self, server: ForkServerClient, wanted: str) -> bool:
@@ -147,7 +151,8 @@ class Launcher:
         reasons: list[str] = []
         for method in _best_methods(wanted):
             if method is not StartMethod.FORK and "<locals>" in subject.qualname:
-                continue  # no other interpreter has this class
+                # No other interpreter has this class.
+                continue
             if method is StartMethod.SPAWN and reasons:
                 self._warn_once("ranks are started as new interpreters, which takes seconds", "; ".join(reasons))
             server, unusable = self.try_method(method, subject)
@@ -162,15 +167,15 @@ class Launcher:
     def try_method(
         self, method: StartMethod, subject: Named, inherited: Any = None
     ) -> tuple[ForkServerClient | None, str]:
-        if method is StartMethod.FORK and not self._inherits:
-            return None, "these ranks inherit nothing"
-        unsafe = (fork_safety.was_forked() or fork_safety.prepare_to_fork()) if method is StartMethod.FORK else None
-        if unsafe is not None:
-            return None, unsafe
+        """Make a server by this method. Returns it, or the reason why there is none."""
+        why_not = self._why_not_forked() if method is StartMethod.FORK else None
+        if why_not is not None:
+            return None, why_not
         server = ForkServerClient(method, subject, self.session_directory(), inherited)
         try:
             unsafe = server.wait_until_ready()
-        except BaseException:  # Ctrl-C
+        except BaseException:
+            # For one, Ctrl-C.
             server.close()
             raise
         if unsafe is None:
@@ -179,6 +184,11 @@ class Launcher:
         if method is StartMethod.FORK:
             self._in_use = server.accelerator_in_use
         return None, unsafe
+
+    def _why_not_forked(self) -> str | None:
+        if not self._inherits:
+            return "these ranks inherit nothing"
+        return fork_safety.was_forked() or fork_safety.prepare_to_fork()
 
     def _warn_once(self, text: str, reason: str) -> None:
         if (text, reason) not in self._warned:
@@ -216,7 +226,9 @@ def _best_methods(wanted: str) -> tuple[StartMethod, ...]:
         return methods
     from torch_testing_ext import _torch
 
-    return (StartMethod.FORK_FRESH, StartMethod.FORK, *methods[2:]) if _torch.launch.made_groups_before() else methods
+    if not _torch.launch.made_groups_before():
+        return methods
+    return (StartMethod.FORK_FRESH, StartMethod.FORK, *methods[2:])
 
 
 def _explain_failure(wanted: str, subject: Named, reasons: list[str]) -> NoReturn:
@@ -248,11 +260,12 @@ def launcher(inherits: bool = True) -> Launcher:
     A child that a test forked has a copy of its parent's launcher, but not the processes: it gets its own launcher.
     """
     launchers: dict[bool, Launcher] = _own.__dict__.setdefault("launchers", {})
-    found = launchers.get(inherits)
-    if found is None or found.owner != os.getpid():
-        hints = found.preload_hints if found is not None else ()
-        found = launchers[inherits] = Launcher(hints=hints, inherits=inherits)
-    return found
+    known = launchers.get(inherits)
+    if known is not None and known.owner == os.getpid():
+        return known
+    hints = () if known is None else known.preload_hints
+    launchers[inherits] = Launcher(hints=hints, inherits=inherits)
+    return launchers[inherits]
 
 
 def work_in(directory: Path) -> None:
@@ -278,7 +291,8 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
     """
     job = settings.complete(job)
     wanted = settings.wanted_start(job)
-    own, server = launcher(), None
+    own = launcher()
+    server = None
     if StartMethod.FORK in _METHODS_OF[wanted]:
         server, unusable = own.try_method(StartMethod.FORK, job.names[-1], inherited)
         why_not = f"which is unsafe: {unusable}"
@@ -326,7 +340,8 @@ def finish(run: Run) -> None:
         run.server.close()
 
 
-_directories: dict[Path, int] = {}  # how many directories of a name this process has made
+# How many directories of a name this process has made.
+_directories: dict[Path, int] = {}
 
 
 def new_directory(name: str) -> Path:

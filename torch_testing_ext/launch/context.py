@@ -16,13 +16,19 @@ class RankContext:
 
     rank: int
     world_size: int
-    directory: Path  # the files of the run, the same for all ranks
+    # The files of the run, the same for all ranks.
+    directory: Path
     account: AccountWriter
-    seed: int | None = None  # of torch, random and NumPy; None: as in this process
-    fast_exit: bool = True  # gloo's groups end with the process
-    is_debugged: bool = False  # the user debugs one of the ranks: no wait has a time-out
-    inherited: Any = None  # the object that the launching process has handed to the ranks that it forks
-    group_creation: Any = None  # the groups that it creates: see _cases/group_creation.py
+    # Of torch, random and NumPy; None: as in this process.
+    seed: int | None = None
+    # gloo's groups end with the process.
+    fast_exit: bool = True
+    # The user debugs one of the ranks: no wait has a time-out.
+    is_debugged: bool = False
+    # The object that the launching process has handed to the ranks that it forks.
+    inherited: Any = None
+    # The groups that it creates: see _cases/group_creation.py.
+    group_creation: Any = None
     pid: int = field(default_factory=os.getpid)
 
     def enter(self) -> None:

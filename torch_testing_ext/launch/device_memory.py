@@ -12,21 +12,26 @@ from torch_testing_ext._collectives.records import grouped
 
 from .rank_report import RankReport
 
-Peaks = tuple[tuple[int, int, int], ...]  # of each device: its number, bytes in tensors, bytes that torch has reserved
+# Of each device: its number, bytes in tensors, bytes that torch has reserved.
+Peaks = tuple[tuple[int, int, int], ...]
 
 
 class DevicePeak(NamedTuple):
     """The most memory that one test has had on one device; of several devices, on the one where that was most."""
 
-    allocated: int  # bytes in tensors
-    reserved: int  # bytes that torch's allocator held
-    processes: int = 1  # on that device
+    # Bytes in tensors.
+    allocated: int
+    # Bytes that torch's allocator held.
+    reserved: int
+    # On that device.
+    processes: int = 1
 
 
 def of_this_process() -> Peaks:
     """Return the most that this process has had so far, if it has used CUDA."""
     cuda = sys.modules.get("torch_testing_ext._torch.cuda_state")
-    with suppress(Exception):  # a figure for a report: nothing depends on it
+    with suppress(Exception):
+        # A figure for a report: nothing depends on it.
         if cuda is not None:
             return tuple((device, *peak) for device, peak in cuda.peak_memory().items())
     return ()
@@ -55,16 +60,18 @@ def forget() -> None:
 
 def take() -> DevicePeak | None:
     """The sum over the ranks since the last test began, and this process; None if none has used a device."""
-    found = highest([*_noted, of_this_process()])
+    peak = highest([*_noted, of_this_process()])
     _noted.clear()
-    return found
+    return peak
 
 
 def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
     """The sum of several processes, on the device where it is largest."""
-    by_device = grouped((device, (allocated, reserved)) for one in peaks for device, allocated, reserved in one)
-    sums = [
-        DevicePeak(sum(one[0] for one in found), sum(one[1] for one in found), len(found))
-        for found in by_device.values()
-    ]
+    of_processes = (peak for of_process in peaks for peak in of_process)
+    by_device = grouped((device, (allocated, reserved)) for device, allocated, reserved in of_processes)
+    sums = []
+    for sizes in by_device.values():
+        allocated = sum(size for size, _ in sizes)
+        reserved = sum(size for _, size in sizes)
+        sums.append(DevicePeak(allocated, reserved, len(sizes)))
     return max(sums, key=lambda peak: peak.reserved, default=None)

@@ -58,12 +58,16 @@ class ForkServer:
         self._client = client
         self._about = about
         self._loop = ParentLoop(self._reap_children)
-        self._ranks: dict[int, _Rank] = {}  # by pid, until reaped
-        self._accounts: list[AccountFile] = []  # while ranks are being started
+        # By pid, until reaped.
+        self._ranks: dict[int, _Rank] = {}
+        # While ranks are being started.
+        self._accounts: list[AccountFile] = []
         self._launches = 0
         self._is_collapsed = False
-        self._unsafe: str | None = None  # why this process must not fork more ranks
-        self._client_is_gone: bool | None = None  # unless it says
+        # The reason why this process must not fork more ranks.
+        self._unsafe: str | None = None
+        # None: the client has not said that it goes, and its connection is there.
+        self._client_is_gone: bool | None = None
 
     def serve(self) -> NoReturn:
         """Serve until Quit arrives or the client is gone."""
@@ -75,14 +79,16 @@ class ForkServer:
         finally:
             # Ranks, and processes outside their groups: these are adopted only when their rank is dead.
             reaping.end_children()
-            if self._client_is_gone is None:  # SIGTERM, which comes as soon as its main thread has ended
+            if self._client_is_gone is None:
+                # SIGTERM, which comes as soon as its main thread has ended.
                 reaping.wait_until_gone([self._about.parent], 0.5)
             if self._client_is_gone or os.getppid() != self._about.parent:
                 shutil.rmtree(self._about.directory, ignore_errors=True)
             os._exit(0)
 
     def _lose_client(self) -> None:
-        self._client_is_gone = True  # a client that ends properly sends Quit
+        # A client that ends properly sends Quit.
+        self._client_is_gone = True
         self._loop.stop()
 
     def _on_message(self, message: wire.ToServer) -> None:
@@ -91,22 +97,17 @@ class ForkServer:
                 self._launch(message.run, pickle.loads(message.job))
             case wire.Signal(run, number, rank):
                 send = signal_group if rank is None else os.kill
-                for one in self._ranks_of(run, None if rank is None else [rank]):
-                    send(one.pid, number)
+                for process in self._ranks_of(run, None if rank is None else [rank]):
+                    send(process.pid, number)
             case wire.Dump():
                 self._dump(message)
             case wire.Probe(run, ranks):
-                for one in self._ranks_of(run, ranks):
-                    with suppress(OSError):  # it has ended, or has not answered many requests
-                        one.link.send(rank_process.ASK_COLLECTIVES)
+                for process in self._ranks_of(run, ranks):
+                    # It may have ended, or not have answered many requests.
+                    with suppress(OSError):
+                        process.link.send(rank_process.ASK_COLLECTIVES)
             case wire.Preload(modules, at_once):
-                for name in modules:
-                    if name in sys.modules:
-                        continue
-                    if at_once:
-                        self._preload(name)
-                    else:
-                        self._loop.when_idle(partial(self._preload, name))
+                self._preload_all(modules, at_once)
             case wire.Quit():
                 self._client_is_gone = False
                 self._loop.stop()
@@ -116,8 +117,10 @@ class ForkServer:
                 unexpected(message)
 
     def _ranks_of(self, run: int, ranks: Iterable[int] | None = None) -> list[_Rank]:
-        chosen = [one for one in self._ranks.values() if one.run == run and (ranks is None or one.rank in ranks)]
-        return sorted(chosen, key=lambda one: one.rank)
+        """The processes of a run, or of these ranks of it, in order."""
+        of_run = [process for process in self._ranks.values() if process.run == run]
+        chosen = of_run if ranks is None else [process for process in of_run if process.rank in ranks]
+        return sorted(chosen, key=lambda process: process.rank)
 
     # -- starting ranks
 
@@ -128,17 +131,18 @@ class ForkServer:
         except UnknownName as why:
             self._client.send(wire.StartFailed(run, str(why), needs_new_server=True))
         except OSError as error:
-            for one in self._ranks_of(run):
-                signal_group(one.pid, signal.SIGKILL)
+            for process in self._ranks_of(run):
+                signal_group(process.pid, signal.SIGKILL)
             self._client.send(wire.StartFailed(run, f"{type(error).__name__}: {error}", needs_new_server=False))
 
     def _prepare_for(self, job: Job) -> None:
+        """Do once what each rank inherits. Raises UnknownName if the client has to make another server."""
         if self._unsafe:
-            raise UnknownName(self._unsafe)  # the client makes another server
+            raise UnknownName(self._unsafe)
         self._launches += 1
         if self._about.method is not wire.StartMethod.SPAWN:
             self._collapse(at_once=job.world_size >= MANY_RANKS)
-            job.context.apply()  # once, here: each rank inherits it
+            job.context.apply()
             recording.prepare_to_sanitize(bool(job.sanitize))
         for thing in job.names:
             if self._about.method is wire.StartMethod.FORK:
@@ -166,10 +170,12 @@ class ForkServer:
             for account in self._accounts:
                 account.close()
             self._accounts.clear()
-        self._client.send(wire.Started(run, tuple(one.pid for one in self._ranks_of(run))))
+        self._client.send(wire.Started(run, tuple(process.pid for process in self._ranks_of(run))))
 
     def _start(self, run: int, job: Job, rank: int, account: AccountFile) -> None:
-        with ExitStack() as of_rank, ExitStack() as of_server:  # what one of them needs, the other closes
+        """Start a rank, which begins to run."""
+        # What the rank or the server alone needs, the other closes.
+        with ExitStack() as of_rank, ExitStack() as of_server:
             ours, theirs = socket.socketpair()
             of_rank.enter_context(theirs)
             of_server.enter_context(ours)
@@ -208,12 +214,23 @@ class ForkServer:
         """Waits until the deadline at most: a rank that holds the GIL in C never sends its flight recorder."""
         deadline = now() + message.timeout
         chosen = self._ranks_of(message.run, message.ranks)
-        for one in chosen:
-            signal_group(one.pid, signal.SIGCONT)  # a stopped process does not answer
-        done, soon = rank_process.STACKS_DONE, now() + 0.3 * message.timeout
-        silent = self._ask(chosen, lambda one: one.link.send(rank_process.ASK_STACKS), done, soon)
-        self._ask(silent, lambda one: os.kill(one.pid, system.DUMP_STACKS_NOW), done, deadline)
-        self._ask(chosen, lambda one: one.link.send(rank_process.ASK_RECORDER), rank_process.RECORDER_DONE, deadline)
+        for process in chosen:
+            # A stopped process does not answer.
+            signal_group(process.pid, signal.SIGCONT)
+
+        def ask_for_stacks(process: _Rank) -> None:
+            process.link.send(rank_process.ASK_STACKS)
+
+        def signal_for_stacks(process: _Rank) -> None:
+            os.kill(process.pid, system.DUMP_STACKS_NOW)
+
+        def ask_for_recorder(process: _Rank) -> None:
+            process.link.send(rank_process.ASK_RECORDER)
+
+        soon = now() + 0.3 * message.timeout
+        silent = self._ask(chosen, ask_for_stacks, rank_process.STACKS_DONE, soon)
+        self._ask(silent, signal_for_stacks, rank_process.STACKS_DONE, deadline)
+        self._ask(chosen, ask_for_recorder, rank_process.RECORDER_DONE, deadline)
         self._client.send(wire.Dumped(message.run))
 
     def _ask(self, ranks: list[_Rank], ask: Callable[[_Rank], object], answer: bytes, deadline: float) -> list[_Rank]:
@@ -221,12 +238,17 @@ class ForkServer:
         from multiprocessing.connection import wait  # only where a rank is asked
 
         waiting = []
-        for one in ranks:
+        for process in ranks:
             with suppress(OSError):
-                ask(one)
-                waiting.append(one)
-        while waiting and (ready := wait([one.link for one in waiting], max(0.0, deadline - now()))):
-            waiting = [one for one in waiting if one.link not in ready or not _has_answered(one.link, answer)]
+                ask(process)
+                waiting.append(process)
+        while waiting:
+            links = [process.link for process in waiting]
+            ready = wait(links, max(0.0, deadline - now()))
+            if not ready:
+                break
+            done = [link for link in links if link in ready and _has_answered(link, answer)]
+            waiting = [process for process in waiting if process.link not in done]
         return waiting
 
     # -- ends of ranks
@@ -234,43 +256,54 @@ class ForkServer:
     def _reap_children(self) -> None:
         for pid, status in reaping.reap():
             at = now()
-            one = self._ranks.pop(pid, None)
-            if one is not None:
-                self._report_exit(one, status, at)
+            process = self._ranks.pop(pid, None)
+            if process is not None:
+                self._report_exit(process, status, at)
 
-    def _report_exit(self, one: _Rank, status: int, at: float) -> None:
-        leftovers = self._end_leftovers(one, in_order=os.WIFEXITED(status))
-        if one.output is not None:
-            self._loop.forget(one.output.pipe)
-            one.output.finish()
-        one.link.close()
-        self._client.send(wire.Exited(one.run, one.rank, Exit(status, at, leftovers)))
+    def _report_exit(self, process: _Rank, status: int, at: float) -> None:
+        leftovers = self._end_leftovers(process, in_order=os.WIFEXITED(status))
+        if process.output is not None:
+            self._loop.forget(process.output.pipe)
+            process.output.finish()
+        process.link.close()
+        self._client.send(wire.Exited(process.run, process.rank, Exit(status, at, leftovers)))
 
-    def _end_leftovers(self, one: _Rank, in_order: bool) -> tuple[str, ...]:
+    def _end_leftovers(self, process: _Rank, in_order: bool) -> tuple[str, ...]:
         """End the processes that a rank left running: its group, and processes outside it that this server adopted."""
-        found = self._leftovers(one)
-        if found and in_order:
-            reaping.wait_until_gone(found, grace.FOR_HELPERS)
-            found = self._leftovers(one)
-        descriptions = tuple(system.describe(pid) for pid in found if not system.is_ending(pid))
-        for pid in found:
+        leftovers = self._leftovers(process)
+        if leftovers and in_order:
+            reaping.wait_until_gone(leftovers, grace.FOR_HELPERS)
+            leftovers = self._leftovers(process)
+        descriptions = tuple(system.describe(pid) for pid in leftovers if not system.is_ending(pid))
+        for pid in leftovers:
             signal_group(pid, signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.pid, signal.SIGKILL)
-        reaping.wait_until_gone(found)
+            os.killpg(process.pid, signal.SIGKILL)
+        reaping.wait_until_gone(leftovers)
         return descriptions
 
-    def _leftovers(self, one: _Rank) -> list[int]:
-        found = []
+    def _leftovers(self, process: _Rank) -> list[int]:
+        leftovers = []
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.pid, 0)  # raises if the group is empty: no search needed
-            found = system.group_members(one.pid)
-        if not self._ranks_of(one.run):  # while ranks run, an adopted process may still serve one of them
+            # It raises if the group is empty: then there is nothing to search.
+            os.killpg(process.pid, 0)
+            leftovers = system.group_members(process.pid)
+        # While ranks run, an adopted process may still serve one of them.
+        if not self._ranks_of(process.run):
             adopted = (pid for pid in system.children(os.getpid()) if pid not in self._ranks)
-            found += [pid for pid in adopted if pid not in found]
-        return found
+            leftovers += [pid for pid in adopted if pid not in leftovers]
+        return leftovers
 
     # -- work while there is nothing else to do
+
+    def _preload_all(self, modules: Iterable[str], at_once: bool) -> None:
+        for name in modules:
+            if name in sys.modules:
+                continue
+            if at_once:
+                self._preload(name)
+            else:
+                self._loop.when_idle(partial(self._preload, name))
 
     def _preload(self, name: str) -> None:
         """Import a module. If that leaves threads behind, this process forks no more ranks."""
@@ -280,7 +313,8 @@ class ForkServer:
             importlib.import_module(name)
         except Exception as error:
             print(f"torch_testing_ext: importing {name} failed: {summarize(error)}", file=sys.stderr, flush=True)
-        if why := accelerators.check_to_fork():
+        why = accelerators.check_to_fork()
+        if why:
             self._loop.drop_idle()
             self._unsafe = f"importing {name} left the process unsafe to fork: {why}"
 
@@ -300,7 +334,8 @@ def main() -> NoReturn:
     """Run a server that is a new interpreter: `python -c "... main()" CHANNEL`. Its client sends the first message."""
     client: Channel[wire.ToServer] = Channel.on(int(sys.argv[1]), wire.ToServer)
     messages: list[wire.ToServer] = []
-    while not messages:  # the first may arrive in pieces
+    # The first may arrive in pieces.
+    while not messages:
         messages = client.receive()
     (first,) = messages
     assert isinstance(first, wire.Serve)
@@ -313,7 +348,10 @@ def begin(client: Channel[wire.ToServer], about: wire.Serve, inherited: Any = No
     """Serve, in this process's own session. The first message is Hello: whether this process is safe to fork."""
     try:
         system.adopt_orphans()
-        unsafe, in_use = (None, False) if about.method is wire.StartMethod.SPAWN else _become_fork_server(about)
+        unsafe: str | None = None
+        in_use = False
+        if about.method is not wire.StartMethod.SPAWN:
+            unsafe, in_use = _become_fork_server(about)
         client.send(wire.Hello(unsafe, in_use))
         ForkServer(client, about, inherited).serve()
     except BaseException:
@@ -336,5 +374,8 @@ def _become_fork_server(about: wire.Serve) -> tuple[str | None, bool]:
     seeds.prepare_to_seed()
     _torch.flight_recorder.forget_groups()
     _torch.process_state.exempt_imported(garbage=None)
-    in_use = accelerators.unsafe_to_fork()
-    return in_use or (accelerators.check_to_fork() if is_fresh else None), in_use is not None
+    why_in_use = accelerators.unsafe_to_fork()
+    unsafe = why_in_use
+    if not unsafe and is_fresh:
+        unsafe = accelerators.check_to_fork()
+    return unsafe, why_in_use is not None

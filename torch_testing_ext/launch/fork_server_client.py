@@ -26,7 +26,8 @@ from .rank_report import Exit, now
 # A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
 ANSWER_TIMEOUT = 30.0
 _QUIT_TIMEOUT = 5.0
-_HELLO_TIMEOUT = 120.0  # a new interpreter imports torch and the test module before it answers
+# A new interpreter imports torch and the test module before it answers.
+_HELLO_TIMEOUT = 120.0
 
 
 class CannotStart(RuntimeError):
@@ -43,10 +44,12 @@ class ForkServerClient:
     def __init__(self, method: wire.StartMethod, subject: Named, directory: Path, inherited: Any = None):
         """`inherited` is for the contexts of ranks that are forked off this process."""
         self.method = method
-        self.unusable: str | None = None  # why it must not be used for another run
+        # The reason why it must not be used for another run.
+        self.unusable: str | None = None
         self.runs: dict[int, Run] = {}
         self.loop = EventLoop()
-        self.accelerator_in_use = False  # so that it is unsafe to fork
+        # Then it is unsafe to fork.
+        self.accelerator_in_use = False
         self._hello: wire.Hello | None = None
         self._reaped = False
         ours, theirs = socket_pair()
@@ -54,19 +57,23 @@ class ForkServerClient:
         self._popen: subprocess.Popen[bytes] | None = None
         about = wire.Serve(directory, method, os.getpid(), tuple(sys.argv), subject)
         with theirs:
-            is_forked = method is wire.StartMethod.FORK
-            self.pid = self._fork(theirs, about, inherited) if is_forked else self._spawn(theirs, about)
+            if method is wire.StartMethod.FORK:
+                self.pid = self._fork(theirs, about, inherited)
+            else:
+                self.pid = self._spawn(theirs, about)
         self.loop.listen(self._channel, self._receive)
 
     def _fork(self, theirs: socket.socket, about: wire.Serve, inherited: Any) -> int:
         def serve() -> NoReturn:
             self._channel.close()
             ports.forget_leases()
-            if inherited is None:  # it serves to the end of this process
+            serves_to_the_end = inherited is None
+            if serves_to_the_end:
                 child.leave_connections(theirs.fileno())
             fork_server.begin(Channel(theirs, wire.ToServer), about, inherited)
 
-        return child.fork_child(serve, killed_by=signal.SIGTERM)  # not SIGKILL: there may be ranks to end first
+        # Not SIGKILL: there may be ranks to end first.
+        return child.fork_child(serve, killed_by=signal.SIGTERM)
 
     def _spawn(self, theirs: socket.socket, about: wire.Serve) -> int:
         command = interpreter.command("launch.fork_server", sys.path, str(theirs.fileno()))
@@ -82,7 +89,9 @@ class ForkServerClient:
                 return f"it was not ready after {_HELLO_TIMEOUT:.0f} s"
         if self._hello is None:
             return "it ended while it was getting ready (its error is printed above)"
-        return self._hello.unsafe or (fork_safety.check_after_fork() if self.method is wire.StartMethod.FORK else None)
+        if self._hello.unsafe or self.method is not wire.StartMethod.FORK:
+            return self._hello.unsafe
+        return fork_safety.check_after_fork()
 
     def send(self, message: wire.ToServer) -> None:
         self._channel.send(message)
@@ -96,13 +105,15 @@ class ForkServerClient:
         except (ServerUnfit, CannotStart):
             raise
         except BaseException:
-            self.give_up()  # interrupted: messages may be lost
+            # Interrupted: messages may be lost.
+            self.give_up()
             raise
 
     def _on_message(self, message: wire.FromServer) -> None:
         match message:
             case wire.Hello():
-                self._hello, self.accelerator_in_use = message, message.in_use
+                self._hello = message
+                self.accelerator_in_use = message.in_use
             # Messages about a run that has been finished are ignored.
             case wire.Started(run, pids):
                 if run in self.runs:
@@ -128,13 +139,12 @@ class ForkServerClient:
     def _lose(self, why: str = "") -> None:
         """Handle the loss of the server. The kernel kills its ranks, and this process kills their groups."""
         self.loop.forget(self._channel)
-        how = self._reap() if not self._reaped else "ended"
+        how = "ended" if self._reaped else self._reap()
         self.unusable = f"the process that starts the ranks (pid {self.pid}) {why or how}"
         for run in self.runs.values():
-            for rank, pid in enumerate(run.pids):
-                if rank not in run.exits:
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.killpg(pid, signal.SIGKILL)
+            for rank in run.alive:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(run.pids[rank], signal.SIGKILL)
             run.lost = self.unusable
 
     def _reap(self) -> str:
@@ -173,13 +183,17 @@ class Run:
     pids: tuple[int, ...] = ()
     exits: dict[int, Exit] = field(default_factory=dict)
     dumped: bool = False
-    lost: str | None = None  # why the server is gone; None while it is there
-    owns_server: bool = False  # the server ends with this run
+    # The reason why the server is gone; None while it is there.
+    lost: str | None = None
+    # The server ends with this run.
+    owns_server: bool = False
 
     @property
     def alive(self) -> list[int]:
         """The ranks that are still running."""
-        return [rank for rank in range(len(self.pids)) if rank not in self.exits and not self.lost]
+        if self.lost:
+            return []
+        return [rank for rank in range(len(self.pids)) if rank not in self.exits]
 
     def wait_for_event(self, until: float | None = None) -> bool:
         """Wait for the next event and handle it. Returns False if the time `until` came first."""
@@ -192,7 +206,8 @@ class Run:
     def dump(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
         """Have these ranks, or all that are still running, write their stacks and flight recorders."""
         self.dumped = False
-        self.server.send(wire.Dump(self.number, tuple(self.alive if ranks is None else ranks), timeout))
+        asked = tuple(self.alive if ranks is None else ranks)
+        self.server.send(wire.Dump(self.number, asked, timeout))
         self.wait_until(lambda: self.dumped, timeout)
 
     def probe(self, ranks: Iterable[int]) -> None:

@@ -23,13 +23,15 @@ from torch_testing_ext._process.loop import EventLoop
 from . import rounds
 from .accounts import RankAccount
 from .job import log_of
-from .judging import judge
 from .launchers import Launched
-from .rank_report import add_recorders, now
+from .rank_evidence import RankEvidence, with_collectives
+from .rank_report import now
+from .rank_watch import RankWatch, WatchAction
 from .sanitizer_logs import Logs
-from .verdict import Expected, failed_by_itself
+from .verdict import Expected, Verdict, failed_by_itself
 
-CONNECT_TIMEOUT = 120.0  # rank 0 may import more than the others before its first test
+# Rank 0 may import more than the others before its first test.
+CONNECT_TIMEOUT = 120.0
 _STEP = 0.05
 _STACKS_TIMEOUT = 0.5
 
@@ -60,9 +62,11 @@ class Hub(threading.Thread):
         self._loop = EventLoop()
         self._ranks: dict[int, Channel[rounds.FromRank]] = {}
         self._stacks: dict[int, rounds.RankStacks] = {}
-        self._told: dict[int, tuple[str, ...]] = {}
-        self._round = rounds.RoundState(1, self._world_size, {}, self._told)
-        self._lease = ExitStack()  # of the round's port
+        # What rank 0 is to report for each rank that is at the end of its tests.
+        self._last_reports: dict[int, tuple[str, ...]] = {}
+        self._round = rounds.RoundState(1, self._world_size, {}, self._last_reports)
+        # The lease of the round's port.
+        self._lease = ExitStack()
         self._own = self._admit(own)
 
     def forget(self) -> None:
@@ -75,9 +79,9 @@ class Hub(threading.Thread):
         try:
             self._loop.listen(self._listener, lambda: self._admit(self._listener.accept()[0]))
             while True:
-                self._loop.step(self._round.due())
-                self._proceed()
-        except BaseException as error:  # without a hub no test can pass
+                self._loop.step(self._proceed())
+        except BaseException as error:
+            # Without a hub, no test can pass.
             self._launched.abandon(f"the verdict on all ranks cannot be made: {error!r}")
 
     # -- connections
@@ -100,11 +104,12 @@ class Hub(threading.Thread):
                         self._on_message(rank, message)
             except Exception as error:
                 if rank is not None and not isinstance(error, (EOFError, OSError)):
-                    raise  # a stranger may send anything
+                    # A stranger may send anything.
+                    raise
                 self._loop.forget(channel)
                 channel.close()
                 if rank is not None:
-                    self._round.left.setdefault(rank, now())
+                    self._round.on_leave(rank, now())
 
         self._loop.listen(channel, receive)
         return channel
@@ -118,7 +123,7 @@ class Hub(threading.Thread):
             case rounds.RankStacks():
                 self._stacks[rank] = message
             case rounds.RankTells(reports):
-                self._told[rank] = reports
+                self._last_reports[rank] = reports
 
     def _by_our_clock(self, account: RankAccount) -> RankAccount:
         """Return an account whose times may be of another machine with times of this one: it ended just now."""
@@ -130,42 +135,67 @@ class Hub(threading.Thread):
     def _tell(self, ranks: Iterable[int], message: rounds.FromHub) -> None:
         for rank in ranks:
             if rank not in self._round.left:
-                with suppress(OSError):  # the end of the connection says that the rank has left
+                with suppress(OSError):
+                    # The end of the connection says that the rank has left.
                     self._ranks[rank].send(message)
 
     def awaited(self) -> tuple[set[int], set[int]]:
         """The ranks that have yet to tell what rank 0 is to report for them: those that have joined, and the others."""
-        others = set(range(1, self._world_size)) - self._told.keys() - self._round.left.keys()
+        others = set(range(1, self._world_size)) - self._last_reports.keys() - self._round.left.keys()
         return others & self._ranks.keys(), others - self._ranks.keys()
 
     def take_over(self) -> dict[int, tuple[str, ...]]:
-        """Take over what the other ranks have told."""
-        told = {rank: reports for rank, reports in self._told.items() if rank}
+        """Take over the reports of the other ranks."""
+        reports_of_others = {rank: reports for rank, reports in self._last_reports.items() if rank}
         self._tell(self._ranks.keys() - {0}, rounds.RankHeard())
-        return told
+        return reports_of_others
 
     # -- a round
 
-    def _proceed(self) -> None:
-        while (step := self._round.next_step(now())) is not rounds.NextStep.WAIT:
-            match step:
-                case rounds.NextStep.REFUSE:
-                    begun, why = list(self._round.begun), self._round.why_refused(now())
-                    self._next_round()
-                    self._tell(begun, rounds.RoundRefused(why))
-                case rounds.NextStep.START:
+    def _proceed(self) -> float | None:
+        """Do all that is to be done now. Returns the moment at which to ask again if nothing happens until then."""
+        while True:
+            if self._round.watch is None:
+                meeting = self._round.meeting(now())
+                if meeting is rounds.Meeting.INCOMPLETE:
+                    return self._round.meeting_ends
+                if meeting is rounds.Meeting.COMPLETE:
                     self._start()
-                case rounds.NextStep.NAME_LOST:
-                    self._name_lost()
-                case rounds.NextStep.JUDGE:
-                    self._judge()
+                else:
+                    self._refuse(self._round.why_refused(now()))
+            else:
+                step = self._round.watch.step(now())
+                if step.action is WatchAction.WAIT:
+                    return step.until
+                self._act(step.action, self._round.watch)
+
+    def _act(self, action: WatchAction, watch: RankWatch) -> None:
+        match action:
+            case WatchAction.NAME_LOST:
+                self._name_lost()
+                watch.on_named()
+            case WatchAction.TAKE_STACKS:
+                self._take_stacks(self._round.running)
+                watch.on_stacks()
+            case WatchAction.JUDGE:
+                self._judge(watch.timed_out)
+            case _:
+                raise AssertionError(action)
+
+    def _refuse(self, why: str) -> None:
+        begun = list(self._round.begun)
+        self._next_round()
+        self._tell(begun, rounds.RoundRefused(why))
 
     def _next_round(self) -> None:
         self._lease.close()
-        self._round = rounds.RoundState(self._round.number + 1, self._world_size, self._round.left, self._told)
+        number = self._round.number + 1
+        self._round = rounds.RoundState(number, self._world_size, self._round.left, self._last_reports)
 
     def _start(self) -> None:
         self._round.start(now())
+        # Of an earlier round: late answers have come before the rank's next message.
+        self._stacks.clear()
         first = self._round.begun[0]
         port = self._lease.enter_context(ports.leased_port())
         started = rounds.Round(self._round.number, first.directory, self.address.host, port, first.sanitize)
@@ -173,37 +203,46 @@ class Hub(threading.Thread):
 
     def _name_lost(self) -> None:
         """Say at once which ranks have left: the launcher is about to end the other ranks."""
-        self._round.has_named_lost = True
         name = self._round.begun[0].case.name
         for rank in self._round.lost:
             self._launched.say(f"rank {rank} of {self._world_size} has left in {name}: {rounds.HAS_LEFT}")
 
-    def _judge(self) -> None:
-        this = self._round
-        timed_out = this.has_timed_out(now())
-        self._take_stacks(this.running)
-        first, is_deadlocked = this.begun[0], bool(this.running)  # one may have ended because it was asked
-        reports = [this.report(rank, now(), self._stacks) for rank in range(self._world_size)]
-        if logs := Logs([log_of(first.directory, rank) for rank in range(self._world_size)], first.sanitize):
-            reports = logs.complete(reports)
-            logs.remove()
-        reports = add_recorders(reports, [unpack(self._collectives(rank)) for rank in range(self._world_size)])
-        case = replace(first.case, note=first.sanitize.note)
-        verdict = judge(reports, timed_out, case, Expected(may_differ=first.may_differ))
+    def _judge(self, timed_out: bool) -> None:
+        """Tell all ranks the verdict, and begin the next round."""
+        judged_round = self._round
+        # Some may have ended because they were asked for their stacks.
+        is_deadlocked = bool(judged_round.running)
+        evidence = self._evidence(timed_out)
+        verdict = evidence.verdict(judged_round.begun[0].case)
         if is_deadlocked:
-            # Said at once and once, before any process ends: the launcher ends all of them when it sees the first.
-            text = verdict.message.partition("\n")[0] if self._is_reported else verdict.message
-            self._launched.say(
-                f"{text}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
-            )
+            self._announce(verdict)
         self._next_round()
-        failed = tuple(report.rank for report in reports if failed_by_itself(report))
-        judged = rounds.RoundJudged(verdict, failed, this.short_accounts(), is_deadlocked)
+        failed = tuple(report.rank for report in evidence.reports if failed_by_itself(report))
+        message = rounds.RoundJudged(verdict, failed, judged_round.short_accounts(), is_deadlocked)
         # Rank 0 last: its process has the hub.
-        self._tell(sorted(this.begun, reverse=True), judged)
+        self._tell(sorted(judged_round.begun, reverse=True), message)
+
+    def _evidence(self, timed_out: bool) -> RankEvidence:
+        first = self._round.begun[0]
+        ranks = range(self._world_size)
+        logs = Logs([log_of(first.directory, rank) for rank in ranks], first.sanitize)
+        reports = [self._round.report(rank, now(), self._stacks) for rank in ranks]
+        left = [unpack(self._collectives(rank)) for rank in ranks]
+        return RankEvidence(
+            tuple(with_collectives(reports, logs, left)),
+            timed_out,
+            Expected(may_differ=first.may_differ),
+            note=first.sanitize.note,
+        )
+
+    def _announce(self, verdict: Verdict) -> None:
+        """Say at once and once why ranks cannot go on: the launcher ends all of them when it sees the first end."""
+        text = verdict.message.partition("\n")[0] if self._is_reported else verdict.message
+        self._launched.say(
+            f"{text}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
+        )
 
     def _take_stacks(self, ranks: list[int]) -> None:
-        self._stacks.clear()
         self._tell(ranks, rounds.AskForStacks())
         until = now() + _STACKS_TIMEOUT
         while any(rank not in self._stacks for rank in ranks) and self._loop.step(until):
@@ -272,9 +311,10 @@ def _connect_once(launched: Launched, address: HubAddress) -> socket.socket:
 def _published(launched: Launched) -> HubAddress:
     store = _store(launched)
     try:
-        found: HubAddress = messages.from_json(store.get(launched.key), messages.by_name(HubAddress))
-        return found
-    except RuntimeError as error:  # torch's DistStoreError is one
+        address: HubAddress = messages.from_json(store.get(launched.key), messages.by_name(HubAddress))
+        return address
+    except RuntimeError as error:
+        # For one, torch's DistStoreError.
         raise _not_found(error) from None
 
 
@@ -303,6 +343,10 @@ def _own_host() -> str:
     """The address of rank 0's machine, which need not be that of the store."""
     address = os.environ["MASTER_ADDR"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, int(os.environ["MASTER_PORT"])))  # sends nothing
+        # It sends nothing.
+        probe.connect((address, int(os.environ["MASTER_PORT"])))
         own = str(probe.getsockname()[0])
-    return address if own.startswith("127.") else own  # a name of this machine, which others know by a real address
+    if own.startswith("127."):
+        # The address is a name of this machine, which others know by a real address.
+        return address
+    return own

@@ -47,7 +47,8 @@ class Named:
     qualname: str
     file: str | None
     number: int
-    main: str = ""  # the full name of the main module if it was started by `python -m`
+    # The full name of the main module if it was started by `python -m`.
+    main: str = ""
 
     @classmethod
     def of(cls, thing: Any) -> Named:
@@ -55,8 +56,12 @@ class Named:
         _things[number] = thing
         module = sys.modules.get(thing.__module__)
         file = getattr(module, "__file__", None)
-        main = getattr(getattr(module, "__spec__", None), "name", "") if thing.__module__ == "__main__" else ""
-        return cls(thing.__module__, thing.__qualname__, file and str(Path(file).absolute()), number, main)
+        absolute = file and str(Path(file).absolute())
+        main = ""
+        if thing.__module__ == "__main__":
+            spec = getattr(module, "__spec__", None)
+            main = getattr(spec, "name", "")
+        return cls(thing.__module__, thing.__qualname__, absolute, number, main)
 
     def inherited(self) -> Any:
         """The object itself, in a process forked from the one that named it, if it was named before the fork."""
@@ -67,12 +72,12 @@ class Named:
 
     def look_up(self) -> Any:
         """The object itself, from a module that is already imported."""
-        found: Any = sys.modules.get(self.module)
+        thing: Any = sys.modules.get(self.module)
         for part in self.qualname.split("."):
-            found = getattr(found, part, None)
-        if found is None:
+            thing = getattr(thing, part, None)
+        if thing is None:
             raise UnknownName(f"{self.module}.{self.qualname} does not exist in this process")
-        return found
+        return thing
 
     def resolve(self) -> Any:
         """The object itself, by name; imports its module if necessary."""
@@ -87,10 +92,10 @@ class Named:
         if self.module == "__main__":
             return self._import_main()
         try:
-            found = importlib.util.find_spec(self.module)
+            spec = importlib.util.find_spec(self.module)
         except (ImportError, ValueError):
-            found = None
-        if found is not None and (self.file is None or found.origin == self.file):
+            spec = None
+        if spec is not None and (self.file is None or spec.origin == self.file):
             return importlib.import_module(self.module)
         return self._import_file(self.module)
 
@@ -133,9 +138,9 @@ class ProcessContext:
             os.environ.clear()
             os.environ.update(self.environ)
         os.chdir(self.cwd)
-        for here, there in ((sys.path, self.path), (sys.argv, self.argv)):
-            if tuple(here) != there:
-                here[:] = there
+        for own, wanted in ((sys.path, self.path), (sys.argv, self.argv)):
+            if tuple(own) != wanted:
+                own[:] = wanted
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,8 @@ class Sanitize:
 
     kinds: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
-    shake: int | None = None  # the seed of the delays
+    # The seed of the delays.
+    shake: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.kinds) or self.shake is not None
@@ -164,20 +170,27 @@ class Job:
 
     body: Named
     world_size: int
-    directory: Path  # logs, accounts and stacks of the ranks
+    # Logs, accounts and stacks of the ranks.
+    directory: Path
     context: ProcessContext
-    subject: Named | None = None  # the class of the test
+    # The class of the test.
+    subject: Named | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     fast_exit: bool = True
-    inherits: bool = True  # the ranks descend from the process that made this job
+    # The ranks descend from the process that made this job.
+    inherits: bool = True
     stream: bool = False
     debug_rank: int | None = None
-    terminal: UserTerminal = field(default_factory=UserTerminal)  # for a rank that stops
+    # For a rank that stops.
+    terminal: UserTerminal = field(default_factory=UserTerminal)
     expects_stops: bool = False
-    skips: Mapping[int, str] = field(default_factory=dict)  # the reason of a rank that exits with such a code
-    sanitize: Sanitize | None = None  # None: as the settings say
-    differs_in_hash: bool = False  # each rank has a hash seed of its own
+    # The reason of a rank that exits with such a code.
+    skips: Mapping[int, str] = field(default_factory=dict)
+    # None: as the settings say.
+    sanitize: Sanitize | None = None
+    # Each rank has a hash seed of its own.
+    differs_in_hash: bool = False
 
     @property
     def names(self) -> tuple[Named, ...]:
@@ -198,7 +211,8 @@ class Job:
 
     def call(self, context: RankContext) -> None:
         """Run the body, in a rank."""
-        body, *subject = map(Named.inherited if self.inherits else Named.resolve, self.names)
+        things = [named.inherited() if self.inherits else named.resolve() for named in self.names]
+        body, *subject = things
         body(context, *subject, **self.arguments)
 
     def log(self, rank: int) -> Path:

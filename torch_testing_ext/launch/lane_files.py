@@ -17,21 +17,26 @@ from .rank_report import RankReport, now
 
 def write(directory: Path, asked: float, reports: Sequence[RankReport], left: Sequence[RawRecord | None]) -> None:
     """Write the lanes of the ranks. `left`: the records of those whose reports have none."""
-    epoch, lanes = time.time() - now(), []
-    for at, report in enumerate(reports):
-        raw = left[at] if at < len(left) else None
-        record = report.recorder or (raw.record(report.rank) if raw is not None else None)
-        began = epoch + report.ended - report.seconds
+    epoch = time.time() - now()
+    lanes = []
+    for report, raw in zip(reports, left, strict=True):
+        record = report.recorder
+        if record is None and raw is not None:
+            record = raw.record(report.rank)
+        ended = epoch + report.ended
+        began = ended - report.seconds
         calls = tuple(call for call in calls_of(record, len(reports)) if call.at >= began)
-        lanes.append(RankLane(report.rank, epoch + asked, began, epoch + report.ended, report.ending.value, calls))
-    with suppress(OSError):  # a full disk is no failure of the test
+        lanes.append(RankLane(report.rank, epoch + asked, began, ended, report.ending.value, calls))
+    with suppress(OSError):
+        # A full disk is no failure of the test.
         (directory / FILE).write_text(json.dumps(messages.encode(lanes)))
 
 
 def read(file: Path) -> tuple[RankLane, ...]:
     """The lanes of a file; none if it is damaged."""
     try:
-        found: tuple[RankLane, ...] = messages.decode(tuple[RankLane, ...], json.loads(file.read_bytes()))
+        written = json.loads(file.read_bytes())
+        lanes: tuple[RankLane, ...] = messages.decode(tuple[RankLane, ...], written)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ()
-    return found
+    return lanes

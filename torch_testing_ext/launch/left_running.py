@@ -15,6 +15,6 @@ def note(processes: Iterable[str]) -> None:
 
 def take() -> tuple[str, ...]:
     """Return the processes that were noted since the last call."""
-    found = tuple(_noted)
+    descriptions = tuple(_noted)
     _noted.clear()
-    return found
+    return descriptions

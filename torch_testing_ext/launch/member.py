@@ -30,9 +30,12 @@ from .launchers import Launched, this_launch
 from .rank_report import now
 from .verdict import Case, Outcome, Verdict
 
-_GRACE_AFTER_VERDICT = 0.5  # for a test to return, once the verdict is known
-_LONGEST_REPORT = 20.0  # for the report files of a session, if a test does not return
-_LONGEST_JOIN = 15.0  # at the end, for a rank that has had no test with the others
+# For a test to return, once the verdict is known.
+_GRACE_AFTER_VERDICT = 0.5
+# For the report files of a session, if a test does not return.
+_LONGEST_REPORT = 20.0
+# At the end, for a rank that has had no test with the others.
+_LONGEST_JOIN = 15.0
 _STEP = 0.05
 
 
@@ -63,19 +66,25 @@ class Member:
         return cls._current is not None and cls._current.is_alone and not cls._current._was_heard
 
     def __init__(self, launched: Launched):
-        self.rank, self.world_size = launched.rank, launched.world_size
+        self.rank = launched.rank
+        self.world_size = launched.world_size
         self._launched = launched
         self._pid = os.getpid()
         connection, address, self._hub = _connection(launched)
         self._channel: Channel[rounds.FromHub] = Channel(connection, rounds.FromHub)
         self._sending = threading.Lock()
-        os.register_at_fork(after_in_child=self._channel.close)  # the end of this process must close the connection
+        # The end of this process must close the connection.
+        os.register_at_fork(after_in_child=self._channel.close)
         self._send(rounds.RankJoined(self.rank, address.token))
         self._inbox: queue.SimpleQueue[rounds.FromHub | None] = queue.SimpleQueue()
         self._in_test = False
-        self._is_ending = self._is_left = self._was_heard = False
-        self.is_alone = False  # without rank 0
-        self.judged: rounds.RoundJudged | None = None  # the latest round
+        self._is_ending = False
+        self._is_left = False
+        self._was_heard = False
+        # Without rank 0.
+        self.is_alone = False
+        # The latest round.
+        self.judged: rounds.RoundJudged | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)
         threading.Thread(target=self._listen, name="torch_testing_ext rank", daemon=True).start()
 
@@ -98,21 +107,27 @@ class Member:
             recording.begin_first_task()
             if os.path.isdir(answer.directory):
                 return answer
-            return replace(answer, directory=directory)  # another machine, which does not have rank 0's
+            # Another machine, which does not have rank 0's.
+            return replace(answer, directory=directory)
         self._in_test = False
-        raise WrongRound(answer.message if isinstance(answer, rounds.RoundRefused) else self._rank_0_was_lost())
+        if isinstance(answer, rounds.RoundRefused):
+            raise WrongRound(answer.message)
+        raise WrongRound(self._rank_0_was_lost())
 
     def end(self, of: rounds.Round, account: RankAccount) -> Verdict:
         """Tell how the test ended here, and wait for the verdict on all ranks."""
         if os.getpid() != self._pid:
-            os._exit(1)  # a child that the test has forked does not speak for the rank
+            # A child that the test has forked does not speak for the rank.
+            os._exit(1)
         self._send(rounds.RankEnds(of.number, account))
         answer = self._next()
-        while self._is_left:  # too late: another thread ends this process
+        # Too late: another thread ends this process.
+        while self._is_left:
             time.sleep(_STEP)
         self._in_test = False
         if not isinstance(answer, rounds.RoundJudged):
-            answer = rounds.RoundJudged(Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0), (), (), False)
+            verdict = Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0)
+            answer = rounds.RoundJudged(verdict, (), (), is_deadlocked=False)
         self.judged = answer
         return answer.verdict
 
@@ -131,10 +146,13 @@ class Member:
         """In rank 0, at the end of all tests: wait for the reports that other ranks leave to it, and return them."""
         assert self._hub is not None
         self._send(rounds.RankTells(()))
-        until, until_joined = now() + timeout, now() + min(timeout, _LONGEST_JOIN)
+        began = now()
+        until_joined = began + min(timeout, _LONGEST_JOIN)
         while not self._is_ending:
             joined, missing = self._hub.awaited()
-            if not (joined and now() < until) and not (missing and now() < until_joined):
+            waits_for_joined = joined and now() < began + timeout
+            waits_for_missing = missing and now() < until_joined
+            if not waits_for_joined and not waits_for_missing:
                 break
             time.sleep(_STEP)
         return self._hub.take_over()
@@ -171,7 +189,8 @@ class Member:
         self._was_heard = self._was_heard or isinstance(message, rounds.RankHeard)
         self._inbox.put(message)
         if isinstance(message, rounds.RoundJudged) and message.is_deadlocked:
-            self._leave_unless_the_test_returns(message.verdict, "")  # the hub has said why
+            # The hub has said why.
+            self._leave_unless_the_test_returns(message.verdict, "")
 
     def _leave_unless_the_test_returns(self, verdict: Verdict, why: str) -> None:
         until = now() + _GRACE_AFTER_VERDICT
@@ -203,6 +222,7 @@ def _stacks() -> str:
 
 
 def _collectives() -> bytes:
-    with suppress(Exception):  # in the middle of a test: better without than no stacks
+    # In the middle of a test: better without than no stacks.
+    with suppress(Exception):
         return recording.collectives()
     return b""

@@ -21,9 +21,10 @@ from . import client, recording, settings
 from .account_writer import AccountWriter
 from .accounts import AccountFile, RankAccount, RankEnding, read_account
 from .job import Job, Sanitize
+from .rank_evidence import RankEvidence
 from .rank_report import Exit, now
 from .verdict import Expected
-from .watch import RankWatcher, WatchResult, logs_of, watch
+from .watch import RankRecords, RankWatcher, logs_of, watch
 
 _CHUNK = 1 << 14
 
@@ -103,16 +104,19 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
                 recording.sanitize(rank, task.sanitize, _log(directory, rank, number))
                 yield Task(task.name, writer, directory / f"task{number}")
                 if os.getpid() != pid:
-                    os._exit(1)  # a child that the test has forked would read the tasks of this rank
+                    # A child that the test has forked would read the tasks of this rank.
+                    os._exit(1)
                 with writer.own_errors():
                     recording.end_of_sanitizing()
                 writer.attach(recording.collectives(more_follow=True))
             finally:
                 file.close()
-            with suppress(OSError):  # the test has closed it; its account says so
+            # The test may have closed it; then its account says so.
+            with suppress(OSError):
                 os.write(done, messages.to_line(TaskDone(rank, number)))
             if writer.account is not None and writer.account.ending.is_failure:
-                sys.exit(writer.account.code)  # peers that wait in a collective see the lost connection
+                # Peers that wait in a collective see the lost connection.
+                sys.exit(writer.account.code)
 
 
 # -- the parent's side
@@ -128,16 +132,22 @@ class PersistentRanks:
         self.directory = job.directory
         # The sanitizer begins and ends with each task.
         job = replace(settings.complete(job), sanitize=Sanitize())
-        self.run = client.launch(job) if inherited is None else client.launch_from_here(job, inherited)
+        if inherited is None:
+            self.run = client.launch(job)
+        else:
+            self.run = client.launch_from_here(job, inherited)
         self.sanitize = Sanitize()
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
-        self._pipes = [os.open(_tasks_pipe(self.directory, rank), os.O_RDWR | os.O_CLOEXEC) for rank in self._ranks()]
-        self._done_pipe = os.open(_pipe(self.directory, "done"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        both_ways = os.O_RDWR | os.O_CLOEXEC
+        self._pipes = [os.open(_tasks_pipe(self.directory, rank), both_ways) for rank in self._ranks()]
+        self._done_pipe = os.open(_pipe(self.directory, "done"), both_ways | os.O_NONBLOCK)
         self._answers = messages.LineBuffer()
-        self.done: set[int] = set()  # the ranks that have reported the current task as done
+        # The ranks that have reported the current task as done.
+        self.done: set[int] = set()
         self.run.server.loop.listen(self._done_pipe, self._receive)
         self.number = 0
-        self.last = ""  # the latest task
+        # The latest task.
+        self.last = ""
         self.is_busy = False
         self.is_over = False
 
@@ -152,9 +162,12 @@ class PersistentRanks:
 
     def start(self, task: str, sanitize: Sanitize | None = None) -> Path:
         """Have all ranks begin a task. Returns the path prefix of its files."""
-        self._receive()  # answers to the previous task
+        # Answers to the previous task.
+        self._receive()
         self.sanitize = sanitize or Sanitize()
-        self.number, self.last, self.is_busy = self.number + 1, task, True
+        self.number += 1
+        self.last = task
+        self.is_busy = True
         self.done.clear()
         self._began = now()
         self._written = [_size(self.run.job.log(rank)) for rank in self._ranks()]
@@ -171,33 +184,33 @@ class PersistentRanks:
 
     def watch(
         self, timeout: float | None, expected: Expected | None = None, endless: float | None = None
-    ) -> WatchResult:
+    ) -> RankEvidence:
         """Watch the current task until it ends. If it goes wrong, the ranks are ended too.
 
-        `endless`: see `until_over`.
+        `endless`: see `RankWatcher`.
         """
-        watcher = _TaskWatcher(self, expected or Expected())
+        watcher = _TaskWatcher(self, expected or Expected(), timeout, endless)
         went_well = False
         try:
-            timed_out = watcher.until_over(timeout, endless)
-            if watcher.pending:
-                watcher.take_stacks()
-                watcher.ask_nccl(timed_out)
+            watcher.wait()
+            watcher.ask_ranks_that_run()
             went_well = not watcher.pending and watcher.agreed() and watcher.are_in_step()
         finally:
             self.is_busy = False
             if not went_well or not self.is_complete():
                 watcher.end_all()
                 self._close()
-        return watcher.result(timed_out, self.sanitize.note)
+        return watcher.evidence(self.sanitize.note)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError):
             while data := os.read(self._done_pipe, _CHUNK):
-                answers = [messages.from_json(line, _TO_PARENT) for line in self._answers.add(data)]
-                self.done |= {answer.rank for answer in answers if answer.number == self.number}
+                for line in self._answers.add(data):
+                    answer = messages.from_json(line, _TO_PARENT)
+                    if answer.number == self.number:
+                        self.done.add(answer.rank)
 
-    def dismiss(self, timeout: float) -> WatchResult:
+    def dismiss(self, timeout: float) -> RankEvidence:
         """Have all ranks exit, and end those that do not within `timeout` seconds."""
         self._send(NoMoreTasks())
         try:
@@ -221,43 +234,54 @@ class PersistentRanks:
 class _TaskWatcher(RankWatcher):
     """Watches one task: a rank is done when it has reported so or exited."""
 
-    def __init__(self, ranks: PersistentRanks, expected: Expected):
-        super().__init__(ranks.run, expected, ranks._began)
-        self._ranks = ranks
-        self.logs = logs_of([_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()], ranks.sanitize)
-
-    def take_endings(self) -> None:
-        for rank in sorted(self._ranks.done - self.accounts.keys()):
-            account = read_account(_account(self._ranks.directory, rank, self._ranks.number))
-            if account is not None:
-                self.accounts[rank] = account
-                self.answers[rank] = Exit(account.code << 8, account.ended)
-                self.on_end(rank)
-        super().take_endings()
-
-    def read_account(self, rank: int) -> RankAccount | None:
-        """The task's account, or the rank's own if it exited before its first task."""
-        of_task = read_account(_account(self._ranks.directory, rank, self._ranks.number))
-        return of_task or super().read_account(rank)
+    def __init__(self, ranks: PersistentRanks, expected: Expected, timeout: float | None, endless: float | None):
+        super().__init__(ranks.run, expected, ranks._began, timeout, endless, _TaskRecords(ranks))
 
     def take_stacks(self) -> None:
         """Take those of all ranks: one that has finished the task may be the one that the others wait for."""
-        self.run.dump(self.grace.stacks_timeout)
+        self.run.dump(self.state.stacks_timeout)
 
     def agreed(self) -> bool:
         """Have all ranks passed, or all skipped?"""
-        endings = {account and account.ending for account in self.accounts.values()}
+        endings = {account and account.ending for account in self.records.accounts.values()}
         return endings in ({RankEnding.PASSED}, {RankEnding.SKIPPED})
 
     def are_in_step(self) -> bool:
         """Have the ranks issued the same? A collective that is left over would meet one of the next task."""
-        left = [unpack(self._left(rank)) for rank in range(self.run.job.world_size)]
+        left = [unpack(self.records.left(rank)) for rank in range(self.run.job.world_size)]
         if agree(left):
             return True
         from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
 
         records = [raw.record(rank) for rank, raw in enumerate(left) if raw is not None]
         return first_mismatch(records) is None and not is_uneven(records)
+
+
+class _TaskRecords(RankRecords):
+    """The accounts of one task, and its ends: answers, or the exits of ranks."""
+
+    def __init__(self, ranks: PersistentRanks):
+        super().__init__(ranks.run, ranks._began)
+        self._ranks = ranks
+        paths = [_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()]
+        self.logs = logs_of(paths, ranks.sanitize)
+
+    def take_new(self) -> list[int]:
+        new = []
+        for rank in sorted(self._ranks.done - self.accounts.keys()):
+            account = self._account_of_task(rank)
+            if account is not None:
+                self.accounts[rank] = account
+                self.answers[rank] = Exit(account.code << 8, account.ended)
+                new.append(rank)
+        return new + super().take_new()
+
+    def read_account(self, rank: int) -> RankAccount | None:
+        """The task's account, or the rank's own if it exited before its first task."""
+        return self._account_of_task(rank) or super().read_account(rank)
+
+    def _account_of_task(self, rank: int) -> RankAccount | None:
+        return read_account(_account(self._ranks.directory, rank, self._ranks.number))
 
     def log_start(self, rank: int) -> int:
         return self._ranks._written[rank]

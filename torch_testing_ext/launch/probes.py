@@ -27,11 +27,14 @@ from .sanitizer_logs import LiveLogs, Logs
 IDLE_INTERVAL = 0.15
 # The system counts CPU time in steps of 0.01 s. Threads that serve connections use a little all the time.
 _STEP, _SHARE = 0.015, 0.02
-FIRST_PROBE = 1.0  # seconds without news
+# Seconds without news.
+FIRST_PROBE = 1.0
 CONFIRMATION = 0.25
 GROWTH, LONGEST = 1.6, 20.0
-FACTOR_IF_BUSY = 3.0  # by which the time until all ranks are asked is longer if one computes
-_FEWEST = 2  # ranks that may disagree
+# The factor by which the time until all ranks are asked is longer if one computes.
+FACTOR_IF_BUSY = 3.0
+# Ranks that may disagree.
+_FEWEST = 2
 # Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded. While their fork server imports for
 # later ranks, none is asked yet: so the time for the last ones begins when one has answered.
 FIRST_READ, LONGEST_PAUSE, ANSWER_TIMEOUT = 0.03, 0.25, 1.0
@@ -55,9 +58,10 @@ class Pace:
 
     def slower(self, now: float, were_all_asked: bool) -> Pace:
         """The pace after a probe that has found nothing."""
-        of_idle, of_all = (min(seconds * GROWTH, LONGEST) for seconds in (self.of_idle, self.of_all))
+        of_idle = min(self.of_idle * GROWTH, LONGEST)
         if not were_all_asked:
             return replace(self, of_idle=of_idle)
+        of_all = min(self.of_all * GROWTH, LONGEST)
         return Pace(of_idle, of_all, now + FACTOR_IF_BUSY * of_all)
 
     @property
@@ -108,12 +112,14 @@ class Asked:
 
     def read(self, now: float, answered: int, pending: int) -> Asked | None:
         """The state if the ranks that have yet to answer get more time; None if the probe is over."""
-        first = now if answered and self.first_answer is None else self.first_answer
-        until = self.since + FIRST_ANSWER_TIMEOUT if first is None else first + ANSWER_TIMEOUT
+        first_answer = self.first_answer
+        if first_answer is None and answered:
+            first_answer = now
+        until = self.since + FIRST_ANSWER_TIMEOUT if first_answer is None else first_answer + ANSWER_TIMEOUT
         if answered == pending or now >= until:
             return None
         pause = min(2 * self.pause, LONGEST_PAUSE)
-        return replace(self, due=now + pause, pause=pause, first_answer=first)
+        return replace(self, due=now + pause, pause=pause, first_answer=first_answer)
 
 
 class Idleness:
@@ -124,7 +130,8 @@ class Idleness:
         cpu_seconds: Callable[[int], float | None] = system.cpu_seconds,
         may_spin: Callable[[int], bool] = system.may_spin,
     ) -> None:
-        self._cpu_seconds, self._may_spin = cpu_seconds, may_spin
+        self._cpu_seconds = cpu_seconds
+        self._may_spin = may_spin
         self._at = 0.0
         self._before: dict[int, float | None] | None = None
 
@@ -138,16 +145,19 @@ class Idleness:
         """
         if self._before is not None and now < self._at + IDLE_INTERVAL:
             return None
-        before, elapsed, self._at = self._before, now - self._at, now
-        self._before = found = {pid: self._cpu_seconds(pid) for pid in pids}
+        before = self._before
+        elapsed = now - self._at
+        self._at = now
+        self._before = {pid: self._cpu_seconds(pid) for pid in pids}
         if before is None:
             return None
         most = _STEP + _SHARE * elapsed
-        return {
-            pid
-            for pid, seconds in found.items()
-            if not _has_used_more(most, before.get(pid), seconds) or self._may_spin(pid)
-        }
+        idle = set()
+        for pid, seconds in self._before.items():
+            has_computed = _has_used_more(most, before.get(pid), seconds)
+            if not has_computed or self._may_spin(pid):
+                idle.add(pid)
+        return idle
 
 
 def _has_used_more(most: float, before: float | None, after: float | None) -> bool:
@@ -169,14 +179,15 @@ class Prober:
         is_checked: bool = False,
     ):
         """`is_checked`: torch compares the calls itself."""
-        in_logs = replace(rules, may_differ=rules.may_differ or is_checked)
-        self._live = LiveLogs(logs, in_logs, now) if logs else None
+        rules_of_logs = replace(rules, may_differ=rules.may_differ or is_checked)
+        self._live = LiveLogs(logs, rules_of_logs, now) if logs else None
         self._run = run
         self._rules = rules
         self._logs = logs
         self._idleness = idleness or Idleness()
         self._evidence = Evidence()
-        self.doubt = ""  # what keeps a deadlock from being proven; "" if none is suspected
+        # The reason why a deadlock is not proven; "" if none is suspected.
+        self.doubt = ""
         self._state: Waiting | Confirming | Asked = Waiting.begin(Pace.first(now), now)
 
     @property
@@ -197,7 +208,7 @@ class Prober:
     def step(self, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]) -> Finding | None:
         """Read the logs, ask, or read the answers. `ended`: for each rank that has ended, how, and what it has left."""
         if self._live is not None and self._live.due < self._state.due:
-            finding = self._live.step(now, pending, {rank: how for rank, (how, _) in ended.items()})
+            finding = self._live.step(now, pending, _how_they_ended(ended))
             if self._live.has_new_suspects:
                 self.probe_now(now)
             return finding
@@ -215,33 +226,42 @@ class Prober:
     def _ranks_to_ask(self, state: Waiting | Confirming, now: float, pending: Sequence[int]) -> list[int]:
         """The ranks to be asked now; if none, it is known when to try again."""
         if isinstance(state, Confirming):
-            if found := [rank for rank in pending if rank in state.ranks]:
-                return found
+            still_pending = [rank for rank in pending if rank in state.ranks]
+            if still_pending:
+                return still_pending
             state = Waiting(state.pace, state.due)
         if now >= state.pace.latest:
             return list(pending)
-        idle = self._idleness.idle([self._run.pids[rank] for rank in pending], now)
-        found = [rank for rank in pending if idle is not None and self._run.pids[rank] in idle]
-        if len(found) >= min(_FEWEST, len(pending)):
-            return found
+        idle = self._idle(pending, now)
+        if len(idle) >= min(_FEWEST, len(pending)):
+            return idle
         self._state = state.later(now)
         return []
+
+    def _idle(self, pending: Sequence[int], now: float) -> list[int]:
+        """The ranks of these that are known to be idle."""
+        pids = self._run.pids
+        idle = self._idleness.idle([pids[rank] for rank in pending], now)
+        if idle is None:
+            return []
+        return [rank for rank in pending if pids[rank] in idle]
 
     def _read(
         self, state: Asked, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]
     ) -> Finding | None:
+        """Read the answers, and conclude from them when all are there or no more is to be waited for."""
         asked = [rank for rank in state.ranks if rank in pending]
-        running = {rank: record for rank in asked if (record := self._answer_of(rank, state.since)) is not None}
-        if (longer := state.read(now, len(running), len(asked))) is not None:
+        running = self._answers_of(asked, state.since)
+        longer = state.read(now, len(running), len(asked))
+        if longer is not None:
             self._state = longer
             return None
         left: Mapping[int, RankRecord | None] = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
         if self._logs:
             running, left = self._from_logs(self._logs, running)
-        conclusion = conclude(
-            self._evidence, running, left, {rank: how for rank, (how, _) in ended.items()}, self._rules
-        )
-        self._evidence, self.doubt = conclusion.evidence, conclusion.doubt
+        conclusion = conclude(self._evidence, running, left, _how_they_ended(ended), self._rules)
+        self._evidence = conclusion.evidence
+        self.doubt = conclusion.doubt
         if conclusion.is_suspicious:
             self._state = Confirming(state.pace, now + CONFIRMATION, state.ranks)
         else:
@@ -252,9 +272,14 @@ class Prober:
         self._state = Waiting.begin(pace, now)
         self._idleness.forget()
 
-    def _answer_of(self, rank: int, since: float) -> RankRecord | None:
-        record = read_raw(rank, content_of(self._run.job.recorder(rank)))
-        return record if record is not None and record.at >= since else None
+    def _answers_of(self, ranks: Sequence[int], since: float) -> dict[int, RankRecord]:
+        """The answers that ranks have written since then."""
+        answers = {}
+        for rank in ranks:
+            record = read_raw(rank, content_of(self._run.job.recorder(rank)))
+            if record is not None and record.at >= since:
+                answers[rank] = record
+        return answers
 
     def _from_logs(
         self, logs: Logs, running: Mapping[int, RankRecord]
@@ -264,9 +289,14 @@ class Prober:
         A log has sends and receives, too: that a rank has issued some does not speak against a proof.
         """
         records = logs.records()
-        seen = {}
+        completed = {}
         for rank, answer in running.items():
             state = answer.state and replace(answer.state, p2p=False)
             if rank in records:
-                seen[rank] = replace(records[rank], state=state, at=answer.at, creating=answer.creating)
-        return seen, {rank: record for rank, record in records.items() if rank not in running}
+                completed[rank] = replace(records[rank], state=state, at=answer.at, creating=answer.creating)
+        others = {rank: record for rank, record in records.items() if rank not in running}
+        return completed, others
+
+
+def _how_they_ended(ended: Mapping[int, tuple[str, bytes]]) -> dict[int, str]:
+    return {rank: how for rank, (how, _) in ended.items()}

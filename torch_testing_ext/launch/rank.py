@@ -54,9 +54,11 @@ def run_and_exit(
         traceback.print_exc()
     finally:
         _save_coverage()
-        if (util := sys.modules.get("multiprocessing.util")) is not None:
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            # A queue sends what it was given.
             with suppress(BaseException):
-                util._run_finalizers()  # a queue sends what it was given
+                util._run_finalizers()
         child.exit_now(code)
 
 
@@ -71,17 +73,21 @@ def _save_coverage() -> None:
 
 def main() -> NoReturn:
     """Run a rank that is a new interpreter: `python -c "... main()" FILE RANK ACCOUNT LINK PARENT`."""
-    file, rank, account_fd, link_fd, parent = sys.argv[1], *map(int, sys.argv[2:6])
+    file = sys.argv[1]
+    rank, account_fd, link_fd, parent = map(int, sys.argv[2:6])
     child.start_session(parent, signal.SIGKILL)
     job: Job = pickle.loads(Path(file).read_bytes())
     job.context.apply()
     stream = None if job.debug_rank == rank else 1
-    run_and_exit(job, rank, AccountFile(account_fd, job.account(rank)), socket.socket(fileno=link_fd), stream)
+    account = AccountFile(account_fd, job.account(rank))
+    link = socket.socket(fileno=link_fd)
+    run_and_exit(job, rank, account, link, stream)
 
 
 def _run(job: Job, context: RankContext) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
-    account, rank = context.account, context.rank
+    account = context.account
+    rank = context.rank
     with account.own_errors("the sanitizer could not begin: "):
         recording.sanitize(rank, job.sanitize, log_of(job.directory, rank))
     if account.account is not None:
@@ -91,7 +97,9 @@ def _run(job: Job, context: RankContext) -> int:
         recording.end_of_sanitizing()
     with account.own_errors("the collectives of this rank could not be read: "):
         account.attach(recording.collectives())
-    return account.account.code if account.account is not None and not code else code
+    if code or account.account is None:
+        return code
+    return account.account.code
 
 
 def _run_body(job: Job, context: RankContext) -> int:
@@ -129,9 +137,9 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     parent knows when the stacks are complete, even if this process holds the GIL in C forever.
     """
     link.setblocking(False)
-    here = StopContext(job.terminal, job.directory, rank, job.world_size)
+    stops = StopContext(job.terminal, job.directory, rank, job.world_size)
     if job.debug_rank != rank:
-        stopping.prepare(here)
+        stopping.prepare(stops)
     # A registration of the parent's would still count as such, although the next line replaces its handler.
     faulthandler.unregister(system.DUMP_STACKS_NOW)
     signal.signal(system.DUMP_STACKS_NOW, lambda *_: None)
@@ -144,10 +152,11 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     system.before_abort(functools.partial(_tell, job.recorder(rank), job.in_flight(rank)))
     # Not a threading.Thread: a test that counts or joins threads should not see it.
     call = open_fifo(job.directory, rank) if job.terminal.path else -1
-    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, here, call))
+    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, stops, call))
 
 
-def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here: StopContext, call: int) -> None:
+def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, stops: StopContext, call: int) -> None:
+    """Answer the requests of the parent until it has gone, and the user's calls for this rank."""
     # Poll here, so that this thread's stack has only this function. select() refuses descriptors above 1023.
     poll = select.poll()
     poll.register(link, select.POLLIN)
@@ -156,7 +165,7 @@ def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here:
     while True:
         if any(fd == call for fd, _ in poll.poll()):
             os.read(call, 64)
-            _thread.start_new_thread(stopping.called, (here,))
+            _thread.start_new_thread(stopping.called, (stops,))
         try:
             asked = link.recv(64)
         except BlockingIOError:
@@ -164,7 +173,8 @@ def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, here:
         except OSError:
             return
         if not asked:
-            return  # the process that started this rank is gone
+            # The process that started this rank is gone.
+            return
         if ASK_STACKS in asked:
             stacks.write(file)
             with suppress(OSError):

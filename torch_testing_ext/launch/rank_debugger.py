@@ -23,18 +23,21 @@ _OURS = str(Path(__file__).parents[1])
 class RankDebugger(pdb.Pdb):
     """The debugger of one rank, which stops only while it has the terminal."""
 
-    def __init__(self, here: StopContext):
-        self._rank, self._world_size = here.rank or 0, here.world_size
-        self._turns = Turns(here.directory, self._rank)
+    def __init__(self, context: StopContext):
+        self._rank = context.rank or 0
+        self._world_size = context.world_size
+        self._turns = Turns(context.directory, self._rank)
         self._has_it = False
         self._stops = 0
         self._mutex = threading.Lock()
         self.is_waiting = False
-        self.failure = ""  # at which it stops
-        path = here.terminal.path
-        stdin, stdout = (open(path, mode, encoding="utf-8") for mode in "rw")  # noqa: SIM115
+        # The failure at which it stops.
+        self.failure = ""
+        path = context.terminal.path
+        stdin = open(path, encoding="utf-8")  # noqa: SIM115
+        stdout = open(path, "w", encoding="utf-8")  # noqa: SIM115
         super().__init__(stdin=stdin, stdout=stdout, nosigint=True)
-        self.prompt = "(Pdb) " if here.rank is None else f"(rank {here.rank}) "
+        self.prompt = "(Pdb) " if context.rank is None else f"(rank {context.rank}) "
 
     def interaction(self, frame: FrameType | None, *more: Any, **others: Any) -> None:
         self._take()
@@ -49,7 +52,10 @@ class RankDebugger(pdb.Pdb):
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
         """The stack from the test on, without the frames that have called it."""
         stack, current = super().get_stack(f, t)
-        first = 1 + max((at for at, (frame, _) in enumerate(stack[:current]) if _is_ours(frame.f_code)), default=-1)
+        first = 0
+        for number, (frame, _) in enumerate(stack[:current]):
+            if _is_ours(frame.f_code):
+                first = number + 1
         return stack[first:], current - first
 
     def _take(self) -> None:
@@ -58,10 +64,12 @@ class RankDebugger(pdb.Pdb):
             if self._has_it:
                 return
         self.is_waiting = True
-        first = self._turns.take()
-        self.is_waiting, self._has_it = False, True
-        if first and self._world_size > 1:
-            self.message(f"The other ranks and all time-outs wait. `rank {1 - min(1, self._rank)}` changes the rank.")
+        is_first = self._turns.take()
+        self.is_waiting = False
+        self._has_it = True
+        if is_first and self._world_size > 1:
+            another = 1 if self._rank == 0 else 0
+            self.message(f"The other ranks and all time-outs wait. `rank {another}` changes the rank.")
 
     def _leave(self) -> None:
         if sys.gettrace() is None:
@@ -111,32 +119,33 @@ class _Look(RankDebugger):
 _debugger: RankDebugger | None = None
 
 
-def _of(here: StopContext) -> RankDebugger:
+def _debugger_of(context: StopContext) -> RankDebugger:
     global _debugger
     if _debugger is None:
-        _debugger = RankDebugger(here)
+        _debugger = RankDebugger(context)
     return _debugger
 
 
-def stop(here: StopContext, frame: FrameType) -> None:
+def stop(context: StopContext, frame: FrameType) -> None:
     """Stop in a frame, at its next line."""
-    _of(here).set_trace(frame)
+    _debugger_of(context).set_trace(frame)
 
 
-def look(here: StopContext) -> None:
+def look(context: StopContext) -> None:
     """The user has called for this rank: unless it waits for the terminal, show where its main thread is."""
     if _debugger is not None and (_debugger.is_waiting or _debugger._has_it):
         return
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is not None:
-        _Look(here).interaction(frame, None)
+        _Look(context).interaction(frame, None)
 
 
-def look_at_failure(here: StopContext, error: BaseException) -> None:
+def look_at_failure(context: StopContext, error: BaseException) -> None:
     """Stop where an exception was raised."""
-    if (traceback := _without_ours(error.__traceback__)) is None:
+    traceback = _without_ours(error.__traceback__)
+    if traceback is None:
         return
-    debugger = _of(here)
+    debugger = _debugger_of(context)
     debugger.reset()
     debugger.failure = f"{type(error).__name__}: {error}"
     debugger.interaction(None, traceback)
@@ -152,7 +161,7 @@ def _is_ours(code: CodeType) -> bool:
     return code.co_filename.startswith(_OURS)
 
 
-def stop_in_test(here: StopContext) -> None:
+def stop_in_test(context: StopContext) -> None:
     """Stop at the first line of the test: of the first function with such a name that is called."""
 
     def look_for_test(frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
@@ -160,7 +169,7 @@ def stop_in_test(here: StopContext) -> None:
         if event != "call" or not code.co_name.startswith("test") or _is_ours(code):
             return None
         sys.settrace(None)
-        stop(here, frame)
+        stop(context, frame)
         return frame.f_trace
 
     sys.settrace(look_for_test)

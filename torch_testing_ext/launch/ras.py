@@ -9,11 +9,13 @@ from contextlib import suppress
 
 from .rank_report import now
 
-ADDRESS = "NCCL_RAS_ADDR"  # of each job that runs at the same time on a machine, "host:port"
+# Of each job that runs at the same time on a machine, "host:port".
+ADDRESS = "NCCL_RAS_ADDR"
 _QUESTION = b"verbose status\n"
 # NCCL gives processes that do not answer 5 s, and says then which ones these are.
 ANSWER_TIMEOUT = 8.0
-_MOST = 20_000  # characters that a report shows
+# Characters that a report shows.
+_MOST = 20_000
 
 
 def ask(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
@@ -21,19 +23,31 @@ def ask(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
     host, _, port = environ.get(ADDRESS, "").rpartition(":")
     if not host or not port.isdecimal() or environ.get("NCCL_RAS_ENABLE") == "0":
         return ""
+    answer = _answer((host.strip("[]"), int(port)), timeout)
+    text = answer.decode(errors="replace")[:_MOST]
+    lines = (line.rstrip() for line in text.splitlines())
+    return "\n".join(filter(None, lines))
+
+
+def _answer(address: tuple[str, int], timeout: float) -> bytes:
+    """Ask, and read until the end of the answer, or as much as has come in time."""
     until = now() + timeout
     answer = b""
-    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
+    with suppress(OSError), socket.create_connection(address, timeout=timeout) as connection:
         connection.sendall(_QUESTION)
-        while (left := until - now()) > 0 and len(answer) < _MOST:
-            connection.settimeout(left)
-            if not (data := connection.recv(1 << 16)):
+        while len(answer) < _MOST:
+            seconds = until - now()
+            if seconds <= 0:
+                break
+            connection.settimeout(seconds)
+            data = connection.recv(1 << 16)
+            if not data:
                 break
             answer += data
-    lines = (line.rstrip() for line in answer.decode(errors="replace")[:_MOST].splitlines())
-    return "\n".join(filter(None, lines))
+    return answer
 
 
 def section(answer: str) -> str:
     """The part of a report that shows the answer."""
-    return "NCCL's own status (RAS):\n" + "\n".join(f"  {line}" for line in answer.splitlines())
+    lines = (f"  {line}" for line in answer.splitlines())
+    return "\n".join(("NCCL's own status (RAS):", *lines))

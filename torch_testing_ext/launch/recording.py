@@ -31,7 +31,8 @@ _MOST_FRAMES = 30
 
 def begin_first_task() -> None:
     """In a persistent rank: its first test begins, in which earlier collectives do not count."""
-    if (recorder := _recorder_with_groups()) is not None:
+    recorder = _recorder_with_groups()
+    if recorder is not None:
         recorder.forget_collectives()
 
 
@@ -54,16 +55,19 @@ def sanitize(rank: int, wanted: Sanitize | None, log: Path) -> None:
 
 def end_of_sanitizing() -> None:
     """The test of this rank has returned. Raises what the sanitizer has failed with."""
-    if (sanitized_rank := sys.modules.get("torch_testing_ext._sanitizer.sanitized_rank")) is not None:
+    sanitized_rank = sys.modules.get("torch_testing_ext._sanitizer.sanitized_rank")
+    if sanitized_rank is not None:
         sanitized_rank.finish()
 
 
 def collectives(more_follow: bool = False) -> bytes:
     """At the end of a test: the collectives of this rank; b"" if it has made no process group."""
     recorder = _recorder_with_groups()
-    if recorder is None or context_here() is None:  # a process that a test forks leaves nothing
+    is_forked_by_test = context_here() is None
+    if recorder is None or is_forked_by_test:
         return b""
-    return _packed(recorder, recorder.take_collectives() if more_follow else recorder.recorded_collectives(), now())
+    dumps = recorder.take_collectives() if more_follow else recorder.recorded_collectives()
+    return _packed(recorder, dumps, now())
 
 
 def answer(target: Path, with_state: bool) -> None:
@@ -78,16 +82,17 @@ def answer(target: Path, with_state: bool) -> None:
         state = replace(state, timers=state.timers or sanitized_rank.has_shorter_timeouts())
         data = _packed(flight_recorder, [], at, state, {})
     else:
-        sequences = (
-            _sequences(flight_recorder) if with_state else None
-        )  # before the dump: a later one would look like a gap
-        data = _packed(flight_recorder, flight_recorder.recorded_collectives(), at, state, sequences)
+        # Before the dump: a later one would look like a gap.
+        sequences = _sequences(flight_recorder) if with_state else None
+        dumps = flight_recorder.recorded_collectives()
+        data = _packed(flight_recorder, dumps, at, state, sequences)
     _put(target, data)
 
 
 def answer_error(target: Path) -> None:
     """While the test runs: write an account of the exception that is in flight in the main thread, if there is one."""
-    if (error := in_flight.of_main_thread()) is not None:
+    error = in_flight.of_main_thread()
+    if error is not None:
         account = account_of(error, isinstance(error, AssertionError), now())
         _put(target, messages.to_json(account).encode("ascii"))
 
@@ -102,7 +107,9 @@ def _put(target: Path, data: bytes) -> None:
 def _recorder_with_groups() -> ModuleType | None:
     """`_torch.flight_recorder`, if this process has made a process group."""
     recorder = sys.modules.get("torch_testing_ext._torch.flight_recorder")
-    return recorder if recorder is not None and recorder.made_groups() else None
+    if recorder is None or not recorder.made_groups():
+        return None
+    return recorder
 
 
 def _packed(
@@ -112,23 +119,25 @@ def _packed(
     state: RankState | None = None,
     sequences: dict[str, tuple[int, int]] | None = None,
 ) -> bytes:
-    groups = [one.fields for one in recorder.made_groups()]
+    groups = [group.fields for group in recorder.made_groups()]
     creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
-    return pack(
-        groups, dumps, recorder.errors_of_collectives(), recorder.TORCH_FOLDER, at, state, sequences, being_made
-    )
+    errors = recorder.errors_of_collectives()
+    return pack(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
 
 
 def _state(recorder: ModuleType) -> RankState | None:
     """The state of the threads of this process, without the one that asks; None if the system does not show it."""
     stack, calling = _main_stack()
     try:
-        own = threading.get_native_id()
-        threads = tuple(_thread(int(name)) for name in os.listdir("/proc/self/task") if int(name) != own)
+        threads = _other_threads()
     except OSError:
         return None
-    calls = _method_called(*calling) if calling is not None else ""
+    calls = ""
+    owners = None
+    if calling is not None:
+        calls = _method_called(*calling)
+        owners = _owners(*calling) if calls in _METHODS_OF_STORES else None
     return RankState(
         machine=os.uname().machine,
         main=os.getpid(),
@@ -137,12 +146,20 @@ def _state(recorder: ModuleType) -> RankState | None:
         in_torch=bool(stack) and recorder.is_of_torch(stack[0][0]),
         calls=calls,
         others=_others(recorder),
-        p2p=False,  # the parent finds that
+        # The parent finds that.
+        p2p=False,
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
         for_work=_waits_for_work(threading.main_thread().ident or 0),
-        at_store=recorder.timeout_of_store(_owners(*calling) if calls in _METHODS_OF_STORES and calling else None),
+        at_store=recorder.timeout_of_store(owners),
     )
+
+
+def _other_threads() -> tuple[ThreadState, ...]:
+    """The threads of this process, without the one that asks. Raises OSError if the system does not show them."""
+    own = threading.get_native_id()
+    numbers = (int(name) for name in os.listdir("/proc/self/task"))
+    return tuple(_thread(number) for number in numbers if number != own)
 
 
 def _main_stack() -> tuple[tuple[tuple[str, int, str], ...], tuple[CodeType, int] | None]:
@@ -167,14 +184,19 @@ def _owners(code: CodeType, last: int) -> list[Any] | None:
 
     With more arguments, a store may have another time-out than its own.
     """
-    call = next((one for one in dis.get_instructions(code) if one.offset == last), None)
+    instructions = dis.get_instructions(code)
+    call = next((instruction for instruction in instructions if instruction.offset == last), None)
     if call is None or call.opname not in ("CALL", "CALL_METHOD") or call.arg != 1:
         return None
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or (frame.f_code, frame.f_lasti) != (code, last):
         return None
-    found = [*variables_of(frame), *(frame.f_globals.get(name) for name in code.co_names)]
-    return [*found, *(value for one in found for value in getattr(one, "__dict__", {}).values())]
+    owners = list(variables_of(frame))
+    owners += [frame.f_globals.get(name) for name in code.co_names]
+    attributes: list[Any] = []
+    for owner in owners:
+        attributes += getattr(owner, "__dict__", {}).values()
+    return owners + attributes
 
 
 def _others(recorder: ModuleType) -> tuple[PythonThread, ...]:
@@ -183,21 +205,26 @@ def _others(recorder: ModuleType) -> tuple[PythonThread, ...]:
     for number in (threading.main_thread().ident, threading.get_ident()):
         frames.pop(number or 0, None)
     known = {thread.ident: thread for thread in threading.enumerate()}
-    found = []
+    others = []
     for number, frame in frames.items():
-        file, calls = frame.f_code.co_filename, _method_called(frame.f_code, frame.f_lasti)
-        in_torch = bool(recorder.is_of_torch(file)) or calls == "wait" or _waits_for_work(number)
-        place = next(((one.f_code.co_filename, one.f_lineno) for one in _outside(frame)), (file, frame.f_lineno))
+        calls = _method_called(frame.f_code, frame.f_lasti)
+        is_in_torch = bool(recorder.is_of_torch(frame.f_code.co_filename))
+        in_torch = is_in_torch or calls == "wait" or _waits_for_work(number)
+        # The frame itself if all are of the standard library.
+        shown = next(_outside(frame), frame)
+        place = f"{os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno}"
         thread = known.get(number)
-        text = f"thread {thread.name if thread else number} ({os.path.basename(place[0])}:{place[1]})"
-        found.append(PythonThread((thread and thread.native_id) or 0, text, can_reach(frame), in_torch))
-    return tuple(found)
+        name = thread.name if thread else number
+        native_id = (thread and thread.native_id) or 0
+        others.append(PythonThread(native_id, f"thread {name} ({place})", can_reach(frame), in_torch))
+    return tuple(others)
 
 
 def _outside(innermost: FrameType) -> Iterator[FrameType]:
     """The frames of a thread outside of the standard library, innermost first."""
     for frame, _ in traceback.walk_stack(innermost):
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in sys.stdlib_module_names:
+        package, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
+        if package not in sys.stdlib_module_names:
             yield frame
 
 
@@ -217,8 +244,12 @@ def _has_children() -> bool:
 
 def _thread(number: int) -> ThreadState:
     folder = Path(f"/proc/self/task/{number}")
-    status = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-    name, call, ran = ((folder / file).read_text().strip() for file in ("comm", "syscall", "schedstat"))
+    # Behind the name in parentheses, which may hold anything.
+    _, _, fields = (folder / "stat").read_text().rpartition(")")
+    status = fields.split()[0]
+    name = (folder / "comm").read_text().strip()
+    call = (folder / "syscall").read_text().strip()
+    ran = (folder / "schedstat").read_text().strip()
     return ThreadState(number, name, status, call, ran)
 
 
@@ -236,7 +267,8 @@ def _method_called(code: CodeType, last: int) -> str:
 
 
 def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:
-    with suppress(Exception):  # a backend without sequence numbers
-        found: dict[str, tuple[int, int]] = recorder.sequence_numbers()
-        return found
+    # A backend may have none.
+    with suppress(Exception):
+        numbers: dict[str, tuple[int, int]] = recorder.sequence_numbers()
+        return numbers
     return None

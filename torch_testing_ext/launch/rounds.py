@@ -4,12 +4,11 @@ import enum
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
-from torch_testing_ext._process import grace
-
 from . import hang
 from .accounts import RankAccount, RankEnding
 from .job import Sanitize
 from .rank_report import RankReport, told_by
+from .rank_watch import LAUNCHED_PROCESSES, RankWatch
 from .verdict import Case, Verdict
 
 HAS_LEFT = "its process has ended: it was killed, crashed or exited"
@@ -72,7 +71,8 @@ class Round:
 
     number: int
     directory: str
-    address: str  # of the machine of rank 0
+    # Of the machine of rank 0.
+    address: str
     port: int
     sanitize: Sanitize
 
@@ -114,45 +114,70 @@ FromHub = Round | RoundRefused | AskForStacks | RoundJudged | RankHeard
 # -- the state of a round
 
 
-class NextStep(enum.Enum):
-    """The next step of the hub."""
+class Meeting(enum.Enum):
+    """The state of ranks that are to begin a test together."""
 
-    WAIT = "wait"
-    REFUSE = "refuse"
-    START = "start"
-    NAME_LOST = "name the ranks that have left"
-    JUDGE = "judge"
+    INCOMPLETE = "some ranks have yet to begin"
+    IMPOSSIBLE = "they cannot run a test together"
+    COMPLETE = "all ranks have begun the same test"
 
 
 @dataclass
 class RoundState:
     """The messages of the ranks about one round.
 
-    Of any round, `left`: when connections of ranks have closed, `told`: ranks that are at the end of their tests.
+    Of any round, `left`: when connections of ranks have closed, `done`: ranks that are at the end of their tests.
     """
 
     number: int
     world_size: int
     left: dict[int, float]
-    told: Container[int] = ()
+    done: Container[int] = ()
     begun: dict[int, RankBegins] = field(default_factory=dict)
     accounts: dict[int, RankAccount] = field(default_factory=dict)
-    began: float | None = None  # when all had begun
-    deadline: float | None = None
-    has_named_lost: bool = False
+    # When all had begun.
+    began: float | None = None
+    # Until then, the end of the time that the others get to begin.
+    meeting_ends: float | None = None
+    # The ranks since then.
+    watch: RankWatch | None = None
+
+    # -- events
 
     def on_begin(self, rank: int, message: RankBegins, now: float) -> None:
         self.begun[rank] = message
-        if self.deadline is None and message.timeout is not None:
-            self.deadline = now + message.timeout
+        if self.meeting_ends is None and message.timeout is not None:
+            self.meeting_ends = now + message.timeout
 
     def on_end(self, rank: int, message: RankEnds) -> None:
-        if message.number == self.number:  # not late, when the verdict is known
-            self.accounts[rank] = message.account
+        if message.number != self.number:
+            # Late: the verdict is known.
+            return
+        self.accounts[rank] = message.account
+        if self.watch is not None:
+            self.watch.on_end(RankReport(rank, message.account.ending), message.account.ended)
+
+    def on_leave(self, rank: int, now: float) -> None:
+        """The connection of a rank has closed."""
+        if rank in self.left:
+            return
+        self.left[rank] = now
+        if self.watch is not None:
+            self._watch_left(self.watch, rank)
 
     def start(self, now: float) -> None:
-        timeout = self.begun[0].timeout
-        self.began, self.deadline = now, None if timeout is None else now + timeout
+        """All ranks have begun: from now on they are watched."""
+        self.began = now
+        self.watch = RankWatch(self.begun, LAUNCHED_PROCESSES, began=now, timeout=self.begun[0].timeout)
+        for rank in self.left:
+            self._watch_left(self.watch, rank)
+
+    def _watch_left(self, watch: RankWatch, rank: int) -> None:
+        if rank not in self.accounts:
+            watch.on_end(RankReport(rank, RankEnding.LOST), self.left[rank])
+        watch.on_exit(rank)
+
+    # -- what follows
 
     @property
     def running(self) -> list[int]:
@@ -164,59 +189,38 @@ class RoundState:
         """The ranks that have left without an account."""
         return sorted(rank for rank in self.left if rank not in self.accounts)
 
-    def due(self) -> float | None:
-        """The moment at which to ask for the next step, whatever happens."""
-        ends = [end for end in (self.deadline, self._grace_ends()) if end is not None]
-        return min(ends, default=None)
-
-    def next_step(self, now: float) -> NextStep:
+    def meeting(self, now: float) -> Meeting:
+        """The state of the ranks until all have begun."""
         if not self.begun:
-            return NextStep.WAIT
-        if self.began is None:
-            if self.why_refused(now):
-                return NextStep.REFUSE
-            return NextStep.START if len(self.begun) == self.world_size else NextStep.WAIT
-        if not self.running or self.has_timed_out(now):
-            return NextStep.JUDGE
-        grace_ends = self._grace_ends()
-        if grace_ends is None or now < grace_ends:
-            return NextStep.WAIT
-        return NextStep.NAME_LOST if self.lost and not self.has_named_lost else NextStep.JUDGE
-
-    def has_timed_out(self, now: float) -> bool:
-        return self.deadline is not None and now >= self.deadline
+            return Meeting.INCOMPLETE
+        if self.why_refused(now):
+            return Meeting.IMPOSSIBLE
+        return Meeting.COMPLETE if len(self.begun) == self.world_size else Meeting.INCOMPLETE
 
     def why_refused(self, now: float) -> str:
         """Why the ranks cannot run a test together; "" if they can, as far as is known."""
         names = {rank: message.case.name for rank, message in sorted(self.begun.items())}
         missing = [rank for rank in range(self.world_size) if rank not in self.begun]
         if len(set(names.values())) > 1:
-            each = "; ".join(f"rank {rank} runs {name}" for rank, name in names.items())
-            return f"the ranks of the launcher run different tests: {each}"
-        if gone := [rank for rank in missing if rank in self.left]:
+            tests = "; ".join(f"rank {rank} runs {name}" for rank, name in names.items())
+            return f"the ranks of the launcher run different tests: {tests}"
+        gone = [rank for rank in missing if rank in self.left]
+        if gone:
             return f"rank {gone[0]} of {self.world_size} is missing: {HAS_LEFT}"
-        if ended := [rank for rank in missing if rank in self.told]:
-            return f"rank {ended[0]} of {self.world_size} has ended its tests (-x, or an error before them)"
-        if missing and self.has_timed_out(now):
+        done = [rank for rank in missing if rank in self.done]
+        if done:
+            return f"rank {done[0]} of {self.world_size} has ended its tests (-x, or an error before them)"
+        if missing and self.meeting_ends is not None and now >= self.meeting_ends:
             return f"rank {missing[0]} of {self.world_size} has not begun {next(iter(names.values()))} in time"
         return ""
 
-    def _grace_ends(self) -> float | None:
-        """The moment at which the ranks that still run have had the time to see what another rank did."""
-        if self.began is None:
-            return None
-        left = [self.left[rank] for rank in self.lost]
-        if left and not self.has_named_lost:
-            return min(left) + grace.AFTER_DEATH
-        ends = [account.ended for account in self.accounts.values() if account.ending is not RankEnding.PASSED]
-        return min((at + grace.AFTER_FAILURE_FOR_GOOD for at in (*left, *ends)), default=None)
-
     def short_accounts(self) -> tuple[RankAccount | None, ...]:
         """Return the accounts of all ranks without tracebacks and collectives, which only the verdict needs."""
-        found = (self.accounts.get(rank) for rank in range(self.world_size))
-        return tuple(one and replace(one, traceback="", collectives=b"") for one in found)
+        accounts = (self.accounts.get(rank) for rank in range(self.world_size))
+        return tuple(account and replace(account, traceback="", collectives=b"") for account in accounts)
 
     def report(self, rank: int, now: float, stacks: Mapping[int, RankStacks]) -> RankReport:
+        """The report of a rank at the end of the round. `stacks`: of ranks that still run."""
         assert self.began is not None
         if (account := self.accounts.get(rank)) is not None:
             seconds = max(0.0, account.ended - self.began)

@@ -61,21 +61,27 @@ class Logs:
         return [reader.header() for reader in self._readers]
 
     def read(self) -> dict[int, LogContent]:
-        contents = {rank: reader.read() for rank, reader in enumerate(self._readers)}
-        return {rank: content for rank, content in contents.items() if content is not None}
+        contents = {}
+        for rank, reader in enumerate(self._readers):
+            content = reader.read()
+            if content is not None:
+                contents[rank] = content
+        return contents
 
     def records(self) -> dict[int, RankRecord]:
         return records_of(self.read())
 
     def gravest_note(self) -> Finding | None:
         """The gravest finding of a rank so far."""
-        contents = self.read().items()
-        found = [finding_of_rank(rank, note) for rank, content in contents for note in content.notes]
-        return min(found, key=lambda one: one.gravity, default=None)
+        findings: list[Finding] = []
+        for rank, content in self.read().items():
+            findings.extend(_findings_of(rank, content))
+        return min(findings, key=lambda finding: finding.gravity, default=None)
 
     def complete(self, reports: Sequence[RankReport]) -> list[RankReport]:
         """The reports with what the logs show. Ranks that have passed and agree are not looked at closer."""
-        have_passed, headers = all_passed(reports), self.headers()
+        have_passed = all_passed(reports)
+        headers = self.headers()
         may_be_inverted = SanitizeKind.ORDER in self.sanitize.kinds and uses_groups(headers) > 1
         if have_passed and is_quiet(headers) and not may_be_inverted:
             return self._with_parted(reports)
@@ -84,25 +90,24 @@ class Logs:
         for report in reports:
             content = contents.get(report.rank)
             if content is not None:
-                found = tuple(finding_of_rank(report.rank, note) for note in content.notes)
-                report = replace(report, issued=content.record(report.rank), found=found)
+                record = content.record(report.rank)
+                report = replace(report, issued=record, found=_findings_of(report.rank, content))
             completed.append(report)
         if have_passed and completed:
-            issued = [one.issued for one in completed if one.issued is not None]
-            completed[0] = replace(completed[0], found=(*completed[0].found, *self._of_order(issued)))
+            issued = [report.issued for report in completed if report.issued is not None]
+            completed[0] = _with_findings(completed[0], *self._of_order(issued))
         return self._with_parted(completed)
 
     def _with_parted(self, reports: Sequence[RankReport]) -> list[RankReport]:
         """The reports with the first tensor that is not alike on all ranks, though it must be."""
         if SanitizeKind.REPLICAS not in self.sanitize.kinds:
             return list(reports)
-        parted = first_parted({rank: looks_of(path) for rank, path in enumerate(self._paths)})
-        return [
-            replace(report, found=(*report.found, parted))
-            if parted is not None and report.rank == parted.ranks[0]
-            else report
-            for report in reports
-        ]
+        looks = {rank: looks_of(path) for rank, path in enumerate(self._paths)}
+        parted = first_parted(looks)
+        if parted is None:
+            return list(reports)
+        first = parted.ranks[0]
+        return [_with_findings(report, parted) if report.rank == first else report for report in reports]
 
     def _of_order(self, records: Sequence[RankRecord]) -> Iterator[Finding]:
         """The orders of calls that passed only by chance, or since sends are buffered."""
@@ -115,6 +120,14 @@ class Logs:
             stuck = first_unbuffered(records, with_messages_alone=fails)
             if stuck is not None:
                 yield replace(stuck, is_hazard=not (fails or self.sanitize.fails_for_order))
+
+
+def _findings_of(rank: int, content: LogContent) -> tuple[Finding, ...]:
+    return tuple(finding_of_rank(rank, note) for note in content.notes)
+
+
+def _with_findings(report: RankReport, *findings: Finding) -> RankReport:
+    return replace(report, found=(*report.found, *findings))
 
 
 def records_of(contents: Mapping[int, LogContent]) -> dict[int, RankRecord]:
@@ -134,42 +147,60 @@ class LiveLogs:
         self._judged: list[bytes] = []
         self._quiet_since = now
         self._candidate: Finding | None = None
-        self._since = 0.0  # when there was a candidate first
+        # When there was a candidate first.
+        self._since = 0.0
         self._suspects: frozenset[tuple[int, int]] = frozenset()
-        self.has_new_suspects = False  # at the last step: ranks seem to wait for each other, as they did not before
+        # At the last step: ranks seem to wait for each other, as they did not before.
+        self.has_new_suspects = False
         self.due = now + INTERVAL
 
     def step(self, now: float, pending: Sequence[int], ended: Mapping[int, str]) -> Finding | None:
         """A mismatch, once it is certain, or what a rank has found, once all are quiet. `ended`: how ranks did."""
-        self.due, self.has_new_suspects = now + INTERVAL, False
+        self.due = now + INTERVAL
+        self.has_new_suspects = False
         headers = self._logs.headers()
-        has_stopped, self._before = headers == self._before, headers
+        has_stopped = headers == self._before
+        self._before = headers
         if not has_stopped:
             self._quiet_since = now
         elif have_notes(headers) and now >= self._quiet_since + QUIET_AFTER_NOTE:
             return self._logs.gravest_note()
-        if self._candidate is None and (headers == self._judged or not (has_stopped or show_mismatch(headers))):
+        if self._candidate is None and not self._are_worth_reading(headers, has_stopped):
             return None
         self._judged = headers if has_stopped else []
         records = self._logs.records()
-        latest = [calls[-1] for record in records.values() for calls in record.calls.values()]
-        found = endless_mismatch(list(records.values()), latest, self._rules)
-        if found is not None and self._candidate is not None and found.sentence == self._candidate.sentence:
-            is_complete = not set(found.awaited).intersection(pending)
-            if is_complete or now > self._since + AWAITED_TIMEOUT:
-                return found
+        mismatch = self._mismatch(records)
+        if mismatch is not None and self._is_certain(mismatch, now, pending):
+            return mismatch
         if self._candidate is None:
             self._since = now
-        self._candidate = found
-        if found is not None:
+        self._candidate = mismatch
+        if mismatch is not None:
             self.due = now + CONFIRMATION
         elif has_stopped:
             self._suspect(records, pending, ended)
         return None
 
+    def _are_worth_reading(self, headers: list[bytes], has_stopped: bool) -> bool:
+        if headers == self._judged:
+            return False
+        return has_stopped or show_mismatch(headers)
+
+    def _mismatch(self, records: Mapping[int, RankRecord]) -> Finding | None:
+        latest = [calls[-1] for record in records.values() for calls in record.calls.values()]
+        return endless_mismatch(list(records.values()), latest, self._rules)
+
+    def _is_certain(self, mismatch: Finding, now: float, pending: Sequence[int]) -> bool:
+        """Was it there at the last step, and has every rank come that would show more?"""
+        if self._candidate is None or mismatch.sentence != self._candidate.sentence:
+            return False
+        is_complete = not set(mismatch.awaited).intersection(pending)
+        return is_complete or now > self._since + AWAITED_TIMEOUT
+
     def _suspect(self, records: Mapping[int, RankRecord], pending: Sequence[int], ended: Mapping[int, str]) -> None:
-        waiting = {rank: calls for rank, calls in waits(list(records.values())).items() if rank in pending}
-        found = deadlocked(waiting, ended)
-        suspects = frozenset((rank, wait.call.order) for rank, wait in found.items())
+        all_waiting = waits(list(records.values()))
+        waiting = {rank: calls for rank, calls in all_waiting.items() if rank in pending}
+        deadlock = deadlocked(waiting, ended)
+        suspects = frozenset((rank, wait.call.order) for rank, wait in deadlock.items())
         self.has_new_suspects = bool(suspects) and suspects != self._suspects
         self._suspects = suspects

@@ -17,7 +17,8 @@ from torch_testing_ext._sanitizer.kinds import KNOWN as KNOWN_KINDS, SanitizeKin
 from .job import Job, Sanitize
 
 PREFIX = "TORCH_TESTING_EXT_"
-RUNNER_PREFIX = PREFIX + "RUN_"  # options of run_test.py, which reads and checks them itself
+# Options of run_test.py, which reads and checks them itself.
+RUNNER_PREFIX = PREFIX + "RUN_"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,29 @@ class _Setting(NamedTuple):
     parse: Callable[[str], Any]
 
 
-_FLAG = {"0": False, "1": True}.__getitem__
+def _either(false: str, true: str) -> Callable[[str], bool]:
+    """Read a value that is one of two words."""
+    read_word = _one_of(false, true)
+    return lambda text: read_word(text) == true
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    """Read a value that is one of these words."""
+
+    def read_word(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return read_word
+
+
+def _directory(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _number(text: str) -> int:
@@ -56,20 +79,18 @@ def _number(text: str) -> int:
 
 _STARTS = ("auto", "fork", "fork-fresh", "spawn")
 KNOWN_SETTINGS = {
-    PREFIX + "START": _Setting(
-        "start", "auto, fork, fork-fresh or spawn", {name: name for name in _STARTS}.__getitem__
-    ),
-    PREFIX + "LOGS": _Setting("logs", "a directory", lambda text: Path(text).expanduser().absolute()),
-    PREFIX + "STREAM": _Setting("stream", "0 or 1", _FLAG),
-    PREFIX + "LANES": _Setting("lanes", "0 or 1", _FLAG),
+    PREFIX + "START": _Setting("start", "auto, fork, fork-fresh or spawn", _one_of(*_STARTS)),
+    PREFIX + "LOGS": _Setting("logs", "a directory", _directory),
+    PREFIX + "STREAM": _Setting("stream", "0 or 1", _either("0", "1")),
+    PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
     PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
     PREFIX + "SANITIZE": _Setting(
         "sanitize", f"kinds of checks, separated by commas: {', '.join(KNOWN_KINDS)}", read_kinds
     ),
-    PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", {"warn": False, "fail": True}.__getitem__),
+    PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", _either("warn", "fail")),
     PREFIX + "SHAKE": _Setting("shake", "a seed: 0, 1, 2 ...", _number),
     # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
-    PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", lambda text: tuple(text.split(","))),
+    PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", _names),
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
@@ -90,7 +111,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         setting = KNOWN_SETTINGS[name]
         try:
             chosen[setting.field] = setting.parse(text)
-        except (ValueError, KeyError):
+        except ValueError:
             raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
     ranks_per_device(environ)
     return Settings(**chosen)

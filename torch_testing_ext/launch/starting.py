@@ -85,9 +85,13 @@ def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream
     if not job_file.exists():
         job_file.write_bytes(pickle.dumps(job))
     words = [str(job_file), str(rank), str(account.fd), str(link.fileno()), str(os.getpid())]
+    environ = dict(job.context.environ)
+    if job.differs_in_hash:
+        environ["PYTHONHASHSEED"] = str(rank + 1)
     to_stream = (
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        *((os.POSIX_SPAWN_DUP2, stream, target) for target in (1, 2)),
+        (os.POSIX_SPAWN_DUP2, stream, 1),
+        (os.POSIX_SPAWN_DUP2, stream, 2),
     )
     for fd in (account.fd, link.fileno()):
         os.set_inheritable(fd, True)
@@ -95,7 +99,7 @@ def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream
         return os.posix_spawn(
             sys.executable,
             interpreter.command("launch.rank", job.context.path, *words),
-            {**job.context.environ, **({"PYTHONHASHSEED": str(rank + 1)} if job.differs_in_hash else {})},
+            environ,
             file_actions=to_stream if stream is not None else (),
             setsigmask=(),
         )

@@ -17,56 +17,61 @@ class CannotStop(RuntimeError):
     """`breakpoint()` was called where no debugger has a terminal."""
 
 
-_here: StopContext | None = None
+_context: StopContext | None = None
 _NO_FAILURES = (CannotStop, bdb.BdbQuit, KeyboardInterrupt, SystemExit)
-_SKIPS = ("SkipTest", "Skipped")  # of unittest and of pytest, which this package does not import
+# Of unittest and of pytest, which this package does not import.
+_SKIPS = ("SkipTest", "Skipped")
 
 
-def prepare(here: StopContext) -> None:
+def prepare(context: StopContext) -> None:
     """Have `breakpoint()` ask for the user's terminal, unless the user has chosen another debugger."""
-    global _here
-    _here = here
-    if here.terminal.is_chosen:
-        sys.settrace(None)  # of the process that this one was forked off
+    global _context
+    _context = context
+    if context.terminal.is_chosen:
+        # Of the process that this one was forked off.
+        sys.settrace(None)
     hook: Any = sys.breakpointhook
     is_ours = getattr(hook, "func", None) is _stop
     if "PYTHONBREAKPOINT" in os.environ or (hook is not sys.__breakpointhook__ and not is_ours):
         return
-    sys.breakpointhook = hook = partial(_stop, here)
+    sys.breakpointhook = hook = partial(_stop, context)
     if "pdb" in sys.modules:
         sys.modules["pdb"].set_trace = hook  # type: ignore[attr-defined]
 
 
-def _stop(here: StopContext, *arguments: Any, **options: Any) -> None:
-    if not here.terminal.path:
-        raise CannotStop(f"breakpoint(){here} cannot stop: {here.terminal.why_not}")
+def _stop(context: StopContext, *arguments: Any, **options: Any) -> None:
+    if not context.terminal.path:
+        raise CannotStop(f"breakpoint(){context} cannot stop: {context.terminal.why_not}")
     turns.about_to_stop = True
     from . import rank_debugger
 
-    rank_debugger.stop(here, sys._getframe(1))
+    rank_debugger.stop(context, sys._getframe(1))
 
 
 def at_failure(error: BaseException) -> None:
     """The test has raised an exception of its own."""
-    if _here is None or not _here.terminal.is_chosen or isinstance(error, _NO_FAILURES):
+    if _context is None or not _context.terminal.is_chosen or isinstance(error, _NO_FAILURES):
         return
     if not any(kind.__name__ in _SKIPS for kind in type(error).__mro__):
         from . import rank_debugger
 
-        rank_debugger.look_at_failure(_here, error)
+        rank_debugger.look_at_failure(_context, error)
 
 
 def at_test() -> None:
-    if _here is not None and _here.terminal.stop_in is not None and _here.terminal.stop_in == (_here.rank or 0):
+    if _context is None:
+        return
+    own_rank = _context.rank or 0
+    if _context.terminal.stop_in == own_rank:
         from . import rank_debugger
 
-        rank_debugger.stop_in_test(_here)
+        rank_debugger.stop_in_test(_context)
 
 
-def called(here: StopContext) -> None:
+def called(context: StopContext) -> None:
     """The user asks for this rank."""
     if turns.about_to_stop:
         return
     from . import rank_debugger
 
-    rank_debugger.look(here)
+    rank_debugger.look(context)

@@ -14,8 +14,10 @@ from torch_testing_ext._process.user_terminal import UserTerminal
 
 from .rank_report import now
 
-about_to_stop = False  # this rank has called breakpoint(), and will wait for the terminal
-_PAUSE = 0.05  # between two looks at whether it is this rank's turn
+# This rank has called breakpoint(), and will wait for the terminal.
+about_to_stop = False
+# Between two looks at whether it is this rank's turn.
+_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,10 @@ class StopContext:
     """The facts that a process needs to stop for the user."""
 
     terminal: UserTerminal
-    directory: Path  # of the run
-    rank: int | None = None  # None: this process is no rank
+    # Of the run.
+    directory: Path
+    # None: this process is no rank.
+    rank: int | None = None
     world_size: int = 1
 
     def __str__(self) -> str:
@@ -37,7 +41,8 @@ class Turns:
     def __init__(self, directory: Path, rank: int):
         self._directory = directory
         self._rank = rank
-        self._wanted = directory / "terminal.next"  # the rank that gets it next, if the user has said so
+        # The rank that gets it next, if the user has said so.
+        self._wanted = directory / "terminal.next"
         self._lock = os.open(directory / "terminal", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def take(self) -> bool:
@@ -65,7 +70,9 @@ class Turns:
 
     def _begin(self) -> bool:
         self._wanted.unlink(missing_ok=True)
-        return bool(os.write(self._lock, b".")) and os.lseek(self._lock, 0, os.SEEK_END) == 1
+        is_first = os.fstat(self._lock).st_size == 0
+        os.write(self._lock, b".")
+        return is_first
 
     def leave(self) -> None:
         os.utime(self._lock)

@@ -1,32 +1,31 @@
 """Watches a run: waits for exits, ends the ranks that do not end, and collects a report of every rank.
 
-Waits for exits, and for time only at deadlines. When a rank has failed, the others get a short grace period to report
-the failure as they saw it; then the stacks of those still running are taken; then they are ended by SIGTERM, and after
-another grace period by SIGKILL.
+Waits for exits, and for time only at deadlines. `rank_watch` decides what follows from both; this module does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.raw import unpack
-from torch_testing_ext._process import grace, reaping
+from torch_testing_ext._collectives.raw import RawRecord, unpack
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
 from . import client, device_memory, ras, turns
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .job import Sanitize, log_of
-from .rank_report import Exit, RankReport, add_recorders, all_passed, assemble_report, now
+from .rank_evidence import RankEvidence, with_collectives
+from .rank_report import Exit, RankReport, all_passed, assemble_report, now
+from .rank_watch import OWN_PROCESSES, RankWatch, WatchAction
 from .settings import read
-from .verdict import Case, Expected, Outcome, Verdict, ended, nothing_to_judge
+from .verdict import Expected, ended
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings import Finding
-    from torch_testing_ext._collectives.records import RankRecord
 
     from .probes import Prober
     from .sanitizer_logs import Logs
@@ -36,57 +35,33 @@ if TYPE_CHECKING:
 _FIRST_LOOK = 0.75
 
 
-@dataclass(frozen=True)
-class WatchResult:
-    """The end of a run: the reports of all ranks, and whether it timed out."""
-
-    reports: tuple[RankReport, ...]
-    timed_out: bool
-    expected: Expected = field(default_factory=Expected)
-    finding: Finding | None = None  # about the collectives, for which the ranks were ended
-    note: str = ""  # what must be known to run it again
-    nccl: str = ""  # what NCCL said of ranks that hung
-
-    def verdict(self, case: Case) -> Verdict:
-        if self.finding is None and not self.timed_out and nothing_to_judge(self.reports, self.expected):
-            return Verdict(Outcome.PASSED)
-        from .judging import judge  # with all that explains failures
-
-        case = replace(case, note="\n\n".join(note for note in (case.note, self.note) if note))
-        verdict = judge(self.reports, self.timed_out, case, self.expected, self.finding)
-        if self.nccl and verdict.message:
-            return replace(verdict, message=f"{verdict.message}\n\n{ras.section(self.nccl)}")
-        return verdict
-
-
 def watch(
     run: Run, timeout: float | None, expected: Expected, on_timeout: Callable[[], None] = lambda: None
-) -> WatchResult:
+) -> RankEvidence:
     """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended.
 
     Without a time-out, as in a debugger, the ranks are not probed.
     """
-    watched = RankWatcher(run, expected, run.began)
+    watcher = RankWatcher(run, expected, run.began, timeout)
     try:
-        timed_out = watched.until_over(timeout)
-        if timed_out:
+        watcher.wait()
+        if watcher.state.timed_out:
             on_timeout()
-            watched.take_endings()
-        if watched.pending:
-            watched.take_stacks()
-            watched.ask_nccl(timed_out)
+            watcher.take_endings()
+        watcher.ask_ranks_that_run()
     finally:
         # Also after Ctrl-C, or an error in this package.
         try:
-            watched.end_all()
+            watcher.end_all()
         finally:
             client.finish(run)
-    note = run.job.sanitize.note if run.job.sanitize is not None else ""
-    if timed_out and watched.doubt:
-        note = "\n\n".join(filter(None, (note, f"A deadlock could not be proven: {watched.doubt}")))
-    result = watched.result(timed_out, note)
-    client.launcher().add_preload_hints(run, max((r.imported for r in result.reports), key=len, default=()))
-    return result
+    notes = [run.job.sanitize.note] if run.job.sanitize is not None else []
+    if watcher.state.timed_out and watcher.looks.doubt:
+        notes.append(f"A deadlock could not be proven: {watcher.looks.doubt}")
+    evidence = watcher.evidence("\n\n".join(filter(None, notes)))
+    imported = max((report.imported for report in evidence.reports), key=len, default=())
+    client.launcher().add_preload_hints(run, imported)
+    return evidence
 
 
 def end(run: Run) -> None:
@@ -95,185 +70,273 @@ def end(run: Run) -> None:
     client.finish(run)
 
 
-@dataclass
-class Grace:
-    """The time that ranks get which still run after others have ended."""
-
-    expected: Expected
-    ends: float | None = None
-    has_failed: bool = False  # a rank has failed: the others end soon
-    stacks_timeout: float = grace.FOR_STACKS
-
-    def on_end(self, report: RankReport, at: float) -> None:
-        """Begin a grace period if the end of this rank keeps the others from ending."""
-        if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
-            self._grant(at + grace.AFTER_SKIP)
-        elif self.expected.decides(report):
-            self.has_failed = True
-            died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
-            self.stacks_timeout = grace.FOR_STACKS_AFTER_DEATH if died else grace.FOR_STACKS
-            self._grant(at + (grace.AFTER_DEATH if died else grace.AFTER_FAILURE))
-
-    def begin_again(self, at: float) -> None:
-        if self.ends is not None:
-            self.ends = at + grace.AFTER_FAILURE
-
-    def _grant(self, end: float) -> None:
-        self.ends = end if self.ends is None else min(self.ends, end)
-
-
 class RankWatcher:
-    """Watches the ranks of a run and keeps what is known about each, since the time `began`."""
+    """Watches the ranks of a run since the time `began`: does what its `state` says, and tells it what happens.
 
-    def __init__(self, run: Run, expected: Expected, began: float):
+    Without a `timeout`, ranks are not probed. `endless`: the time-out of collectives that do not end by themselves;
+    unless given, it is that of the test.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        expected: Expected,
+        began: float,
+        timeout: float | None = None,
+        endless: float | None = None,
+        records: RankRecords | None = None,
+    ):
         self.run = run
         self.expected = expected
-        self.began = began
-        self.accounts: dict[int, RankAccount | None] = {}
-        self.answers: dict[int, Exit] = {}  # of persistent ranks that have finished their task
-        self.stopped: dict[int, float] = {}  # when we began to end them
-        self.grace = Grace(expected)
-        self.finding: Finding | None = None
-        self.doubt = ""  # what keeps a deadlock from being proven
+        self.records = records or RankRecords(run, began)
+        self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
+        self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
         self.nccl = ""
-        self.logs = logs_of([log_of(run.job.directory, rank) for rank in range(run.job.world_size)], run.job.sanitize)
+        # When a rank has last been in the debugger.
+        self._last_pause = 0.0
 
     @property
     def pending(self) -> list[int]:
-        return [rank for rank in self.run.alive if rank not in self.answers]
+        """The ranks in which the test still runs."""
+        return [rank for rank in self.run.alive if rank in self.state.running]
 
-    def until_over(self, timeout: float | None, endless: float | None = None) -> bool:
-        """Wait until no rank is pending, a grace period is over or the time is up. Returns whether it is.
+    # -- until the test is over
 
-        It also ends with a `finding` about the collectives. `endless`: the time-out of those that do not end by
-        themselves; unless given, it is that of the test. Without a time-out, ranks are not probed.
-        """
-        deadline = None if timeout is None else self.began + timeout
-        endless = None if timeout is None else endless or timeout
-        prober, since = None, now()
-        first_look = 0.0 if self.logs else _FIRST_LOOK
-        stopped = 0.0
+    def wait(self) -> None:
+        """Wait until no rank is pending, a grace period or the time is over, or the looks have a `finding`."""
+        # It moves on only when nothing else has happened: an end that has come in time counts, however late it is read.
+        reached = now()
+        self._on_news(reached)
         self.take_endings()
-        while self.pending:
-            due = prober.due if prober is not None else since + first_look
-            look = None if endless is None or self.grace.has_failed else due
-            ends = [end for end in (deadline, self.grace.ends, look) if end is not None]
-            if self.run.wait_for_event(min(ends, default=None)):
-                known = len(self.accounts)
-                self.take_endings()
-                if len(self.accounts) > known:
-                    since = now()
-                    if prober is not None:
-                        prober.on_news(since)
-            elif self.run.job.terminal.path and (last := turns.latest(self.run.job.directory)) > stopped:
-                # A rank is in the debugger, or was so just now: from then on, all begins again.
-                stopped = since = last
-                deadline = None if timeout is None else last + timeout
-                self.grace.begin_again(last)
-                if prober is not None:
-                    prober.on_news(last)
-            elif endless is not None and look == min(ends):
-                prober = prober or self._prober(endless, since)
-                self.finding = prober.step(now(), self.pending, self._ended())
-                self.doubt = prober.doubt
-                if self.finding is not None:
-                    return False
-            else:
-                return self.grace.ends is None or (deadline is not None and deadline <= self.grace.ends)
-        return False
+        while True:
+            step = self.state.step(reached)
+            if step.action is WatchAction.LOOK:
+                self._look()
+            elif step.action is not WatchAction.WAIT:
+                return
+            elif self.run.wait_for_event(step.until):
+                if self.take_endings():
+                    self._on_news(now())
+            elif not self._was_paused():
+                reached = now()
 
-    def _prober(self, endless: float, since: float) -> Prober:
+    def take_endings(self) -> bool:
+        """Take the ends of ranks since the last call. Returns whether there were any."""
+        ranks = self.records.take_new()
+        for rank in ranks:
+            self.state.on_end(self.records.report(rank), self.records.exit_of(rank).at)
+        self._take_exits()
+        return bool(ranks)
+
+    def _take_exits(self) -> None:
+        for rank in self.state.alive.difference(self.run.alive):
+            self.state.on_exit(rank)
+
+    def _on_news(self, at: float) -> None:
+        self.looks.on_news(at)
+        self.state.look_due = self.looks.due
+
+    def _was_paused(self) -> bool:
+        """Is a rank in the debugger, or was it so since the last call? Then the time begins again."""
+        if not self.run.job.terminal.path:
+            return False
+        last = turns.latest(self.run.job.directory)
+        if last <= self._last_pause:
+            return False
+        self._last_pause = last
+        self.state.on_pause(last)
+        self._on_news(last)
+        return True
+
+    def _look(self) -> None:
+        self.looks.look(self.pending, self.records.ends())
+        self.state.look_due = self.looks.due
+        if self.looks.finding is not None:
+            self.state.on_finding()
+
+    # -- the ranks that still run when the test is over
+
+    def ask_ranks_that_run(self) -> None:
+        """Take what pending ranks show: their stacks, and NCCL's own account of them."""
+        if self.state.step(now()).action is WatchAction.TAKE_STACKS:
+            self.take_stacks()
+            self.state.on_stacks()
+            self._ask_nccl()
+
+    def take_stacks(self) -> None:
+        """Take the stacks and the flight recorders of the ranks that are pending."""
+        self.run.dump(self.state.stacks_timeout, self.pending)
+
+    def _ask_nccl(self) -> None:
+        """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
+        if self.state.timed_out or self.looks.finding is not None:
+            self.nccl = ras.ask(self.run.job.context.environ)
+
+    def end_all(self) -> None:
+        """End all ranks that are left. A rank that is pending now counts as stopped, however it ends."""
+        self.state.give_up()
+        while True:
+            self._take_exits()
+            step = self.state.step(now())
+            match step.action:
+                case WatchAction.END:
+                    self._terminate()
+                case WatchAction.KILL:
+                    self.run.signal(signal.SIGKILL)
+                    self.state.on_killed()
+                    self.run.wait_until(lambda: not self.run.alive)
+                case WatchAction.WAIT:
+                    self.run.wait_for_event(step.until)
+                case _:
+                    return
+
+    def _terminate(self) -> None:
+        began = now()
+        self.records.stopped.update(dict.fromkeys(self.pending, began))
+        # Some may have ended by themselves meanwhile.
+        while self.run.alive and self.run.wait_for_event(began):
+            pass
+        if self.run.alive:
+            self.run.signal(signal.SIGTERM)
+            self.state.on_terminated(now())
+
+    def evidence(self, note: str) -> RankEvidence:
+        """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
+        reports = self.records.reports()
+        device_memory.note(reports)
+        return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note, self.nccl)
+
+
+class Looks:
+    """Looks whether the ranks of a run wait for each other, by a prober that is made for the first look.
+
+    `endless`: the time-out of collectives that do not end by themselves; None: nobody looks.
+    """
+
+    def __init__(self, run: Run, expected: Expected, logs: Logs | None, endless: float | None):
+        self.finding: Finding | None = None
+        # The reason why a deadlock is not proven.
+        self.doubt = ""
+        self._run = run
+        self._expected = expected
+        self._logs = logs
+        self._endless = endless
+        self._prober: Prober | None = None
+        self._last_news = now()
+
+    @property
+    def due(self) -> float | None:
+        """The moment of the next look; None: never."""
+        if self._endless is None:
+            return None
+        if self._prober is not None:
+            return self._prober.due
+        return self._last_news + (0.0 if self._logs else _FIRST_LOOK)
+
+    def on_news(self, at: float) -> None:
+        """Something has happened in the run: wait a while before the next look."""
+        self._last_news = at
+        if self._prober is not None:
+            self._prober.on_news(at)
+
+    def look(self, pending: Sequence[int], ends: Mapping[int, tuple[str, bytes]]) -> None:
+        """Look once. `ends`: for each rank that has ended, how, and the collectives that it has left."""
+        if self._prober is None:
+            self._prober = self._make_prober()
+        self.finding = self._prober.step(now(), pending, ends)
+        self.doubt = self._prober.doubt
+
+    def _make_prober(self) -> Prober:
         from torch_testing_ext._collectives.proof import ProofRules
 
         from .probes import Prober
 
+        assert self._endless is not None
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
-        is_checked = self.run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
-        rules = ProofRules(endless, self.expected.may_differ)
-        return Prober(self.run, rules, self.logs, since, is_checked=is_checked)
+        debug = self._run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
+        is_checked = debug.upper() == "DETAIL"
+        rules = ProofRules(self._endless, self._expected.may_differ)
+        return Prober(self._run, rules, self._logs, self._last_news, is_checked=is_checked)
 
-    def _ended(self) -> dict[int, tuple[str, bytes]]:
-        """For each rank that has ended: how, and the collectives that it left."""
-        return {rank: (ended(self._report(rank)), self._left(rank)) for rank in self.accounts}
 
-    def take_endings(self) -> None:
-        for rank in self.run.exits.keys() - self.accounts.keys():
+class RankRecords:
+    """The accounts and the ends of the ranks of a run, and the reports that follow from them."""
+
+    def __init__(self, run: Run, began: float):
+        self.run = run
+        self.began = began
+        self.accounts: dict[int, RankAccount | None] = {}
+        # Of persistent ranks that have finished their task.
+        self.answers: dict[int, Exit] = {}
+        # When we began to end each rank that was running.
+        self.stopped: dict[int, float] = {}
+        paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
+        self.logs = logs_of(paths, run.job.sanitize)
+
+    def take_new(self) -> list[int]:
+        """Read the accounts of the ranks that have ended since the last call. Returns these ranks."""
+        ranks = sorted(self.run.exits.keys() - self.accounts.keys())
+        for rank in ranks:
             self.accounts[rank] = self.read_account(rank)
-            self.on_end(rank)
-
-    def on_end(self, rank: int) -> None:
-        self.grace.on_end(self._report(rank), self._exit(rank).at)
+        return ranks
 
     def read_account(self, rank: int) -> RankAccount | None:
         """The rank's account; for one that has left by os._exit with the exit code of a skip, that of a skip."""
-        account, exit = read_account(self.run.job.account(rank)), self.run.exits.get(rank)
-        if account is not None or exit is None or exit.code not in self.run.job.skips:
+        account = read_account(self.run.job.account(rank))
+        exit = self.run.exits.get(rank)
+        if account is not None or exit is None:
             return account
-        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, self.run.job.skips[exit.code], code=exit.code)
+        reason = self.run.job.skips.get(exit.code)
+        if reason is None:
+            return None
+        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
 
-    def take_stacks(self) -> None:
-        """Take the stacks and the flight recorders of the ranks that are pending."""
-        self.run.dump(self.grace.stacks_timeout, self.pending)
-
-    def ask_nccl(self, timed_out: bool) -> None:
-        """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
-        if timed_out or self.finding is not None:
-            self.nccl = ras.ask(self.run.job.context.environ)
-
-    def end_all(self) -> None:
-        """Escalate: SIGTERM, a grace period, SIGKILL. A rank that is pending now counts as stopped, however it ends."""
-        self.stopped.update(dict.fromkeys(self.pending, now()))
-        reaping.escalate(self._have_ended, self.run.signal, after_sigterm=grace.AFTER_SIGTERM)
-        self.run.wait_until(lambda: not self.run.alive)
-
-    def _have_ended(self, seconds: float) -> bool:
-        until = now() + seconds
-        while self.run.alive and self.run.wait_for_event(until):
-            pass
-        return not self.run.alive
-
-    def _exit(self, rank: int) -> Exit:
+    def exit_of(self, rank: int) -> Exit:
         return self.answers.get(rank) or self.run.exits[rank]
 
-    def _report(self, rank: int) -> RankReport:
-        return assemble_report(rank, self.accounts.get(rank), self._exit(rank), self.began, self.stopped.get(rank))
+    def report(self, rank: int) -> RankReport:
+        """The report of a rank that has ended."""
+        return assemble_report(rank, self.accounts.get(rank), self.exit_of(rank), self.began, self.stopped.get(rank))
 
-    def result(self, timed_out: bool, note: str) -> WatchResult:
-        reports = self._reports()
-        device_memory.note(reports)
-        return WatchResult(reports, timed_out, self.expected, self.finding, note, self.nccl)
+    def ends(self) -> dict[int, tuple[str, bytes]]:
+        """For each rank that has ended: how, and the collectives that it left."""
+        ends = {}
+        for rank in self.accounts:
+            how = ended(self.report(rank))
+            ends[rank] = (how, self.left(rank))
+        return ends
 
-    def _reports(self) -> tuple[RankReport, ...]:
+    def reports(self) -> tuple[RankReport, ...]:
+        """The reports of all ranks at the end, with the texts that are worth reading if something went wrong."""
         ranks = range(self.run.job.world_size)
         for rank in ranks:
             if rank not in self.accounts:
                 self.accounts[rank] = self.read_account(rank)
-        known = self.answers.keys() | self.run.exits.keys()
-        reports = [self._report(rank) if rank in known else self._lost(rank) for rank in ranks]
-        quiet = all_passed(reports)
-        if self.logs is not None:
-            reports = self.logs.complete(reports)
-            self.logs.remove()
-        left = [unpack(self._left(rank)) for rank in ranks] if quiet else []
-        if quiet:
-            reports = add_recorders(reports, left)
-        else:
-            reports = [self._with_texts(replace(one, recorder=self._recorder(one.rank))) for one in reports]
-        if not quiet or any(one.recorder for one in reports) or read().lanes:
+        reports = [self.report(rank) if self._has_ended(rank) else self._lost(rank) for rank in ranks]
+        have_passed = all_passed(reports)
+        collectives = [self._collectives(rank, only_left=have_passed) for rank in ranks]
+        reports = with_collectives(reports, self.logs, collectives)
+        if not have_passed:
+            reports = [self._with_texts(report) for report in reports]
+        if not have_passed or any(report.recorder for report in reports) or read().lanes:
             from . import lane_files
 
-            lane_files.write(self.run.job.directory, self.run.began, reports, left)
+            lane_files.write(self.run.job.directory, self.run.began, reports, collectives)
         return tuple(reports)
 
-    def _recorder(self, rank: int) -> RankRecord | None:
+    def _has_ended(self, rank: int) -> bool:
+        return rank in self.answers or rank in self.run.exits
+
+    def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
         """The collectives that a rank left, or reported when it was asked."""
-        if (left := unpack(self._left(rank))) is not None:
-            return left.record(rank)
+        left = unpack(self.left(rank))
+        if left is not None or only_left:
+            return left
         reported = unpack(content_of(self.run.job.recorder(rank)))
         # Persistent ranks have answered during earlier tests.
-        return reported.record(rank) if reported is not None and reported.at >= self.began else None
+        return reported if reported is not None and reported.at >= self.began else None
 
-    def _left(self, rank: int) -> bytes:
+    def left(self, rank: int) -> bytes:
         """The collectives that a rank left at the end of its test."""
         account = self.accounts.get(rank)
         return account.collectives if account is not None else b""
@@ -283,15 +346,15 @@ class RankWatcher:
         return 0
 
     def _with_texts(self, report: RankReport) -> RankReport:
-        """Add the texts that are worth reading only if something went wrong."""
         job, rank = self.run.job, report.rank
         output = tail(job.log(rank), start=self.log_start(rank))
         if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
             return replace(report, output=output)
         from . import hang
 
+        stacks = hang.tidy(text_of(job.stacks(rank)))
         in_flight = read_account(job.in_flight(rank))
-        return replace(report, output=output, stacks=hang.tidy(text_of(job.stacks(rank))), in_flight=in_flight)
+        return replace(report, output=output, stacks=stacks, in_flight=in_flight)
 
     def _lost(self, rank: int) -> RankReport:
         """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""
@@ -302,6 +365,7 @@ class RankWatcher:
 
 
 def logs_of(paths: Sequence[Path], sanitize: Sanitize | None) -> Logs | None:
+    """The logs of ranks that are sanitized."""
     if sanitize is None or not sanitize.kinds:
         return None
     from .sanitizer_logs import Logs

@@ -16,7 +16,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, now, persistent_ranks
-from torch_testing_ext.launch.watch import WatchResult
+from torch_testing_ext.launch.rank_evidence import RankEvidence
 
 WORLD_SIZE = 2
 
@@ -91,14 +91,14 @@ class PersistentRanksTest(unittest.TestCase):
         self.addCleanup(made.end)
         return made
 
-    def do(self, task: str, seconds: float | None = 60.0) -> WatchResult:
+    def do(self, task: str, seconds: float | None = 60.0) -> RankEvidence:
         self.path = self.ranks.start(task)
         return self.ranks.watch(seconds)
 
     def endings(self, task: str, seconds: float | None = 60.0) -> list[RankEnding]:
         return [report.ending for report in self.do(task, seconds).reports]
 
-    def watch_briefly(self) -> WatchResult:
+    def watch_briefly(self) -> RankEvidence:
         """Watch with a short time-out that begins when rank 0 has finished: how long that takes is not known."""
         while 0 not in self.ranks.done:
             self.ranks.run.wait_for_event()

@@ -9,11 +9,12 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
 from torch_testing_ext.launch.job import Sanitize
+from torch_testing_ext.launch.rank_watch import WatchAction
 from torch_testing_ext.launch.rounds import (
     AskForStacks,
     FromHub,
     FromRank,
-    NextStep,
+    Meeting,
     RankBegins,
     RankEnds,
     RankHeard,
@@ -48,50 +49,62 @@ class RoundTest(unittest.TestCase):
 
     def run_both(self, timeout=None):
         self.begin(0, 1, timeout=timeout)
-        self.next(NextStep.START)
+        self.meeting(Meeting.COMPLETE)
         self.round.start(0.0)
 
     def end(self, rank, ending=RankEnding.PASSED, at=10.0, number=3):
         self.round.on_end(rank, RankEnds(number, account(ending, at)))
 
-    def next(self, step, now=0.0):
-        self.assertIs(self.round.next_step(now), step)
+    def meeting(self, state, now=0.0):
+        self.assertIs(self.round.meeting(now), state)
+
+    def next(self, action, now=0.0):
+        self.assertIs(self.round.watch.step(now).action, action)
+
+    def due(self):
+        return self.round.watch.step(0.0).until
 
     def test_nothing_to_do(self):
-        self.next(NextStep.WAIT, 1e9)
-        self.assertIsNone(self.round.due())
+        self.meeting(Meeting.INCOMPLETE, 1e9)
+        self.assertIsNone(self.round.meeting_ends)
 
     def test_it_waits_until_all_have_begun(self):
         self.begin(1)
-        self.next(NextStep.WAIT, 1e9)
+        self.meeting(Meeting.INCOMPLETE, 1e9)
         self.begin(0)
-        self.next(NextStep.START)
+        self.meeting(Meeting.COMPLETE)
 
     def test_a_rank_that_does_not_come_in_time(self):
         self.begin(1, timeout=30.0, now=5.0)
-        self.assertEqual(self.round.due(), 35.0)
-        self.next(NextStep.WAIT, 34.9)
-        self.next(NextStep.REFUSE, 35.0)
+        self.assertEqual(self.round.meeting_ends, 35.0)
+        self.meeting(Meeting.INCOMPLETE, 34.9)
+        self.meeting(Meeting.IMPOSSIBLE, 35.0)
         self.assertEqual(self.round.why_refused(35.0), "rank 0 of 2 has not begun test_x in time")
 
     def test_a_rank_that_left_before(self):
+        self.round.on_leave(0, 1.0)
+        self.begin(1)
+        self.meeting(Meeting.IMPOSSIBLE)
+        self.assertIn("rank 0 of 2 is missing: its process has ended", self.round.why_refused(0.0))
+
+    def test_a_rank_that_left_in_an_earlier_round(self):
         self.left[0] = 1.0
         self.begin(1)
-        self.next(NextStep.REFUSE)
+        self.meeting(Meeting.IMPOSSIBLE)
         self.assertIn("rank 0 of 2 is missing: its process has ended", self.round.why_refused(0.0))
 
     def test_a_rank_that_has_ended_its_tests(self):
-        self.round = RoundState(3, 2, {}, told={0: ()})
+        self.round = RoundState(3, 2, {}, done={0: ()})
         self.begin(1)
-        self.next(NextStep.REFUSE)
+        self.meeting(Meeting.IMPOSSIBLE)
         self.assertIn("rank 0 of 2 has ended its tests", self.round.why_refused(0.0))
         self.begin(0)
-        self.next(NextStep.START)
+        self.meeting(Meeting.COMPLETE)
 
     def test_different_tests(self):
         self.begin(1)
         self.round.on_begin(0, begins("test_y"), 0.0)
-        self.next(NextStep.REFUSE)
+        self.meeting(Meeting.IMPOSSIBLE)
         self.assertEqual(
             self.round.why_refused(0.0),
             "the ranks of the launcher run different tests: rank 0 runs test_y; rank 1 runs test_x",
@@ -100,9 +113,9 @@ class RoundTest(unittest.TestCase):
     def test_all_ends(self):
         self.run_both()
         self.end(1)
-        self.next(NextStep.WAIT, 1e9)
+        self.next(WatchAction.WAIT, 1e9)
         self.end(0)
-        self.next(NextStep.JUDGE)
+        self.next(WatchAction.JUDGE)
 
     def test_an_end_of_an_earlier_round(self):
         self.run_both()
@@ -112,9 +125,16 @@ class RoundTest(unittest.TestCase):
     def test_the_time_begins_when_all_have_begun(self):
         self.begin(0, 1, timeout=30.0, now=0.0)
         self.round.start(20.0)
-        self.assertEqual(self.round.due(), 50.0)
-        self.next(NextStep.WAIT, 49.9)
-        self.next(NextStep.JUDGE, 50.0)
+        self.assertEqual(self.due(), 50.0)
+        self.next(WatchAction.WAIT, 49.9)
+        self.judges_the_rest(50.0)
+        self.assertTrue(self.round.watch.timed_out)
+
+    def judges_the_rest(self, now):
+        """The ranks that still run are asked where they are; no process is ended."""
+        self.next(WatchAction.TAKE_STACKS, now)
+        self.round.watch.on_stacks()
+        self.next(WatchAction.JUDGE, now)
 
     def test_others_get_time_after_a_failure_or_skip(self):
         for ending in (RankEnding.FAILED, RankEnding.ERROR, RankEnding.SKIPPED):
@@ -122,31 +142,41 @@ class RoundTest(unittest.TestCase):
                 self.setUp()
                 self.run_both()
                 self.end(0, ending, at=10.0)
-                self.assertEqual(self.round.due(), 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
-                self.next(NextStep.WAIT, 10.0)
-                self.next(NextStep.JUDGE, 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+                self.assertEqual(self.due(), 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+                self.next(WatchAction.WAIT, 10.0)
+                self.judges_the_rest(10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+                self.assertFalse(self.round.watch.timed_out)
 
     def test_a_rank_that_leaves_is_named_soon_and_others_get_time(self):
         self.run_both()
-        self.left[0] = 10.0
-        self.next(NextStep.WAIT, 10.0)
-        self.next(NextStep.NAME_LOST, 10.0 + grace.AFTER_DEATH)
+        self.round.on_leave(0, 10.0)
+        self.next(WatchAction.WAIT, 10.0)
+        self.next(WatchAction.NAME_LOST, 10.0 + grace.AFTER_DEATH)
         self.assertEqual(self.round.lost, [0])
-        self.round.has_named_lost = True
-        self.next(NextStep.WAIT, 10.0 + grace.AFTER_DEATH)
-        self.next(NextStep.JUDGE, 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+        self.round.watch.on_named()
+        self.next(WatchAction.WAIT, 10.0 + grace.AFTER_DEATH)
+        self.judges_the_rest(10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+
+    def test_a_rank_that_leaves_before_all_have_begun(self):
+        self.begin(0, 1)
+        self.round.on_leave(0, 10.0)
+        self.meeting(Meeting.COMPLETE)
+        self.round.start(11.0)
+        self.assertEqual(self.round.running, [1])
+        self.next(WatchAction.NAME_LOST, 10.0 + grace.AFTER_DEATH)
 
     def test_a_rank_that_leaves_after_its_test(self):
         self.run_both()
         self.end(0)
-        self.left[0] = 10.0
+        self.round.on_leave(0, 10.0)
         self.assertEqual((self.round.lost, self.round.running), ([], [1]))
-        self.next(NextStep.WAIT, 1e9)
+        self.next(WatchAction.WAIT, 1e9)
 
     def test_all_leave(self):
         self.run_both()
-        self.left.update({0: 10.0, 1: 10.0})
-        self.next(NextStep.JUDGE, 10.0)
+        for rank in (0, 1):
+            self.round.on_leave(rank, 10.0)
+        self.next(WatchAction.JUDGE, 10.0)
 
     def test_reports(self):
         self.round = RoundState(3, 3, self.left)
@@ -156,7 +186,7 @@ class RoundTest(unittest.TestCase):
             RankEnding.ERROR, 0.0, 10.0, "why", sites=(Site("/x.py", 3, "f"),), details="Expected: 1\nGot: 2"
         )
         self.round.on_end(0, RankEnds(3, told))
-        self.left[1] = 5.0
+        self.round.on_leave(1, 5.0)
         ended, lost, running = (self.round.report(rank, 11.0, {2: NOTHING}) for rank in range(3))
         self.assertEqual((ended.ending, ended.seconds, ended.summary), (RankEnding.ERROR, 6.0, "why"))
         self.assertEqual((ended.sites, ended.details), (told.sites, told.details))

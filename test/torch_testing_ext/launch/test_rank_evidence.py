@@ -1,0 +1,40 @@
+"""Tests that a verdict takes all of the evidence into account: no process."""
+
+import unittest
+
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
+from torch_testing_ext.launch.rank_evidence import RankEvidence
+
+PASSED = (RankReport(0, RankEnding.PASSED), RankReport(1, RankEnding.PASSED))
+FAILED = (RankReport(0, RankEnding.PASSED), RankReport(1, RankEnding.FAILED, summary="AssertionError: no", code=10))
+STOPPED = (RankReport(0, RankEnding.PASSED), RankReport(1, RankEnding.STOPPED))
+CASE = Case("T.test_x", note="note of the case")
+
+
+class TestVerdict(unittest.TestCase):
+    def test_a_pass(self):
+        self.assertIs(RankEvidence(PASSED).verdict(CASE).outcome, Outcome.PASSED)
+
+    def test_all_passed_at_the_time_out(self):
+        self.assertIs(RankEvidence(PASSED, timed_out=True).verdict(CASE).outcome, Outcome.TIMEOUT)
+
+    def test_a_time_out(self):
+        self.assertIs(RankEvidence(STOPPED, timed_out=True).verdict(CASE).outcome, Outcome.TIMEOUT)
+
+    def test_an_exit_code_that_is_expected(self):
+        verdict = RankEvidence(PASSED, expected=Expected(code=3)).verdict(CASE)
+        self.assertIs(verdict.outcome, Outcome.FAILED)
+
+    def test_a_failure_has_the_notes_of_the_case_and_of_the_evidence(self):
+        verdict = RankEvidence(FAILED, note="note of the run").verdict(CASE)
+        self.assertEqual((verdict.outcome, verdict.culprit), (Outcome.FAILED, 1))
+        self.assertIn("note of the case\n\nnote of the run", verdict.message)
+
+    def test_the_answer_of_nccl_comes_last(self):
+        verdict = RankEvidence(STOPPED, timed_out=True, nccl="rank 1: running").verdict(CASE)
+        self.assertTrue(verdict.message.endswith("\n\nNCCL's own status (RAS):\n  rank 1: running"), verdict.message)
+
+
+if __name__ == "__main__":
+    run_tests()
