@@ -25,9 +25,7 @@ _OF_THREADS_AND_ALGEBRA = (
     *("DNNL_", "ONEDNN_", "NPY_", "NUMPY_"),
 )
 _OF_TORCH = ("TORCH", "PYTORCH", "ATEN_", "C10_", "KINETO_", "TP_", "GLOO_", "XLA_")
-_OF_DEVICES = (
-    *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_", "HIP_", "HSA_", "ROCR_", "ROCM_", "ZE_", "SYCL_"),
-)
+_OF_DEVICES = ("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_", "HIP_", "HSA_", "ROCR_", "ROCM_", "ZE_", "SYCL_")
 _NATIVE = (*_OF_THREADS_AND_ALGEBRA, *_OF_TORCH, *_OF_DEVICES)
 # Of these, the ones that are read when they are needed.
 _READ_LATER = ("TORCH_TESTING_EXT_", "PYTORCH_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK")
@@ -38,11 +36,11 @@ _DEFINED = (type, types.FunctionType, types.BuiltinFunctionType)
 
 def native(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that native libraries may have read."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name.startswith(_NATIVE) and not name.startswith(_READ_LATER)
-    }
+    read_by_libraries = {}
+    for name, value in environ.items():
+        if name.startswith(_NATIVE) and not name.startswith(_READ_LATER):
+            read_by_libraries[name] = value
+    return read_by_libraries
 
 
 class RecordingEnviron(os._Environ):  # type: ignore[type-arg]
@@ -296,7 +294,7 @@ def _add_filters(filters: list[Any]) -> None:
 
 
 def _names_needed(name: str, layer: StashedLayer) -> Iterable[str]:
-    """Those without which it is not what its import has made: its package, and with torch all that its import brings."""
+    """Those without which it is not what its import has made: its package, and with torch all that torch brings."""
     if "torch" not in layer.modules:
         return [_parent(name)]
     if name == "torch":
