@@ -19,6 +19,7 @@ runs as without a server, but importing torch takes no time. docs/warm.md says w
 
 
 def main(words: list[str]) -> int:
+    """Ask the servers, or run a command. Returns an exit code, unless a program has taken this process's place."""
     match words:
         case [] | ["-h"] | ["--help"]:
             print(_USAGE)

@@ -86,12 +86,16 @@ class RunProgram(Message):
 
 
 class ServerStatus(Message):
+    """The counts of a server: the programs that it has run, and its processes."""
+
     pid: int
     runs: int
     processes: int
 
 
 class ServerStopped(Message):
+    """The server ends."""
+
     pid: int
 
 
@@ -156,6 +160,8 @@ class ProgramStopped(Message):
 
 
 class ProgramEnded(Message):
+    """The program has no process any more."""
+
     # As waitpid() gives it.
     status: int
 

@@ -123,8 +123,10 @@ class ServerAddress:
 
     def _spawn(self, ready: int) -> None:
         """Start the process of a server, which closes `ready` when it listens."""
-        here = os.path.abspath(__file__)
-        package = here[: -len(os.path.join("torch_testing_ext", "warm", os.path.basename(here)))]
+        package = os.path.abspath(__file__)
+        # The folder from which this package is imported.
+        for _ in range(3):
+            package = os.path.dirname(package)
         code = (
             f"import sys; _modules = [*sys.modules]; _path = {self._path!r}; sys.path[:] = [{package!r}, *_path]; "
             "from torch_testing_ext.warm.server_process import main as _main; _main(_modules, _path)()"
