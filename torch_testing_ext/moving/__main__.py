@@ -54,6 +54,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _convert_all(project: str, files: Sequence[Path], only_show: bool) -> int:
+    """Convert files, or only show how they would change. Returns the exit code."""
     from .converting import convert
 
     changed, unread, by_hand = [], [], []
@@ -64,27 +65,32 @@ def _convert_all(project: str, files: Sequence[Path], only_show: bool) -> int:
             if converted.source != source and not only_show:
                 path.write_bytes(converted.source)
         except Exception as error:
-            unread.append(f"{path}: not converted: {str(error).splitlines()[0] if str(error) else error!r}")
+            why = str(error).partition("\n")[0] or repr(error)
+            unread.append(f"{path}: not converted: {why}")
             continue
         by_hand += [f"{path}:{line}: {text}" for line, text in converted.by_hand]
         if converted.source != source:
             changed.append(path)
             if only_show:
                 _show(path, source, converted.source)
-    _tell(changed, len(files) - len(changed) - len(unread), unread, by_hand, only_show)
-    if after := PROJECTS[project].after:
+    same = len(files) - len(changed) - len(unread)
+    _tell(changed, same, unread, by_hand, only_show)
+    after = PROJECTS[project].after
+    if after:
         print(after, file=sys.stderr)
     return 1 if unread else 0
 
 
 def _show(path: Path, old: bytes, new: bytes) -> None:
-    before, after = (text.decode(errors="replace").splitlines(keepends=True) for text in (old, new))
+    before = old.decode(errors="replace").splitlines(keepends=True)
+    after = new.decode(errors="replace").splitlines(keepends=True)
     sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path)))
 
 
 def _tell(changed: list[Path], same: int, unread: list[str], by_hand: list[str], only_show: bool) -> None:
-    for path in [] if only_show else changed:
-        print(f"converted {path}")
+    if not only_show:
+        for path in changed:
+            print(f"converted {path}")
     for line in unread:
         print(line, file=sys.stderr)
     if by_hand:

@@ -48,13 +48,13 @@ def is_installed() -> bool:
 
 def explain() -> str:
     """The names that came from PyTorch so far, and whose launch PyTorch's classes use."""
-    lines = [
-        f"  {module}: {', '.join(found)}"
-        for module, requested in sorted(originals.requested.items())
-        if (found := _defined_by_kit(module, requested))
-    ]
-    lines = ["Names that came from PyTorch:", *lines] if lines else ["All names that were used are ours."]
-    return "\n".join([*lines, *rebase.explain()])
+    lines = []
+    for module, requested in sorted(originals.requested.items()):
+        defined = _defined_by_kit(module, requested)
+        if defined:
+            lines.append(f"  {module}: {', '.join(defined)}")
+    title = "Names that came from PyTorch:" if lines else "All names that were used are ours."
+    return "\n".join([title, *lines, *rebase.explain()])
 
 
 def _defined_by_kit(module: str, requested: set[str]) -> list[str]:
@@ -69,6 +69,7 @@ class StandIn(ModuleType):
     __ours__: str
 
     def __getattr__(self, name: str) -> Any:
+        """Our value of this name, or else PyTorch's."""
         if name == "__all__":
             return [public for public in dir(self) if not public.startswith("_")]
         if _is_own(name):
@@ -78,12 +79,13 @@ class StandIn(ModuleType):
             return getattr(ours, name)
         except AttributeError:
             pass
-        found = getattr(originals.load(self.__name__), name)
+        theirs = getattr(originals.load(self.__name__), name)
         originals.record(self.__name__, name)
-        return found
+        return theirs
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if _is_own(name) or getattr(value, "__name__", None) == f"{self.__name__}.{name}":  # or a module in a package
+        is_module_in_this = getattr(value, "__name__", None) == f"{self.__name__}.{name}"
+        if _is_own(name) or is_module_in_this:
             super().__setattr__(name, value)
             return
         for holder in _holders(self, name):
@@ -94,13 +96,17 @@ class StandIn(ModuleType):
             delattr(holder, name)
 
     def __dir__(self) -> list[str]:
-        return sorted(name for name in dir(originals.load(self.__name__)) if not _is_own(name))
+        theirs = originals.load(self.__name__)
+        return sorted(name for name in dir(theirs) if not _is_own(name))
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         """The namespace for mock.patch and dataclasses; with PyTorch's names only if its module is loaded already."""
-        ours, theirs = _import_ours(self.__ours__), originals.loaded.get(self.__name__)
-        return _Names(ours, {**(vars(theirs) if theirs else {}), **vars(ours)})
+        ours = _import_ours(self.__ours__)
+        theirs = originals.loaded.get(self.__name__)
+        names = {} if theirs is None else dict(vars(theirs))
+        names.update(vars(ours))
+        return _Names(ours, names)
 
 
 class _Names(dict[str, Any]):
@@ -111,7 +117,9 @@ class _Names(dict[str, Any]):
         self._ours = ours
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(self._ours, name) if hasattr(self._ours, name) else super().__getitem__(name)
+        if hasattr(self._ours, name):
+            return getattr(self._ours, name)
+        return super().__getitem__(name)
 
 
 def _holders(stand_in: StandIn, name: str) -> list[ModuleType]:
@@ -120,8 +128,14 @@ def _holders(stand_in: StandIn, name: str) -> list[ModuleType]:
     if not hasattr(ours, name):
         return [originals.load(stand_in.__name__)]
     value = getattr(ours, name)
-    kit = [module for key, module in sys.modules.items() if key.startswith(f"{mapping.OUR_KIT}.")]
-    return [module for module in kit if module is ours or vars(module).get(name, kit) is value]
+    missing = object()
+    holders = []
+    for key, module in sys.modules.items():
+        if not key.startswith(f"{mapping.OUR_KIT}."):
+            continue
+        if module is ours or vars(module).get(name, missing) is value:
+            holders.append(module)
+    return holders
 
 
 def _is_own(name: str) -> bool:
@@ -143,7 +157,8 @@ def _make(name: str, ours: str) -> StandIn:
 
 def _replace(pair: mapping.MirroredModule) -> None:
     """Replace a module that was imported already. References to it stay; later imports get the stand-in."""
-    module = originals.loaded[pair.theirs] = sys.modules[pair.theirs]
+    module = sys.modules[pair.theirs]
+    originals.loaded[pair.theirs] = module
     stand_in = _make(pair.theirs, pair.ours)
     for name in ("__file__", "__spec__", "__package__", "__loader__"):
         setattr(stand_in, name, getattr(module, name, None))
@@ -165,19 +180,29 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a stand-in, or of a module of PyTorch's that is rebased after its import."""
         ours = mapping.module_on(mapping.Side.OURS, fullname)
         if ours is None and not _is_theirs_alone(fullname):
             return None
         real = importlib.machinery.PathFinder.find_spec(fullname, path)
         if ours is not None:
-            spec = importlib.machinery.ModuleSpec(fullname, _StandInLoader(ours), origin=real.origin if real else None)
-            spec.has_location = real is not None
-            # The other modules of a package are PyTorch's.
-            spec.submodule_search_locations = real.submodule_search_locations if real else None
-            return spec
+            return _spec_of_stand_in(fullname, ours, real)
         if real is not None and real.loader is not None:
             real.loader = _RebasingLoader(real.loader)
         return real
+
+
+def _spec_of_stand_in(
+    name: str, ours: str, real: importlib.machinery.ModuleSpec | None
+) -> importlib.machinery.ModuleSpec:
+    """`real`: the spec of PyTorch's module, if this torch has it."""
+    spec = importlib.machinery.ModuleSpec(name, _StandInLoader(ours))
+    if real is not None:
+        spec.origin = real.origin
+        spec.has_location = True
+        # The other modules of a package are PyTorch's.
+        spec.submodule_search_locations = real.submodule_search_locations
+    return spec
 
 
 class _StandInLoader(importlib.abc.Loader):
@@ -210,8 +235,12 @@ class _RebasingLoader(importlib.abc.Loader):
 
 
 def _is_theirs_alone(name: str) -> bool:
-    below = name.startswith(f"{mapping.THEIR_KIT}.") and mapping.module_on(mapping.Side.OURS, name) is None
-    return below or name in mapping.OTHER_TEST_BASES
+    """Whether a module of PyTorch's has no counterpart, but may define bases of test classes."""
+    if name in mapping.OTHER_TEST_BASES:
+        return True
+    if not name.startswith(f"{mapping.THEIR_KIT}."):
+        return False
+    return mapping.module_on(mapping.Side.OURS, name) is None
 
 
 # -- what PyTorch's base would have said
@@ -220,19 +249,27 @@ def _is_theirs_alone(name: str) -> bool:
 def remark(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) -> str:
     """The text to add to a failure that PyTorch's base, which judges by exit codes, would not have reported; or ""."""
     clean = (Outcome.PASSED, Outcome.SKIPPED)
-    if verdict.outcome in clean or (theirs := outcome_of_pytorch(reports, expected)) not in clean:
+    if verdict.outcome in clean:
+        return ""
+    theirs = outcome_of_pytorch(reports, expected)
+    if theirs not in clean:
         return ""
     return f"This is stricter than PyTorch, where the test would have {theirs.value}: its base judges by rank 0 alone."
 
 
 def outcome_of_pytorch(reports: Sequence[RankReport], expected: Expected) -> Outcome:
     """The outcome that PyTorch's MultiProcessTestCase gives a test whose ranks end like this."""
-    if any(report.ending in (RankEnding.STOPPED, RankEnding.LOST) for report in reports):
-        return Outcome.TIMEOUT  # PyTorch waits for such a rank
+    for report in reports:
+        # PyTorch waits for such a rank.
+        if report.ending in (RankEnding.STOPPED, RankEnding.LOST):
+            return Outcome.TIMEOUT
     if any(report.code == ERROR_EXIT_CODE for report in reports):
         return Outcome.ERROR
     if expected.any_code:
         return Outcome.PASSED
-    if reports[0].code in SKIP_CODES:
+    code = reports[0].code
+    if code in SKIP_CODES:
         return Outcome.SKIPPED
-    return Outcome.PASSED if reports[0].code == (expected.code or 0) else Outcome.FAILED
+    if code == (expected.code or 0):
+        return Outcome.PASSED
+    return Outcome.FAILED

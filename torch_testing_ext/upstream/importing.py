@@ -18,12 +18,12 @@ def below_tests(file: Path) -> Path:
     """A file's path below its checkout's `test/`; outside a checkout, below the innermost directory named `test`."""
     path = file.resolve()
     for root in path.parents:
-        if (root / ".git").exists() and path.is_relative_to(root / TESTS):
-            return path.relative_to(root / TESTS)
-    parts = path.parts[:-1]
-    if TESTS in parts:
-        last = len(parts) - 1 - parts[::-1].index(TESTS)
-        return Path(*path.parts[last + 1 :])
+        tests = root / TESTS
+        if (root / ".git").exists() and path.is_relative_to(tests):
+            return path.relative_to(tests)
+    for folder in path.parents:
+        if folder.name == TESTS:
+            return path.relative_to(folder)
     return Path(path.name)
 
 
@@ -47,22 +47,29 @@ class ImportedFile:
         yield from self.rewritten.notes
         for use in self.rewritten.uses:
             if use.name not in ("", STAR) and not _is_here(use):
-                where = moved(f"{module_on(Side.THEIRS, use.module)}.{use.name}")
-                yield f"line {use.line}: {use.module} has no {use.name}" + (f" ({where})" if where else "")
+                theirs = module_on(Side.THEIRS, use.module)
+                where = moved(f"{theirs}.{use.name}")
+                hint = f" ({where})" if where else ""
+                yield f"line {use.line}: {use.module} has no {use.name}{hint}"
         for use in only_of_their_side(self.rewritten.uses, Side.OURS):
             dotted = f"{use.module}.{use.name}".rstrip(".")
             yield f"line {use.line}: {dotted} stays PyTorch's, since it has no counterpart here"
 
 
 def _is_here(use: Use) -> bool:
+    # If it is no module of ours, only_of_their_side reports it.
     if source_of(use.module, PACKAGE.parent) is None:
-        return True  # not a module of ours: reported by only_of_their_side
-    return hasattr(importlib.import_module(use.module), use.name)
+        return True
+    module = importlib.import_module(use.module)
+    return hasattr(module, use.name)
 
 
 def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
     """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
-    imported = [ImportedFile(path, to / below_tests(path), rewrite(read(path), Side.OURS, path)) for path in files]
+    imported = []
+    for path in files:
+        rewritten = rewrite(read(path), Side.OURS, path)
+        imported.append(ImportedFile(path, to / below_tests(path), rewritten))
     for file in imported:
         differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
         if differs and not force:

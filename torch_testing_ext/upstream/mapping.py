@@ -93,7 +93,8 @@ def split(dotted: str, side: Side) -> tuple[str, str] | None:
     """Split a dotted name after the module that it begins with; None if that module has no counterpart on `side`."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
-        if module_on(side, head := ".".join(parts[:length])) is not None:
+        head = ".".join(parts[:length])
+        if module_on(side, head) is not None:
             return head, ".".join(parts[length:])
     return None
 
@@ -108,12 +109,15 @@ def moved(theirs: str) -> str | None:
 def source_of(module: str, root: Path) -> Path | None:
     """The source file of a module below a directory."""
     path = root.joinpath(*module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file
+    return None
 
 
 def installed_torch() -> Path:
     """The directory that contains the installed torch. Does not import it."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         raise UserError("torch is not installed for this Python")
-    return Path(found.origin).parents[1]
+    return Path(spec.origin).parents[1]

@@ -33,7 +33,10 @@ def _parse(source: bytes, file: str) -> ast.Module:
 
 def defined_in(file: Path) -> dict[str, NameKind]:
     """The names that a module has at its top level."""
-    return {name: kind for node in statements(parse(file).body) for name, kind in bound_by(node)}
+    kinds: dict[str, NameKind] = {}
+    for statement in statements(parse(file).body):
+        kinds.update(bound_by(statement))
+    return kinds
 
 
 def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -55,43 +58,54 @@ def bound_by(node: ast.stmt) -> Iterator[tuple[str, NameKind]]:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield node.name, NameKind.FUNCTION
         case ast.Assign():
-            yield from ((name, NameKind.VALUE) for target in node.targets for name in _targets(target))
+            for target in node.targets:
+                yield from _values_bound_by(target)
         case ast.AnnAssign() | ast.AugAssign():
-            yield from ((name, NameKind.VALUE) for name in _targets(node.target))
+            yield from _values_bound_by(node.target)
         case ast.ImportFrom():
-            of_kit = (node.module or "").startswith((f"{THEIR_KIT}.", f"{OUR_KIT}."))
+            module = node.module or ""
+            of_kit = module.startswith((f"{THEIR_KIT}.", f"{OUR_KIT}."))
             kind = NameKind.REEXPORTED if of_kit else NameKind.IMPORTED
-            yield from ((alias.asname or alias.name, kind) for alias in node.names)
+            for alias in node.names:
+                yield alias.asname or alias.name, kind
         case ast.Import():
-            yield from ((alias.asname or alias.name.partition(".")[0], NameKind.IMPORTED) for alias in node.names)
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield alias.asname or top, NameKind.IMPORTED
 
 
-def _targets(target: ast.expr) -> Iterator[str]:
-    return (node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+def _values_bound_by(target: ast.expr) -> Iterator[tuple[str, NameKind]]:
+    for node in ast.walk(target):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, NameKind.VALUE
 
 
 # -- of a class
 
 
 def find_class(file: Path, name: str) -> ast.ClassDef | None:
-    found = (node for node in statements(parse(file).body) if isinstance(node, ast.ClassDef) and node.name == name)
-    return next(found, None)
+    for node in statements(parse(file).body):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    return None
 
 
 def defined_by(node: ast.ClassDef) -> set[str]:
     """The names that a class body binds."""
-    return {name for statement in statements(node.body) for name, _ in bound_by(statement)}
+    names: set[str] = set()
+    for statement in statements(node.body):
+        names.update(name for name, _ in bound_by(statement))
+    return names
 
 
 def members_of(node: ast.ClassDef) -> set[str]:
     """The names that a class body binds, and those that its methods assign to `self` or `cls`."""
-    assigned = {
-        part.attr
-        for part in ast.walk(node)
-        if isinstance(part, ast.Attribute)
-        and isinstance(part.ctx, ast.Store)
-        and ast.unparse(part.value) in ("self", "cls")
-    }
+    assigned = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+            owner = ast.unparse(part.value)
+            if owner in ("self", "cls"):
+                assigned.add(part.attr)
     return defined_by(node) | assigned
 
 

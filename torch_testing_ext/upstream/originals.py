@@ -28,7 +28,8 @@ def load(name: str) -> ModuleType:
     """PyTorch's module of this name. If this torch has none, raises AttributeError, as for a missing name."""
     if name not in loaded:
         parent = importlib.import_module(name.rpartition(".")[0])
-        spec = importlib.machinery.PathFinder.find_spec(name, parent.__path__)  # whatever sys.modules has
+        # Whatever sys.modules has.
+        spec = importlib.machinery.PathFinder.find_spec(name, parent.__path__)
         if spec is None or spec.loader is None:
             raise AttributeError(f"this torch has no module {name} in which to look for it")
         module = loaded[name] = importlib.util.module_from_spec(spec)
@@ -73,21 +74,22 @@ def add_missing_members(ours: type) -> None:
     def __getattr__(self: Any, name: str) -> Any:
         if name not in _members_of_theirs():
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        found = inspect.getattr_static(load(HOME).TestCase, name)
+        member = inspect.getattr_static(load(HOME).TestCase, name)
         record(HOME, f"TestCase.{name}")
-        return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
+        return member.__get__(self, type(self)) if hasattr(member, "__get__") else member
 
     ours.__getattr__ = __getattr__  # type: ignore[attr-defined]
     for name, value in _constants_of_theirs().items():
         if not hasattr(ours, name):
-            setattr(ours, name, value)  # also looked up on the class, where __getattr__ does not apply
+            # It is also looked up on the class, where __getattr__ does not apply.
+            setattr(ours, name, value)
 
 
 @functools.cache
 def _their_class() -> ast.ClassDef:
-    found = names.find_class(names.find_source(HOME), "TestCase")
-    assert found is not None
-    return found
+    node = names.find_class(names.find_source(HOME), "TestCase")
+    assert node is not None
+    return node
 
 
 @functools.cache
@@ -96,10 +98,12 @@ def _members_of_theirs() -> frozenset[str]:
 
 
 def _constants_of_theirs() -> dict[str, Any]:
-    return {
-        target.id: node.value.value
-        for node in _their_class().body
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name)
-    }
+    constants = {}
+    for node in _their_class().body:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not isinstance(node.value, ast.Constant):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                constants[target.id] = node.value.value
+    return constants

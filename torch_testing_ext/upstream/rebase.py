@@ -38,15 +38,19 @@ _choices: dict[str, LaunchChoice] = {}
 def rebase_classes(module: ModuleType) -> None:
     """Replace the bases of the test classes that a module of PyTorch's defines, where that is safe."""
     for cls in list(vars(module).values()):
-        if inspect.isclass(cls) and cls.__module__ == module.__name__ and not _has_counterpart(cls):
-            bases = tuple(_choose(cls, base) for base in cls.__bases__)
-            if bases != cls.__bases__:
-                cls.__bases__ = bases
+        is_its_own = inspect.isclass(cls) and cls.__module__ == module.__name__
+        if not is_its_own or _has_counterpart(cls):
+            continue
+        bases = tuple(_choose(cls, base) for base in cls.__bases__)
+        if bases != cls.__bases__:
+            cls.__bases__ = bases
 
 
 def explain() -> list[str]:
     """Lines that say whose launch each class of PyTorch's uses."""
-    return ["Classes of PyTorch's that start ranks:", *map(str, _choices.values())] if _choices else []
+    if not _choices:
+        return []
+    return ["Classes of PyTorch's that start ranks:", *map(str, _choices.values())]
 
 
 def _has_counterpart(cls: type) -> bool:
@@ -55,14 +59,16 @@ def _has_counterpart(cls: type) -> bool:
 
 
 def _choose(cls: type, base: type) -> type:
+    """The base that a class gets in place of one that it has."""
     pair = _home_of(base)
     if pair is None:
         return base
-    private_members = tuple(sorted(_used_by(cls) & _private_members_of_their(base.__name__)))
-    if base.__name__ in mapping.LAUNCHING_BASES:
-        _choices[cls.__qualname__] = LaunchChoice(cls.__qualname__, base.__name__, private_members)
+    name = base.__name__
+    private_members = sorted(_used_by(cls) & _private_members_of_their(name))
+    if name in mapping.LAUNCHING_BASES:
+        _choices[cls.__qualname__] = LaunchChoice(cls.__qualname__, name, tuple(private_members))
     home = originals.load(pair.theirs) if private_members else importlib.import_module(pair.ours)
-    chosen: type = getattr(home, base.__name__)
+    chosen: type = getattr(home, name)
     return chosen
 
 
@@ -74,7 +80,8 @@ def _home_of(base: type) -> mapping.MirroredModule | None:
         file = mapping.source_of(pair.theirs, mapping.installed_torch())
         if file is None or names.find_class(file, base.__name__) is None:
             continue
-        ours = getattr(importlib.import_module(pair.ours), base.__name__, None)
+        home = importlib.import_module(pair.ours)
+        ours = getattr(home, base.__name__, None)
         if ours is not None and (base is ours or base.__module__ == pair.theirs):
             return pair
     return None
@@ -85,8 +92,11 @@ def _home_of(base: type) -> mapping.MirroredModule | None:
 
 def _used_by(cls: type) -> set[str]:
     """All names that a class defines or that its functions look up."""
-    codes = (code for value in vars(cls).values() for code in _codes_of(value))
-    return set(vars(cls)).union(*map(_names_in, codes))
+    used = set(vars(cls))
+    for value in vars(cls).values():
+        for code in _codes_of(value):
+            used |= _names_in(code)
+    return used
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:
@@ -102,8 +112,11 @@ def _codes_of(value: Any) -> Iterator[CodeType]:
 
 
 def _names_in(code: CodeType) -> set[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
+    looked_up = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            looked_up |= _names_in(constant)
+    return looked_up
 
 
 @functools.cache
@@ -114,19 +127,29 @@ def _private_members_of_their(base: str) -> frozenset[str]:
         return frozenset()
     home = mapping.module_on(mapping.Side.OURS, module)
     assert home is not None
-    ours = getattr(importlib.import_module(home), base)
-    theirs = {name for cls in ours.__mro__ for name in _members_of_their(cls.__name__)}
-    return frozenset(theirs - {name for cls in ours.__mro__ for name in _members_of(cls)})
+    classes = getattr(importlib.import_module(home), base).__mro__
+    theirs = set().union(*(_members_of_their(cls.__name__) for cls in classes))
+    ours = set().union(*(_members_of(cls) for cls in classes))
+    return frozenset(theirs - ours)
 
 
 def _members_of_their(base: str) -> set[str]:
     module = mapping.LAUNCHING_BASES.get(base)
-    file = mapping.source_of(module, mapping.installed_torch()) if module else None
-    node = names.find_class(file, base) if file else None
-    return names.members_of(node) if node else set()
+    if module is None:
+        return set()
+    file = mapping.source_of(module, mapping.installed_torch())
+    return set() if file is None else _members_in(file, base)
 
 
 def _members_of(cls: type) -> set[str]:
     """The members of a class of ours or of a base of it, including those of its instances."""
-    node = names.find_class(Path(inspect.getfile(cls)), cls.__name__) if cls.__module__ != "builtins" else None
-    return set(vars(cls)) | (names.members_of(node) if node else set())
+    members = set(vars(cls))
+    if cls.__module__ != "builtins":
+        members |= _members_in(Path(inspect.getfile(cls)), cls.__name__)
+    return members
+
+
+def _members_in(file: Path, name: str) -> set[str]:
+    """The members of a class by its source; none if the file has no such class."""
+    node = names.find_class(file, name)
+    return set() if node is None else names.members_of(node)

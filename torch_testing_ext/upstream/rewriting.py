@@ -11,7 +11,6 @@ import io
 import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +45,26 @@ class RewrittenFile:
 
     source: bytes
     uses: tuple[Use, ...]
-    notes: tuple[str, ...]  # imports of these modules that were left unchanged, and why
+    # Imports of these modules that were left unchanged, and why.
+    notes: tuple[str, ...]
 
 
 def rewrite(source: bytes, side: Side, path: Path, finder_class: type[Finder] | None = None) -> RewrittenFile:
     """Rewrite a file for `side`. Raises UserError if it is not valid Python."""
     encoding, text = _decode(source, path)
     try:
-        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+        module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:
         raise UserError(f"{path}:{error.raw_line}: not valid Python, so nothing was changed: {error.message}") from None
-    finder = (finder_class or Finder)(
-        side, wrapper.resolve(ByteSpanPositionProvider), wrapper.resolve(PositionProvider)
-    )
+    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
+    spans = wrapper.resolve(ByteSpanPositionProvider)
+    places = wrapper.resolve(PositionProvider)
+    finder = (finder_class or Finder)(side, spans, places)
     wrapper.module.visit(finder)
     raw = text.encode()
     finder.finish(raw)
-    return RewrittenFile(_spliced(raw, finder.edits).decode().encode(encoding), tuple(finder.uses), tuple(finder.notes))
+    rewritten = _spliced(raw, finder.edits).decode().encode(encoding)
+    return RewrittenFile(rewritten, tuple(finder.uses), tuple(finder.notes))
 
 
 def _decode(source: bytes, path: Path) -> tuple[str, str]:
@@ -75,11 +77,15 @@ def _decode(source: bytes, path: Path) -> tuple[str, str]:
 
 
 def _spliced(raw: bytes, edits: Mapping[int, Edit]) -> bytes:
-    parts, at = [], 0
+    """A source with its edits made, each at its offset."""
+    parts = []
+    end = 0
     for start, edit in sorted(edits.items()):
-        parts += [raw[at:start], edit.new.encode()]
-        at = start + len(edit.old.encode())
-    return b"".join([*parts, raw[at:]])
+        parts.append(raw[end:start])
+        parts.append(edit.new.encode())
+        end = start + len(edit.old.encode())
+    parts.append(raw[end:])
+    return b"".join(parts)
 
 
 @dataclass(frozen=True)
@@ -103,8 +109,10 @@ class Finder(cst.CSTVisitor):
     # Of each plain `import a.b.c`. The file then writes a.b.c.name, and may also use `a`, which the import binds.
     _plain: list[cst.ImportAlias] = field(default_factory=list)
     _dotted: list[tuple[cst.Attribute, str]] = field(default_factory=list)
-    _bound: set[str] = field(default_factory=set)  # names bound by other imports
-    _aliases: dict[str, str] = field(default_factory=dict)  # alias of a module -> its new name
+    # Names that other imports bind.
+    _bound: set[str] = field(default_factory=set)
+    # By alias of a module: its new name.
+    _aliases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -112,47 +120,63 @@ class Finder(cst.CSTVisitor):
     # -- imports
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
-        module = get_full_name_for_node(node.module) if node.module and not node.relative else None
+        if node.module is None or node.relative:
+            return False
+        module = get_full_name_for_node(node.module)
         if module is None:
             return False
         counterpart = module_on(self.side, module)
-        if counterpart is not None:
-            self.edit(node.module, module, counterpart)
-            names = [alias.evaluated_name for alias in aliases_of(node)] or [STAR]
-            self.uses.extend(Use(counterpart, name, self._line(node)) for name in names)
-        else:
+        if counterpart is None:
             self._from_package(node, module)
+            return False
+        self.edit(node.module, module, counterpart)
+        for name in names_of(node) or [STAR]:
+            self._use(node, counterpart, name)
         return False
 
     def _from_package(self, node: cst.ImportFrom, package: str) -> None:
         """Handle `from package import module, another`: all, some or none of the modules may have a counterpart."""
         pairs = self.pairs_of(node, package)
-        found = {alias: new for alias, new in pairs.items() if new is not None}
-        if found and len(found) < len(pairs) and not is_plain(node):
-            names = ", ".join(alias.evaluated_name for alias in found)
+        counterparts = {alias: new for alias, new in pairs.items() if new is not None}
+        are_some = 0 < len(counterparts) < len(pairs)
+        if are_some and not is_plain(node):
+            names = ", ".join(alias.evaluated_name for alias in counterparts)
             self._note(node, f"only {names} of this import has a counterpart; import it in a separate statement")
-        elif found:
+        elif counterparts:
             self._split(node, package, pairs)
-            for alias, new in found.items():
-                self._aliases[alias.evaluated_alias or alias.evaluated_name] = new
-                self.uses.append(Use(new, "", self._line(node)))
-        if of_the_other_kit(package, self.side):
-            alone = [alias.evaluated_name for alias in pairs if alias not in found]
-            without_names = [] if pairs else [STAR]
-            self.uses.extend(Use(package, name, self._line(node)) for name in alone or without_names)
+            for alias, new in counterparts.items():
+                bound = alias.evaluated_alias or alias.evaluated_name
+                self._aliases[bound] = new
+                self._use(node, new)
+        if not of_the_other_kit(package, self.side):
+            return
+        if not pairs:
+            self._use(node, package, STAR)
+        for alias in pairs:
+            if alias not in counterparts:
+                self._use(node, package, alias.evaluated_name)
 
     def pairs_of(self, node: cst.ImportFrom, package: str) -> dict[cst.ImportAlias, str | None]:
-        return {alias: module_on(self.side, f"{package}.{alias.evaluated_name}") for alias in aliases_of(node)}
+        """The modules that a package is to give, each with its counterpart, if it has one."""
+        pairs = {}
+        for alias in aliases_of(node):
+            module = f"{package}.{alias.evaluated_name}"
+            pairs[alias] = module_on(self.side, module)
+        return pairs
 
     def _split(self, node: cst.ImportFrom, package: str, pairs: dict[cst.ImportAlias, str | None]) -> None:
         """Import each module from its new package: `from p import a; from q import b`."""
-        packages = {alias: new.rpartition(".")[0] if new else package for alias, new in pairs.items()}
-        first = next(iter(packages.values()))
-        if first != package:
-            self.edit(node.module, package, first)
-        for before, after in pairwise(pairs):
-            if packages[before] != packages[after]:
-                self.edits[self.end_of(before)] = Edit(", ", f"; from {packages[after]} import ")
+        current = package
+        last: cst.ImportAlias | None = None
+        for alias, new in pairs.items():
+            wanted = package if new is None else new.rpartition(".")[0]
+            if wanted != current:
+                if last is None:
+                    self.edit(node.module, package, wanted)
+                else:
+                    self.edits[self.end_of(last)] = Edit(", ", f"; from {wanted} import ")
+            current = wanted
+            last = alias
 
     def visit_Import(self, node: cst.Import) -> bool:
         for alias in node.names:
@@ -163,15 +187,16 @@ class Finder(cst.CSTVisitor):
         module = alias.evaluated_name
         counterpart = module_on(self.side, module)
         if counterpart is None:
-            self._bound.add(alias.evaluated_alias or module.partition(".")[0])
+            top = module.partition(".")[0]
+            self._bound.add(alias.evaluated_alias or top)
             if of_the_other_kit(module, self.side):
-                self.uses.append(Use(module, "", self._line(node)))
-        elif alias.asname is None:
+                self._use(node, module)
+        elif alias.evaluated_alias is None:
             self._plain.append(alias)
         else:
             self.edit(alias.name, module, counterpart)
-            self._aliases[alias.evaluated_alias or ""] = counterpart
-            self.uses.append(Use(counterpart, "", self._line(node)))
+            self._aliases[alias.evaluated_alias] = counterpart
+            self._use(node, counterpart)
 
     # -- uses
 
@@ -181,66 +206,92 @@ class Finder(cst.CSTVisitor):
             return True
         head, _, rest = dotted.partition(".")
         if head in self._aliases:
-            self.uses.append(Use(self._aliases[head], rest.partition(".")[0], self._line(node)))
+            self._use(node, self._aliases[head], rest)
         elif split(dotted, self.side) is not None:
             self._dotted.append((node, dotted))
         return False
 
     def visit_Call(self, node: cst.Call) -> None:
-        function = node.func.attr if isinstance(node.func, cst.Attribute) else node.func
-        first = node.args[0].value if node.args else None
-        if isinstance(function, cst.Name) and function.value in TAKE_A_NAME and isinstance(first, cst.SimpleString):
+        function = node.func
+        if isinstance(function, cst.Attribute):
+            function = function.attr
+        if not isinstance(function, cst.Name) or function.value not in TAKE_A_NAME:
+            return
+        if not node.args:
+            return
+        first = node.args[0].value
+        if isinstance(first, cst.SimpleString) and "b" not in first.prefix.lower():
             self._string(first)
 
     def _string(self, node: cst.SimpleString) -> None:
-        found = split(node.raw_value, self.side) if "b" not in node.prefix.lower() else None
-        if found is None:
+        parts = split(node.raw_value, self.side)
+        if parts is None:
             return
-        module, rest = found
-        counterpart = module_on(self.side, module)
-        assert counterpart is not None
-        start = self.spans[node].start + len(node.prefix) + len(node.quote)
+        module, rest = parts
+        counterpart = self._counterpart(module)
+        opening = f"{node.prefix}{node.quote}"
+        start = self._start_of(node) + len(opening)
         self.edits[start] = Edit(module, counterpart)
-        self.uses.append(Use(counterpart, rest.partition(".")[0], self._line(node)))
+        self._use(node, counterpart, rest)
 
     # -- after the visit
 
     def finish(self, raw: bytes) -> None:
         """Edit plain imports where possible, and drop edits of unusual spelling, which could not be reverted."""
-        taken = {alias.evaluated_name for alias in self._plain if self._take_plain(alias)}
+        taken = set()
+        for alias in self._plain:
+            if self._take_plain(alias):
+                taken.add(alias.evaluated_name)
         for node, dotted in self._dotted:
-            module, rest = split(dotted, self.side) or ("", "")
-            counterpart = module_on(self.side, module)
-            if module in taken and counterpart is not None:
+            parts = split(dotted, self.side)
+            assert parts is not None
+            module, rest = parts
+            if module in taken:
+                counterpart = self._counterpart(module)
                 self.edit(node, module, counterpart)
-                self.uses.append(Use(counterpart, rest.partition(".")[0], self._line(node)))
+                self._use(node, counterpart, rest)
         for start, edit in list(self.edits.items()):
-            if not raw[start:].startswith(edit.old.encode()):
+            if not raw.startswith(edit.old.encode(), start):
                 del self.edits[start]
-                line = raw[:start].count(10) + 1
+                line = raw.count(b"\n", 0, start) + 1
                 self.notes.append(f"line {line}: {edit.old} is written with spaces in it, so it was left unchanged")
 
     def _take_plain(self, alias: cst.ImportAlias) -> bool:
+        """Edit a plain import, unless the file also needs the package that it binds."""
         module = alias.evaluated_name
-        counterpart = module_on(self.side, module)
-        assert counterpart is not None
+        counterpart = self._counterpart(module)
         top = module.partition(".")[0]
         if self.side is Side.OURS and top not in self._bound:
             self._note(alias, f"this import also binds {top!r}, which nothing else imports; add `import {top}`")
             return False
         self.edit(alias.name, module, counterpart)
-        self.uses.append(Use(counterpart, "", self._line(alias)))
+        self._use(alias, counterpart)
         return True
+
+    def _use(self, node: cst.CSTNode, module: str, dotted: str = "") -> None:
+        """Note that a module is used, or the name in it with which `dotted` begins."""
+        name = dotted.partition(".")[0]
+        self.uses.append(Use(module, name, self._line(node)))
 
     def edit(self, node: cst.CSTNode | None, old: str, new: str) -> None:
         assert node is not None
-        self.edits[self.spans[node].start] = Edit(old, new)
+        self.edits[self._start_of(node)] = Edit(old, new)
+
+    def _counterpart(self, module: str) -> str:
+        """The counterpart of a module that has one."""
+        counterpart = module_on(self.side, module)
+        assert counterpart is not None
+        return counterpart
 
     def _note(self, node: cst.CSTNode, text: str) -> None:
         self.notes.append(f"line {self._line(node)}: {text}")
 
+    def _start_of(self, node: cst.CSTNode) -> int:
+        return self.spans[node].start
+
     def end_of(self, node: cst.CSTNode) -> int:
-        return self.spans[node].start + self.spans[node].length
+        span = self.spans[node]
+        return span.start + span.length
 
     def _line(self, node: cst.CSTNode) -> int:
         line: int = self.places[node].start.line
@@ -248,16 +299,26 @@ class Finder(cst.CSTVisitor):
 
 
 def aliases_of(node: cst.ImportFrom) -> list[cst.ImportAlias]:
-    return [] if isinstance(node.names, cst.ImportStar) else list(node.names)
+    if isinstance(node.names, cst.ImportStar):
+        return []
+    return list(node.names)
+
+
+def names_of(node: cst.ImportFrom) -> list[str]:
+    return [alias.evaluated_name for alias in aliases_of(node)]
 
 
 def is_plain(node: cst.ImportFrom) -> bool:
     """Whether its names are on one line, separated by a comma and a space."""
-    commas = [alias.comma for alias in aliases_of(node)[:-1]]
-    return node.lpar is None and all(
-        isinstance(comma, cst.Comma) and (_text(comma.whitespace_before), _text(comma.whitespace_after)) == ("", " ")
-        for comma in commas
-    )
+    if node.lpar is not None:
+        return False
+    return all(_is_plain_comma(alias.comma) for alias in aliases_of(node)[:-1])
+
+
+def _is_plain_comma(comma: cst.Comma | cst.MaybeSentinel) -> bool:
+    if not isinstance(comma, cst.Comma):
+        return False
+    return _text(comma.whitespace_before) == "" and _text(comma.whitespace_after) == " "
 
 
 def _text(space: cst.BaseParenthesizableWhitespace) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from .handover import AskStatus, Message, ServerStatus, ServerStopped, StopServer
 from .server_key import folder
 from .warm_client import WarmProgram, ask, run, sockets, warn
 
@@ -18,21 +19,36 @@ runs as without a server, but importing torch takes no time. docs/warm.md says w
 
 
 def main(words: list[str]) -> int:
+    """Ask the servers, or run a command. Returns an exit code, unless a program has taken this process's place."""
     match words:
         case [] | ["-h"] | ["--help"]:
             print(_USAGE)
             return 0 if words else 2
-        case ["status" | "stop" as question]:
-            answers = [answer for path in sockets(folder()) if (answer := ask(path, question)) is not None]
-            for one in answers:
-                counts = "" if question == "stop" else f": {one['runs']} runs, {one['processes']} processes"
-                print(f"stopped server {one['stopped']}" if question == "stop" else f"server {one['pid']}{counts}")
-            if not answers:
-                print("no server runs")
+        case ["status"]:
+            _ask_all(AskStatus())
             return 0
-    if (program := find_program(words)) is None:
+        case ["stop"]:
+            _ask_all(StopServer())
+            return 0
+    program = find_program(words)
+    if program is None:
         return _exec_other(words)
     run(program)
+
+
+def _ask_all(question: Message) -> None:
+    """Ask every server of this user, and print the answers."""
+    are_none = True
+    for path in sockets(folder()):
+        match ask(path, question):
+            case ServerStatus() as status:
+                print(f"server {status.pid}: {status.runs} runs, {status.processes} processes")
+                are_none = False
+            case ServerStopped(pid=pid):
+                print(f"stopped server {pid}")
+                are_none = False
+    if are_none:
+        print("no server runs")
 
 
 def find_program(words: list[str]) -> WarmProgram | None:
@@ -45,23 +61,29 @@ def find_program(words: list[str]) -> WarmProgram | None:
         return None
     if len(words) > 1 and words[0] in ("-m", "-c"):
         return WarmProgram(words[0], words[1:])
-    return None if path is None else WarmProgram("file", [words[0] if words[0].endswith(".py") else path, *words[1:]])
+    if path is None:
+        return None
+    word, *arguments = words
+    # A program sees a file's name as it was given, but that of a script of this environment with its folder.
+    return WarmProgram("file", [word if word.endswith(".py") else path, *arguments])
 
 
 def _which(word: str) -> str | None:
     """The file of a command. Programs of this environment come first: they may not be in PATH."""
     if os.sep in word or word.endswith(".py"):
         return word if os.path.isfile(word) else None
-    for place in (os.path.dirname(sys.executable), *os.environ.get("PATH", os.defpath).split(os.pathsep)):
-        path = os.path.join(place, word)
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    for folder_of_programs in (os.path.dirname(sys.executable), *folders):
+        path = os.path.join(folder_of_programs, word)
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return None
 
 
 def _is_this_python(path: str) -> bool:
-    here = os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
-    return here and os.path.realpath(path) == os.path.realpath(sys.executable)
+    if os.path.dirname(os.path.abspath(path)) != os.path.dirname(sys.executable):
+        return False
+    return os.path.realpath(path) == os.path.realpath(sys.executable)
 
 
 def _has_this_python(path: str) -> bool:
@@ -71,12 +93,16 @@ def _has_this_python(path: str) -> bool:
             first = file.readline(512).strip()
     except OSError:
         return False
-    return first.startswith(b"#!") and _is_this_python(os.fsdecode(first[2:].strip()))
+    if not first.startswith(b"#!"):
+        return False
+    interpreter = first[2:].strip()
+    return _is_this_python(os.fsdecode(interpreter))
 
 
 def _exec_other(words: list[str]) -> int:
     """Run a command that is no program of this Python."""
-    if words[0].startswith("-") or words[0].endswith(".py"):  # an error, which Python reports
+    # An error, which Python reports.
+    if words[0].startswith("-") or words[0].endswith(".py"):
         words = [sys.executable, *words]
     path = _which(words[0])
     if path is None:

@@ -1,4 +1,7 @@
-"""Messages between a client, the stages and the keeper of a program: one JSON object each, with file descriptors."""
+"""The messages between a client, the stages and the keeper of a program: one JSON object each, with file descriptors.
+
+A client asks the server, and gets an answer. If it is `ProgramReady`, the program's keeper goes on with the connection.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,233 @@ import json
 import os
 import socket
 
-TYPE_CHECKING = False  # importing typing takes a tenth of the client's time
+# Importing typing takes a tenth of the client's time.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**options):
+        return lambda kind: kind
+
+
 KIND = socket.SOCK_SEQPACKET
 _LARGEST = 1 << 20
+# Linux sends no more descriptors in a message.
+_MOST_DESCRIPTORS = 253
+
+_KINDS: dict[str, type[Message]] = {}
 
 
-def send(sock: socket.socket, message: dict[str, Any], fds: Iterable[int] = ()) -> None:
-    """Send a message. Raises OSError if it is too large for the system, or the other end is gone."""
-    socket.send_fds(sock, [json.dumps(message).encode()], list(fds))
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Message:
+    """A record, whose fields are the annotations of its class. To a type checker, its class is a dataclass.
+
+    Importing the module `dataclasses` takes 6 ms, for which a client would wait.
+    """
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        kind = type(self)
+        names = [*kind.__annotations__]
+        fields = {**dict(zip(names, values, strict=False)), **named}
+        missing = [name for name in names if name not in fields and not hasattr(kind, name)]
+        if missing or len(fields) < len(values) + len(named) or not fields.keys() <= {*names}:
+            raise TypeError(f"{kind.__name__} has the fields {', '.join(names)}")
+        vars(self).update(fields)
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Wait for a message. Raises EOFError when the other end is gone."""
+# -- a client asks
+
+
+class AskStatus(Message):
+    """The server is to say how it is: `ServerStatus`."""
+
+
+class StopServer(Message):
+    """The server is to end: `ServerStopped`."""
+
+
+class RunProgram(Message):
+    """The server is to run a program. With it come descriptors: the client, the working directory, the program's."""
+
+    # "file", "-m" or "-c".
+    kind: str
+    # The file, module or code first.
+    words: list[str]
+    environ: dict[str, str]
+    umask: int
+    # Signals.
+    ignored: list[int]
+    blocked: list[int]
+    # What the program's descriptors are to be called.
+    numbers: list[int]
+    # Whether the program leads its process group.
+    leads: bool
+    # Whether what the program leaves running is killed.
+    adopts: bool
+
+
+# -- the server answers
+
+
+class ServerStatus(Message):
+    """The counts of a server: the programs that it has run, and its processes."""
+
+    pid: int
+    runs: int
+    processes: int
+
+
+class ServerStopped(Message):
+    """The server ends."""
+
+    pid: int
+
+
+class Stale(Message):
+    """The process that was asked has read files that have changed, and ends."""
+
+
+class RunCold(Message):
+    """The client has to run the program by itself. The reason is empty if that is as it should be."""
+
+    why: str
+
+
+# -- a stage asks one below it, which answers; the server is the stage at the top
+
+
+class ForkProgram(Message):
+    """The stage is to have the program run. The descriptors of `RunProgram` come with it."""
+
+    program: RunProgram
+    # The variables, as the program has them when it imports the modules of the stages.
+    seen_by_imports: dict[str, str]
+
+
+class StageBuilt(Message):
+    """A new stage has imported its modules."""
+
+    # Why no program may be forked from it.
+    fault: str | None
+    # A file that it has read, and that may have changed since then.
+    young: str | None
+
+
+class Taken(Message):
+    """A process has been forked for the program."""
+
+
+class OtherVariables(Message):
+    """The imports of the stage have read variables that are others in the program."""
+
+
+StageAnswer = Taken | OtherVariables | Stale | RunCold
+
+
+# -- a keeper and its client
+
+
+class ProgramReady(Message):
+    """The program can begin."""
+
+
+class BeginProgram(Message):
+    """The program is to begin."""
+
+
+class ProgramBegun(Message):
+    """The program has a process."""
+
+
+class ProgramStopped(Message):
+    """A signal has stopped the program."""
+
+
+class ProgramEnded(Message):
+    """The program has no process any more."""
+
+    # As waitpid() gives it.
+    status: int
+
+
+class SendSignal(Message):
+    """The keeper is to send the program a signal."""
+
+    number: int
+    to_group: bool = False
+
+
+# -- a program tells the server
+
+
+class StartedAgain(Message):
+    """A program has to start again in a new interpreter, since its modules are not those of the stages."""
+
+    # Equal for runs of the same program.
+    program: str
+    why: str
+    # The variables that it has set, and that the imports of the stages read.
+    environ: dict[str, str | None]
+    # The entries of its sys.path that hide modules of the stages.
+    folders: list[str]
+
+
+# -- as bytes
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps(message, default=_plain).encode()
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {type(message).__name__: vars(message)}
+
+
+def decode(data: bytes) -> Message:
+    """The message in these bytes. Raises ValueError if they are none."""
     try:
-        data, fds, _, _ = socket.recv_fds(sock, _LARGEST, 253)  # Linux sends no more descriptors in a message
+        return _decoded(json.loads(data))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not a message: {error}") from None
+
+
+def _decoded(data: dict[str, dict[str, Any]]) -> Message:
+    ((name, fields),) = data.items()
+    kind = _KINDS[name]
+    for field, annotation in kind.__annotations__.items():
+        if annotation in _KINDS:
+            fields[field] = _decoded(fields[field])
+    return kind(**fields)
+
+
+def send(sock: socket.socket, message: Message, fds: Iterable[int] = ()) -> None:
+    """Send a message. Raises OSError if it is too large for the system, or the other end is gone."""
+    socket.send_fds(sock, [encode(message)], list(fds))
+
+
+def receive(sock: socket.socket) -> tuple[Message, list[int]]:
+    """Wait for a message. Raises EOFError when the other end is gone, ValueError if it is no message."""
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, _LARGEST, _MOST_DESCRIPTORS)
     except ConnectionError:
         raise EOFError from None
     for fd in fds:
         os.set_inheritable(fd, False)
     if not data:
         raise EOFError
-    return json.loads(data), fds
+    try:
+        return decode(data), fds
+    except ValueError:
+        for fd in fds:
+            os.close(fd)
+        raise
 
 
 def signal_news(sock: socket.socket) -> None:

@@ -10,11 +10,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
 
 from torch_testing_ext._process import reaping, system
 
 from . import handover
+from .handover import BeginProgram, Message, ProgramBegun, ProgramEnded, ProgramReady, ProgramStopped, SendSignal
 
 _WOKEN_BY = (signal.SIGCHLD, signal.SIGIO)
 
@@ -25,12 +25,14 @@ def keep(client: socket.socket, close_its: Callable[[], object], leads: bool, ad
     `close_its` closes, in the keeper, the descriptors of the program. `leads`: the program leads its process group.
     `adopts`: what the program leaves running is killed.
     """
-    client.setblocking(True)  # the server has set a time limit, which all processes of the connection share
-    _tell(client, ready=True)
-    if "go" not in _next_order(client):  # the client has given up, and runs it by itself
+    # The server has set a time limit, which all processes of the connection share.
+    client.setblocking(True)
+    _tell(client, ProgramReady())
+    if not _is_to_begin(client):
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    os.setpgid(0, 0)  # its parent is in the same session, so the group can be stopped
+    # Its parent is in the same session, so the group can be stopped.
+    os.setpgid(0, 0)
     if adopts:
         system.adopt_orphans()
     for number in _WOKEN_BY:
@@ -46,7 +48,7 @@ def keep(client: socket.socket, close_its: Callable[[], object], leads: bool, ad
         system.die_with(keeper, signal.SIGKILL)
         return
     try:
-        _tell(client, begun=True)
+        _tell(client, ProgramBegun())
         close_its()
         handover.signal_news(client)
         _watch(client, pid, pid if leads else keeper)
@@ -56,31 +58,47 @@ def keep(client: socket.socket, close_its: Callable[[], object], leads: bool, ad
         os._exit(0)
 
 
+def _is_to_begin(client: socket.socket) -> bool:
+    """Wait for the client's order. It may give up, and run the program by itself."""
+    try:
+        order, _ = handover.receive(client)
+    except (EOFError, OSError, ValueError):
+        return False
+    return isinstance(order, BeginProgram)
+
+
 def _watch(client: socket.socket, pid: int, group: int) -> None:
+    """Obey the client, and tell it of the program, until that ends."""
     while True:
-        while order := _next_order(client):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(-group if order.get("group") else pid, order["signal"])
-            if "gone" in order:
-                break
+        _obey(client, pid, group)
         ended, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
         if ended and os.WIFSTOPPED(status):
-            _tell(client, stopped=True)
+            _tell(client, ProgramStopped())
         elif ended:
-            return _tell(client, ended=status)
+            _tell(client, ProgramEnded(status))
+            return
         signal.sigwait(_WOKEN_BY)
 
 
-def _next_order(client: socket.socket) -> dict[str, Any]:
-    """The next order of the client; none if there is none yet. If the client is gone, its program is killed."""
-    try:
-        return handover.receive(client)[0]
-    except BlockingIOError:
-        return {}
-    except (EOFError, OSError):
-        return {"signal": signal.SIGKILL, "gone": True}
+def _obey(client: socket.socket, pid: int, group: int) -> None:
+    """Send the program the signals for which the client has asked by now. If the client is gone, kill it."""
+    while True:
+        try:
+            order, _ = handover.receive(client)
+        except BlockingIOError:
+            return
+        except (EOFError, OSError, ValueError):
+            _kill(pid, signal.SIGKILL)
+            return
+        if isinstance(order, SendSignal):
+            _kill(-group if order.to_group else pid, order.number)
 
 
-def _tell(client: socket.socket, **news: Any) -> None:
+def _kill(target: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(target, number)
+
+
+def _tell(client: socket.socket, news: Message) -> None:
     with contextlib.suppress(OSError):
         handover.send(client, news)

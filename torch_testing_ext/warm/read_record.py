@@ -11,6 +11,8 @@ from typing import Any
 # No file system that we know has times coarser than a second: a younger file could change without a trace.
 _COARSEST = 2.0
 _NOT_FILES = ("/proc/", "/dev/", "/sys/", "[")
+# The column of a line of /proc/self/maps at which its path begins.
+_PATH_IN_MAPS = 73
 
 Stamp = tuple[int, ...]
 
@@ -18,10 +20,10 @@ Stamp = tuple[int, ...]
 def stamp(path: str) -> Stamp | None:
     """Identify the contents of a file without reading it; None if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def names_in(folder: str) -> frozenset[str]:
@@ -54,53 +56,70 @@ class ReadRecord:
                 return path
         for path, (before, names) in [*self.folders.items()]:
             now = stamp(path)
-            if now != before:
-                if names_in(path) != names:
-                    return path
-                self.folders[path] = (None if self._is_young(now) else now), names
+            if now == before:
+                continue
+            if names_in(path) != names:
+                return path
+            # Its names are asked for again next time, if they could change without a trace.
+            trusted = None if self._is_young(now) else now
+            self.folders[path] = trusted, names
         return None
 
     def unsettled(self) -> str | None:
         """A file that may have changed since this process read it; None if there is none."""
-        young = [path for path, found in self.files.items() if self._is_young(found)]
         for path, (_, names) in self.folders.items():
-            self.folders[path] = None, names  # the stamp was taken before the names
-        return young[0] if young else self.changed()
+            # Its stamp was taken before the names.
+            self.folders[path] = None, names
+        for path, read in self.files.items():
+            if self._is_young(read):
+                return path
+        return self.changed()
 
     def _is_young(self, found: Stamp | None) -> bool:
-        return found is not None and max(found[3:]) > (min(self._started, time.time()) - _COARSEST) * 1e9
+        """Whether a file may have changed after its stamp was taken without changing the stamp."""
+        if found is None:
+            return False
+        _, _, _, modified, changed = found
+        settled = min(self._started, time.time()) - _COARSEST
+        return max(modified, changed) > settled * 1e9
 
     def add_modules(self, names: list[str]) -> None:
         """Add the sources of modules, and the shared libraries that this process has mapped."""
         for name in names:
-            origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            origin = getattr(spec, "origin", None)
             if isinstance(origin, str) and os.path.isabs(origin):
                 self.add_file(origin)
         with open("/proc/self/maps") as maps:
-            for path in {line[73:].strip() for line in maps}:
-                if path.startswith("/") and not path.startswith(_NOT_FILES):
-                    self.add_file(path)
+            mapped = {line[_PATH_IN_MAPS:].strip() for line in maps}
+        for path in mapped:
+            if path.startswith("/") and not path.startswith(_NOT_FILES):
+                self.add_file(path)
 
     def record_reads(self) -> list[str]:
         """Add what this process reads from now on, until `stop` is called. Returns the files that it writes."""
-        self._on = on = [True]
         written: list[str] = []
+        self._is_recording = True
 
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:  # stays for good: there is no way to remove one
-            if on and event in ("open", "os.listdir", "os.scandir"):
-                on.clear()
+        # It stays for good: there is no way to remove one.
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if self._is_recording and event in ("open", "os.listdir", "os.scandir"):
+                # What this does is no reading of the process.
+                self._is_recording = False
                 try:
                     self._take(event, written, *arguments)
                 finally:
-                    on.append(True)
+                    self._is_recording = True
 
         sys.addaudithook(hook)
         return written
 
     def stop(self) -> None:
-        self._on.clear()
+        self._is_recording = False
 
     def _take(self, event: str, written: list[str], path: Any = None, mode: Any = None, flags: Any = 0) -> None:
+        """Add what an event of auditing is about. Its arguments from `path` on are those of `open`."""
+        # A number is that of a descriptor.
         if not isinstance(path, (str, bytes, type(None))):
             return
         path = os.path.abspath(os.fsdecode(path or "."))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from torch_testing_ext._process import system
 
 from . import handover
+from .handover import ProgramEnded, SendSignal
 from .warm_client import OFF, NoServer, ServerAddress, WarmProgram, begin, hand_over
 
 
@@ -41,7 +42,8 @@ class ServedProcess:
         cls, address: ServerAddress, command: Sequence[str], log: int, kept: int, environ: Mapping[str, str]
     ) -> ServedProcess | None:
         """Start `python ... -c CODE WORDS`, as `subprocess.Popen` would; None if the server does not."""
-        if (client := address.connect()) is None:
+        client = address.connect()
+        if client is None:
             return None
         program = WarmProgram("-c", [*command[command.index("-c") + 1 :]])
         with open(os.devnull, "rb") as null:
@@ -56,19 +58,23 @@ class ServedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         while self.returncode is None:
-            if not select.select([self._client], [], [], timeout)[0]:
+            ready, _, _ = select.select([self._client], [], [], timeout)
+            if not ready:
                 raise subprocess.TimeoutExpired("a program of a warm server", timeout or 0.0)
-            status = -signal.SIGKILL  # of its keeper, and with it of the program
-            with contextlib.suppress(EOFError, OSError):
-                news, _ = handover.receive(self._client)
-                if "ended" not in news:
-                    continue
-                status = os.waitstatus_to_exitcode(news["ended"])
-            self.returncode = status
-            self._client.close()
+            self.returncode = self._next_news()
+        self._client.close()
         return self.returncode
+
+    def _next_news(self) -> int | None:
+        """Receive a message of the keeper. Returns the exit code of the program if it has ended."""
+        try:
+            news, _ = handover.receive(self._client)
+        except (EOFError, OSError):
+            # The keeper was killed, and with it the program.
+            return -signal.SIGKILL
+        return os.waitstatus_to_exitcode(news.status) if isinstance(news, ProgramEnded) else None
 
     def kill(self) -> None:
         if self.returncode is None:
             with contextlib.suppress(OSError):
-                handover.send(self._client, {"signal": signal.SIGKILL})
+                handover.send(self._client, SendSignal(signal.SIGKILL))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
@@ -11,18 +10,31 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from torch_testing_ext._process import system
 from torch_testing_ext._process.private_folders import socket_name
 
 from . import handover, warm_program
+from .handover import (
+    AskStatus,
+    ForkProgram,
+    Message,
+    RunCold,
+    RunProgram,
+    ServerStatus,
+    ServerStopped,
+    Stale,
+    StartedAgain,
+    StopServer,
+    Taken,
+)
 from .read_record import ReadRecord
 from .stage import ProgramBegins, Stage, reap_children
 from .stashed_modules import Stash
 from .warm_program import FreshInterpreter, ProgramRequest
 
 _LOOK_INTERVAL = 2.0
+_LARGEST_NOTE = 1 << 20
 
 
 class WarmServer:
@@ -33,8 +45,10 @@ class WarmServer:
         self._listener, self._idle, self._is_there = listener, idle, is_there
         self._notes, write_notes = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notes.setblocking(False)
-        self._set_by: dict[str, dict[str, str | None]] = {}  # variables that programs set before they import torch
-        self._cold: dict[str, ReadRecord] = {}  # programs with modules of their own, while these folders are so
+        # By program: the variables that it sets before it imports torch.
+        self._set_by: dict[str, dict[str, str | None]] = {}
+        # By program that has modules of its own: the folders that say so.
+        self._cold: dict[str, ReadRecord] = {}
         self._runs = 0
         self._stage = Stage(0, write_notes.detach(), fresh, Stash(fresh.modules, fresh.path))
         record = self._stage.record
@@ -49,69 +63,91 @@ class WarmServer:
     def serve(self) -> None:
         """Serve clients until this is stale, idle or told to stop. In a program, ProgramBegins comes out of it."""
         if self._stage.record.unsettled() is not None:
-            self._stage.record.files["/"] = None  # it may differ from what was read: never fresh
+            # It may differ from what was read: never fresh.
+            self._stage.record.files["/"] = None
         reap_children()
         while self._wait():
             client, _ = self._listener.accept()
             client.settimeout(5.0)
-            answer: dict[str, Any] = {"cold": "the server cannot read the request"}
+            answer: Message = RunCold("the server cannot read the request")
             fds: list[int] = []
             # No `finally`: a program leaves this by ProgramBegins, and these descriptors are not its own.
-            with contextlib.suppress(EOFError, OSError, ValueError, KeyError, TypeError):
-                message, fds = handover.receive(client)
-                answer = self._answer(message, [client.fileno(), *fds])
-            with contextlib.suppress(OSError):
-                if "taken" not in answer:
+            with contextlib.suppress(EOFError, OSError, ValueError, TypeError):
+                question, fds = handover.receive(client)
+                answer = self._answer(question, [client.fileno(), *fds])
+            if not isinstance(answer, Taken):
+                with contextlib.suppress(OSError):
                     handover.send(client, answer)
             for fd in fds:
                 os.close(fd)
             client.close()
-            if "stale" in answer or "stopped" in answer:
+            if isinstance(answer, (Stale, ServerStopped)):
                 return
 
     def _wait(self) -> bool:
         """Wait for a client. Returns False when idle, or when no client can come any more: the socket is gone."""
         until = time.monotonic() + self._idle
-        while (left := until - time.monotonic()) > 0 and self._is_there():
-            if select.select([self._listener], [], [], min(left, _LOOK_INTERVAL))[0]:
+        while self._is_there():
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            clients, _, _ = select.select([self._listener], [], [], min(left, _LOOK_INTERVAL))
+            if clients:
                 return True
         return False
 
-    def _answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        match message["ask"]:
-            case "status":
-                size = system.descendants(os.getpid())
-                return {"pid": os.getpid(), "runs": self._runs, "processes": len(size) + 1}
-            case "stop":
-                return {"stopped": os.getpid()}
+    def _answer(self, question: Message, fds: list[int]) -> Message:
+        """Answer a client, which is the first of `fds`. Raises ValueError if it asks nothing."""
+        match question:
+            case AskStatus():
+                below = system.descendants(os.getpid())
+                return ServerStatus(os.getpid(), self._runs, processes=len(below) + 1)
+            case StopServer():
+                return ServerStopped(os.getpid())
+            case RunProgram():
+                return self._have_run(question, fds)
+            case _:
+                raise ValueError(f"not a question: {question}")
+
+    def _have_run(self, program: RunProgram, fds: list[int]) -> Message:
+        """Have the stages run a program, unless it has modules of its own in place of theirs."""
         self._take_notes()
-        name = ProgramRequest(message, fds[1:]).identity
-        cold = self._cold.get(name)
+        _, *of_the_program = fds
+        identity = ProgramRequest(program, of_the_program).identity
+        cold = self._cold.get(identity)
         if cold is not None and cold.changed() is None:
-            return {"cold": ""}
-        environ = {**message["environ"], **self._set_by.get(name, {})}
-        message["seen_by_imports"] = {name: value for name, value in environ.items() if value is not None}
-        answer = self._stage.answer(message, fds)
-        self._runs += "taken" in answer
+            return RunCold("")
+        environ = {**program.environ, **self._set_by.get(identity, {})}
+        seen_by_imports = {name: value for name, value in environ.items() if value is not None}
+        answer = self._stage.answer(ForkProgram(program, seen_by_imports), fds)
+        if isinstance(answer, Taken):
+            self._runs += 1
         return answer
 
     def _take_notes(self) -> None:
         """Learn from programs that had to start again."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                note = json.loads(self._notes.recv(1 << 20))
-                known = self._set_by.setdefault(note["program"], {})
-                if any(known.get(name, "") != value for name, value in note["environ"].items()):
-                    known.update(note["environ"])
-                    continue
-                record = self._cold[note["program"]] = ReadRecord()
-                for folder in note["folders"]:
-                    record.add_folder(folder)
+                note = handover.decode(self._notes.recv(_LARGEST_NOTE))
+                assert isinstance(note, StartedAgain)
+                self._learn(note)
+
+    def _learn(self, note: StartedAgain) -> None:
+        """Start the program's next run with the variables that it sets; if that has not helped, run it cold."""
+        known = self._set_by.setdefault(note.program, {})
+        if any(known.get(name, "") != value for name, value in note.environ.items()):
+            known.update(note.environ)
+            return
+        record = self._cold[note.program] = ReadRecord()
+        for folder in note.folders:
+            record.add_folder(folder)
 
 
 def main(modules: list[str], path: list[str]) -> Callable[[], object]:
     """Serve, as `python -c CODE SOCKET IDLE READY`. Returns a program in a process that is to run one."""
-    place, idle, ready = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    place = sys.argv[1]
+    idle = float(sys.argv[2])
+    ready = int(sys.argv[3])
     fresh = FreshInterpreter(modules, path)
     os.chdir("/")
     listener = socket.socket(socket.AF_UNIX, handover.KIND)
@@ -119,7 +155,8 @@ def main(modules: list[str], path: list[str]) -> Callable[[], object]:
     with socket_name(draft) as name:
         listener.bind(name)
     listener.listen(64)
-    os.rename(draft, place)  # the socket that a killed server has left goes
+    # The socket that a killed server has left goes.
+    os.rename(draft, place)
     number = os.stat(place).st_ino
 
     def is_there() -> bool:

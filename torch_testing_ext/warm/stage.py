@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import gc
 import importlib
-import json
 import math
 import os
 import signal
@@ -21,23 +20,38 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from torch_testing_ext._process import reaping, system
 
 from . import handover, warm_program
+from .handover import (
+    ForkProgram,
+    Message,
+    OtherVariables,
+    RunCold,
+    RunProgram,
+    StageAnswer,
+    StageBuilt,
+    Stale,
+    StartedAgain,
+    Taken,
+)
 from .keeper import keep
 from .read_record import ReadRecord
 from .stashed_modules import RecordingEnviron, Stash, StashedLayer, native
 from .warm_program import FreshInterpreter, ProgramRequest
 
-_OURS = (
-    *("common_utils", "common_distributed", "pytest_plugin", "launch.fork_server"),
-    *("_pytest_ranks.in_parent", "_pytest_ranks.item_in_rank"),
-)
 _PACKAGE = __name__.partition(".")[0]
+_OURS = (
+    f"{_PACKAGE}.common_utils",
+    f"{_PACKAGE}.common_distributed",
+    f"{_PACKAGE}.pytest_plugin",
+    f"{_PACKAGE}.launch.fork_server",
+    f"{_PACKAGE}._pytest_ranks.in_parent",
+    f"{_PACKAGE}._pytest_ranks.item_in_rank",
+)
 # The modules of the stages, from top to bottom.
-MODULES = (("torch",), ("unittest", "expecttest", "pytest", *(f"{_PACKAGE}.{name}" for name in _OURS)))
+MODULES = (("torch",), ("unittest", "expecttest", "pytest", *_OURS))
 _MOST_CHILDREN = 2
 _BUILD_TIMEOUT = 60.0
 _SETTLING = 2.5
@@ -61,7 +75,8 @@ class Stage:
         self.record = ReadRecord()
         self._layers: list[StashedLayer] = []
         self._control: socket.socket | None = None
-        self.fault, self._retry_at = "", 0.0  # of a stage below
+        # Why no stage below is fit, and when to try again.
+        self.fault, self._retry_at = "", 0.0
 
     # -- imports
 
@@ -75,15 +90,18 @@ class Stage:
         self.record.stop()
         self.record.add_modules([name for layer in self._layers for name in layer.modules])
         gc.collect()
-        gc.freeze()  # the collections of programs do not write to shared pages
+        # The collections of programs do not write to shared pages.
+        gc.freeze()
         why = before.fault(written)
         system.collapse_all()
         return why
 
     def _import(self, module: str, environ: dict[str, str]) -> StashedLayer:
+        """Import a module, and note what that has read and changed."""
         before, filters = dict(os.environ), [*warnings.filters]
         RecordingEnviron.begin()
-        with contextlib.suppress(Exception):  # a program that needs it will report the error
+        # A program that needs it will report the error.
+        with contextlib.suppress(Exception):
             importlib.import_module(module)
         # What an earlier import has set depends on what that one has read.
         seen = {name: before.get(name) for name in RecordingEnviron.end() if before.get(name) == environ.get(name)}
@@ -91,7 +109,7 @@ class Stage:
         layer = StashedLayer(self._stash.new_names(), module, seen, puts)
         if module == "torch":
             layer.native = native(environ)
-        layer.filters = [one for one in warnings.filters if one not in filters]
+        layer.filters = [added for added in warnings.filters if added not in filters]
         warnings.filters[:] = filters  # type: ignore[index]
         self._stash.add(layer)
         return layer
@@ -104,53 +122,56 @@ class Stage:
         self._control = control
         while True:
             try:
-                message, fds = handover.receive(control)
+                request, fds = handover.receive(control)
             except (EOFError, OSError):
                 os._exit(0)
-            answer = self.answer(message, fds)
+            assert isinstance(request, ForkProgram)
+            answer = self.answer(request, fds)
             with contextlib.suppress(OSError):
                 handover.send(control, answer)
-            if "stale" in answer:
+            if isinstance(answer, Stale):
                 os._exit(0)
             for fd in fds:
                 os.close(fd)
 
-    def answer(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """Have the program run: by a stage below, or by this one. Says "taken", "stale", "other" or "cold" and why.
-
-        The first of `fds` is the client.
-        """
-        environ = message["seen_by_imports"]
+    def answer(self, request: ForkProgram, fds: list[int]) -> StageAnswer:
+        """Have the program run: by a stage below, or by this one. The first of `fds` is the client."""
+        environ = request.seen_by_imports
         if self.record.changed() is not None:
-            return {"stale": True}
+            return Stale()
         if any(layer.changed(environ) for layer in self._layers):
-            return {"other": True}
-        if self.depth < len(MODULES):
-            for child in [*self.children]:
-                if "taken" in self._ask(child, message, fds):
-                    return {"taken": True}
-            below = self._fork_stage(environ)
-            if below is not None and "taken" in self._ask(below, message, fds):
-                return {"taken": True}
+            return OtherVariables()
+        if self.depth < len(MODULES) and self._is_taken_below(request, fds):
+            return Taken()
         if self.depth == 0:
-            return {"cold": self.fault}
+            return RunCold(self.fault)
         if os.fork() == 0:
-            self._become_program(message, fds)
-        return {"taken": True}
+            self._become_program(request.program, fds)
+        return Taken()
 
-    def _ask(self, child: socket.socket, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    def _is_taken_below(self, request: ForkProgram, fds: list[int]) -> bool:
+        """Have the program run by a stage below: by one that is there, or else by a new one."""
+        for child in [*self.children]:
+            if self._takes(child, request, fds):
+                return True
+        below = self._fork_stage(request.seen_by_imports)
+        return below is not None and self._takes(below, request, fds)
+
+    def _takes(self, child: socket.socket, request: ForkProgram, fds: list[int]) -> bool:
+        """Ask a stage below. One that is stale, or gone, is not asked again."""
+        answer: Message
         try:
-            handover.send(child, message, fds)
+            handover.send(child, request, fds)
             answer, _ = handover.receive(child)
         except (EOFError, OSError):
-            answer = {"stale": True}
-        if "stale" in answer:
+            answer = Stale()
+        if isinstance(answer, Stale):
             self.children.remove(child)
             child.close()
-        return answer
+        return isinstance(answer, Taken)
 
     def _fork_stage(self, environ: dict[str, str]) -> socket.socket | None:
-        """A stage below, with its modules imported; None if it is unfit."""
+        """Fork a stage below, with its modules imported. Returns None if it is unfit."""
         if time.monotonic() < self._retry_at:
             return None
         while len(self.children) >= _MOST_CHILDREN:
@@ -159,18 +180,21 @@ class Stage:
         above = os.getpid()
         if os.fork() == 0:
             try:
-                system.die_with(above, signal.SIGKILL)  # also while it imports
+                # Also while it imports.
+                system.die_with(above, signal.SIGKILL)
                 self._become_stage(theirs.fileno(), environ)
             except Exception:
-                os._exit(1)  # the stage above is gone, or does not want this one any more
+                # The stage above is gone, or does not want this one any more.
+                os._exit(1)
         theirs.close()
         ours.settimeout(_BUILD_TIMEOUT)
         try:
-            answer, _ = handover.receive(ours)
+            built, _ = handover.receive(ours)
+            assert isinstance(built, StageBuilt)
         except (EOFError, OSError):
-            answer = {"fault": "the process that imports torch ended early, or took too long", "young": None}
-        self.fault = answer["fault"] or ""
-        if self.fault or answer["young"]:
+            built = StageBuilt("the process that imports torch ended early, or took too long", young=None)
+        self.fault = built.fault or ""
+        if self.fault or built.young:
             self._retry_at = math.inf if self.fault else time.monotonic() + _SETTLING
             ours.close()
             return None
@@ -178,53 +202,68 @@ class Stage:
         return ours
 
     def _become_stage(self, control: int, environ: dict[str, str]) -> None:
+        """Be the stage below, in a fork of this one. In a program, ProgramBegins comes out of it."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._close_others([control])
-        if self.depth == 0:  # the modules of the server stay its own
-            for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
-                del sys.modules[name]
+        # The modules of the server stay its own.
+        if self.depth == 0:
+            for name in [*sys.modules]:
+                if name.partition(".")[0] == _PACKAGE:
+                    del sys.modules[name]
             self._stash.add(StashedLayer(self._stash.new_names()))
             sys.path[:] = self._fresh.path
         sock = socket.socket(fileno=control)
         stage = Stage(self.depth + 1, self._notes, self._fresh, self._stash)
-        fault, young = stage.build(environ), stage.record.unsettled()
-        handover.send(sock, {"fault": fault, "young": young})
+        fault = stage.build(environ)
+        young = stage.record.unsettled()
+        handover.send(sock, StageBuilt(fault, young))
         if fault or young:
             os._exit(0)
         stage.serve(sock)
 
-    def _become_program(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _become_program(self, program: RunProgram, fds: list[int]) -> None:
+        """Fork the program from this process, which becomes its keeper. In the program, raises ProgramBegins."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._notes = fcntl.fcntl(self._notes, fcntl.F_DUPFD_CLOEXEC, warm_program.FAR + len(fds))
         self._close_others(fds)
-        request = ProgramRequest(message, fds[1:])
+        client, *of_the_program = fds
+        request = ProgramRequest(program, of_the_program)
         try:
-            keep(socket.socket(fileno=fds[0]), request.close, message["leads"], message["adopts"])
+            keep(socket.socket(fileno=client), request.close, program.leads, program.adopts)
             run = warm_program.become(request, self._fresh, self._stash, self._tell)
         except BaseException:
             os._exit(1)
         raise ProgramBegins(run)
 
     def _close_others(self, kept: list[int]) -> None:
-        for one in gc.get_objects():
-            if type(one) is socket.socket:
-                one.detach()  # it must not close a descriptor of a program when it is collected
-        if self._control is not None:  # exempt from collection
+        """Close the descriptors of this process but for these, the standard ones and that for notes."""
+        for item in gc.get_objects():
+            if type(item) is socket.socket:
+                # It must not close a descriptor of a program when it is collected.
+                item.detach()
+        # It is exempt from collection.
+        if self._control is not None:
             self._control.detach()
         for name in os.listdir("/proc/self/fd"):
             if int(name) not in (0, 1, 2, self._notes, *kept):
-                with contextlib.suppress(OSError):  # it was the listing's own
+                # It was the listing's own.
+                with contextlib.suppress(OSError):
                     os.close(int(name))
         self.children = []
 
-    def _tell(self, note: dict[str, Any]) -> None:
+    def _tell(self, note: StartedAgain) -> None:
         with contextlib.suppress(OSError):
-            os.write(self._notes, json.dumps(note).encode())
+            os.write(self._notes, handover.encode(note))
 
 
 def reap_children() -> None:
     """Have children that end leave nothing behind."""
-    signal.signal(signal.SIGCHLD, lambda number, frame: [None for _ in reaping.reap()] and None)
+
+    def reap_all(number: int, frame: object) -> None:
+        for _ in reaping.reap():
+            pass
+
+    signal.signal(signal.SIGCHLD, reap_all)
 
 
 class _Traces:
@@ -252,8 +291,11 @@ class _Traces:
             return f"an import of torch or of this package writes {written[0]}"
         if system.children(os.getpid()) or len(os.listdir("/proc/self/fd")) != self._fds:
             return "an import of torch or of this package starts a process, or leaves a file open"
-        pid = os.fork()  # libraries that can do without their threads end them before a fork
+        # Libraries that can do without their threads end them before a fork.
+        pid = os.fork()
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        return "an import of torch or of this package starts threads" if system.threads() > 1 else None
+        if system.threads() > 1:
+            return "an import of torch or of this package starts threads"
+        return None

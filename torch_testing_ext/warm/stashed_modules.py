@@ -16,15 +16,17 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 # Variables that native libraries read when they are loaded: no event shows that.
-_NATIVE = (
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_", "ONEDNN_"),
-    *("TORCH", "PYTORCH", "ATEN_", "C10_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_", "GLOO_", "HIP_", "HSA_"),
-    *("ROCR_", "ROCM_", "ZE_", "SYCL_", "TBB_", "KINETO_", "NPY_", "NUMPY_", "XLA_", "TP_"),
+_OF_THREADS_AND_ALGEBRA = (
+    *("OMP_", "GOMP_", "KMP_", "TBB_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_"),
+    *("DNNL_", "ONEDNN_", "NPY_", "NUMPY_"),
 )
+_OF_TORCH = ("TORCH", "PYTORCH", "ATEN_", "C10_", "KINETO_", "TP_", "GLOO_", "XLA_")
+_OF_DEVICES = ("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_", "HIP_", "HSA_", "ROCR_", "ROCM_", "ZE_", "SYCL_")
+_NATIVE = (*_OF_THREADS_AND_ALGEBRA, *_OF_TORCH, *_OF_DEVICES)
 # Of these, the ones that are read when they are needed.
 _READ_LATER = ("TORCH_TESTING_EXT_", "PYTORCH_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK")
 # Their native parts cannot be initialised a second time.
@@ -34,7 +36,11 @@ _DEFINED = (type, types.FunctionType, types.BuiltinFunctionType)
 
 def native(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that native libraries may have read."""
-    return {k: v for k, v in environ.items() if k.startswith(_NATIVE) and not k.startswith(_READ_LATER)}
+    read_by_libraries = {}
+    for name, value in environ.items():
+        if name.startswith(_NATIVE) and not name.startswith(_READ_LATER):
+            read_by_libraries[name] = value
+    return read_by_libraries
 
 
 class RecordingEnviron(os._Environ):  # type: ignore[type-arg]
@@ -77,33 +83,64 @@ class StashedLayer:
     ):
         """`imported`: the module that brought them. `seen`, `puts`: the variables that were read, and set."""
         self.modules = {name: sys.modules[name] for name in names}
-        self.seen, self.puts = seen or {}, puts or {}
-        self.native: dict[str, str] | None = None  # the variables that native libraries may have read
-        self.filters: list[Any] = []  # of warnings
+        self.seen = seen or {}
+        self.puts = puts or {}
+        # The variables that native libraries may have read.
+        self.native: dict[str, str] | None = None
+        # Of warnings.
+        self.filters: list[Any] = []
         # The modules that are to blame for what the import has changed, as far as that is known.
-        tops = (*_IMPORTED_ONCE, imported.partition(".")[0])
-        self.main = {name for name in self.modules if name.partition(".")[0] in tops}
-        self.shown = False  # whether a program has imported one of these
+        tops = (*_IMPORTED_ONCE, _top(imported))
+        self.main = {name for name in self.modules if _top(name) in tops}
+        # Whether a program has imported one of these.
+        self.shown = False
 
     def changed(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         """The variables that have other values than the import has seen."""
         seen = dict(self.seen)
         if self.native is not None:
-            seen.update((name, self.native.get(name)) for name in {*native(environ), *self.native})
+            for name in {*native(environ), *self.native}:
+                seen[name] = self.native.get(name)
         return {name: environ.get(name) for name, value in seen.items() if environ.get(name) != value}
+
+
+def _top(name: str) -> str:
+    """The package at the top of a module's name."""
+    return name.partition(".")[0]
+
+
+def _parent(name: str) -> str:
+    """The package of a module; nothing if it is in none."""
+    return name.rpartition(".")[0]
+
+
+def _origin(module: Any) -> Any:
+    """The file of a module, if its import has left that."""
+    spec = getattr(module, "__spec__", None)
+    return getattr(spec, "origin", None)
+
+
+OnConflict = Callable[[str, dict[str, str | None], list[str]], object]
+
+
+def _ignore(why: str, environ: dict[str, str | None], folders: list[str]) -> None:
+    """Do nothing when modules cannot be brought back: this process is no program."""
 
 
 class Stash:
     """The modules of all stages above a program, and the finder that brings them back."""
 
     def __init__(self, startup: Iterable[str], path: list[str]):
+        """`startup`: the modules of a new interpreter. `path`: its sys.path."""
         self._startup, self._path = frozenset(startup), path
         self.layers: list[StashedLayer] = []
         self._layer_of: dict[str, StashedLayer] = {}
         self._needs: dict[str, list[str]] = {}
-        self.on_conflict: Callable[[str, dict[str, str | None], list[str]], object] = lambda *told: None
-
-        atexit.register(self._spare)  # before anything else registers a function, so that it is called last
+        # Called if the program would get other modules, with the reason, the variables that differ, and the folders
+        # that hide modules.
+        self.on_conflict: OnConflict = _ignore
+        # Before anything else registers a function, so that it is called last.
+        atexit.register(self._spare)
 
     def _spare(self) -> None:
         """Keep the interpreter from taking these modules apart at its end, which takes a third of a second."""
@@ -115,26 +152,26 @@ class Stash:
         return [name for name in sys.modules if name not in self._startup and name not in self._layer_of]
 
     def add(self, layer: StashedLayer) -> None:
+        """Add the modules of an import, and find out which modules each of them needs."""
         self.layers.append(layer)
-        self._layer_of.update(dict.fromkeys(layer.modules, layer))
-        whole = "torch" in layer.modules  # this is what `import torch` brings: with torch, all of it
+        for name in layer.modules:
+            self._layer_of[name] = layer
+        # Their package has made them (`os.path`, `typing.io`), and not imported.
+        made = [name for name, module in layer.modules.items() if getattr(module, "__spec__", None) is None]
         for name, module in layer.modules.items():
-            top, parent = name.partition(".")[0], name.rpartition(".")[0]
-            needs = {parent} if parent else set()
-            if whole:
-                needs = {top} if name != top else {other for other in layer.modules if other.startswith(f"{name}.")}
-                needs |= set(layer.modules) if name == "torch" else set()
-            parts = {one for one in layer.modules if one.rpartition(".")[0] == name}
-            # Those that it has made (`os.path`, `typing.io`), and not imported.
-            needs |= {one for one in parts if getattr(layer.modules[one], "__spec__", None) is None}
-            self._needs[name] = sorted((needs | set(_names_used_by(module))) & self._layer_of.keys() - {name})
+            made_by_this = [other for other in made if _parent(other) == name]
+            needs = {*_names_needed(name, layer), *made_by_this, *_names_used_by(module)}
+            needs &= self._layer_of.keys()
+            self._needs[name] = sorted(needs - {name})
 
     def hide(self) -> None:
         """Make `sys.modules` that of a new interpreter. An attribute of a package is hidden with its submodule."""
-        for name in [name for name in sys.modules if name not in self._startup]:
-            del sys.modules[name]
+        for name in [*sys.modules]:
+            if name not in self._startup:
+                del sys.modules[name]
         for layer in self.layers:
-            if "torch" in layer.modules:  # what its import does not bring is in a later layer
+            # What the import of torch does not bring is in a later layer.
+            if "torch" in layer.modules:
                 continue
             for name, module in layer.modules.items():
                 parent, _, child = name.rpartition(".")
@@ -144,53 +181,71 @@ class Stash:
         sys.meta_path.insert(0, self)
 
     def _module(self, name: str) -> Any:
-        return self._layer_of[name].modules[name] if name in self._layer_of else None
+        """A hidden module of this name; None if there is none."""
+        layer = self._layer_of.get(name)
+        return None if layer is None else layer.modules[name]
 
     # -- the finder
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Find a hidden module. If the program would get another one, it gets that, or has to start again."""
         if name not in self._layer_of:
             return None
         wanted = self._closure(name)
-        layers = [layer for layer in self.layers if any(one in layer.modules for one in wanted)]
-        if (why := self._other_module(wanted)) is not None:
-            if name.partition(".")[0] not in _IMPORTED_ONCE:
-                return None  # the program gets a new module of this name
+        why = self._other_module(wanted)
+        if why is not None:
+            if _top(name) not in _IMPORTED_ONCE:
+                # The program gets a new module of this name.
+                return None
             self.on_conflict(why, {}, self._new_entries())
+        layers = [layer for layer in self.layers if not layer.modules.keys().isdisjoint(wanted)]
         for layer in layers:
-            if not layer.shown and (changed := layer.changed(os.environ)):
+            changed = {} if layer.shown else layer.changed(os.environ)
+            if changed:
                 self.on_conflict(f"the program sets {min(changed)}, which its imports read", changed, [])
+        return self._spec_of(name, wanted, layers)
+
+    def _spec_of(self, name: str, wanted: list[str], layers: list[StashedLayer]) -> importlib.machinery.ModuleSpec:
+        """The spec of a hidden module: as its own, but for the loader."""
         module = self._module(name)
         own = getattr(module, "__spec__", None)
         loader: Any = _Loader(self, module, wanted, layers)
-        spec = importlib.machinery.ModuleSpec(name, loader, origin=getattr(own, "origin", None))
+        spec = importlib.machinery.ModuleSpec(name, loader, origin=_origin(module))
         for attribute in ("submodule_search_locations", "has_location", "cached"):
             with contextlib.suppress(AttributeError):
                 setattr(spec, attribute, getattr(own, attribute))
         return spec
 
     def _closure(self, name: str) -> list[str]:
-        found, open_ = {name}, [name]
-        while open_:
-            for other in self._needs[open_.pop()]:
-                if other not in found:
-                    found.add(other)
-                    open_.append(other)
-        return [one for layer in self.layers for one in layer.modules if one in found]
+        """The modules that come with one, in the order of their import."""
+        closure = {name}
+        to_visit = [name]
+        while to_visit:
+            visited = to_visit.pop()
+            for needed in self._needs[visited]:
+                if needed not in closure:
+                    closure.add(needed)
+                    to_visit.append(needed)
+        return [module for layer in self.layers for module in layer.modules if module in closure]
 
     def _new_entries(self) -> list[str]:
         """The entries of sys.path that the stage did not have, and that come before any of its own."""
-        own = [index for index, entry in enumerate(sys.path) if entry in self._path]
-        last = own[-1] if own else len(sys.path)
-        return [os.path.abspath(entry or ".") for entry in sys.path[:last] if entry not in self._path]
+        end = len(sys.path)
+        for index, entry in enumerate(sys.path):
+            if entry in self._path:
+                end = index
+        new = [entry for entry in sys.path[:end] if entry not in self._path]
+        return [os.path.abspath(entry or ".") for entry in new]
 
     def _is_shadowed(self, name: str, entries: list[str]) -> bool:
         """Whether the program would get another module of this name than the stage has got."""
         spec = importlib.machinery.PathFinder.find_spec(name, entries)
         if spec is None or spec.loader is None:
             return False
-        ours = getattr(getattr(self._module(name), "__spec__", None), "origin", None)
-        return not isinstance(ours, str) or os.path.realpath(ours) != os.path.realpath(spec.origin or "")
+        ours = _origin(self._module(name))
+        if not isinstance(ours, str):
+            return True
+        return os.path.realpath(ours) != os.path.realpath(spec.origin or "")
 
     def _other_module(self, wanted: list[str]) -> str | None:
         """Why the program would not get all of these modules."""
@@ -201,45 +256,67 @@ class Stash:
             if name in sys.modules and sys.modules[name] is not self._module(name):
                 return f"the program has a module {name} of its own"
         entries = self._new_entries()
-        for name in sorted({name.partition(".")[0] for name in wanted if name not in sys.modules}):
+        packages = {_top(name) for name in wanted if name not in sys.modules}
+        for name in sorted(packages):
             if self._is_shadowed(name, entries):
                 return f"the project has a module {name} of its own"
         return None
 
     def show(self, wanted: list[str], layers: list[StashedLayer]) -> None:
+        """Bring modules back, and what their imports have changed besides."""
         for layer in layers:
-            if not layer.shown and (set(wanted) & layer.modules.keys() & layer.main):
+            if not layer.shown and not layer.main.isdisjoint(wanted):
                 layer.shown = True
                 os.environ.update(layer.puts)
                 _add_filters(layer.filters)
         for name in wanted:
-            if name not in sys.modules:
-                sys.modules[name] = module = self._module(name)
-                parent, _, child = name.rpartition(".")
-                owner = self._module(parent)
-                if owner is not None and child not in vars(owner):
-                    setattr(owner, child, module)
+            if name in sys.modules:
+                continue
+            module = self._module(name)
+            sys.modules[name] = module
+            parent, _, child = name.rpartition(".")
+            owner = self._module(parent)
+            if owner is not None and child not in vars(owner):
+                setattr(owner, child, module)
 
 
 def _add_filters(filters: list[Any]) -> None:
     import warnings
 
-    for one in reversed(filters):
-        if one not in warnings.filters:
-            warnings.simplefilter("default")  # has the caches of the module renewed
-            warnings.filters[0] = one  # type: ignore[index]
+    for added in reversed(filters):
+        if added not in warnings.filters:
+            # Has the caches of the module renewed.
+            warnings.simplefilter("default")
+            warnings.filters[0] = added  # type: ignore[index]
 
 
-def _names_used_by(module: Any) -> Iterable[str]:
-    """The modules from which the globals of a module come."""
-    for value in list(getattr(module, "__dict__", {}).values()):
-        kind = type(value)  # not isinstance(): it may run code of the value
+# -- the modules that a module needs
+
+
+def _names_needed(name: str, layer: StashedLayer) -> Iterable[str]:
+    """Those without which it is not what its import has made: its package, and with torch all that torch brings."""
+    if "torch" not in layer.modules:
+        return [_parent(name)]
+    if name == "torch":
+        return layer.modules
+    top = _top(name)
+    if name != top:
+        return [top]
+    return [other for other in layer.modules if other.startswith(f"{name}.")]
+
+
+def _names_used_by(module: Any) -> Iterator[str]:
+    """Those from which its globals come."""
+    values = list(getattr(module, "__dict__", {}).values())
+    for value in values:
+        # Not isinstance(): it may run code of the value.
+        kind = type(value)
         if issubclass(kind, types.ModuleType):
             yield vars(value).get("__name__", "")
-        else:
-            name = value.__module__ if issubclass(kind, _DEFINED) else kind.__module__
-            if isinstance(name, str):
-                yield name
+            continue
+        name = value.__module__ if issubclass(kind, _DEFINED) else kind.__module__
+        if isinstance(name, str):
+            yield name
 
 
 class _Loader:
@@ -249,8 +326,10 @@ class _Loader:
         self._stash, self._module, self._wanted, self._layers = stash, module, wanted, layers
         self._spec = getattr(module, "__spec__", None)
 
-    def __getattr__(self, name: str) -> Any:  # some ask a loader for the source or the code of a module
-        return getattr(getattr(self._spec, "loader", None), name)
+    def __getattr__(self, name: str) -> Any:
+        """Some ask a loader for the source or the code of a module."""
+        own = getattr(self._spec, "loader", None)
+        return getattr(own, name)
 
     def create_module(self, spec: Any) -> Any:
         return self._module

@@ -18,21 +18,42 @@ import sys
 from torch_testing_ext._process.private_folders import socket_name
 
 from . import handover
+from .handover import (
+    BeginProgram,
+    Message,
+    ProgramBegun,
+    ProgramEnded,
+    ProgramReady,
+    ProgramStopped,
+    RunCold,
+    RunProgram,
+    SendSignal,
+    Stale,
+    StopServer,
+)
 from .server_key import folder, path_of_servers, server_key
 
-TYPE_CHECKING = False  # importing typing takes a tenth of the client's time
+# Importing typing takes a tenth of the client's time.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
-IDLE = "TORCH_TESTING_EXT_WARM_IDLE"  # seconds after which a server ends
-OFF = "TORCH_TESTING_EXT_WARM"  # 0: no server is used
+# Seconds after which a server ends.
+IDLE = "TORCH_TESTING_EXT_WARM_IDLE"
+# 0: no server is used.
+OFF = "TORCH_TESTING_EXT_WARM"
 _SET_BY_US = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _MOST_SERVERS = 4
 _START_TIMEOUT = 10.0
 _ANSWER_TIMEOUT = 30.0
-_FROM_TERMINAL = 0x80  # SI_KERNEL
+# SI_KERNEL: the code of a signal of the terminal.
+_FROM_TERMINAL = 0x80
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _NOT_PASSED = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGIO}
+
+
+# Another server may run the program.
+_STALE = "stale"
 
 
 class NoServer(Exception):
@@ -84,34 +105,42 @@ class ServerAddress:
         """Start a server, unless another client does, and connect to it. Raises NoServer."""
         reading, ready = os.pipe()
         with open(os.path.join(self._folder, "lock"), "w") as lock, open(reading, "rb"):
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until the server is ready
-            if (found := self.connect()) is None:
+            # Until the server is ready.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            client = self.connect()
+            if client is None:
                 for path in sockets(self._folder)[: 1 - _MOST_SERVERS]:
-                    ask(path, "stop")
+                    ask(path, StopServer())
                 self._spawn(ready)
                 os.close(ready)
                 select.select([reading], [], [], _START_TIMEOUT)
-                found = self.connect()
+                client = self.connect()
             else:
                 os.close(ready)
-        if found is None:
+        if client is None:
             raise NoServer("the server did not start")
-        return found
+        return client
 
     def _spawn(self, ready: int) -> None:
-        here = os.path.abspath(__file__)
-        package = here[: -len(os.path.join("torch_testing_ext", "warm", os.path.basename(here)))]
+        """Start the process of a server, which closes `ready` when it listens."""
+        package = os.path.abspath(__file__)
+        # The folder from which this package is imported.
+        for _ in range(3):
+            package = os.path.dirname(package)
         code = (
             f"import sys; _modules = [*sys.modules]; _path = {self._path!r}; sys.path[:] = [{package!r}, *_path]; "
             "from torch_testing_ext.warm.server_process import main as _main; _main(_modules, _path)()"
         )
         idle = os.environ.get(IDLE, "")
         words = [sys.executable, *self._flags, "-c", code, self._socket, idle if idle.isdigit() else "1800", str(ready)]
-        if middle := os.fork():
+        middle = os.fork()
+        if middle != 0:
             os.waitpid(middle, 0)
             return
-        try:  # as a grandchild: a program that this process becomes has no such child
-            import subprocess  # takes a while
+        # As a grandchild: a program that this process becomes has no such child.
+        try:
+            # Takes a while.
+            import subprocess
 
             for number in signal.valid_signals():
                 if signal.getsignal(number) is signal.SIG_IGN:
@@ -132,28 +161,32 @@ def _connect(path: str) -> socket.socket | None:
     with contextlib.suppress(OSError):
         with socket_name(path) as name:
             client.connect(name)
-        if struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] == os.getuid():
+        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, user, _ = struct.unpack("3i", credentials)
+        if user == os.getuid():
             return client
     client.close()
     return None
 
 
-def ask(path: str, question: str) -> dict[str, Any] | None:
+def ask(path: str, question: Message) -> Message | None:
     """Ask a server. Removes the socket that a killed one has left."""
-    if (client := _connect(path)) is None:
+    client = _connect(path)
+    if client is None:
         with contextlib.suppress(OSError):
             os.unlink(path)
         return None
-    with client, contextlib.suppress(EOFError, OSError):
-        handover.send(client, {"ask": question})
-        return handover.receive(client)[0]
+    with client, contextlib.suppress(EOFError, OSError, ValueError):
+        handover.send(client, question)
+        answer, _ = handover.receive(client)
+        return answer
     return None
 
 
 def sockets(place: str) -> list[str]:
     """The sockets in the folder of servers, the oldest first."""
-    found = [os.path.join(place, name) for name in os.listdir(place) if name.endswith(".socket")]
-    return sorted(found, key=lambda path: os.stat(path).st_mtime)
+    paths = [os.path.join(place, name) for name in os.listdir(place) if name.endswith(".socket")]
+    return sorted(paths, key=lambda path: os.stat(path).st_mtime)
 
 
 # -- a program
@@ -161,9 +194,9 @@ def sockets(place: str) -> list[str]:
 
 def run(program: WarmProgram) -> NoReturn:
     """Run the program by a server, which is started if there is none; in a new interpreter if anything is in doubt."""
-    why = "" if _has_to_be_cold() else "stale"
+    why = "" if _has_to_be_cold() else _STALE
     tries = 0
-    while why == "stale" and tries < 2:
+    while why == _STALE and tries < 2:
         tries += 1
         try:
             address = ServerAddress(_flags())
@@ -173,28 +206,38 @@ def run(program: WarmProgram) -> NoReturn:
             why = str(error)
         except OSError as error:
             why = f"no server can be used: {error}"
-    if why and why != "stale":  # files of the server have just been changed
+    # A stale one ends because its files have just been changed: that is as it should be.
+    if why not in ("", _STALE):
         warn(f"{why}: running cold")
     program.run_cold()
 
 
 def _has_to_be_cold() -> bool:
-    cold = ["COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"]  # it begins with the interpreter
-    if "MASTER_PORT" not in os.environ:  # then ranks of mpirun and srun find each other by their parent
-        cold += ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"]
-    if os.environ.get(OFF) == "0" or not os.environ.keys().isdisjoint(cold) or not sys.platform.startswith("linux"):
+    """Whether no server can run a program as a new interpreter does."""
+    if os.environ.get(OFF) == "0" or not sys.platform.startswith("linux"):
         return True
-    with contextlib.suppress(OSError):  # in the background, reading from the terminal has to stop the program
+    # Coverage begins with the interpreter.
+    cold = ["COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"]
+    # Without it, ranks of mpirun and srun find each other by their parent.
+    if "MASTER_PORT" not in os.environ:
+        cold += ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"]
+    if any(name in os.environ for name in cold):
+        return True
+    # In the background, reading from the terminal has to stop the program.
+    with contextlib.suppress(OSError):
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     return False
 
 
 def _run_by(client: socket.socket, program: WarmProgram) -> NoReturn:
     """Have the server run the program, and end as it ends. Raises NoServer if the program does not begin."""
-    fds = sorted(number for number in map(int, os.listdir("/proc/self/fd")) if _is_inherited(number))
-    if fds and fds[-1] + len(fds) + 2 > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+    open_now = [int(name) for name in os.listdir("/proc/self/fd")]
+    fds = sorted(fd for fd in open_now if _is_inherited(fd))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if fds and fds[-1] + len(fds) + 2 > limit:
         raise NoServer("a descriptor that it inherits is near the limit")
-    hand_over(client, program, own_environ(), {number: number for number in fds}, os.getpgrp() == os.getpid())
+    leads = os.getpgrp() == os.getpid()
+    hand_over(client, program, own_environ(), {fd: fd for fd in fds}, leads)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     ignored = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
     passed = {int(number) for number in signal.valid_signals()} - _NOT_PASSED - ignored
@@ -223,47 +266,57 @@ def hand_over(
     mask = os.umask(0)
     os.umask(mask)
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
-    message = {
-        "ask": "run",
-        "kind": program.kind,
-        "words": program.words,
-        "environ": environ,
-        "umask": mask,
-        "ignored": [number for number in ignored if number not in _IGNORED_BY_PYTHON],
-        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-        "numbers": [*fds],
-        "leads": leads,
-        "adopts": adopts,
-    }
-    with contextlib.suppress(ConnectionError):  # the server has just ended, as the answer will say
-        handover.send(client, message, [cwd, *fds.values()])
+    request = RunProgram(
+        kind=program.kind,
+        words=program.words,
+        environ=environ,
+        umask=mask,
+        ignored=[number for number in ignored if number not in _IGNORED_BY_PYTHON],
+        blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        numbers=[*fds],
+        leads=leads,
+        adopts=adopts,
+    )
+    # If the server has just ended, the answer will say so.
+    with contextlib.suppress(ConnectionError):
+        handover.send(client, request, [cwd, *fds.values()])
     os.close(cwd)
-    news = _receive(client)
-    if "ready" not in news:
-        raise NoServer(news.get("cold", "stale"))  # or it has ended, when idle
+    match _receive(client):
+        case ProgramReady():
+            return
+        case RunCold(why=why):
+            raise NoServer(why)
+        case _:
+            # Its files have changed, or it has ended, when idle.
+            raise NoServer(_STALE)
 
 
 def begin(client: socket.socket) -> None:
     """Have the program begin. Raises NoServer if it does not."""
     with contextlib.suppress(OSError):
-        handover.send(client, {"go": True})
-    if "begun" not in _receive(client):
+        handover.send(client, BeginProgram())
+    if not isinstance(_receive(client), ProgramBegun):
         raise NoServer("the server has ended")
 
 
 def _is_inherited(fd: int) -> bool:
-    with contextlib.suppress(OSError):  # it was the listing's own
+    # It may have been the listing's own.
+    with contextlib.suppress(OSError):
         return os.get_inheritable(fd)
     return False
 
 
-def _receive(client: socket.socket) -> dict[str, Any]:
+def _receive(client: socket.socket) -> Message:
+    """The next message of the server or the keeper."""
     try:
-        return handover.receive(client)[0]
+        message, _ = handover.receive(client)
     except TimeoutError:
-        return {"cold": "the server does not answer"}
+        return RunCold("the server does not answer")
+    except ValueError:
+        return RunCold("the answer of the server cannot be read")
     except EOFError:
-        return {}
+        return Stale()
+    return message
 
 
 def _follow(client: socket.socket, passed: set[int]) -> int:
@@ -272,17 +325,20 @@ def _follow(client: socket.socket, passed: set[int]) -> int:
     while True:
         with contextlib.suppress(BlockingIOError):
             while True:
-                news = _receive(client)
-                if "stopped" in news:
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                else:  # the end; or the keeper was killed, and the program with it
-                    return int(news.get("ended", signal.SIGKILL))
+                match _receive(client):
+                    case ProgramStopped():
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    case ProgramEnded(status=status):
+                        return status
+                    case _:
+                        # The keeper was killed, and the program with it.
+                        return signal.SIGKILL
         info = signal.sigwaitinfo(passed | {signal.SIGIO})
         if info.si_signo != signal.SIGIO:
             # The terminal sends to all processes of a group, `kill` to one.
             group = info.si_code == _FROM_TERMINAL or info.si_signo == signal.SIGCONT
             with contextlib.suppress(OSError):
-                handover.send(client, {"signal": info.si_signo, "group": group})
+                handover.send(client, SendSignal(info.si_signo, group))
 
 
 def _end_as(status: int) -> NoReturn:

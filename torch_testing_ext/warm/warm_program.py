@@ -15,35 +15,36 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+from .handover import RunProgram, StartedAgain
 from .stashed_modules import Stash
 
 _FIRST_FREE = 3
-FAR = 200  # descriptors of ours are out of the way of those of the program
-_FIXED_SEED = 67280421310721  # of torch, where it does not seed itself by chance
+# Descriptors of ours are out of the way of those of the program.
+FAR = 200
+# The seed of torch, where it does not seed itself by chance.
+_FIXED_SEED = 67280421310721
 _FORK_SAFETY = "torch_testing_ext._process.fork_safety"
 _TERMINAL = "torch_testing_ext._process.user_terminal"
 
-
-Tell = Callable[[dict[str, Any]], object]
+Tell = Callable[[StartedAgain], object]
+# The device and inode of a file, the device that it is, and how it is open.
+_OpenFile = tuple[int, ...]
 
 
 class ProgramRequest:
     """A program, and all in which its process has to be like the client's."""
 
-    def __init__(self, message: dict[str, Any], fds: list[int]):
-        self.kind: str = message["kind"]  # "file", "-m" or "-c"
-        self.words: list[str] = message["words"]  # the file, module or code first
-        self.environ: dict[str, str] = message["environ"]
-        self.umask: int = message["umask"]
-        self.ignored: list[int] = message["ignored"]
-        self.blocked: list[int] = message["blocked"]
-        self.numbers: list[int] = message["numbers"]  # those of the descriptors in the client
+    def __init__(self, program: RunProgram, fds: list[int]):
+        self.program = program
         self.cwd, *self.fds = fds
         flags = sys.orig_argv[1 : sys.orig_argv.index("-c")]
-        self.command = [sys.executable, *flags, *([] if self.kind == "file" else [self.kind]), *self.words]
-
-        found = os.fstat(self.cwd)
-        self.identity = repr((self.kind, self.words[0], found.st_dev, found.st_ino))  # equal for runs of the same one
+        self.command = [sys.executable, *flags]
+        if program.kind != "file":
+            self.command.append(program.kind)
+        self.command += program.words
+        cwd = os.fstat(self.cwd)
+        # Equal for runs of the same program.
+        self.identity = repr((program.kind, program.words[0], cwd.st_dev, cwd.st_ino))
 
     def close(self) -> None:
         for fd in (self.cwd, *self.fds):
@@ -62,20 +63,22 @@ class FreshInterpreter:
 
 def become(request: ProgramRequest, fresh: FreshInterpreter, stash: Stash, tell: Tell) -> Any:
     """Take on the client's surroundings. Returns the program, to be run by the caller, without arguments."""
+    asked = request.program
     cwd = _take_descriptors(request)
-    given = {number: _file_behind(number) for number in request.numbers}
-    os.umask(request.umask)
+    given = {number: _file_behind(number) for number in asked.numbers}
+    os.umask(asked.umask)
     os.environ.clear()
-    os.environ.update(request.environ)
-    for number in request.ignored:
+    os.environ.update(asked.environ)
+    for number in asked.ignored:
         signal.signal(number, signal.SIG_IGN)
-    if signal.SIGINT not in request.ignored:
+    if signal.SIGINT not in asked.ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     pid = os.getpid()
 
     def restart(why: str, environ: dict[str, str | None], folders: list[str]) -> None:
+        # A child of the program cannot start that again.
         if os.getpid() == pid:
-            tell({"program": request.identity, "environ": environ, "why": why, "folders": folders})
+            tell(StartedAgain(request.identity, why, environ, folders))
             start_cold(request, cwd, given)
 
     stash.on_conflict = restart
@@ -90,84 +93,105 @@ def become(request: ProgramRequest, fresh: FreshInterpreter, stash: Stash, tell:
         vars(main).update(fresh.main)
         sys.modules["__main__"] = main
         sys.orig_argv[:] = request.command
-        program = _PREPARE[request.kind](request.words, main)
-    except BaseException:  # whatever it was, a new interpreter does not depend on it
+        program = _PREPARE[asked.kind](asked.words, main)
+    except BaseException:
+        # Whatever it was, a new interpreter does not depend on it.
         start_cold(request, cwd, given)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)  # not before: a new interpreter would lose an interrupt
+    # Not before: a new interpreter would lose an interrupt.
+    signal.pthread_sigmask(signal.SIG_SETMASK, asked.blocked)
     return program
 
 
-def start_cold(request: ProgramRequest, cwd: int, given: dict[int, tuple[int, ...]]) -> NoReturn:
+def start_cold(request: ProgramRequest, cwd: int, given: dict[int, _OpenFile]) -> NoReturn:
     """Replace this process by a new interpreter for the program, from its beginning. `given`: its descriptors."""
+    asked = request.program
     _take_back(given)
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in signal.valid_signals():
-        with contextlib.suppress(OSError, ValueError):  # two have no handler; a thread may not set any
-            signal.signal(number, signal.SIG_IGN if number in request.ignored else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
-    os.umask(request.umask)
+        action = signal.SIG_IGN if number in asked.ignored else signal.SIG_DFL
+        # Two have no handler; a thread may not set any.
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, action)
+    signal.pthread_sigmask(signal.SIG_SETMASK, asked.blocked)
+    os.umask(asked.umask)
     os.fchdir(cwd)
-    os.execve(sys.executable, request.command, request.environ)
+    os.execve(sys.executable, request.command, asked.environ)
 
 
-def _take_back(given: dict[int, tuple[int, ...]]) -> None:
+def _take_back(given: dict[int, _OpenFile]) -> None:
     """Give descriptors that the program has redirected their files again, as far as it has copies: pytest captures."""
-    now = {int(name): _file_behind(int(name)) for name in os.listdir("/proc/self/fd")}
+    open_now = [int(name) for name in os.listdir("/proc/self/fd")]
+    now = {fd: _file_behind(fd) for fd in open_now}
     for number, file in given.items():
-        if now.get(number) != file and (copies := [fd for fd, other in now.items() if other == file]):
-            os.dup2(copies[0], number)
+        if now.get(number) == file:
+            continue
+        for fd, other in now.items():
+            if other == file:
+                os.dup2(fd, number)
+                break
 
 
-def _file_behind(fd: int) -> tuple[int, ...]:
+def _file_behind(fd: int) -> _OpenFile:
     """The file of a descriptor and how it is open; nothing if it is not."""
     try:
-        found, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
+        status = os.fstat(fd)
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_rdev, flags & (os.O_ACCMODE | os.O_APPEND)
+    return status.st_dev, status.st_ino, status.st_rdev, flags & (os.O_ACCMODE | os.O_APPEND)
 
 
 def _take_descriptors(request: ProgramRequest) -> int:
     """Give the client's descriptors their numbers, and close all others. Returns one for the working directory."""
+    numbers = request.program.numbers
     os.fchdir(request.cwd)
-    high = max([FAR, *request.numbers]) + 1
-    cwd, *moved = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in (request.cwd, *request.fds))
-    request.close()  # before: these may have the numbers that the program's are to have
+    high = max([FAR, *numbers]) + 1
+    cwd, *moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in (request.cwd, *request.fds)]
+    # Before the rest: these may have the numbers that the program's are to have.
+    request.close()
     for number in range(_FIRST_FREE):
-        if number not in request.numbers:
+        if number not in numbers:
             os.close(number)
-    for number, fd in zip(request.numbers, moved, strict=True):
+    for number, fd in zip(numbers, moved, strict=True):
         os.dup2(fd, number)
         os.close(fd)
     return cwd
 
 
 def _renew_streams(fresh: FreshInterpreter, stash: Stash) -> None:
+    """Give the program new standard streams, and those to the handlers of logging that imports have made."""
     before = {id(sys.stderr): "stderr", id(sys.stdout): "stdout"}
-    for number, (name, (encoding, errors)) in enumerate(zip(("stdin", "stdout", "stderr"), fresh.streams, strict=True)):
+    names = ("stdin", "stdout", "stderr")
+    for number, name in enumerate(names):
+        encoding, errors = fresh.streams[number]
         stream = _text_stream(number, name, encoding, errors)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    for layer in stash.layers:  # handlers that imports have made write to the streams of this process
-        if "logging" in layer.modules:
-            for one in layer.modules["logging"]._handlerList:
-                handler = one()
-                attributes = getattr(handler, "__dict__", {})
-                if id(attributes.get("stream")) in before:
-                    attributes["stream"] = getattr(sys, before[id(attributes["stream"])])
+    for layer in stash.layers:
+        logging = layer.modules.get("logging")
+        # These are weak.
+        for reference in getattr(logging, "_handlerList", ()):
+            attributes = getattr(reference(), "__dict__", {})
+            name_of_stream = before.get(id(attributes.get("stream")))
+            if name_of_stream is not None:
+                attributes["stream"] = getattr(sys, name_of_stream)
 
 
 def _text_stream(number: int, name: str, encoding: str, errors: str | None) -> io.TextIOWrapper | None:
-    mode = "r" if number == 0 else "w"
+    """A standard stream as a new interpreter makes it; None if its descriptor is closed."""
+    is_input = number == 0
+    mode = "r" if is_input else "w"
     unbuffered = "-u" in sys.orig_argv or bool(os.environ.get("PYTHONUNBUFFERED"))
+    size = 0 if unbuffered and not is_input else -1
     try:
-        buffer: Any = open(number, mode + "b", 0 if unbuffered and number > 0 else -1, closefd=False)  # noqa: SIM115
+        buffer: Any = open(number, f"{mode}b", size, closefd=False)  # noqa: SIM115
     except OSError:
         return None
-    getattr(buffer, "raw", buffer).name = f"<{name}>"
-    newline = None if number == 0 else "\n"
-    lines = not unbuffered and (number == 2 or buffer.isatty())
-    stream = io.TextIOWrapper(buffer, encoding, errors, newline, lines, unbuffered)
+    raw = getattr(buffer, "raw", buffer)
+    raw.name = f"<{name}>"
+    newline = None if is_input else "\n"
+    by_lines = not unbuffered and (name == "stderr" or buffer.isatty())
+    stream = io.TextIOWrapper(buffer, encoding, errors, newline, by_lines, unbuffered)
     stream.mode = mode  # type: ignore[misc]
     return stream
 
@@ -178,38 +202,46 @@ def _skip_static_destructors() -> None:
     What the program registers there comes first.
     """
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):
-        for function in (libc._exit, libc.fcloseall):  # the last one is called first; _exit gets the exit code
-            libc.on_exit(ctypes.cast(function, ctypes.c_void_p), None)
+    if not hasattr(libc, "on_exit"):
+        return
+    # The last one is called first; _exit gets the exit code.
+    for function in (libc._exit, libc.fcloseall):
+        address = ctypes.cast(function, ctypes.c_void_p)
+        libc.on_exit(address, None)
 
 
 def _renew_state(stash: Stash) -> None:
     """Renew what modules know of their process. Python's own modules do so by themselves."""
     for layer in stash.layers:
-        if "numpy.random" in layer.modules:
-            layer.modules["numpy.random"].seed()
-        torch = layer.modules.get("torch")
+        modules = layer.modules
+        if "numpy.random" in modules:
+            modules["numpy.random"].seed()
+        torch = modules.get("torch")
         if torch is not None and torch.initial_seed() != _FIXED_SEED:
             torch.default_generator.seed()
-        if _FORK_SAFETY in layer.modules:  # the stages were checked: this process lacks no thread
-            layer.modules[_FORK_SAFETY].mark_fork_safe()
-        if _TERMINAL in layer.modules:
-            layer.modules[_TERMINAL].look_again()
+        # The stages were checked: this process lacks no thread.
+        if _FORK_SAFETY in modules:
+            modules[_FORK_SAFETY].mark_fork_safe()
+        if _TERMINAL in modules:
+            modules[_TERMINAL].look_again()
 
 
 # -- the kinds of programs
 
 
 def _prepare_file(words: list[str], main: types.ModuleType) -> Callable[[], object]:
-    path = words[0] if os.path.isabs(words[0]) else os.path.join(os.getcwd(), words[0])
-    _put_first(os.path.dirname(os.path.realpath(words[0])))
+    name = words[0]
+    # It keeps "..", unlike os.path.abspath().
+    path = os.path.join(os.getcwd(), name)
+    _put_first(os.path.dirname(os.path.realpath(name)))
     sys.argv[:] = words
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     if sys.version_info < (3, 15):
         main.__cached__ = None  # type: ignore[attr-defined]
-    with open(words[0], "rb") as file:
-        return partial(_compiled, file.read(), path, vars(main))
+    with open(name, "rb") as file:
+        source = file.read()
+    return partial(_compiled, source, path, vars(main))
 
 
 def _prepare_code(words: list[str], main: types.ModuleType) -> Callable[[], object]:
@@ -221,10 +253,15 @@ def _prepare_code(words: list[str], main: types.ModuleType) -> Callable[[], obje
 def _prepare_module(words: list[str], main: types.ModuleType) -> Callable[[], object]:
     import runpy
 
+    name, *arguments = words
     _put_first(os.getcwd())
-    sys.argv[:] = ["-m", *words[1:]]
-    call = partial(runpy._run_module_as_main, words[0])  # type: ignore[attr-defined]  # which `python -m` calls
-    return lambda: call
+    sys.argv[:] = ["-m", *arguments]
+
+    def find_program() -> Callable[[], object]:
+        # What `python -m` calls.
+        return partial(runpy._run_module_as_main, name)  # type: ignore[attr-defined]
+
+    return find_program
 
 
 def _put_first(entry: str) -> None:
@@ -233,7 +270,8 @@ def _put_first(entry: str) -> None:
 
 
 def _compiled(source: str | bytes, path: str, namespace: dict[str, Any]) -> Callable[[], object]:
-    return partial(exec, compile(source, path, "exec", dont_inherit=True), namespace)
+    code = compile(source, path, "exec", dont_inherit=True)
+    return partial(exec, code, namespace)
 
 
 _PREPARE = {"file": _prepare_file, "-c": _prepare_code, "-m": _prepare_module}
@@ -256,6 +294,9 @@ def run(program: Callable[[], Callable[[], object]]) -> None:
 def _show_without(
     ours: list[Any], hook: Any, kind: type[BaseException], error: BaseException, tb: types.TracebackType | None
 ) -> None:
-    while tb is not None and (tb.tb_frame in ours or tb.tb_frame.f_code.co_filename == __file__):
+    while tb is not None:
+        frame = tb.tb_frame
+        if frame not in ours and frame.f_code.co_filename != __file__:
+            break
         tb = tb.tb_next
     hook(kind, error.with_traceback(tb), tb)

@@ -1,7 +1,7 @@
 """Gives this process a torch with CUDA and devices that it does not have. Import it before our package, or after.
 
 `torch._C` gets the functions by which torch starts CUDA: they do nothing, and the file that the variable FAKE_CUDA_USED
-names gets a line from each process that calls one.
+names gets a line from each process that calls one: its pid, and that of the process that has imported this.
 """
 
 import importlib
@@ -10,11 +10,13 @@ import sys
 
 import torch
 
+_importer = os.getpid()
+
 
 def _entrance(name):
     def entrance(*arguments):
         with open(os.environ.get("FAKE_CUDA_USED", os.devnull), "a") as file:
-            file.write(f"{name} {os.getpid()}\n")
+            file.write(f"{name} {os.getpid()} {_importer}\n")
         return int(os.environ.get("FAKE_CUDA_COUNT", "4")) if "Count" in name else None
 
     return entrance

@@ -7,13 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 from kit.files import FolderCase
 from kit.processes import ROOT
-from kit.warm import start_cold, start_warm
+from kit.warm import run_cold, run_warm
 
 HERE = Path(__file__).parent
 
@@ -27,16 +26,12 @@ class FirstUseCase(FolderCase):
         used.unlink(missing_ok=True)
         environment = {key: value for key, value in os.environ.items() if key != "PYTORCH_NVML_BASED_CUDA_CHECK"}
         environment.update({"PYTHONPATH": path, "FAKE_CUDA_USED": str(used), **environ})
-        start = start_cold if words[0] == "-c" else start_warm
-        with tempfile.TemporaryFile("w+") as file:
-            process = start(*words, cwd=self.root, env=environment, stdout=file, stderr=file)
-            returncode = process.wait()
-            file.seek(0)
-            output = file.read()
-        self.assertEqual(code, returncode, output)
-        users = used.read_text().splitlines() if used.exists() else []
-        self.used_in_parent = [line for line in users if line.split()[1] == str(process.pid)]
-        return output
+        run = run_cold if words[0] == "-c" else run_warm
+        done = run(*words, cwd=self.root, env=environment, together=True)
+        self.assertEqual(code, done.returncode, done.stdout)
+        uses = [line.split() for line in used.read_text().splitlines()] if used.exists() else []
+        self.used_in_parent = [name for name, pid, parent in uses if pid == parent]
+        return done.stdout
 
 
 class TestNamed(FirstUseCase):

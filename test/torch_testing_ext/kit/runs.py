@@ -11,7 +11,7 @@ from typing import Any
 
 from kit.files import FolderCase
 from kit.processes import ROOT as ROOT, clean_environ
-from kit.warm import start_cold, start_warm
+from kit.warm import start_cold, start_run
 
 RUN_TEST = """
 import sys
@@ -52,13 +52,17 @@ class RunsCase(FolderCase):
         cold: bool = False,
         **streams: Any,
     ) -> Any:
-        """Start run_test.py. `cold`: in a new interpreter, and its zygote, too; also if other words come before it."""
-        env = clean_environ(**{"TMPDIR": str(self.temporary), **(environ or {})})
+        """Start run_test.py. `cold`: its zygote is its child, a new interpreter; also if other words come before it."""
+        given = environ or {}
+        env = clean_environ(**{"TMPDIR": str(self.temporary), **given})
+        # A run in CI would use no server.
+        if "CI" not in given:
+            env.pop("CI", None)
         words = ("run_test.py", *argv)
         if cold or before:
             process = start_cold(*words, before=before, cwd=self.root, env=env, **streams)
         else:
-            process = start_warm(*words, cwd=self.root, env=env, **streams)
+            process = start_run(*words, cwd=self.root, env=env, **streams)
         self.addCleanup(_end, process)
         return process
 

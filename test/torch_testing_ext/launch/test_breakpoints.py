@@ -78,7 +78,8 @@ class OnATerminalTest(FolderCase):
         self.addCleanup(os.close, master)
         program = start_on_terminal(*words, cwd=self.root, env=clean_environ(**environ), terminal=slave)
         os.close(slave)
-        self.addCleanup(program.end)
+        self.addCleanup(program.wait)
+        self.addCleanup(program.kill)
         said, seen, number = "", 0, 0
         while True:
             prompt, answer = steps[number] if number < len(steps) else (r"\Z(?!)", "")

@@ -71,12 +71,12 @@ class LeasesCase(RunsCase):
     def start(self, *argv, **more):
         return super().start(*argv, environ={**self.environ, **more.pop("environ", {})}, **more)
 
-    def start_holding(self, *options):
+    def start_holding(self, *options, **more):
         """A run whose test has the only device, until something writes to the FIFO `go`."""
         self.write(FILE, WAITS)
         for fifo in "fifo", "go":
             os.mkfifo(self.root / fifo)
-        run = self.start("--fake-gpus=1", *options, FILE)
+        run = self.start("--fake-gpus=1", *options, FILE, **more)
         self.wait_for_writer("fifo", run)
         return run
 
@@ -161,7 +161,7 @@ class ConcurrentRunsTest(LeasesCase):
 
     def test_a_device_stays_locked_while_its_test_runs_although_run_test_is_gone(self):
         """The nanny is stopped, so that it cannot end the test."""
-        first = self.start_holding()
+        first = self.start_holding(cold=True)  # the nanny descends from run_test.py
         path = self.locks / "fake-0"
         owners = [pid for pid in _descendants(first.pid) if _has_open(pid, path)]
         self.assertEqual(len(owners), 1, "only the nanny has the lock, besides run_test.py")

@@ -23,6 +23,7 @@ from kit.warm_runs import WarmBench
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.warm import warm_client, warm_program
+from torch_testing_ext.warm.handover import RunProgram
 from torch_testing_ext.warm.read_record import ReadRecord
 
 SHOWS = "import torch, mine; print(torch.initial_seed(), mine.VALUE)"
@@ -211,13 +212,14 @@ class AbusesTest(unittest.TestCase):
                 signal.signal(2, signal.default_int_handler)
                 signal.pthread_sigmask(signal.SIG_BLOCK, [2])  # as its keeper leaves it
                 sys.orig_argv[:] = [sys.executable, "-c"]
-                message = {name: [] for name in ("ignored", "blocked", "numbers")}
-                message |= {"kind": "-c", "words": [""], "environ": {}, "umask": 0}
+                program = RunProgram(
+                    "-c", [""], environ={}, umask=0, ignored=[], blocked=[], numbers=[], leads=False, adopts=False
+                )
                 with (
                     mock.patch.dict(warm_program._PREPARE, {"-c": lambda *_: os.kill(os.getpid(), 2)}),
                     mock.patch.object(warm_program, "start_cold", lambda *_: os._exit(3)),
                 ):
-                    request = warm_program.ProgramRequest(message, [os.open(".", os.O_RDONLY)])
+                    request = warm_program.ProgramRequest(program, [os.open(".", os.O_RDONLY)])
                     warm_program.become(request, warm_program.FreshInterpreter([], []), mock.MagicMock(), print)
             except KeyboardInterrupt:
                 os._exit(0)
