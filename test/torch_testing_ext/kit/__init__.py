@@ -23,4 +23,5 @@
 | `junit`, `browser` | readers of the reports: the schema of JUnit files, a headless Chromium |
 | `drawing` | random cases of fixed seeds, for tests of pure code |
 | `sources` | which module of the package imports which, names and docstrings |
+| `names_in_text` | names of the package's modules in strings and other text, and which of them do not exist |
 """
