@@ -300,7 +300,7 @@ class TestOptions(ScriptTestCase):
     def test_accept_rewrites_the_literal(self):
         done = self.run_script("TestGood.test_text", "--accept")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("'''new'''", self.script.read_text())
+        self.assertIn('"""new"""', self.script.read_text())
         self.assertNotIn("'''old'''", self.script.read_text())
 
     def test_showlocals(self):

@@ -12,7 +12,20 @@ from torch_testing_ext._cases.verdicts import RankFailure
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.ranks import spawn
 
-BASES = {"fresh": Fresh, "persistent": Persistent, "threaded": Threaded}
+
+class FaultyFresh(Fresh):
+    pass
+
+
+class FaultyPersistent(Persistent):
+    pass
+
+
+class FaultyThreaded(Threaded):
+    pass
+
+
+BASES = {"fresh": FaultyFresh, "persistent": FaultyPersistent, "threaded": FaultyThreaded}
 for _name, _fault in FAULTS.items():
     for _base in _fault.bases:
         setattr(BASES[_base], _name, body_for(_base, _fault))

@@ -82,10 +82,10 @@ class TestNamed(FirstUseCase):
         )
         self.assertEqual(
             [
-                "CUDA is initialised in uses.py:15",
+                "CUDA is initialised in uses.py:20",
                 "CUDA is initialised in helper.py:4",
-                "the driver of CUDA is asked for its devices in uses.py:19",
-                "the driver of CUDA is asked for its devices in uses.py:20",
+                "the driver of CUDA is asked for its devices in uses.py:24",
+                "the driver of CUDA is asked for its devices in uses.py:25",
                 "an accelerator was initialised before torch_testing_ext was imported",
             ],
             self.run_python("uses.py").splitlines(),
