@@ -17,6 +17,7 @@
 | `invented` | tests and units that do not exist |
 | `invented_runs` | the events of runs that did not happen, for the reports |
 | `verdicts` | reports of ranks with every ending |
+| `rank_faults` | what ranks do that every host of ranks must report alike: raise, skip alone, exit, die, hang |
 | `planted_ranks` | ranks of every kind in which a fault is planted, and what is said about it |
 | `found_bugs` | the bugs of docs/found, and the versions of torch that have them |
 | `import_forms` | a file with every form of import of PyTorch's kit |
