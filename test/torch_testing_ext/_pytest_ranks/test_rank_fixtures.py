@@ -33,7 +33,7 @@ class RankFixturesTest(PytestCase):
         files = {"conftest.py": "import os\nLOCAL = os.getenv('LOCAL_RANK')\n", "test_x.py": READS}
         alone = {"test_rank[0]": "passed", "test_launched": "skipped"}
         launched = {"test_rank[0]": "passed", "test_rank[1]": "passed", "test_rank[2]": "passed"}
-        some = "conftest.py:2 (LOCAL_RANK), test_x.py:4 (WORLD_SIZE), test_x.py:12 (RANK)."
+        some = "conftest.py:2 (LOCAL_RANK), test_x.py:5 (WORLD_SIZE), test_x.py:15 (RANK)."
         # With a filter `error`, too: the warning is shown, and ends nothing.
         rows = (
             ("", alone, some),
