@@ -48,6 +48,8 @@ KNOWN_PRIVATE_NAMES = {
 }
 MIRROR_MODULES = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
+TESTS = sorted(file for file in Path(__file__).parent.rglob("*.py") if not {"kit"}.intersection(file.parts[:-1]))
+
 PROBE = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -335,6 +337,30 @@ class TestDocstrings(unittest.TestCase):
         for docstring, fault in wrong.items():
             with self.subTest(docstring=docstring):
                 self.assertIn(fault, fault_of_docstring(docstring))
+
+
+def imported_tests(source, names):
+    """The modules of `names` that a source imports, each with the line."""
+    heads = ((module.partition(".")[0], line) for module, line in absolute_imports(source))
+    return [(name, line) for name, line in heads if name in names]
+
+
+class TestTests(unittest.TestCase):
+    """Tests do not import tests: what several need is in the kit, or in a module beside them that is no test."""
+
+    def test_no_test_imports_another(self):
+        names = {file.stem for file in TESTS if file.name.startswith("test_")}
+        self.assertGreater(len(names), 200)
+        found = [
+            f"{file}:{line} imports {name}"
+            for file in TESTS
+            for name, line in imported_tests(file.read_text(encoding="utf-8"), names)
+        ]
+        self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_planted_imports_are_found(self):
+        source = "import os\nfrom test_console import printed\ndef f():\n    import test_console, console\n"
+        self.assertEqual(imported_tests(source, {"test_console"}), [("test_console", 2), ("test_console", 4)])
 
 
 if __name__ == "__main__":

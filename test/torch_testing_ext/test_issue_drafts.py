@@ -20,8 +20,8 @@ import torch._functorch.aot_autograd
 import torch.distributed as dist
 import torch.distributed.pipelining
 import torch.distributed.tensor
+from kit.found_bugs import FIXED, RAISED_BEFORE, imports_of, repaired
 from kit.ranks import OneRank
-from test_found import FIXED, RAISED_BEFORE, imports_of, repaired
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, timeout
 

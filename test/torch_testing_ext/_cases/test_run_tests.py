@@ -11,45 +11,12 @@ import textwrap
 import traceback
 from pathlib import Path
 
+from kit.files import subject
 from kit.processes import run_python
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-SCRIPT = """
-import os, signal, sys, unittest
-import torch
-from torch_testing_ext import common_utils
-from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
-
-@instantiate_parametrized_tests
-class TestGood(TestCase):
-    @parametrize("x", [1, 2])
-    def test_fine(self, x):
-        print("fine", x, os.getpid())
-
-    def test_random(self):
-        print("random", torch.rand(1).item())
-
-    def test_text(self):
-        self.assertExpectedInline("new", '''old''') if "accept" in str(sys.argv) else None
-
-class TestBad(TestCase):
-    @unittest.skipUnless(os.environ.get("BAD"), "only when asked for")
-    def test_fails(self):
-        here = "a local variable"
-        self.assertEqual(1, 2)
-
-    @unittest.skipUnless(os.environ.get("INTERRUPT"), "only when asked for")
-    def test_interrupted(self):
-        os.kill(os.getpid(), signal.SIGINT)
-
-class TestZLast(TestCase):
-    def test_last(self):
-        print("last")
-
-if __name__ == "__main__":
-    run_tests()
-"""
+SCRIPT = subject(__file__, "run_tests_script.py")
 
 
 class ScriptTestCase(TestCase):
@@ -158,63 +125,13 @@ class TestOutcomes(ScriptTestCase):
         self.assertIn("ValueError: broken", done.stderr)
 
 
-ENDS = """
-import atexit, os, sys, unittest
-from torch_testing_ext.common_utils import TestCase, run_tests
-WHERE, HOW = sys.argv.pop(), sys.argv.pop()
-
-def end(where):
-    if where == WHERE:
-        {"exit": lambda: os._exit(0), "leave": lambda: sys.exit(0), "become": lambda: os.execlp("true", "true")}[HOW]()
-
-class First(TestCase):
-    @classmethod
-    def setUpClass(cls): end("setUpClass")
-    @classmethod
-    def tearDownClass(cls): end("tearDownClass")
-    def test_a(self):
-        end("test_a")
-        self.addClassCleanup(end, "class cleanup")
-        unittest.addModuleCleanup(end, "module cleanup")
-        if WHERE == "child" and os.fork() == 0: os._exit(0)
-        atexit.register(end, "atexit")
-        self.assertNotEqual(WHERE, "atexit")
-
-class Second(TestCase):
-    def test_b(self): pass
-
-def setUpModule(): end("setUpModule")
-def tearDownModule(): end("tearDownModule")
-if __name__ == "__main__": run_tests()
-"""
+ENDS = subject(__file__, "run_tests_ends.py")
 
 
 class TestLeftOut(ScriptTestCase):
     """Tests that unittest does not run are no part of an OK."""
 
-    SCRIPT = """
-        import sys
-        import pytest
-        from torch_testing_ext.common_utils import TestCase, run_tests
-
-        class CaseTest(TestCase):
-            def test_good(self):
-                pass
-
-        @pytest.mark.world_size(2)
-        def test_bad(dist_env):
-            assert False
-
-        class TestPlain:
-            def test_bad_too(self):
-                assert False
-
-        def test_excluded(): ...
-        test_excluded.__test__ = False
-
-        if __name__ == "__main__":
-            run_tests()
-        """
+    SCRIPT = subject(__file__, "run_tests_left_out.py")
 
     def test_tests_for_pytest_only(self):
         self.write(self.SCRIPT)
@@ -383,7 +300,7 @@ class TestOptions(ScriptTestCase):
     def test_accept_rewrites_the_literal(self):
         done = self.run_script("TestGood.test_text", "--accept")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("'''new'''", self.script.read_text())
+        self.assertIn('"""new"""', self.script.read_text())
         self.assertNotIn("'''old'''", self.script.read_text())
 
     def test_showlocals(self):

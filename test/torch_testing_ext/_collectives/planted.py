@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from kit.planted_ranks import WORLD_SIZE as WORLD_SIZE
 
-WORLD_SIZE = 3
 DEFAULT = "the default group (ranks 0-2)"
 PROCESSES, ALL_BASES = ("fresh", "persistent"), ("fresh", "persistent", "threaded")
 

@@ -6,7 +6,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from test_planted_faults import Fresh, Persistent, _in_fresh_ranks, _outcome_of
+from kit.planted_ranks import Fresh, Persistent, in_fresh_ranks, outcome_with_tear_down
 
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
@@ -33,13 +33,13 @@ def error_that_is_expected(self):
 
 
 class Alone(Fresh):
-    async_broadcast_of_the_root = _in_fresh_ranks(async_broadcast_of_the_root)
-    async_all_reduce_of_one_rank = _in_fresh_ranks(async_all_reduce_of_one_rank)
-    error_that_is_expected = _in_fresh_ranks(error_that_is_expected)
+    async_broadcast_of_the_root = in_fresh_ranks(async_broadcast_of_the_root)
+    async_all_reduce_of_one_rank = in_fresh_ranks(async_all_reduce_of_one_rank)
+    error_that_is_expected = in_fresh_ranks(error_that_is_expected)
 
     @collectives_may_differ("tests the decorator")
     def on_purpose(self):
-        _in_fresh_ranks(async_broadcast_of_the_root)(self)
+        in_fresh_ranks(async_broadcast_of_the_root)(self)
 
 
 class InTurn(Persistent):
@@ -61,7 +61,7 @@ class LeftOverTest(unittest.TestCase):
     def run_quietly(self, test):
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
-            outcome, message = _outcome_of(test)
+            outcome, message = outcome_with_tear_down(test)
         return outcome, message, said.getvalue()
 
     def test_a_warning(self):

@@ -5,8 +5,8 @@ from unittest import mock
 
 import planted_replicas  # noqa: F401  # adds its faults
 import planted_works  # noqa: F401  # adds its faults
+from kit.planted_ranks import FaultCase, Fresh, Persistent, Threaded, body_for
 from planted_sanitized import FAULTS
-from test_planted_faults import FaultCase, Fresh, Persistent, Threaded, body_for
 
 from torch_testing_ext.common_distributed import sanitize
 from torch_testing_ext.common_utils import run_tests

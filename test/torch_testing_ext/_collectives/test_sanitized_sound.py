@@ -15,8 +15,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.planted_ranks import Fresh, in_fresh_ranks, outcome_with_tear_down
 from planted_sanitized import FAULTS
-from test_planted_faults import Fresh, _in_fresh_ranks, _outcome_of
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -490,7 +490,7 @@ class SoundProgramsTest(unittest.TestCase):
         if name == "detail":
             environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 120.0), mock.patch.dict(os.environ, environ):
-            outcome, message = _outcome_of(cls(name))
+            outcome, message = outcome_with_tear_down(cls(name))
         self.assertEqual(outcome, "passed", message)
 
     def test_the_hook_is_there_only_while_a_test_is_sanitized(self):
@@ -502,7 +502,7 @@ class SoundProgramsTest(unittest.TestCase):
     def test_opposite_orders_are_a_warning(self):
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
-            outcome, message = _outcome_of(Hazard("opposite_orders_that_pass"))
+            outcome, message = outcome_with_tear_down(Hazard("opposite_orders_that_pass"))
         self.assertEqual(outcome, "passed", message)
         self.assertIn("ranks 0, 1 issue collectives in opposite orders", said.getvalue())
         self.assertIn("planted_sanitized.py:", said.getvalue())
@@ -511,7 +511,7 @@ class SoundProgramsTest(unittest.TestCase):
         warning = "rank 1 passed without all_reduce #1 [4], which ranks 0, 2 have issued; rank 0 has caught the error"
         for name in ("caught", "expected"):
             with self.subTest(name), contextlib.redirect_stderr(io.StringIO()) as said:
-                outcome, message = _outcome_of(Hazard(name))
+                outcome, message = outcome_with_tear_down(Hazard(name))
                 self.assertEqual(outcome, "passed", message)
                 self.assertEqual(warning in said.getvalue(), name == "caught", said.getvalue())
                 self.assertEqual("has caught" in said.getvalue(), name == "caught", said.getvalue())
@@ -519,20 +519,20 @@ class SoundProgramsTest(unittest.TestCase):
     def test_an_error_of_the_sanitizer_is_an_error_of_the_test(self):
         for name in ("failing_recorder", "failing_recorder_that_is_caught"):
             with self.subTest(name):
-                outcome, message = _outcome_of(Broken(name))
+                outcome, message = outcome_with_tear_down(Broken(name))
                 self.assertEqual(outcome, "error", message)
                 self.assertIn("ZeroDivisionError: no site", message)
 
     def test_a_handler_of_the_test_may_raise_in_between(self):
-        outcome, message = _outcome_of(Broken("handler_that_raises"))
+        outcome, message = outcome_with_tear_down(Broken("handler_that_raises"))
         self.assertEqual(outcome, "passed", message)
 
 
 @sanitize("order")
 class Hazard(Fresh):
-    opposite_orders_that_pass = _in_fresh_ranks(FAULTS["opposite_orders_that_pass"].body)
+    opposite_orders_that_pass = in_fresh_ranks(FAULTS["opposite_orders_that_pass"].body)
 
-    @_in_fresh_ranks
+    @in_fresh_ranks
     def caught(self):
         if self.rank == 0:
             try:
@@ -543,7 +543,7 @@ class Hazard(Fresh):
             with contextlib.suppress(RuntimeError):
                 dist.all_reduce(ones())
 
-    @_in_fresh_ranks
+    @in_fresh_ranks
     def expected(self):
         """By the test's own assertion, or by a time-out that the test has set."""
         late = dist.new_group(timeout=timedelta(seconds=0.2))

@@ -10,7 +10,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from kit.files import FolderCase
+from kit.files import FolderCase, subject
 from kit.processes import ROOT
 from kit.warm import run_cold, run_warm
 
@@ -73,36 +73,14 @@ class TestNamed(FirstUseCase):
         self.write("helper.py", "import torch\n\ndef warm():\n    torch.cuda.init()\n")
         self.write(
             "uses.py",
-            """
-            import fake_cuda, os, torch
-            from torch_testing_ext._torch.first_use import first_use as noted
-            from torch_testing_ext._machine import accelerators
-            import helper
-
-            def show(use):
-                fake_cuda.begin_again()
-                use()
-                print(noted())
-
-            assert torch.cuda.is_available() and torch.cuda.device_count() == 4
-            assert torch.accelerator.device_count() in (0, 4) and accelerators.device_count() == 4
-            assert accelerators.unsafe_to_fork() is None
-            show(lambda: torch.cuda.init())
-            show(helper.warm)
-            assert accelerators.unsafe_to_fork() == noted()
-            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
-            show(lambda: torch.cuda.is_available())
-            show(lambda: (torch.cuda.is_available(), torch.cuda.init()))
-            torch.cuda.is_initialized = lambda: True
-            show(lambda: None)
-            """,
+            subject(__file__, "uses_of_a_device.py"),
         )
         self.assertEqual(
             [
-                "CUDA is initialised in uses.py:15",
+                "CUDA is initialised in uses.py:20",
                 "CUDA is initialised in helper.py:4",
-                "the driver of CUDA is asked for its devices in uses.py:19",
-                "the driver of CUDA is asked for its devices in uses.py:20",
+                "the driver of CUDA is asked for its devices in uses.py:24",
+                "the driver of CUDA is asked for its devices in uses.py:25",
                 "an accelerator was initialised before torch_testing_ext was imported",
             ],
             self.run_python("uses.py").splitlines(),
@@ -187,23 +165,7 @@ class TestNobodyUsesIt(FirstUseCase):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
             "import_all.py",
-            """
-            import fake_cuda
-            import importlib, pkgutil, runpy, sys
-            from pathlib import Path
-            import torch_testing_ext
-            from torch_testing_ext._machine import accelerators
-
-            for module in pkgutil.walk_packages(torch_testing_ext.__path__, "torch_testing_ext."):
-                if not module.name.endswith("__main__") and ".runner" not in module.name:
-                    importlib.import_module(module.name)
-            suites = sorted(Path(sys.argv[1]).rglob("test_*.py"))
-            assert len(suites) > 10, suites
-            for suite in suites:
-                sys.path[0] = str(suite.parent)
-                runpy.run_path(str(suite), run_name="imported")
-            print(accelerators.unsafe_to_fork())
-            """,
+            subject(__file__, "import_all.py"),
         )
         output = self.run_python("import_all.py", str(ROOT / "test" / "distributed"))
         self.assertEqual("None", output.splitlines()[-1], output)
@@ -213,24 +175,7 @@ class TestNobodyUsesIt(FirstUseCase):
         """Covered on a GPU by the check `fork-survives`, which compares the answers with CUDA's."""
         self.write(
             "conditions.py",
-            """
-            import fake_cuda
-            from torch_testing_ext import common_cuda, common_device_type
-            from torch_testing_ext._machine.lazy import LazyVal
-            from torch_testing_ext._torch.first_use import first_use
-
-            lazy = {name: bool(value) for name, value in vars(common_cuda).items() if isinstance(value, LazyVal)}
-            for name in common_cuda._COMPUTED:
-                lazy[name] = getattr(common_cuda, name)
-            for name, value in list(vars(common_cuda).items()):
-                if name.startswith("evaluate_platform"):
-                    lazy[name] = value()
-            assert lazy["SM90OrLater"] and lazy["SM53OrLater"] and not lazy["SM100OrLater"], lazy
-            assert lazy["IS_SM90"] is True and lazy["TEST_CUDNN"] and lazy["TEST_CUDA"] and lazy["TEST_MULTIGPU"]
-            assert common_cuda.sm_is_or_higher_than if hasattr(common_cuda, "sm_is_or_higher_than") else True
-            assert common_cuda.TEST_CUDNN_VERSION == 91002
-            print(len(lazy) > 50, first_use())
-            """,
+            subject(__file__, "conditions_of_cuda.py"),
         )
         self.assertEqual("True None", self.run_python("conditions.py").splitlines()[-1])
         self.assertEqual([], self.used_in_parent)
@@ -239,26 +184,7 @@ class TestNobodyUsesIt(FirstUseCase):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
             "decorators.py",
-            """
-            import fake_cuda
-            import torch
-            from torch_testing_ext import common_cuda as cuda, common_distributed as dist, common_utils as utils
-            from torch_testing_ext._torch.first_use import first_use
-
-            def test(self):
-                ran.append(self)
-
-            ran = []
-            for decorate in (
-                dist.requires_multicast_support(), dist.skip_if_lt_x_gpu(2), dist.skip_if_no_gpu,
-                cuda.xfailIfSM89, cuda.xfailIfSM100OrLater, cuda.tf32_on_and_off(), utils.skipIfRocmArch(("gfx90a",)),
-                utils.requires_cuda_p2p_access(), dist.requires_nccl_version((2, 10), ""),
-            ):
-                decorate(test)
-            assert dist.sm_is_or_higher_than(torch.device("cuda"), 8, 0)
-            assert not dist.sm_is_or_higher_than(torch.device("cuda", 3), 9, 1)
-            print(first_use())
-            """,
+            subject(__file__, "decorators_of_devices.py"),
         )
         self.assertEqual("None", self.run_python("decorators.py").splitlines()[-1])
         self.assertEqual([], self.used_in_parent)
@@ -267,28 +193,7 @@ class TestNobodyUsesIt(FirstUseCase):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
             "asks.py",
-            """
-            import fake_cuda
-            import torch
-            from torch_testing_ext._machine.cuda import answering_for_torch
-            from torch_testing_ext._torch.first_use import first_use
-
-            asking = torch.cuda.current_device, torch.cuda.get_device_capability, torch.cuda.get_device_properties
-            with answering_for_torch():
-                from torch.utils._triton import has_triton
-                from torch._dynamo.device_interface import CudaInterface, caching_worker_device_properties as cached
-
-                has_triton()
-                assert CudaInterface.Worker.get_device_properties().major == 9 and cached
-                assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.current_device() == 0
-            assert not cached
-            assert asking == (
-                torch.cuda.current_device, torch.cuda.get_device_capability, torch.cuda.get_device_properties
-            ) == (
-                CudaInterface.current_device, torch.cuda.get_device_capability, CudaInterface.get_device_properties
-            )
-            print(first_use())
-            """,
+            subject(__file__, "torch_asks.py"),
         )
         self.assertEqual("None", self.run_python("asks.py").splitlines()[-1])
         self.assertEqual([], self.used_in_parent)
@@ -297,33 +202,7 @@ class TestNobodyUsesIt(FirstUseCase):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
             "test_it.py",
-            """
-            import fake_cuda
-            from torch_testing_ext.common_device_type import instantiate_device_type_tests
-            from torch_testing_ext.common_distributed import MultiProcessTestCase
-            from torch_testing_ext.common_utils import run_tests
-            from torch_testing_ext._machine import accelerators
-
-            class TestIt(MultiProcessTestCase):
-                world_size = 2
-
-                def setUp(self):
-                    super().setUp()
-                    assert accelerators.unsafe_to_fork() is None
-                    self._spawn_processes()
-
-                def test_it(self, device):
-                    assert device == "cuda:0" and not self.no_magma and self.has_cudnn()
-                    assert self.cudnn_version == 91002
-
-                def test_fails(self, device):
-                    raise RuntimeError("of the test")
-
-            instantiate_device_type_tests(TestIt, globals(), only_for="cuda")
-
-            if __name__ == "__main__":
-                run_tests()
-            """,
+            subject(__file__, "classes_for_devices.py"),
         )
         output = self.run_python("test_it.py", "-v", code=1)
         self.assertRegex(output, r"test_it_cuda .*ok")
@@ -337,22 +216,7 @@ int is_initialised;
 int cuInit(unsigned flags) { is_initialised = 1; return 0; }
 int cuDeviceGetCount(int *count) { *count = 1; return is_initialised ? 0 : 3; }
 """
-ASK = """
-import ctypes, os, sys
-from torch_testing_ext._machine import accelerators
-ask = accelerators._cuda_driver_is_initialised
-answers = [ask()]
-driver = ctypes.CDLL(sys.argv[1])
-answers.append(ask())
-driver.cuInit(0)
-answers.append(ask())
-print(answers, flush=True)
-if os.fork() == 0:
-    ctypes.c_int.in_dll(driver, "is_initialised").value = 0  # a fork cannot use what its parent has initialised
-    print([ask()], flush=True)
-    os._exit(0)
-os.wait()
-"""
+ASK = subject(__file__, "ask_for_devices.py")
 
 
 class TestOtherLibraries(FolderCase):

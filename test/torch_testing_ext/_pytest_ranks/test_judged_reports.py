@@ -8,115 +8,15 @@ import types
 import unittest
 from pathlib import Path
 
+from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
 from torch_testing_ext._pytest_ranks.reports import Ending, TestReports
 from torch_testing_ext.common_utils import run_tests
 
 # A plugin that judges each test twice: with the exceptions, as a worker does, and by serialised reports, as a parent.
-PLUGIN = """
-import dataclasses, json, os
-import pytest
-from torch_testing_ext._pytest_ranks.reports import TestReports
-
-found, here, sent = {}, None, None
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logstart():
-    global here, sent
-    here, sent = TestReports(), TestReports()
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    here.made(report, call.excinfo.value if call.excinfo is not None else None)
-    return report
-
-config = None
-
-def pytest_configure(config):
-    globals()["config"] = config
-
-def pytest_runtest_logreport(report):
-    here.add(report)
-    data = json.loads(json.dumps(config.hook.pytest_report_to_serializable(config=config, report=report)))
-    sent.add(config.hook.pytest_report_from_serializable(config=config, data=data))
-
-def pytest_runtest_logfinish(nodeid):
-    found[nodeid.partition("::")[2]] = [
-        [[each.ending.value, each.reason or each.title, each.phase, each.need, each.verdict and each.verdict.value]
-         for each in one.judge()] for one in (here, sent)
-    ]
-
-def pytest_unconfigure():
-    with open(os.environ["FOUND"], "w") as file:
-        json.dump(found, file)
-"""
-SUBJECT = """
-import unittest
-import pytest
-from torch_testing_ext import launch
-
-def test_passes(): ...
-def test_assertion(): assert 1 == 2
-def test_exception(): raise KeyError("key")
-def test_fail(): pytest.fail("by pytest.fail")
-def test_exits(): raise SystemExit(0)
-def test_skips(): pytest.skip("in the call")
-@pytest.mark.skip(reason="by a mark")
-def test_skipped(): ...
-def test_unittest_skips(): raise unittest.SkipTest("of unittest")
-
-def test_needs():
-    error = pytest.skip.Exception("too few devices")
-    error.want = "2 devices"
-    raise error
-
-@pytest.mark.xfail(reason="it is known")
-def test_xfails(): assert False
-@pytest.mark.xfail
-def test_xfails_without_reason(): assert False
-@pytest.mark.xfail(raises=KeyError)
-def test_xfails_otherwise(): raise ValueError("other")
-def test_calls_xfail(): pytest.xfail("it gives up")
-@pytest.mark.xfail(reason="it is thought")
-def test_xpasses(): ...
-@pytest.mark.xfail(reason="it is sure", strict=True)
-def test_strict_xpass(): ...
-@pytest.mark.xfail(strict=True)
-def test_strict_xpass_without_reason(): ...
-
-@pytest.fixture
-def bad(): raise AssertionError("bad")
-@pytest.fixture
-def worse():
-    yield
-    raise KeyError("worse")
-@pytest.fixture
-def leaves():
-    yield
-    pytest.skip("too late")
-def test_set_up(bad): ...
-def test_tear_down(worse): ...
-def test_both(worse): assert False
-@pytest.mark.xfail(reason="it is sure", strict=True)
-def test_strict_xpass_and_tear_down(worse): ...
-def test_tear_down_skips(leaves): ...
-def test_unknown_fixture(nowhere): ...
-
-def test_ranks():
-    error = RuntimeError("rank 1 of 2 hangs")
-    error.outcome = launch.Outcome.TIMEOUT
-    raise error
-
-class UnittestTest(unittest.TestCase):
-    def test_fails(self): self.fail("of unittest")
-    def test_skips(self): self.skipTest("of unittest")
-    @unittest.expectedFailure
-    def test_expected(self): self.fail("as expected")
-    @unittest.expectedFailure
-    def test_unexpected(self): ...
-"""
+PLUGIN = subject(__file__, "report_keeping_plugin.py")
+SUBJECT = subject(__file__, "judged_reports.py")
 WORSE = ("error", "KeyError: 'worse'", "tear-down")
 # By test: its ending, its reason or else the title of its failure; then the phase, the need, the verdict on ranks.
 MODEL = {

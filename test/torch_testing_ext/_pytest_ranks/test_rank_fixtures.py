@@ -4,108 +4,13 @@ from __future__ import annotations
 
 import re
 
+from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 
-SUBJECT = """
-import os
-import pytest
-import torch.distributed as dist
-
-@pytest.fixture(autouse=True)
-def group(request):
-    if request.node.get_closest_marker("world_size") and "without" not in request.node.name:
-        assert request.getfixturevalue("dist_env").rank == int(os.environ["RANK"])
-    yield
-
-@pytest.fixture(autouse=True)
-def number(ranks):
-    return None if ranks is None else (ranks.rank, ranks.world_size, ranks.local_rank, ranks.device.type, ranks.devices)
-
-@pytest.fixture
-def projects_own(ranks):
-    yield ranks
-
-@pytest.mark.world_size(2)
-def test_marked(number):
-    rank = dist.get_rank()
-    assert number == (rank, 2, rank, "cpu", 0)
-
-@pytest.mark.world_size(2)
-class TestWithout:
-    def test_without_group(self, ranks):
-        assert not dist.is_initialized() and ranks.world_size == 2
-
-def test_unmarked(number, projects_own):
-    assert number is None and projects_own is None
-
-class TestOwnNames:
-    @pytest.fixture
-    def dist_env(self):
-        return "the project's"
-
-    @pytest.fixture
-    def ranks(self):
-        return os.getpid()
-
-    @pytest.fixture
-    def number(self): ...
-
-    def test_unmarked(self, dist_env):
-        assert dist_env == "the project's"
-
-    @pytest.mark.world_size(2)
-    def test_marked_without(self, ranks):
-        assert ranks == os.getppid() or ranks != os.getpid()
-
-class TestExtended:
-    @pytest.fixture
-    def dist_env(self, dist_env):
-        return dist_env.rank
-
-    @pytest.mark.world_size(2)
-    def test_marked_without(self, dist_env):
-        assert dist_env == dist.get_rank()
-
-def init():
-    dist.init_process_group("gloo")
-
-def init_for(ranks):
-    dist.init_process_group("gloo", rank=1 - ranks.rank)
-
-@pytest.mark.world_size(2, init=init)
-def test_init(dist_env):
-    assert (dist_env.backend, dist_env.group.size(), dist_env.store) == ("gloo", 2, None)
-
-@pytest.mark.world_size(2, init=init_for)
-def test_init_with_the_rank(dist_env):
-    assert dist.get_rank() == 1 - dist_env.rank
-
-@pytest.mark.world_size(2, init=print)
-def test_init_makes_none(dist_env): ...
-
-@pytest.mark.world_size(2, init="gloo")
-def test_bad_init(): ...
-
-@pytest.mark.world_size(1025)
-def test_too_many(): ...
-"""
-READS = """
-import os
-import pytest
-SIZE = int(os.environ.get("WORLD_SIZE", 1))
-COPIES = dict(os.environ), os.environ.copy(), "HOME" in os.environ
-
-@pytest.mark.parametrize("rank", range(SIZE))
-@pytest.mark.world_size(2)
-def test_rank(rank):
-    assert os.environ["WORLD_SIZE"] == "2"
-
-@pytest.mark.skipif("RANK" not in os.environ, reason="not launched")
-def test_launched():
-    assert "RANK" not in os.environ
-"""
+SUBJECT = subject(__file__, "rank_fixtures.py")
+READS = subject(__file__, "fixture_reads.py")
 
 
 class RankFixturesTest(PytestCase):
@@ -128,7 +33,7 @@ class RankFixturesTest(PytestCase):
         files = {"conftest.py": "import os\nLOCAL = os.getenv('LOCAL_RANK')\n", "test_x.py": READS}
         alone = {"test_rank[0]": "passed", "test_launched": "skipped"}
         launched = {"test_rank[0]": "passed", "test_rank[1]": "passed", "test_rank[2]": "passed"}
-        some = "conftest.py:2 (LOCAL_RANK), test_x.py:4 (WORLD_SIZE), test_x.py:12 (RANK)."
+        some = "conftest.py:2 (LOCAL_RANK), test_x.py:5 (WORLD_SIZE), test_x.py:15 (RANK)."
         # With a filter `error`, too: the warning is shown, and ends nothing.
         rows = (
             ("", alone, some),

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
@@ -15,123 +16,8 @@ from torch_testing_ext.common_utils import run_tests
 OTHERS = ("xdist", "pytest_rerunfailures", "pytest_timeout", "pytest_cov", "pytest_asyncio")
 MISSING = [name for name in OTHERS if importlib.util.find_spec(name) is None]
 # Each function is called in one kind of rank; the numbers of the lines that run there follow from the source.
-MEASURED = """
-def in_rank(rank):
-    if rank == 0:
-        return "first"
-    if rank == 1:
-        return "second"
-    return "never"
-
-def in_unittest_rank():
-    return 1
-
-def in_spawned_rank():
-    return 2
-
-def in_fixture():
-    return 3
-
-def in_standalone_test():
-    return 4
-
-def in_async_test():
-    return 5
-
-def in_failing_rank():
-    return 6
-
-def nowhere():
-    return 7
-"""
-SUBJECT = """
-import asyncio, os, threading
-from pathlib import Path
-import pytest, pytest_asyncio
-import measured
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.ranks import DistributedFixture, spawn
-
-def rank():
-    return int(os.environ["RANK"])
-
-@pytest.mark.world_size(2)
-def test_ranks(dist_env):
-    measured.in_rank(dist_env.rank)
-
-def once(name):
-    file = Path(__file__).with_name(name)
-    is_first = not file.exists()
-    file.touch()
-    return is_first
-
-@pytest.fixture
-def is_first():
-    return once("flaky_ran")
-
-@pytest.mark.flaky(reruns=2)
-@pytest.mark.world_size(2)
-def test_flaky(is_first, dist_env):
-    assert not is_first or dist_env.rank == 0
-
-@pytest.mark.world_size(2)
-def test_fails(dist_env):
-    measured.in_failing_rank()
-    with open(Path(__file__).with_name("runs"), "a") as file:
-        file.write(f"{dist_env.rank}\\n")
-    assert dist_env.rank == 0
-
-@pytest.mark.timeout(3)
-@pytest.mark.flaky(reruns=0)
-@pytest.mark.world_size(2)
-def test_hangs():
-    if rank():
-        threading.Event().wait()
-
-@pytest.mark.timeout(120, method="thread")
-@pytest.mark.world_size(2)
-def test_timeout_by_a_thread(): ...
-
-@pytest.mark.asyncio
-async def test_async():
-    await asyncio.sleep(0)
-    assert measured.in_async_test() == 5
-
-@pytest_asyncio.fixture
-async def async_value():
-    await asyncio.sleep(0)
-    yield 3
-
-@pytest.mark.world_size(2)
-def test_async_fixture(async_value):
-    assert async_value == 3 and asyncio.run(asyncio.sleep(0, "slept")) == "slept"
-
-class UnittestTest(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_ranks(self):
-        self.assertEqual(measured.in_unittest_rank(), 1)
-
-def body(rank):
-    assert measured.in_spawned_rank() == 2
-
-def test_spawn():
-    spawn(body, 2)
-
-class in_ranks(DistributedFixture):
-    def run(self):
-        assert measured.in_fixture() == 3
-
-def test_fixture(in_ranks): ...
-
-@pytest.mark.standalone
-def test_standalone():
-    assert measured.in_standalone_test() == 4
-"""
+MEASURED = subject(__file__, "measured_by_coverage.py")
+SUBJECT = subject(__file__, "with_plugins.py")
 MODEL = {
     "test_ranks": "passed",
     "test_flaky": "passed",
@@ -172,31 +58,7 @@ class WithPluginsTest(PytestCase):
         self.run_all("-n", "2")
 
     def test_async_fixtures_of_ranks_are_refused(self) -> None:
-        source = """
-import pytest, pytest_asyncio
-
-@pytest.mark.asyncio
-@pytest.mark.world_size(2)
-async def test_async(fixture_of_parent, dist_env):
-    assert fixture_of_parent + dist_env.rank == 1
-
-@pytest_asyncio.fixture
-async def fixture_of_parent():
-    return 1
-
-@pytest_asyncio.fixture
-async def group(dist_env): ...
-
-@pytest.mark.world_size(2)
-def test_fixture(group): ...
-
-@pytest_asyncio.fixture
-async def values(dist_env):
-    yield 1
-
-@pytest.mark.world_size(2)
-def test_generator(values): ...
-"""
+        source = subject(__file__, "async_fixtures.py")
         run = run_pytest({"test_x.py": source})
         self.assertOutcomes(run, {"test_async": "failed", "test_fixture": "error", "test_generator": "error"})
         self.assertIn("rank 1 of 2 failed: AssertionError: assert (1 + 1) == 1", run.messages["test_async"])

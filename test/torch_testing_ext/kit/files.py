@@ -14,6 +14,11 @@ def write(directory: Path, name: str, source: str) -> Path:
     return file
 
 
+def subject(test: str, name: str) -> str:
+    """The source of a test's subject, `subjects/NAME` beside the file of the test, which gives its `__file__`."""
+    return Path(test).with_name("subjects").joinpath(name).read_text(encoding="utf-8")
+
+
 class FolderCase(unittest.TestCase):
     """A test case with an empty folder, `self.root`."""
 

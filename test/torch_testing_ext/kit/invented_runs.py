@@ -32,6 +32,9 @@ from torch_testing_ext.runner.model import (
     TestOutcome,
     Unit,
 )
+from torch_testing_ext.runner.report.console import Console
+from torch_testing_ext.runner.report.history import Recorder
+from torch_testing_ext.runner.report.terminal import Styler, TerminalStream
 
 MESSAGE = """rank 1 of 2 failed: AssertionError: 1 != 2
 
@@ -152,3 +155,19 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def printed(events, **options) -> str:
+    """The console report of these events, without colours."""
+    stream = io.StringIO()
+    send(Console(TerminalStream(stream), Styler(coloured=False), **options), list(events))
+    return stream.getvalue()
+
+
+def history_of(finished, policy=None, interrupted=False, unfinished=(), warnings=(), **run):
+    """The history of a run of these tests, as the reports that are written at the end get it."""
+    *events, end = run_events(finished, policy, **run)
+    end = RunEnded(replace(end.summary, interrupted=interrupted, unfinished=unfinished, warnings=warnings))
+    recorder = Recorder()
+    send(recorder, events)
+    return recorder.history(end)

@@ -6,12 +6,13 @@ import json
 import os
 import select
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.files import FolderCase
 from kit.processes import ROOT as ROOT, clean_environ
-from kit.warm import start_cold, start_run
+from kit.warm import run_warm, start_cold, start_run
 
 RUN_TEST = """
 import sys
@@ -21,6 +22,27 @@ from torch_testing_ext.runner.cli import main
 sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
 """
 REPORTS = ("--junit=x.xml", "--html=x.html", "--trace=trace.json", "--results=results.json")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run of run_test.py that is over."""
+
+    folder: Path
+    code: int
+    console: str
+    complaints: str  # on stderr
+
+    def report(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
+
+def run_test(folder: Path, *arguments: str, **environ: str) -> FinishedRun:
+    """`python run_test.py` in a project of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
+    environ = {**inherited, "PYTHONPATH": str(ROOT), "PROJECT_ATTEMPTS": str(folder / "attempts"), **environ}
+    done = run_warm("run_test.py", *arguments, cwd=folder, env=environ)
+    return FinishedRun(folder, done.returncode, done.stdout, done.stderr)
 
 
 def _end(process: Any) -> None:

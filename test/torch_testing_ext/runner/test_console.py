@@ -13,7 +13,18 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
-from kit.invented_runs import Terminal, a_test, attempt, ended, every_outcome, finished_test, ranks, run_events, send
+from kit.invented_runs import (
+    Terminal,
+    a_test,
+    attempt,
+    ended,
+    every_outcome,
+    finished_test,
+    printed,
+    ranks,
+    run_events,
+    send,
+)
 
 import torch_testing_ext
 from torch_testing_ext._process import user_commands
@@ -32,16 +43,10 @@ from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestId, 
 from torch_testing_ext.runner.options.options import Options, StatusLevel, Verbosity
 from torch_testing_ext.runner.report import github, make_reporters, text
 from torch_testing_ext.runner.report.console import Console
-from torch_testing_ext.runner.report.terminal import ConsoleLayout, Styler, TerminalStream, make_styler
+from torch_testing_ext.runner.report.terminal import ConsoleLayout, TerminalStream, make_styler
 from torch_testing_ext.runner.scheduling.forecast import Estimate
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
-
-
-def printed(events, **options):
-    stream = io.StringIO()
-    send(Console(TerminalStream(stream), Styler(coloured=False), **options), list(events))
-    return stream.getvalue()
 
 
 def section(report, heading):

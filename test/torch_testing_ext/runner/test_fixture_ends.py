@@ -2,6 +2,7 @@
 
 import textwrap
 
+from kit.files import subject
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -30,39 +31,7 @@ class TestTearDowns(TestCase):
             self.assertIn(part, title)
 
     def test_a_class(self):
-        ran = run_source(
-            """
-            class Exits(unittest.TestCase):
-                @classmethod
-                def tearDownClass(cls):
-                    print("the last words of the class")
-                    os._exit(0)
-                def test_a1(self): pass
-                def test_a2(self): pass
-            class Leaves(unittest.TestCase):
-                @classmethod
-                def tearDownClass(cls): sys.exit(0)
-                def test_b(self): pass
-            class Interrupts(unittest.TestCase):
-                @classmethod
-                def tearDownClass(cls): raise KeyboardInterrupt
-                def test_c(self): pass
-            class IsKilled(unittest.TestCase):
-                @classmethod
-                def tearDownClass(cls): os.kill(os.getpid(), signal.SIGKILL)
-                def test_d(self): pass
-            class BecomesAnother(unittest.TestCase):
-                @classmethod
-                def tearDownClass(cls): os.execv("/bin/true", ["true"])
-                def test_e(self): pass
-            class Cleans(unittest.TestCase):
-                def test_f(self): self.addClassCleanup(os._exit, 0)
-            class Skips(unittest.TestCase):
-                @classmethod
-                def tearDownClass(cls): raise unittest.SkipTest("its tests are over")
-                def test_g(self): pass
-            """
-        )
+        ran = run_source(subject(__file__, "class_ends.py"))
         self.assertEqual((ran.outcomes["test_a1"], ran.outcomes["test_g"]), ("passed", "passed"))
         self.check(ran, "test_a2", "crashed", "exited with code 0", "tearDownClass (", ".Exits)")
         self.check(ran, "test_b", "error", "tearDownClass (", ".Leaves): SystemExit: 0")
@@ -74,19 +43,7 @@ class TestTearDowns(TestCase):
 
     def test_one_that_hangs(self):
         ran = run_source(
-            """
-            class T(unittest.TestCase):
-                @classmethod
-                def tearDownClass(cls): cls.wait()
-                @classmethod
-                def wait(cls): time.sleep(600)
-                def test_a(self): pass
-                def test_b(self): pass
-            class Cleans(unittest.TestCase):
-                @classmethod
-                def setUpClass(cls): cls.addClassCleanup(time.sleep, 600)
-                def test_c(self): pass
-            """,
+            subject(__file__, "hanging_class_ends.py"),
             timeout=0.5,
         )
         self.assertEqual(ran.outcomes["test_a"], "passed")
@@ -150,33 +107,7 @@ class TestTearDowns(TestCase):
 
     def test_persistent_ranks(self):
         """A subclass may forget super(); a rank may hang or die when its tests are over."""
-        ran = run_source(
-            """
-            import torch.distributed as dist
-            from torch_testing_ext.common_distributed import MultiProcContinuousTest
-            from torch_testing_ext._cases import continuous
-            continuous.LEAVE_TIMEOUT = 1.0
-            class Base(MultiProcContinuousTest):
-                world_size = 2
-                fast_exit = False
-                @classmethod
-                def device_type(cls): return "cpu"
-                @classmethod
-                def backend_str(cls): return "gloo"
-            class Exits(Base):
-                @classmethod
-                def tearDownClass(cls): os._exit(0)
-                def test_a(self): pass
-            class Hangs(Base):
-                def test_b(self):
-                    if self.rank == 1: dist.destroy_process_group = lambda: time.sleep(600)
-            class RankExits(Base):
-                @classmethod
-                def tearDownClass(cls): pass
-                def test_c(self):
-                    if self.rank == 1: dist.destroy_process_group = lambda: os._exit(0)
-            """
-        )
+        ran = run_source(subject(__file__, "ends_of_persistent_ranks.py"))
         self.check(ran, "test_a", "crashed", "tearDownClass (", ".Exits)")
         self.check(ran, "test_b", "error", "tearDownClass (", ".Hangs)", "still running")
         self.assertIn("rank 1: still running", ran["test_b"].message)
@@ -188,18 +119,7 @@ class TestSetUps(TestCase):
     def test_one_that_hangs(self):
         """It is told once, with the time that it took; the other tests of the class are not run."""
         ran = run_source(
-            """
-            class T(unittest.TestCase):
-                @classmethod
-                def setUpClass(cls): cls.wait()
-                @classmethod
-                def wait(cls): time.sleep(600)
-                def test_a(self): pass
-                def test_b(self): pass
-                def test_c(self): pass
-            class Other(unittest.TestCase):
-                def test_d(self): pass
-            """,
+            subject(__file__, "hanging_class_starts.py"),
             timeout=0.5,
         )
         self.assertEqual(ran.outcomes, {"test_a": "timeout", "test_b": "error", "test_c": "error", "test_d": "passed"})
@@ -257,26 +177,7 @@ class TestSetUps(TestCase):
 
     def test_the_set_up_of_another_class_does_not_explain_a_test(self):
         """One class skips, the next fails: unittest runs neither."""
-        ran = run_source(
-            """
-            def setUpModule(): pass
-            class One(unittest.TestCase):
-                @classmethod
-                def setUpClass(cls): raise unittest.SkipTest("not here")
-                def test_a(self): pass
-            class Two(unittest.TestCase):
-                @classmethod
-                def setUpClass(cls): raise ValueError("broken")
-                def test_b(self): pass
-            class Three(unittest.TestCase):
-                @classmethod
-                def setUpClass(cls):
-                    cls.addClassCleanup(cls.fail, "its cleanup fails")
-                    raise unittest.SkipTest("not here")
-                fail = classmethod(lambda cls, why: [][0])
-                def test_c(self): pass
-            """
-        )
+        ran = run_source(subject(__file__, "starts_of_three_classes.py"))
         self.assertEqual(ran.outcomes, {"test_a": "skipped", "test_b": "error", "test_c": "error"})
         self.assertIn("broken", ran["test_b"].message)
         self.assertIn("IndexError", ran["test_c"].message)
@@ -324,21 +225,7 @@ class TestWorkers(TestCase):
         self.assertIn("for a reason of its own", ran["test_fails"].message)
 
     def test_broken_streams_are_no_failure(self):
-        ran = run_source(
-            """
-            class Broken:
-                def __getattr__(self, name): raise LookupError(name)
-            class T(unittest.TestCase):
-                def test_closed(self):
-                    sys.stdout.close()
-                    sys.stderr.close()
-                def test_none(self): sys.stdout = sys.stderr = None
-                def test_broken(self): sys.stdout = sys.stderr = Broken()
-                def test_fails_too(self):
-                    sys.stdout = sys.stderr = None
-                    self.fail("for a reason of its own")
-            """
-        )
+        ran = run_source(subject(__file__, "broken_streams.py"))
         self.assertEqual(ran.outcomes.pop("test_fails_too"), "failed")
         self.assertIn("for a reason of its own", ran["test_fails_too"].message)
         self.assertEqual(set(ran.outcomes.values()), {"passed"}, ran.outcomes)

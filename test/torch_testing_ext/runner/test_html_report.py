@@ -4,13 +4,11 @@ import re
 import tempfile
 import unittest
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 from kit.browser import Browser, needs_chromium
-from kit.invented_runs import SCREEN, attempt, every_outcome, hang_of_ranks, ranks, run_events, send
+from kit.invented_runs import SCREEN, attempt, every_outcome, hang_of_ranks, history_of, ranks
 
-from torch_testing_ext.runner.events import RunEnded
 from torch_testing_ext.runner.model import (
     Attempt,
     FinishedTest,
@@ -22,17 +20,7 @@ from torch_testing_ext.runner.model import (
     TestOutcome,
 )
 from torch_testing_ext.runner.report import html_page
-from torch_testing_ext.runner.report.history import Recorder
 from torch_testing_ext.runner.report.text import printable
-
-
-def history_of(finished, policy=None, interrupted=False, unfinished=(), warnings=(), **run):
-    *events, end = run_events(finished, policy, **run)
-    end = RunEnded(replace(end.summary, interrupted=interrupted, unfinished=unfinished, warnings=warnings))
-    recorder = Recorder()
-    send(recorder, events)
-    return recorder.history(end)
-
 
 VISIBLE = "[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.id)"
 OPEN = "[...document.querySelectorAll('.test[open]')].map((test) => test.id)"

@@ -3,6 +3,7 @@
 import os
 import re
 
+from kit.files import subject
 from kit.processes import descendants, is_alive, open_descriptors
 from kit.project import Project
 
@@ -26,26 +27,7 @@ class TestOutcomes(TestCase):
         return PROJECT.run(PROJECT.write("import unittest\n" + _dedent(source)), **options)
 
     def test_every_outcome_of_unittest(self):
-        ran = self.run_source(
-            """
-            class T(unittest.TestCase):
-                def test_passes(self): pass
-                def test_fails(self): self.assertEqual(1, 2)
-                def test_raises(self): raise ValueError("no such thing")
-                def test_skips(self): self.skipTest("not today")
-                @unittest.skip("never")
-                def test_is_skipped(self): raise ValueError
-                @unittest.expectedFailure
-                def test_fails_as_expected(self): self.fail()
-                @unittest.expectedFailure
-                def test_passes_against_expectation(self): pass
-                def test_exits(self): raise SystemExit(3)
-                def test_interrupts(self): raise KeyboardInterrupt
-                def test_subtests(self):
-                    for i in range(3):
-                        with self.subTest(i=i): self.assertNotEqual(i, 1)
-            """
-        )
+        ran = self.run_source(subject(__file__, "outcomes_of_unittest.py"))
         self.assertEqual(
             ran.outcomes,
             {
@@ -91,42 +73,12 @@ class TestOutcomes(TestCase):
         self.assertIn("exited with code 0", ran["test_exits"].message)
 
     def test_changes_by_a_test_are_invisible_to_others(self):
-        ran = self.run_source(
-            """
-            import os, sys, tempfile, threading
-            SEEN = []
-            class T(unittest.TestCase):
-                def check(self):
-                    self.assertEqual(SEEN, [])
-                    self.assertNotIn("CHANGED", os.environ)
-                    self.assertTrue(os.path.samefile(os.getcwd(), os.path.dirname(__file__)))
-                    self.assertEqual(threading.active_count(), 1)
-                    self.assertEqual(sys.argv, [__file__])
-                    SEEN.append(1)
-                    os.environ["CHANGED"] = "1"
-                    os.chdir("/")
-                    sys.argv.append("x")
-                    threading.Thread(target=threading.Event().wait).start()  # and never joined
-                test_one = test_two = test_three = check
-            """
-        )
+        ran = self.run_source(subject(__file__, "changes_of_the_process.py"))
         self.assertEqual(set(ran.outcomes.values()), {"passed"}, [a[0].message for a in ran.attempts.values()])
 
     def test_a_timeout_shows_stacks(self):
         ran = self.run_source(
-            """
-            import signal, time
-            from torch_testing_ext.common_utils import timeout
-            class T(unittest.TestCase):
-                def test_hangs_for_the_default(self): time.sleep(600)
-                @timeout(0.2)
-                def test_hangs(self): self.wait_for_nothing()
-                def wait_for_nothing(self): time.sleep(600)
-                @timeout(0.2)
-                def test_ignores_sigterm(self):
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                    while True: time.sleep(600)
-            """,
+            subject(__file__, "hanging_tests.py"),
             timeout=0.4,
         )
         self.assertEqual(set(ran.outcomes.values()), {"timeout"})
@@ -138,27 +90,7 @@ class TestOutcomes(TestCase):
 
     def test_a_timeout_of_one_rank_is_explained_by_its_ranks(self):
         """Also where its thread cannot be ended, which takes a second more."""
-        ran = self.run_source(
-            """
-            import time
-            from torch_testing_ext import common_distributed
-            from torch_testing_ext.common_utils import timeout
-            class Process(common_distributed.MultiProcessTestCase):
-                world_size = 1
-                def setUp(self):
-                    super().setUp()
-                    self._spawn_processes()
-                @timeout(0.5)
-                def test_process(self): time.sleep(600)
-            class Thread(common_distributed.MultiThreadedTestCase):
-                world_size = 1
-                def setUp(self):
-                    super().setUp()
-                    self._spawn_threads()
-                @timeout(0.5)
-                def test_thread(self): time.sleep(600)
-            """
-        )
+        ran = self.run_source(subject(__file__, "hanging_rank.py"))
         self.assertEqual(set(ran.outcomes.values()), {"timeout"})
         for name in ("test_process", "test_thread"):
             self.assertIn("rank 0 of 1 still running", ran[name].message)
@@ -184,23 +116,7 @@ class TestOutcomes(TestCase):
 
 class TestLeaks(TestCase):
     def test_leftover_processes_are_terminated_and_named(self):
-        file = PROJECT.write(
-            """
-            import os, subprocess, sys, time, unittest
-            class T(unittest.TestCase):
-                def test_leaks(self):
-                    left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-                    print(left.pid)
-                def test_leaks_a_fork(self):
-                    pid = os.fork()
-                    if pid == 0:
-                        os.setsid()
-                        while True: time.sleep(1000)
-                    print(pid)
-                def test_has_a_helper_that_ends(self):
-                    subprocess.Popen(["true"])
-            """
-        )
+        file = PROJECT.write(subject(__file__, "leftover_processes.py"))
         ran = PROJECT.run(file)
         self.assertEqual(
             ran.outcomes,
@@ -254,32 +170,7 @@ class TestClassFixtures(TestCase):
         self.assertEqual(ran.outcomes, {"test_a": "passed", "test_b": "crashed", "test_c": "passed"})
 
     def test_fixtures_that_fail(self):
-        ran = PROJECT.run(
-            PROJECT.write(
-                """
-                import os, unittest
-                class Before(unittest.TestCase):
-                    @classmethod
-                    def setUpClass(cls): raise ValueError("cannot begin")
-                    def test_a(self): pass
-                    def test_b(self): pass
-                class After(unittest.TestCase):
-                    @classmethod
-                    def tearDownClass(cls): raise ValueError("cannot end")
-                    def test_c(self): pass
-                    def test_d(self): pass
-                class Skips(unittest.TestCase):
-                    @classmethod
-                    def setUpClass(cls): raise unittest.SkipTest("none today")
-                    def test_e(self): pass
-                class Dies(unittest.TestCase):
-                    @classmethod
-                    def setUpClass(cls): os._exit(4)
-                    def test_f(self): pass
-                    def test_g(self): pass
-                """
-            )
-        )
+        ran = PROJECT.run(PROJECT.write(subject(__file__, "failing_fixtures.py")))
         self.assertEqual(
             ran.outcomes,
             {

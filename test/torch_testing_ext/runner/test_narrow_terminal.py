@@ -8,8 +8,7 @@ import struct
 import termios
 import unittest
 
-from kit.invented_runs import Terminal, a_test, every_outcome, finished_test, run_events
-from test_console import printed
+from kit.invented_runs import Terminal, a_test, every_outcome, finished_test, printed, run_events
 
 from torch_testing_ext.runner.events import TestBegan, TestFinished
 from torch_testing_ext.runner.model import Lease, TestOutcome, Unit

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.junit import read_junit
-from test_project import run_test
+from kit.runs import run_test
 
 from torch_testing_ext.runner.model import ExitCode
 

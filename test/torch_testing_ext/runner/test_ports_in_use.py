@@ -9,6 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from kit.files import subject
 from kit.invented import make_test
 
 from torch_testing_ext.runner.model import Unit
@@ -48,36 +49,7 @@ class ScheduleTest(unittest.TestCase):
         self.assertEqual(len(began), 1)
 
 
-HIDES = """
-import os, socket, time, unittest
-from pathlib import Path
-
-holds, failed = Path("holds"), Path("failed")
-
-def wait_for(path):
-    while not path.exists():
-        time.sleep(0.001)
-
-class T(unittest.TestCase):
-    def bind(self):
-        server = socket.socket()
-        self.addCleanup(server.close)
-        server.bind(("localhost", int(os.environ["HIDDEN"])))
-        server.listen()
-
-    def test_first(self):
-        self.bind()
-        holds.touch()
-        wait_for(failed)
-
-    def test_second(self):
-        wait_for(holds)
-        try:
-            self.bind()
-        except OSError:
-            failed.touch()
-            raise
-"""
+HIDES = subject(__file__, "hidden_ports.py")
 ALWAYS = """
 import unittest
 
@@ -86,41 +58,7 @@ class T(unittest.TestCase):
         raise OSError(98, "Address already in use")
 """
 # Nothing is printed: the exception alone tells it, or that of a rank, in words of another language.
-FIRST_TIME = """
-import errno, unittest
-from pathlib import Path
-
-import pytest
-
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-
-def bind(name):
-    if not Path(name).exists():
-        Path(name).touch()
-        raise RuntimeError("no server") from OSError(errno.EADDRINUSE, "Adresse wird bereits verwendet")
-
-class Fixture(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        bind("fixture")
-
-    def test(self): ...
-
-class Ranks(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test(self):
-        if self.rank == 1:
-            bind("rank")
-
-@pytest.mark.world_size(2)
-def test_marked():
-    bind("marked")
-"""
+FIRST_TIME = subject(__file__, "port_in_use_once.py")
 
 
 class RunTest(unittest.TestCase):

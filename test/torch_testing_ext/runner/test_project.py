@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
 import re
 import shutil
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from kit.browser import Browser, needs_chromium
 from kit.junit import read_junit
-from kit.warm import run_warm
+from kit.runs import FinishedRun, run_test
 from project_model import ONCE, RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
@@ -27,25 +25,6 @@ from torch_testing_ext.runner.report.text import printable
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 PREFIX = "test/distributed/"
 MODEL = expected(PREFIX)
-
-
-@dataclass(frozen=True)
-class Run:
-    folder: Path
-    code: int
-    console: str
-    complaints: str  # on stderr
-
-    def report(self, name: str) -> str:
-        return (self.folder / name).read_text(encoding="utf-8")
-
-
-def run_test(folder: Path, *arguments: str, **environ: str) -> Run:
-    """`python run_test.py` in a project of its own."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
-    environ = {**inherited, "PYTHONPATH": str(ROOT), "PROJECT_ATTEMPTS": str(folder / "attempts"), **environ}
-    done = run_warm("run_test.py", *arguments, cwd=folder, env=environ)
-    return Run(folder, done.returncode, done.stdout, done.stderr)
 
 
 def project(folder: Path) -> Path:
@@ -62,7 +41,7 @@ def tearDownModule():
 
 
 @functools.cache
-def whole_run() -> Run:
+def whole_run() -> FinishedRun:
     """One run of all tests with all reports, which the tests here check."""
     reports = {"junit": "x.xml", "report": "x.html", "trace": "trace.json", "results": "results.json"}
     options = [word for option, name in reports.items() for word in (f"--{option}", name)]
@@ -215,7 +194,7 @@ class ModelTest(unittest.TestCase):
 
 
 @functools.cache
-def odd_run() -> Run:
+def odd_run() -> FinishedRun:
     """A run of few tests, with streamed output and reports that cannot be written."""
     folder = Path(_folder.name, "odd")
     folder.mkdir()

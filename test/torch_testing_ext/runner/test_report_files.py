@@ -22,12 +22,12 @@ from kit.invented_runs import (
     every_outcome,
     finished_test,
     hang_of_ranks,
+    history_of,
     ranks,
     run_events,
     send,
 )
 from kit.junit import Invalid, read_junit, validate
-from test_html_report import history_of
 
 import torch_testing_ext
 from torch_testing_ext._process.whole_files import write_atomically

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from kit.junit import read_junit
-from test_project import run_test
+from kit.runs import run_test
 
 import torch_testing_ext
 from torch_testing_ext._machine.device_facts import DeviceFacts

@@ -8,143 +8,17 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+from kit.files import subject
 from kit.processes import clean_environ, run_python
 from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 
-STAND_INS = """
-    import sys
-    from torch_testing_ext.upstream import drop_in, originals
-    drop_in.install()
-    drop_in.install()
-    assert "torch" not in sys.modules
-    from unittest import mock
+STAND_INS = subject(__file__, "stand_ins.py")
 
-    import torch
-    import torch.testing._internal.common_distributed
-    import torch.testing._internal.common_utils as common
-    from torch.testing import _internal
-    from torch.testing._internal import common_distributed
-    from torch.testing._internal.common_distributed import MultiProcessTestCase, get_timeout
-    from torch_testing_ext import common_distributed as ours
+PACKAGE = subject(__file__, "drop_in_package.py")
 
-    # Every form of import gives the same objects.
-    assert MultiProcessTestCase is ours.MultiProcessTestCase
-    assert torch.testing._internal.common_distributed is _internal.common_distributed is common_distributed
-    assert issubclass(MultiProcessTestCase, common.TestCase)
-    assert not originals.loaded, "our names must not load PyTorch's modules"
-
-    # A patch takes effect where the name is used, and is undone; also for a name that only PyTorch has.
-    name = "torch.testing._internal.common_distributed.TIMEOUT_DEFAULT"
-    before = get_timeout("x")
-    with mock.patch(name, 5):
-        assert get_timeout("x") == 5, get_timeout("x")
-    assert get_timeout("x") == before
-    common_distributed.TIMEOUT_DEFAULT = 6
-    assert get_timeout("x") == 6
-    only_theirs = "torch.testing._internal.common_utils.random_square_matrix_of_rank"
-    with mock.patch(only_theirs, 5):
-        assert originals.loaded["torch.testing._internal.common_utils"].random_square_matrix_of_rank == 5
-        assert common.random_square_matrix_of_rank == 5
-    assert callable(common.random_square_matrix_of_rank)
-
-    # So is a patch of a name that our module imports on first use, whether PyTorch's module is loaded or not.
-    dtensor = "torch.testing._internal.distributed._tensor.common_dtensor"
-    for name in ("Attention", "MLPModule"):
-        with mock.patch(f"{dtensor}.{name}", type("Patched", (), {})) as patched:
-            assert getattr(sys.modules[dtensor], name) is patched
-        assert getattr(sys.modules[dtensor], name).__module__.startswith("torch_testing_ext._dtensor.")
-        originals.load(dtensor)
-
-    # A name that neither side has is missing, as in any module.
-    for missing in ("nowhere", "__nowhere__"):
-        assert not hasattr(common, missing)
-    try:
-        from torch.testing._internal.common_utils import nowhere
-    except ImportError:
-        pass
-    else:
-        raise AssertionError
-
-    # A star import gives the names that PyTorch exports, with our objects.
-    scope = {}
-    exec("from torch.testing._internal.common_distributed import *", scope)
-    assert scope["MultiProcessTestCase"] is MultiProcessTestCase
-    assert "RankError" not in scope and "os" in scope
-    exec("from torch.testing._internal.common_utils import *", scope)
-    assert scope["random_square_matrix_of_rank"].__module__ == "torch.testing._internal.common_utils"
-    assert torch.testing._internal.common_utils.__file__.endswith("common_utils.py")
-"""
-
-PACKAGE = """
-    import sys
-    if "before" in sys.argv:
-        import torch.testing._internal.distributed._shard.sharded_tensor._test_ops_common as ops_before
-    from torch_testing_ext.upstream import drop_in, originals
-    drop_in.install()
-    from unittest import mock
-
-    package = "torch.testing._internal.distributed._shard.sharded_tensor"
-    from torch.testing._internal.distributed._shard.sharded_tensor import ShardedTensorTestBase
-    from torch.testing._internal.distributed._shard.sharded_tensor._test_ops_common import gen_binary_op_func
-    import torch.testing._internal.distributed._shard.sharded_tensor._test_st_common as common
-    import torch.testing._internal.distributed._shard.sharded_tensor as stand_in
-    from torch_testing_ext.distributed._shard.sharded_tensor import ShardedTensorTestBase as ours
-
-    assert isinstance(stand_in, drop_in.StandIn) and ShardedTensorTestBase is ours
-    assert stand_in._test_st_common is common is sys.modules[f"{package}._test_st_common"]
-    assert package not in originals.loaded or "before" in sys.argv
-    with mock.patch(f"{package}._test_st_common.PLACEMENTS", 5):
-        assert common.PLACEMENTS == 5
-    assert common.PLACEMENTS != 5 and callable(gen_binary_op_func)
-    if "before" in sys.argv:
-        assert stand_in._test_ops_common is ops_before
-    try:
-        import torch.testing._internal.distributed._shard.sharded_tensor.nowhere
-    except ModuleNotFoundError:
-        pass
-    else:
-        raise AssertionError
-"""
-
-ALREADY_IMPORTED = """
-    import sys, types, unittest
-    import torch.testing._internal.common_distributed as before
-    from torch_testing_ext.upstream import drop_in, originals, rebase
-
-    class Plain(before.DistributedTestBase):
-        def setUp(self):
-            super().setUp()
-
-    class Deep(before.MultiProcContinuousTest):
-        def wait(self):
-            return [(lambda: self._worker_loop()) for _ in range(1)]
-
-    class Starts(before.MultiProcessTestCase):
-        def _start_processes(self, proc): ...
-
-    class Compares(before.TestCase): ...
-
-    module = types.ModuleType("torch.testing._internal.invented")
-    for cls in (Plain, Deep, Starts, Compares):
-        cls.__module__ = module.__name__
-        setattr(module, cls.__name__, cls)
-    sys.modules[module.__name__] = module
-    drop_in.install()
-
-    import torch.testing._internal.common_distributed as now
-    from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcessTestCase, TestCase
-    assert now is not before and now.MultiProcessTestCase is MultiProcessTestCase
-    assert originals.loaded["torch.testing._internal.common_distributed"] is before
-    assert Plain.__bases__ == (DistributedTestBase,)
-    assert Compares.__bases__ == (TestCase,)
-    assert Deep.__bases__ == (before.MultiProcContinuousTest,), Deep.__bases__
-    assert Starts.__bases__ == (MultiProcessTestCase,), Starts.__bases__
-    assert issubclass(before.DynamoDistributedMultiProcTestCase, MultiProcessTestCase) or hasattr(
-        now, "DynamoDistributedMultiProcTestCase")
-    print(drop_in.explain())
-"""
+ALREADY_IMPORTED = subject(__file__, "already_imported.py")
 
 IN_RANKS = """
     import os, sys, threading, unittest

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from kit.checkout import CheckoutCase
-from test_rewriting import FILES
+from kit.import_forms import FILES
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, subtest
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from equality_cases import BY_NAME
 from spmd_training import train_both
-from test_equality import BY_NAME
-from test_whole_parameters import CASES, OTHERS
+from whole_parameter_cases import CASES, OTHERS
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, compile

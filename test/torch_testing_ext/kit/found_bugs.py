@@ -1,0 +1,76 @@
+"""The bugs of docs/found: in which versions of torch they are, and how a test says that one is repaired.
+
+If torch has fixed one, add the version here, and make the exceptions for it in the suites end there.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "distributed" / "tensor"))  # for the tables of its suites
+from known_versions import ALL as ALL, repaired as repaired
+
+# The first version of torch that is right; None if no version is.
+FIXED_IN = {
+    "amax_of_a_rank_without_elements": None,
+    "argmax_of_columns": None,
+    "compiled_random_values_twice": (2, 14),
+    "compiled_read_of_a_missing_attribute": None,
+    "compiled_write_to_a_float64_scalar": (2, 14),
+    "convolution_of_sharded_weights": None,
+    "cross_product_of_broadcast_rows": None,
+    "cumsum_of_a_sharded_dim": (2, 14),
+    "embedding_rank_without_rows": None,
+    "endless_search_for_attention": None,
+    "fft_of_a_rank_without_rows": (2, 15),
+    "fill_of_a_partial_sum": None,
+    "flatten_of_a_dim_sharded_twice": None,
+    "gloo_second_wait": None,
+    "gloo_split_of_a_second_group": (2, 14),
+    "item_of_a_partial_sum": None,
+    "item_of_a_rank_without_elements": None,
+    "local_synchronization_and_group_names": None,
+    "mse_loss_of_uneven_shards": None,
+    "permute_by_group_name": None,
+    "pipeline_eval_of_v_schedules": None,
+    "pipeline_gradient_of_a_view": None,
+    "pipeline_split_backward_of_frozen_inputs": None,
+    "pipeline_split_backward_of_shared_weights": None,
+    "zero_join_alone": None,
+}
+# The first version that is wrong, where an earlier one, which we support, is right.
+WRONG_SINCE = {
+    "cross_product_of_broadcast_rows": (2, 14),
+    "endless_search_for_attention": (2, 13),
+    "fft_of_a_rank_without_rows": (2, 12),
+    "local_synchronization_and_group_names": (2, 14),
+    "pipeline_gradient_of_a_view": (2, 12),
+    "pipeline_split_backward_of_frozen_inputs": (2, 12),
+}
+# Before this version, the file ends with an error of torch.
+RAISED_BEFORE = {
+    "argmax_of_columns": (2, 12),
+    "convolution_of_sharded_weights": (2, 12),
+    "pipeline_eval_of_v_schedules": (2, 12),
+    "pipeline_split_backward_of_frozen_inputs": (2, 13),
+}
+# This one ends its process.
+ALONE = {"endless_search_for_attention"}
+# A bug that shows only in some runs cannot be an expected failure.
+NOT_JUDGED = {"gloo_abort_at_exit"}
+
+FIXED = [
+    name
+    for name, version in FIXED_IN.items()
+    if (version and torch.__version__ >= version) or torch.__version__ < WRONG_SINCE.get(name, (0, 0))
+]
+
+
+def imports_of(source):
+    """The packages that a program imports."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
