@@ -18,9 +18,9 @@ from pathlib import Path
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.raw import RawRecord, unpack
-from torch_testing_ext._collectives.records import list_of
 from torch_testing_ext._process import messages, reaping, system, user_commands
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.words import list_of
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch.job import Sanitize, log_of
 from torch_testing_ext.launch.judging import judge

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch_testing_ext._process.whole_files import is_library
+from torch_testing_ext._process.words import grouped, list_of
 
 from .findings import STORE, Finding, FindingKind
 from .pairs import Wait
-from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, grouped, list_of
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site
 
 _LATEST = 1_000_000_000  # the number of such a wait among the calls of a rank: nothing comes after it
 

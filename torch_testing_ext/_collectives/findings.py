@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of
+
 from .pairs import Pair, Wait, pairs_of, unpaired
-from .records import MOST_LINES, Call, RankRecord, SharedGroup, Site, alike, few, grouped, list_of, shared_groups, whole
+from .records import Call, RankRecord, SharedGroup, Site, alike, shared_groups, whole
 
 STORE = "get"  # the kind of a wait at a store
 _CALLS_BEFORE = 3

@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from torch_testing_ext._process.words import list_of
+
 from .findings import Finding, FindingKind
-from .records import Call, GroupKey, RankRecord, SharedGroup, list_of, shared_groups, whole
+from .records import Call, GroupKey, RankRecord, SharedGroup, shared_groups, whole
 
 _MOST_STARTS = 50  # of the search for a shortest cycle
 _Node = tuple[GroupKey, int]  # a collective: its group, and its place there

@@ -9,8 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from torch_testing_ext._process.words import count, grouped, list_of
+
 from .findings import Doing, Finding, FindingKind
-from .records import GroupRecord, Site, grouped, list_of
+from .records import GroupRecord, Site
 
 Sum: TypeAlias = tuple[int | None, list[int], bool]  # digest, shape, is it a buffer
 END = -1  # the point of a look at the end of a test
@@ -74,7 +76,7 @@ def _finding(name: str, looks: Mapping[int, Look], others: int) -> Finding:
     who = f"{list_of(list(looks))} have parted from each other"
     if len(rest) == 1:
         who = f"{list_of(few)} {'has' if len(few) == 1 else 'have'} parted from {list_of(rest[0])}"
-    more = f" and {others} more tensor{'s' * (others > 1)}" if others else ""
+    more = f" and {count(others, 'more tensor')}" if others else ""
     where = f"{kind} in {GroupRecord(group_name, description, tuple(members), 0).title}"
     sentence = f"{who} {_when(first.point)}: {name} {list(shape)}{more} ({where})"
     if is_buffer:

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.words import grouped
 
 from .blocked import RankState
-from .records import GroupKey, GroupRecord, RankRecord, generations, grouped, make_record, raised_for
+from .records import GroupKey, GroupRecord, RankRecord, generations, make_record, raised_for
 
 # Of the deprecated functions of torch.distributed.
 _DECORATORS = "/typing_extensions.py"

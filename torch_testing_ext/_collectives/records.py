@@ -10,15 +10,13 @@ import itertools
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+from torch_testing_ext._process.words import grouped
 
 from .blocked import RankState
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 # The names that torch's C++ has for the types whose names differ in Python.
 _DTYPES = {
@@ -41,7 +39,6 @@ _ALIKE = (
     *("all_reduce", "allreduce_coalesced", "all_reduce_coalesced", "sparse_all_reduce", "broadcast", "reduce"),
     *("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"),
 )
-MOST_LINES = 8  # of a text with a line for each rank; in a larger world, ranks that did the same share one
 
 
 class GroupKey(NamedTuple):
@@ -352,36 +349,6 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
                 continue
         ranks = tuple(by_index[index] for index in sorted(by_index))
         found.append(SharedGroup(key, next(iter(known.values())).title, ranks))
-    return found
-
-
-def list_of(ranks: Sequence[int]) -> str:
-    """Ranks for a sentence: "rank 1", "ranks 0, 2", "ranks 0-3, 6", "ranks 0, 2, ..., 62"."""
-    spans: list[list[int]] = []
-    ordered = sorted(ranks)
-    steps = {later - earlier for earlier, later in pairwise(ordered)}
-    if len(ordered) > MOST_LINES and len(steps) == 1 and steps != {1}:
-        return f"ranks {ordered[0]}, {ordered[1]}, ..., {ordered[-1]}"
-    for rank in ordered:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    names = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
-    rest = [f"... ({len(ranks)} in all)"] if len(names) > MOST_LINES else []
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join([*names[:MOST_LINES], *rest])}"
-
-
-def few(lines: Sequence[str]) -> list[str]:
-    """The first of many lines, and how many there are besides."""
-    return list(lines) if len(lines) <= MOST_LINES + 1 else [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
-
-
-def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """The values of each key, in the order in which they come."""
-    found: dict[Key, list[Value]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .sharing import in_words
+from torch_testing_ext._process.words import size_in_words
 
 # Among more groups of devices than these, no further ones are looked at: far more than 16 devices have.
 _MOST_GROUPS = 50_000
@@ -53,7 +53,7 @@ class DeviceNeeds:
         )
 
     def __str__(self) -> str:
-        parts = [f"{in_words(self.memory)} of memory"] if self.memory else []
+        parts = [f"{size_in_words(self.memory)} of memory"] if self.memory else []
         parts += [f"compute capability {'.'.join(map(str, self.capability))}"] if any(self.capability) else []
         parts += ["peer access"] if self.peer_access else []
         parts += ["NVLink"] if self.nvlink else []
@@ -110,7 +110,7 @@ def why_not(facts: Sequence[DeviceFacts], needs: DeviceNeeds, count: int = 1) ->
 
 
 def _lacking(facts: DeviceFacts, needs: DeviceNeeds) -> str:
-    has = [in_words(facts.memory)] if facts.memory < needs.memory else []
+    has = [size_in_words(facts.memory)] if facts.memory < needs.memory else []
     has += [".".join(map(str, facts.capability))] if facts.capability < needs.capability else []
     return f"{facts.name or 'a device'} has {' and '.join(has)}"
 

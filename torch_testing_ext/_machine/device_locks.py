@@ -14,12 +14,12 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from torch_testing_ext._process import words
 from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder, make_private
 
 # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
@@ -114,7 +114,7 @@ class _LockFile:
     """A file to lock. Its content is for people, and says who has locked it; that of the reservation is for runs."""
 
     def __init__(self, folder: Path, identity: str):
-        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:100]
+        readable = words.file_name(identity)[:100]
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._path = folder / (readable if readable == identity.lstrip(".") else f"{readable}-{digest}")
         self.fd = self._open()

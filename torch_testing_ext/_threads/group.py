@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import _torch
-from torch_testing_ext._collectives.records import GroupRecord, RankRecord, grouped, make_record
+from torch_testing_ext._collectives.records import GroupRecord, RankRecord, make_record
+from torch_testing_ext._process.words import grouped
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import Cause
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from torch_testing_ext._collectives.records import grouped
+from torch_testing_ext._process.words import grouped
 
 from .rank_report import RankReport
 

@@ -8,11 +8,12 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from torch_testing_ext._process.words import first_names
+
 from .agent_messages import FileChanged
 
 LEFT_OUT = {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".torch_testing_ext", ".pytest_cache"}
 LARGEST = 256 << 20  # bytes of a file that comes back
-MOST_NAMED = 5
 _ACCEPTED = (".py", ".expect")
 
 
@@ -98,7 +99,7 @@ class ComingBack:
                 warnings.append(f"{name}, which tests have changed on nodes, stays as it is here: {error}")
         if stays := sorted(self._stays - self._versions.keys()):
             warnings.append(
-                f"tests have changed files of the project on nodes, which stay as they are here: {named(stays)}; "
+                f"tests have changed files of the project on nodes, which stay as they are here: {first_names(stays)}; "
                 "name them with --cluster-fetch"
             )
         self._versions, self._stays = {}, set()
@@ -132,12 +133,6 @@ class ComingBack:
         if not path.parent.resolve().is_relative_to(base.resolve()) or path.is_symlink():
             raise ValueError("a symbolic link leads to it")
         return path
-
-
-def named(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def merge(before: bytes, versions: Sequence[bytes]) -> bytes | None:

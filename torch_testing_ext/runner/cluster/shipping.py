@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from torch_testing_ext._process.words import first_names
+
 from .cluster_nodes import ClusterError
-from .project_changes import LEFT_OUT, named
+from .project_changes import LEFT_OUT
 
 LARGEST = 2 << 30  # bytes; a project beyond this size is not meant to be sent
 MOMENT = 946_684_800  # the time of all files, in 2000: archives such as wheels hold none before 1980
@@ -44,7 +46,7 @@ class Shipment:
             "what git ignores is not sent to the nodes: {}; --cluster-dry-run lists all": ignored,
             "not sent to the nodes: {}": others,
         }
-        return [text.format(named(some)) for text, some in said.items() if some]
+        return [text.format(first_names(some)) for text, some in said.items() if some]
 
     def describe(self) -> str:
         """All names, for --cluster-dry-run."""

@@ -6,6 +6,8 @@ It knows no process, file or clock.
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from torch_testing_ext._process.words import count
+
 from ..events import AttemptEnded, Event, TestFinished, Warned
 from ..model import Attempt, Category, FinishedTest, Summary, Test, TestId, Unit
 from ..options.options import Options
@@ -68,7 +70,7 @@ class Results:
                 self.warn(str(warning))
         most = 1 if self._options.until_failure else self._options.max_fail
         if most is not None and self.failures >= most:
-            self._stop(f"{self.failures} test{'s' if self.failures > 1 else ''} failed")
+            self._stop(f"{count(self.failures, 'test')} failed")
 
     def must_be_alone(self, tests: Iterable[Test], repetition: int) -> bool:
         return any((test.id, repetition) in self._alone for test in tests)

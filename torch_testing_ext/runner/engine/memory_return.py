@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, Usage
-from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._machine.visible_devices import bare_uuid
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.words import size_in_words
 
 from ..model import COUNTS_AS, Attempt, Category, TestOutcome
 
@@ -134,7 +134,7 @@ def why_held(before: Usage, after: Usage) -> str | None:
     known = {process.pid for process in before.processes}
     new = [process.pid for process in after.processes if process.pid not in known]
     holders = ", ".join(map(describe_process, new)) or "no process that NVML names"
-    return f"still had {in_words(after.memory - before.memory)} more in use than before, held by {holders},"
+    return f"still had {size_in_words(after.memory - before.memory)} more in use than before, held by {holders},"
 
 
 def describe_process(pid: int) -> str:

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.kept_accounts import parts
 from torch_testing_ext._process.logs import cut_middle, without_colours
+from torch_testing_ext._process.words import count as count, size_in_words
 
 from ..events import RunBegan
 from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, TestId, TestOutcome
@@ -82,11 +82,6 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def count(number: int, noun: str) -> str:
-    """A number with a noun in singular or plural, such as `2 tests`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
     """The reasons of skips and how often each occurs, the most frequent first."""
     skips = [one.last for one in summary.finished if one.outcome is TestOutcome.SKIPPED]
@@ -126,7 +121,7 @@ def resources(run: RunBegan) -> list[str]:
 
 def memory(attempt: Attempt) -> str:
     """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
-    return f"{in_words(attempt.memory.reserved)} of device memory" if attempt.memory is not None else ""
+    return f"{size_in_words(attempt.memory.reserved)} of device memory" if attempt.memory is not None else ""
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._machine.device_facts import why_not
+from torch_testing_ext._process.words import count, first_names, grouped
 
 from ..model import Attempt, FinishedTest, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options, Rerun, ShardSpec
@@ -70,7 +70,7 @@ def _with_devices_of(inventory: Inventory, test: Test) -> Test:
     why = why_not(inventory.facts, test.of_devices, test.devices)
     if why is None:
         return test
-    want = f"{test.devices} device{'s' if test.devices > 1 else ''} with {test.of_devices}"
+    want = f"{count(test.devices, 'device')} with {test.of_devices}"
     return dataclasses.replace(test, skip=f"needs {want}: {why}", want=want)
 
 
@@ -83,7 +83,7 @@ def _fitting(group: list[Test], inventory: Inventory) -> list[list[Test]]:
 
 
 def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
-    want = f"{test.devices} devices" if test.devices > 1 else "1 device"
+    want = count(test.devices, "device")
     available = f"{inventory.most_at_once} available{' on one node' if len(inventory.nodes) > 1 else ''}"
     if inventory.ranks_per_device > 1 and inventory.most_at_once:
         one_rank = f"for {test.world_size} process{'es' if test.world_size > 1 else ''}"
@@ -115,11 +115,11 @@ def shard(tests: Sequence[Test], part: ShardSpec, expected: ExpectedSeconds) -> 
     return tuple(test for group in chosen for test in group)
 
 
-def _by_hash(group: Sequence[Test], count: int) -> int:
+def _by_hash(group: Sequence[Test], parts: int) -> int:
     """The index of a group's shard. It depends only on the group: a new test moves no other test to another shard."""
     first = group[0].id
     name = f"{first.file}::{group[0].together}" if group[0].together else str(first)
-    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") % count
+    return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8], "big") % parts
 
 
 def _by_durations(groups: list[list[Test]], known: list[float | None], part: ShardSpec) -> list[list[Test]]:
@@ -170,11 +170,9 @@ def describe_undeclared(finished: Iterable[FinishedTest]) -> str | None:
     names = list(dict.fromkeys(str(one.test.id) for one in finished if _may_lack_a_device(one)))
     if not names:
         return None
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    tests = "1 test" if len(names) == 1 else f"{len(names)} tests"
     return (
-        f"{tests} may need devices, but declared none and so saw none (declare them, for example by "
-        f"@skip_if_lt_x_gpu(1)): {', '.join(names[:_MOST])}{more}"
+        f"{count(len(names), 'test')} may need devices, but declared none and so saw none (declare them, for example "
+        f"by @skip_if_lt_x_gpu(1)): {first_names(names, _MOST)}"
     )
 
 
