@@ -19,6 +19,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.raw import RawRecord, unpack
 from torch_testing_ext._process import messages, reaping, system, user_commands
+from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
@@ -40,7 +41,6 @@ __unittest = True
 __tracebackhide__ = True  # the same for pytest
 
 LAUNCHERS = (None, "torchrun")
-_OF_LAUNCHERS = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 LONGEST_OUTPUT = 20_000
 _END_TIMEOUT = 5.0
 
@@ -164,13 +164,10 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
 
 def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Path) -> tuple[str, str]:
     """Run torchrun; return its output, with that of its ranks, and how it ended."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
-    for name in ("RANK", "WORLD_SIZE"):
-        environ.pop(name, None)
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
-            env={**environ, **system.for_gloo(), **env},
+            env={**without_launch(os.environ), **system.for_gloo(), **env},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

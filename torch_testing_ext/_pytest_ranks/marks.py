@@ -15,6 +15,7 @@ import pytest
 
 from torch_testing_ext._cases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext._machine.backends import need_accelerators
+from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext.launch.settings import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
@@ -37,7 +38,6 @@ _NOT_CALLED = (
     *("__call__", "_launch_procs", "_launch_daemonic_procs", "_launch_non_daemonic_procs", "_launch_with_file_store"),
     *("_dist_run", "_dist_destroy", "_close_pool", "_get_fixture_kwargs", "_get_current_test_func"),
 )
-_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SCOPES = ("function", "class", "module", "package", "session")
 
 
@@ -103,7 +103,7 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedE
     if of_class is not None:
         init = of_class.init or _init_of_deepspeed(of_class.backend)
         keywords = {"backend": of_class.backend, "timeout": of_class.exec_timeout, "init": init, **keywords}
-        environ = {"LOCAL_SIZE": str(size)} if of_class.set_dist_env else dict.fromkeys(_RENDEZVOUS)
+        environ = {"LOCAL_SIZE": str(size)} if of_class.set_dist_env else dict.fromkeys(RENDEZVOUS)
     backend, devices, timeout = (keywords.get(name) for name in ("backend", "devices", "timeout"))
     if backend is not None and (not isinstance(backend, str) or not backend):
         raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
