@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Launcher(NamedTuple):
+class LauncherVariables(NamedTuple):
     """The variables of one launcher; empty where it has none."""
 
     rank: str
@@ -20,17 +20,17 @@ class Launcher(NamedTuple):
     nodes: str = ""  # the number of machines
 
 
-TORCHRUN = Launcher("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", sign="RANK")
-OPEN_MPI = Launcher(
+TORCHRUN = LauncherVariables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", sign="RANK")
+OPEN_MPI = LauncherVariables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     sign="OMPI_COMM_WORLD_RANK",
 )
-HYDRA = Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", sign="PMI_RANK")
+HYDRA = LauncherVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", sign="PMI_RANK")
 # A batch script has SLURM_PROCID too, but is one process.
-SRUN = Launcher(
+SRUN = LauncherVariables(
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
     "",

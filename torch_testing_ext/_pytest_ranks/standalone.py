@@ -21,10 +21,9 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._cases import passed_warnings, ranked
 from torch_testing_ext._cases.verdicts import RankError, RankFailure
-from torch_testing_ext._process import messages, system
+from torch_testing_ext._process import messages, system, test_notes
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.reaping import describe_exit
-from torch_testing_ext.launch import left_running
 
 from . import pytest_internals
 from .marks import SPEC
@@ -152,7 +151,7 @@ def _show(item: Any, received: list[FromStandalone], output: str) -> None:
             item.add_report_section(when, name, cut_middle(text, LONGEST_SECTION))
         item.user_properties.extend(tuple(each) for each in latest["user_properties"])
     passed_warnings.raise_again(one.warning for one in received if one.warning is not None)
-    left_running.note(process for one in received for process in one.left_running)
+    test_notes.note_left_running(process for one in received for process in one.left_running)
     if output.strip():
         item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._process import fork_safety, words
-from torch_testing_ext._process.user_warnings import warn_user
+from torch_testing_ext._process.test_notes import warn_user
 
 from . import settings
 from .fork_server_client import (

@@ -1,6 +1,6 @@
 """The most device memory that the ranks of a test have had: each rank's own account says it.
 
-The process that runs tests adds up what the ranks of one test say, and takes the sum when the test has ended.
+The process that runs tests notes what the ranks of a test say (`test_notes`), and adds it up when the test has ended.
 """
 
 import sys
@@ -8,11 +8,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from torch_testing_ext._process import test_notes
+from torch_testing_ext._process.test_notes import Peaks
 from torch_testing_ext._process.words import grouped
-
-from .rank_report import RankReport
-
-Peaks = tuple[tuple[int, int, int], ...]  # of each device: its number, bytes in tensors, bytes that torch has reserved
 
 
 class DevicePeak(NamedTuple):
@@ -40,28 +38,14 @@ def forget_that_of_this_process() -> None:
             cuda.forget_peak_memory()
 
 
-_noted: list[Peaks] = []
-
-
-def note(reports: Iterable[RankReport]) -> None:
-    _noted.extend(report.memory for report in reports if report.memory)
-
-
 def forget() -> None:
-    """A test begins."""
-    _noted.clear()
+    """A test begins: forget what its ranks' and this process's predecessors have had."""
+    test_notes.forget_memory()
     forget_that_of_this_process()
 
 
-def take() -> DevicePeak | None:
-    """The sum over the ranks since the last test began, and this process; None if none has used a device."""
-    found = highest([*_noted, of_this_process()])
-    _noted.clear()
-    return found
-
-
 def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
-    """The sum of several processes, on the device where it is largest."""
+    """The sum of several processes, on the device where it is largest; None if none has used a device."""
     by_device = grouped((device, (allocated, reserved)) for one in peaks for device, allocated, reserved in one)
     sums = [
         DevicePeak(sum(one[0] for one in found), sum(one[1] for one in found), len(found))

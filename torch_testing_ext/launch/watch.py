@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.raw import unpack
-from torch_testing_ext._process import grace, reaping
+from torch_testing_ext._process import grace, reaping, test_notes
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
-from . import client, device_memory, ras, turns
+from . import client, ras, turns
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .job import Sanitize, log_of
@@ -240,7 +240,7 @@ class RankWatcher:
 
     def result(self, timed_out: bool, note: str) -> WatchResult:
         reports = self._reports()
-        device_memory.note(reports)
+        test_notes.note_memory(report.memory for report in reports)
         return WatchResult(reports, timed_out, self.expected, self.finding, note, self.nccl)
 
     def _reports(self) -> tuple[RankReport, ...]:
