@@ -23,7 +23,7 @@ from torch_testing_ext._cases import passed_warnings, ranked
 from torch_testing_ext._cases.verdicts import RankError, RankFailure
 from torch_testing_ext._process import messages, system, test_notes
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.reaping import describe_exit
+from torch_testing_ext._process.run_limited import run_limited
 
 from . import pytest_internals
 from .marks import SPEC
@@ -97,28 +97,18 @@ def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, 
     """Return the exit code (None: we ended it), how the process ended, in words, and its output."""
     shown = item.config.getoption("capture", "no") == "no"
     with open(directory / "output", "w+", errors="replace") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", PROCESS, str(directory)],
-            cwd=item.config.invocation_params.dir,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=None if shown else file,
-            stderr=None if shown else file,
-            start_new_session=True,
-        )
-        code = None
-        try:
-            code = process.wait(limit)
-            how = describe_exit(code)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # faulthandler, which pytest enables, writes the stacks
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STACKS_TIMEOUT)
-            how = f"was ended after {limit:.1f} s, its time limit"
-        finally:
-            _end(process)
+        command = [sys.executable, "-m", PROCESS, str(directory)]
+        log, cwd = None if shown else file, item.config.invocation_params.dir
+        code, how = run_limited(command, limit, _environment(), log, _end, _show_stacks, cwd)
         file.seek(0)
         return code, how, "" if shown else file.read()
+
+
+def _show_stacks(process: subprocess.Popen[bytes]) -> None:
+    """Have faulthandler, which pytest enables, write the stacks of the process."""
+    process.send_signal(signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STACKS_TIMEOUT)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
