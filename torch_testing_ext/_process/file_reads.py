@@ -11,11 +11,11 @@ import hashlib
 import os
 import stat
 import sys
-import threading
 import time
 from typing import Any
 
 from . import interpreter
+from .read_hook import NOT_FILES, ReadHook, may_write, path_of
 
 CHANGED = "changed"  # stands for the hash of a file that may have changed since it was read
 PROGRAM = "!"  # begins an entry for another program that was started, whose reads are unknown
@@ -24,7 +24,7 @@ _LARGE = 1 << 22
 _YOUNG = 10.0
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_testing_ext/", "/__pycache__/")
-_NOT_FILES = ("/proc/", "/dev/", "/sys/", f"{os.path.dirname(os.__file__)}/")
+_NOT_COUNTED = (*NOT_FILES, f"{os.path.dirname(os.__file__)}/")
 _OURS = "from torch_testing_ext._machine."
 _SEARCHERS = ("<frozen importlib._bootstrap_external>", "/_pytest/pathlib.py", "/importlib/metadata/__init__.py")
 _STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system")
@@ -60,8 +60,13 @@ class FileReads:
         self._known: dict[str, str] = {}  # hashes by path
         self._written: set[str] = set()
         self._record: str | None = None
-        self._busy: set[int] = set()  # threads that are in the hook
-        sys.addaudithook(self._hook)
+        listeners = {
+            **dict.fromkeys(("open", "ctypes.dlopen", "sqlite3.connect"), self._opened),
+            **dict.fromkeys(("os.listdir", "os.scandir"), self._listed),
+            "import": self._imported,
+            **dict.fromkeys(_STARTS, self._started),
+        }
+        self._hook = ReadHook(listeners, self._unreadable)
 
     def begin(self, record: str, inherited: bool) -> None:
         """Write to another record from now on. `inherited`: first everything that was read until now."""
@@ -80,20 +85,13 @@ class FileReads:
                 with contextlib.suppress(OSError):
                     self._add(path, hash_of(path) if os.stat(path).st_mtime < old else CHANGED)
 
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _EVENTS and (thread := threading.get_ident()) not in self._busy:
-            self._busy.add(thread)
-            try:
-                _EVENTS[event](self, event, *arguments)
-            except Exception:
-                self._add(f"{PROGRAM}an event that cannot be read: {event}", CHANGED)
-            finally:
-                self._busy.discard(thread)
+    def _unreadable(self, event: str) -> None:
+        self._add(f"{PROGRAM}an event that cannot be read: {event}", CHANGED)
 
     def _opened(self, event: str, path: Any, mode: Any = None, flags: Any = 0) -> None:
-        if path and not isinstance(path, int):
-            name = _source(os.path.abspath(os.fsdecode(path)))
-            if flags & os.O_ACCMODE and (flags & (os.O_TRUNC | os.O_CREAT)):
+        if path and (opened := path_of(path)) is not None:
+            name = _source(opened)
+            if may_write(flags) and (flags & (os.O_TRUNC | os.O_CREAT)):
                 self._written.add(name)
             elif name not in self._written:
                 self._note(f"{name}{LISTED}" if os.path.isdir(name) else name)
@@ -103,8 +101,7 @@ class FileReads:
             self._add(name, hash_of(name))
 
     def _listed(self, event: str, path: Any = None) -> None:
-        if not isinstance(path, int):
-            name = os.path.abspath(os.fsdecode(path or "."))
+        if (name := path_of(path)) is not None:
             caller = sys._getframe(2).f_code.co_filename
             self._note(f"{name}{SEARCHED if caller.endswith(_SEARCHERS) else LISTED}")
 
@@ -138,15 +135,6 @@ class FileReads:
                     os.unlink(self._record)
 
 
-_EVENTS: dict[str, Any] = {
-    "open": FileReads._opened,
-    "ctypes.dlopen": FileReads._opened,
-    "sqlite3.connect": FileReads._opened,
-    "os.listdir": FileReads._listed,
-    "os.scandir": FileReads._listed,
-    "import": FileReads._imported,
-    **dict.fromkeys(_STARTS, FileReads._started),
-}
 _reads: FileReads | None = None
 
 
@@ -208,4 +196,4 @@ def _source(path: str) -> str:
 def _counts(path: str) -> bool:
     """Whether a file may belong to the project: the others change with the environment only."""
     path = f"{path.rstrip(LISTED + SEARCHED)}/"
-    return not path.startswith(_NOT_FILES) and not any(part in path for part in (*_INSTALLED, *_OF_TOOLS))
+    return not path.startswith(_NOT_COUNTED) and not any(part in path for part in (*_INSTALLED, *_OF_TOOLS))
