@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from . import interpreter
-from .read_hook import NOT_FILES, ReadHook, may_write, path_of
+from .read_hook import NOT_FILES, Listener, ReadHook, may_write, path_of
 
 CHANGED = "changed"  # stands for the hash of a file that may have changed since it was read
 PROGRAM = "!"  # begins an entry for another program that was started, whose reads are unknown
@@ -60,7 +60,7 @@ class FileReads:
         self._known: dict[str, str] = {}  # hashes by path
         self._written: set[str] = set()
         self._record: str | None = None
-        listeners = {
+        listeners: dict[str, Listener] = {
             **dict.fromkeys(("open", "ctypes.dlopen", "sqlite3.connect"), self._opened),
             **dict.fromkeys(("os.listdir", "os.scandir"), self._listed),
             "import": self._imported,
