@@ -86,7 +86,7 @@ class OwnedFile:
         return is_locked(self.fd)
 
     def owner(self) -> str:
-        """What the process has written that has locked it, or the last one if that was killed."""
+        """The text of the process that has locked it, or of the last one if that was killed."""
         return os.pread(self.fd, 1 << 16, 0).decode("utf-8", "replace")
 
     def _reopen_if_deleted(self) -> None:

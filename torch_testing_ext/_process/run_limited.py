@@ -15,7 +15,7 @@ Process = subprocess.Popen[bytes]
 
 
 class CommandEnd(NamedTuple):
-    """How a command has ended."""
+    """The end of a command."""
 
     code: int | None  # None: we ended it
     how: str  # in words
