@@ -25,7 +25,10 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._process import user_terminal  # noqa: F401  # looks at stdin before pytest takes it away
+from torch_testing_ext._process import (
+    launcher_variables,
+    user_terminal,  # noqa: F401  # looks at stdin before pytest takes it away
+)
 
 OPTION = "--torch-drop-in"
 _MARK = "world_size"
@@ -152,8 +155,8 @@ def _install() -> None:
 
 
 def _is_launched() -> bool:
-    """May a launcher such as torchrun have started this process? What is imported then finds out."""
-    return any(name in os.environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS"))
+    """Has a launcher such as torchrun perhaps started this process? What is imported then finds out."""
+    return launcher_variables.may_be_rank(os.environ)
 
 
 _EXPLANATIONS = (
@@ -238,7 +241,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 # -- launcher variables, which only ranks have: they start when all tests have been collected
 
-_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_LAUNCHER_VARIABLES = (*launcher_variables.OF_ONE_RANK, *launcher_variables.OF_ALL_RANKS)
 
 
 class LauncherVariablesWarning(pytest.PytestWarning):

@@ -7,7 +7,6 @@ the file.
 
 import ast
 import difflib
-import fcntl
 import json
 import os
 import traceback
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import expecttest
 
+from torch_testing_ext._process import locked_file
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.whole_files import source_file
 
@@ -122,9 +122,7 @@ def _edits_of(file: str) -> Iterator[_Edits]:
     if history is None:
         yield _edits.setdefault(file, {})
         return
-    with history.open("a+") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.seek(0)
+    with locked_file.opened(history, "a+") as stream:
         edits_by_file = json.loads(stream.read() or "{}")
         edits: _Edits = {}
         for line, (added, text) in edits_by_file.get(file, {}).items():

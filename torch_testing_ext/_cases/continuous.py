@@ -23,12 +23,12 @@ import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
-from torch_testing_ext._collectives.records import grouped, list_of
 from torch_testing_ext._machine import accelerators, sharing
 from torch_testing_ext._machine.backends import NCCL
 from torch_testing_ext._machine.seeds import set_rng_seed
 from torch_testing_ext._marks.needs import Skipped, most_needed
 from torch_testing_ext._marks.settings_of_tests import kinds_on
+from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import device_memory
 

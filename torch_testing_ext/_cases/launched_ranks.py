@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._process.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext._utils.contexts import changed_environment
 from torch_testing_ext.launch import recording, this_launch
@@ -169,15 +170,13 @@ def _variables(together: Round) -> Iterator[None]:
     launched = this_launch()
     assert launched is not None
     own: dict[str, str | None] = {
-        "RANK": str(launched.rank),
-        "LOCAL_RANK": str(launched.local_rank),
-        "WORLD_SIZE": str(launched.world_size),
-        "MASTER_ADDR": together.address,
-        "MASTER_PORT": str(together.port),
+        TORCHRUN.rank: str(launched.rank),
+        TORCHRUN.local_rank: str(launched.local_rank),
+        TORCHRUN.world_size: str(launched.world_size),
+        ADDRESS: together.address,
+        PORT: str(together.port),
     }
-    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        own["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    with changed_environment(**own):
+    with changed_environment(**own, **own_store(os.environ)):
         yield
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch_testing_ext._machine.ports import leased_port
-from torch_testing_ext._process import system
+from torch_testing_ext._process import launcher_variables, system
 from torch_testing_ext.launch.launchers import SET_BY_US
 from torch_testing_ext.launch.ras import ADDRESS
 
@@ -35,20 +35,12 @@ def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
 def common(world_size: int, port: int) -> dict[str, str]:
     """Return the variables common to all ranks. `port`: where rank 0 may listen."""
     size = str(world_size)
-    own = {
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # Otherwise `env://` would look for the store of a launcher that has started this process.
-    for name in os.environ:
-        if name.startswith("TORCHELASTIC_USE_"):
-            own[name] = "False"
-    return {**system.for_gloo(), **own}
+    return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
 
 
 def become(rank: int) -> None:
     """Set the variables of this rank alone."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(dict.fromkeys(launcher_variables.OF_ONE_RANK, str(rank)))
     os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"

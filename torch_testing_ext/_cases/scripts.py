@@ -18,9 +18,11 @@ from pathlib import Path
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.raw import RawRecord, unpack
-from torch_testing_ext._collectives.records import list_of
 from torch_testing_ext._process import messages, reaping, system, user_commands
+from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.run_limited import run_limited
+from torch_testing_ext._process.words import list_of
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch.job import Sanitize, log_of
 from torch_testing_ext.launch.rank_evidence import RankEvidence, with_collectives
@@ -40,7 +42,6 @@ __unittest = True
 __tracebackhide__ = True
 
 LAUNCHERS = (None, "torchrun")
-_OF_LAUNCHERS = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 LONGEST_OUTPUT = 20_000
 _END_TIMEOUT = 5.0
 
@@ -173,31 +174,19 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
 
 def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Path) -> tuple[str, str]:
     """Run torchrun; return its output, with that of its ranks, and how it ended."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
-    for name in ("RANK", "WORLD_SIZE"):
-        environ.pop(name, None)
+    environ = {**without_launch(os.environ), **system.for_gloo(), **env}
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            env={**environ, **system.for_gloo(), **env},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        how = reaping.describe_exit(process.wait(limit))
-    except subprocess.TimeoutExpired:
-        _end_torchrun(process)
-        how = f"was ended after {limit:.1f} s, its time limit"
-    except BaseException:
-        _end_torchrun(process)
-        raise
-    return log.read_text(errors="replace"), how
+        ended = run_limited(command, limit, environ, output, _end_torchrun)
+    return log.read_text(errors="replace"), ended.how
 
 
 def _end_torchrun(process: subprocess.Popen[bytes]) -> None:
-    """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own."""
+    """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own.
+
+    If torchrun has ended by itself, it has done that.
+    """
+    if process.returncode is not None:
+        return
     workers = system.descendants(process.pid)
     reaping.end(process, after_sigterm=_END_TIMEOUT)
     started_since = [pid for worker in workers for pid in system.descendants(worker)]

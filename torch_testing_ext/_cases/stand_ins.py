@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN
 
 from .scripts import run_script
 from .spawning import spawn
@@ -41,8 +42,8 @@ def debug_launcher(function: Callable[..., object], args: Sequence[Any] = (), nu
 
 
 def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]) -> None:
-    # Accelerate sets none: they would make one rank a launch.
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    # accelerate sets none of these: they would make one rank a launch.
+    for name in (*OF_ONE_RANK, TORCHRUN.local_world_size):
         os.environ.pop(name, None)
     os.environ.update(ACCELERATE_USE_CPU="yes", ACCELERATE_MIXED_PRECISION="no", FORK_LAUNCHED="1")
     function(*args)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch_testing_ext import launch
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._process import kept_accounts
-from torch_testing_ext._process.user_warnings import warn_user
+from torch_testing_ext._process.test_notes import warn_user
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

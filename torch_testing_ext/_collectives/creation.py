@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch_testing_ext._process.whole_files import is_library
+from torch_testing_ext._process.words import grouped, list_of, verb_for
 
 from .blocked import RankState
 from .findings import STORE, Finding, FindingKind
 from .pairs import Wait
-from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, grouped, list_of, verb_for
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site
 
 # The number of such a wait among the calls of a rank: nothing comes after it.
 _LATEST = 1_000_000_000

@@ -8,19 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of, verb_for
+
 from .pairs import Pair, Wait, pairs_of, unpaired
 from .records import (
-    MOST_LINES,
     Call,
     RankRecord,
     SharedGroup,
     Site,
     alike,
-    few,
-    grouped,
-    list_of,
     shared_groups,
-    verb_for,
     whole,
 )
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from torch_testing_ext._process.words import list_of
+
 from .findings import Finding, FindingKind
-from .records import Call, GroupKey, RankRecord, SharedGroup, list_of, shared_groups, whole
+from .records import Call, GroupKey, RankRecord, SharedGroup, shared_groups, whole
 
 # Of the search for a shortest cycle.
 _MOST_STARTS = 50

@@ -9,8 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from torch_testing_ext._process.words import grouped, list_of, verb_for
+
 from .findings import Doing, Finding, FindingKind
-from .records import GroupRecord, Site, grouped, list_of, verb_for
+from .records import GroupRecord, Site
 
 # Digest, shape, is it a buffer.
 Sum: TypeAlias = tuple[int | None, list[int], bool]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.words import grouped
 
 from .blocked import RankState
 from .records import (
@@ -25,7 +26,6 @@ from .records import (
     Site,
     agreement_of,
     generations,
-    grouped,
     make_record,
     raised_for,
 )

@@ -10,23 +10,19 @@ import itertools
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+from torch_testing_ext._process.words import grouped
 
 from .blocked import RankState
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 # Collectives whose inputs must be alike on all ranks, with any backend.
 _ALIKE = (
     *("all_reduce", "allreduce_coalesced", "all_reduce_coalesced", "sparse_all_reduce", "broadcast", "reduce"),
     *("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"),
 )
-# Of a text with a line for each rank; in a larger world, ranks that did the same share one.
-MOST_LINES = 8
 
 
 class GroupKey(NamedTuple):
@@ -306,49 +302,6 @@ def _knows_another(keys: Iterable[GroupKey], wanted: GroupKey) -> bool:
     """Does a rank know groups of this name, of any backend, but not this one? It may have issued nothing there."""
     of_that_name = {(key.generation, key.world) for key in keys if key.name == wanted.name}
     return bool(of_that_name) and (wanted.generation, wanted.world) not in of_that_name
-
-
-def list_of(ranks: Sequence[int]) -> str:
-    """Ranks for a sentence: "rank 1", "ranks 0, 2", "ranks 0-3, 6", "ranks 0, 2, ..., 62"."""
-    spans: list[list[int]] = []
-    ordered = sorted(ranks)
-    steps = {later - earlier for earlier, later in pairwise(ordered)}
-    if len(ordered) > MOST_LINES and len(steps) == 1 and steps != {1}:
-        return f"ranks {ordered[0]}, {ordered[1]}, ..., {ordered[-1]}"
-    for rank in ordered:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    names = []
-    for span in spans:
-        if len(span) > 2:
-            names.append(f"{span[0]}-{span[-1]}")
-        else:
-            names.append(", ".join(map(str, span)))
-    if len(names) > MOST_LINES:
-        names = [*names[:MOST_LINES], f"... ({len(ranks)} in all)"]
-    return f"{verb_for(ranks, 'rank', 'ranks')} {', '.join(names)}"
-
-
-def verb_for(ranks: Sized, of_one: str, of_several: str) -> str:
-    """The form of a verb that fits these ranks."""
-    return of_one if len(ranks) == 1 else of_several
-
-
-def few(lines: Sequence[str]) -> list[str]:
-    """The first of many lines, and how many there are besides."""
-    if len(lines) <= MOST_LINES + 1:
-        return list(lines)
-    return [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
-
-
-def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """The values of each key, in the order in which they come."""
-    by_key: dict[Key, list[Value]] = {}
-    for key, value in pairs:
-        by_key.setdefault(key, []).append(value)
-    return by_key
 
 
 def alike(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:

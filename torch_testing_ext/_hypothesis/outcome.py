@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hypothesis.errors import UnsatisfiedAssumption
 
-from torch_testing_ext._collectives.records import grouped, list_of
+from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext.launch import Cause, cause_of, format_error, summarize
 
 from .example_values import NoMoreDraws

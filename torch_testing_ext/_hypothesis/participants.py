@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import StopTest
 
 from torch_testing_ext._cases.accounting import ran
-from torch_testing_ext._collectives.records import list_of
+from torch_testing_ext._process.words import list_of
 from torch_testing_ext.launch import Cause
 
 from . import example_values, hypothesis_internals

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .sharing import in_words
+from torch_testing_ext._process.words import size_in_words
 
 # Among more groups of devices than these, no further ones are looked at: far more than 16 devices have.
 _MOST_GROUPS = 50_000
@@ -65,7 +65,7 @@ class DeviceNeeds:
     def __str__(self) -> str:
         parts = []
         if self.memory:
-            parts.append(f"{in_words(self.memory)} of memory")
+            parts.append(f"{size_in_words(self.memory)} of memory")
         if any(self.capability):
             parts.append(f"compute capability {_version(self.capability)}")
         if self.peer_access:
@@ -133,7 +133,7 @@ def why_not(facts: Sequence[DeviceFacts], needs: DeviceNeeds, count: int = 1) ->
 def _lacking(facts: DeviceFacts, needs: DeviceNeeds) -> str:
     has = []
     if facts.memory < needs.memory:
-        has.append(in_words(facts.memory))
+        has.append(size_in_words(facts.memory))
     if facts.capability < needs.capability:
         has.append(_version(facts.capability))
     name = facts.name or "a device"

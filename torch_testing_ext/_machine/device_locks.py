@@ -10,16 +10,15 @@ with the reservation keeps what it gets until its unit fits, and the others leav
 cannot wait for each other, and none waits for ever.
 """
 
-import fcntl
 import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from torch_testing_ext._process import words
+from torch_testing_ext._process.locked_file import OwnedFile
 from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder, make_private
 
 # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
@@ -50,16 +49,16 @@ class DeviceLocks:
         self._identities = identities
         self._owner = owner
         self._ancestors = ancestors
-        self._files = {name: _LockFile(folder, identity) for name, identity in identities.items()}
+        self._files = {name: _lock_file(folder, identity) for name, identity in identities.items()}
         self._locked: set[str] = set()
-        self._reservation = _LockFile(folder, _RESERVATION)
+        self._reservation = _lock_file(folder, _RESERVATION)
         self._has_reservation = False
 
     def acquire(self, name: str) -> bool:
         """Lock a device, unless another run has locked it. It may be locked by this run already."""
         if name in self._locked or self._identities[name] in self._ancestors:
             return True
-        if not self._files[name].lock(self._owner):
+        if not self._files[name].try_lock(self._owner):
             return False
         self._locked.add(name)
         return True
@@ -83,14 +82,14 @@ class DeviceLocks:
 
     def owner_of(self, name: str) -> str:
         """Names the run that has locked a device, in words; empty if it does not say."""
-        return self._files[name].text().strip()
+        return self._files[name].owner().strip()
 
     # -- the reservation
 
     def reserve(self) -> bool:
         """Have other runs leave the devices to this one, unless another run has the reservation."""
         wanted = json.dumps(list(self._identities.values()))
-        self._has_reservation = self._has_reservation or self._reservation.lock(wanted)
+        self._has_reservation = self._has_reservation or self._reservation.try_lock(wanted)
         return self._has_reservation
 
     def end_reservation(self) -> None:
@@ -103,7 +102,7 @@ class DeviceLocks:
         if self._has_reservation or not self._reservation.is_locked():
             return frozenset()
         try:
-            reserved = set(json.loads(self._reservation.text()))
+            reserved = set(json.loads(self._reservation.owner()))
         except ValueError:
             # The file is being written.
             reserved = set(self._identities.values())
@@ -118,65 +117,8 @@ class DeviceLocks:
             file.close()
 
 
-class _LockFile:
-    """A file to lock. Its content is for people, and says who has locked it; that of the reservation is for runs."""
-
-    def __init__(self, folder: Path, identity: str):
-        readable = re.sub(r"[^A-Za-z0-9_.-]", "_", identity)[:100]
-        digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        is_unchanged = readable == identity.lstrip(".")
-        self._path = folder / (readable if is_unchanged else f"{readable}-{digest}")
-        self.fd = self._open()
-
-    def _open(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-    def lock(self, text: str) -> bool:
-        self._reopen_if_deleted()
-        if not _try_lock(self.fd):
-            return False
-        with suppress(OSError):
-            os.ftruncate(self.fd, 0)
-            os.pwrite(self.fd, text.encode("utf-8", "surrogateescape"), 0)
-        return True
-
-    def unlock(self) -> None:
-        """Unlock explicitly: a process that has inherited the descriptor would keep the lock."""
-        with suppress(OSError):
-            os.ftruncate(self.fd, 0)
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
-
-    def is_locked(self) -> bool:
-        self._reopen_if_deleted()
-        if not _try_lock(self.fd, fcntl.LOCK_SH):
-            return True
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
-        return False
-
-    def text(self) -> str:
-        return os.pread(self.fd, 1 << 16, 0).decode("utf-8", "replace")
-
-    def _reopen_if_deleted(self) -> None:
-        """A program that cleans temporary folders may have deleted the file: other runs would lock another one."""
-        with suppress(OSError):
-            if not self._is_in_place():
-                new = self._open()
-                os.close(self.fd)
-                self.fd = new
-
-    def _is_in_place(self) -> bool:
-        """Is the open file still the one that has the name?"""
-        if not os.path.exists(self._path):
-            return False
-        return os.path.samestat(os.stat(self._path), os.fstat(self.fd))
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-def _try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _lock_file(folder: Path, identity: str) -> OwnedFile:
+    """The file to lock for a device. Its content is for people; that of the reservation is for runs."""
+    readable = words.file_name(identity)[:100]
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return OwnedFile(folder / (readable if readable == identity.lstrip(".") else f"{readable}-{digest}"))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_testing_ext._process.logs import text_of
-
-from .sharing import in_words
+from torch_testing_ext._process.words import size_in_words
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class MemoryUse:
         return self.used / self.limit
 
     def __str__(self) -> str:
-        return f"{100 * self.share:.0f} % of its {in_words(self.limit)} of memory"
+        return f"{100 * self.share:.0f} % of its {size_in_words(self.limit)} of memory"
 
 
 @dataclass(frozen=True)

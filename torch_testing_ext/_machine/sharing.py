@@ -6,6 +6,8 @@ Nothing is shared unless the user asks: by run_test.py --ranks-per-gpu, or by TO
 import os
 from collections.abc import Mapping
 
+from torch_testing_ext._process.words import size_in_words
+
 RANKS_PER_GPU = "TORCH_TESTING_EXT_RANKS_PER_GPU"
 
 # From this version on, NCCL lets several ranks of a communicator use one device, if it is told to.
@@ -51,9 +53,10 @@ def why_too_many(ranks: int, total: int, device: str) -> str | None:
     if share >= needed:
         return None
     most = max(1, total // needed)
+    share_in_words, whole, least = map(size_in_words, (share, total, needed))
     return (
-        f"{ranks} ranks on one GPU would have {in_words(share)} each of the {in_words(total)} of device {device}, "
-        f"and a rank needs {in_words(needed)} before it has a tensor: at most {most}"
+        f"{ranks} ranks on one GPU would have {share_in_words} each of the {whole} of device {device}, and a "
+        f"rank needs {least} before it has a tensor: at most {most}"
     )
 
 
@@ -91,12 +94,3 @@ def read_bytes(text: str) -> int:
     if not 0 < amount < 2**20:
         raise ValueError(f"{text!r} is not an amount of memory: write a number and a unit, such as 20 GB or 512 MiB")
     return int(amount * _UNITS[unit])
-
-
-def in_words(amount: int) -> str:
-    """An amount of memory with a sensible unit, such as `79.6 GiB`."""
-    if amount < _UNITS["gib"]:
-        mebibytes = amount / _UNITS["mib"]
-        return f"{mebibytes:.0f} MiB"
-    gibibytes = amount / _UNITS["gib"]
-    return f"{gibibytes:.1f} GiB"

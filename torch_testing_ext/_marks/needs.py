@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch_testing_ext._machine import accelerators, device_facts
 from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceFacts, DeviceNeeds
 from torch_testing_ext._machine.sharing import read_bytes
+from torch_testing_ext._process import words
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "_torch_testing_ext_needs"
@@ -27,7 +28,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _devices_skip(count: int, exit_code: int) -> TestSkip:
-    return TestSkip(exit_code, f"Need at least {_plural(count, 'accelerator device')}")
+    return TestSkip(exit_code, f"Need at least {words.count(count, 'accelerator device')}")
 
 
 _DEVICE_CODES = {1: 75, 2: 77, 3: 80, 4: 81, 5: 82, 6: 83, 7: 84, 8: 85}
@@ -35,7 +36,7 @@ _GENERIC = 86
 _MISSING_DEVICES = {
     74: "a CUDA device",
     89: "an accelerator",
-    **{code: _plural(count, "device") for count, code in _DEVICE_CODES.items()},
+    **{code: words.count(count, "device") for count, code in _DEVICE_CODES.items()},
 }
 
 TEST_SKIPS: dict[str, TestSkip] = {

@@ -11,11 +11,11 @@ import hashlib
 import os
 import stat
 import sys
-import threading
 import time
 from typing import Any
 
 from . import interpreter
+from .read_hook import NOT_FILES, Listener, ReadHook, may_write, path_of
 
 # Stands for the hash of a file that may have changed since it was read.
 CHANGED = "changed"
@@ -27,7 +27,7 @@ _LARGE = 1 << 22
 _YOUNG = 10.0
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_testing_ext/", "/__pycache__/")
-_NOT_FILES = ("/proc/", "/dev/", "/sys/", f"{os.path.dirname(os.__file__)}/")
+_NOT_COUNTED = (*NOT_FILES, f"{os.path.dirname(os.__file__)}/")
 _OURS = "from torch_testing_ext._machine."
 _SEARCHERS = ("<frozen importlib._bootstrap_external>", "/_pytest/pathlib.py", "/importlib/metadata/__init__.py")
 _STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system")
@@ -69,9 +69,13 @@ class FileReads:
         self._known: dict[str, str] = {}
         self._written: set[str] = set()
         self._record: str | None = None
-        # Threads that are in the hook.
-        self._busy: set[int] = set()
-        sys.addaudithook(self._hook)
+        listeners: dict[str, Listener] = {
+            **dict.fromkeys(("open", "ctypes.dlopen", "sqlite3.connect"), self._opened),
+            **dict.fromkeys(("os.listdir", "os.scandir"), self._listed),
+            "import": self._imported,
+            **dict.fromkeys(_STARTS, self._started),
+        }
+        self._hook = ReadHook(listeners, self._unreadable)
 
     def begin(self, record: str, inherited: bool) -> None:
         """Write to another record from now on. `inherited`: first everything that was read until now."""
@@ -91,42 +95,25 @@ class FileReads:
                     is_old = os.stat(path).st_mtime < old
                     self._add(path, hash_of(path) if is_old else CHANGED)
 
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _EVENTS:
-            return
-        thread = threading.get_ident()
-        if thread in self._busy:
-            return
-        self._busy.add(thread)
-        note = _EVENTS[event]
-        try:
-            note(self, event, *arguments)
-        except Exception:
-            self._add(f"{PROGRAM}an event that cannot be read: {event}", CHANGED)
-        finally:
-            self._busy.discard(thread)
+    def _unreadable(self, event: str) -> None:
+        self._add(f"{PROGRAM}an event that cannot be read: {event}", CHANGED)
 
     def _opened(self, event: str, path: Any, mode: Any = None, flags: Any = 0) -> None:
-        if not path or isinstance(path, int):
-            return
-        name = _source(os.path.abspath(os.fsdecode(path)))
-        if flags & os.O_ACCMODE and (flags & (os.O_TRUNC | os.O_CREAT)):
-            self._written.add(name)
-        elif name not in self._written:
-            self._note(f"{name}{LISTED}" if os.path.isdir(name) else name)
+        if path and (opened := path_of(path)) is not None:
+            name = _source(opened)
+            if may_write(flags) and (flags & (os.O_TRUNC | os.O_CREAT)):
+                self._written.add(name)
+            elif name not in self._written:
+                self._note(f"{name}{LISTED}" if os.path.isdir(name) else name)
 
     def _note(self, name: str) -> None:
         if name not in self._known and _counts(name):
             self._add(name, hash_of(name))
 
     def _listed(self, event: str, path: Any = None) -> None:
-        if isinstance(path, int):
-            return
-        name = os.path.abspath(os.fsdecode(path or "."))
-        # The frame of this method, that of the hook, and the one that has called listdir.
-        caller = sys._getframe(2).f_code.co_filename
-        ending = SEARCHED if caller.endswith(_SEARCHERS) else LISTED
-        self._note(f"{name}{ending}")
+        if (name := path_of(path)) is not None:
+            caller = sys._getframe(2).f_code.co_filename
+            self._note(f"{name}{SEARCHED if caller.endswith(_SEARCHERS) else LISTED}")
 
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
         text = repr((program, arguments))
@@ -165,15 +152,6 @@ class FileReads:
                 os.unlink(self._record)
 
 
-_EVENTS: dict[str, Any] = {
-    "open": FileReads._opened,
-    "ctypes.dlopen": FileReads._opened,
-    "sqlite3.connect": FileReads._opened,
-    "os.listdir": FileReads._listed,
-    "os.scandir": FileReads._listed,
-    "import": FileReads._imported,
-    **dict.fromkeys(_STARTS, FileReads._started),
-}
 _reads: FileReads | None = None
 
 
@@ -250,6 +228,6 @@ def _source(path: str) -> str:
 def _counts(path: str) -> bool:
     """May a file belong to the project? The others change with the environment only."""
     path = f"{path.rstrip(LISTED + SEARCHED)}/"
-    if path.startswith(_NOT_FILES):
+    if path.startswith(_NOT_COUNTED):
         return False
     return not any(part in path for part in (*_INSTALLED, *_OF_TOOLS))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from . import words
 from .whole_files import write_atomically
 
 CACHE = ".torch_testing_ext"
@@ -32,7 +33,7 @@ def combined(messages: Sequence[str]) -> str:
     if len(messages) < 2 or not any(WHOLE_ACCOUNT in message for message in messages):
         return "\n\n".join(messages)
     screens, accounts = zip(*map(parts, messages), strict=True)
-    others = f"and {len(messages) - 1} more failure{'s' * (len(messages) > 2)} of this test"
+    others = f"and {words.count(len(messages) - 1, 'more failure')} of this test"
     first, found, commands = screens[0].partition("\nall of it:  ")
     return joined(f"{first}\n{others}{found}{commands}", "\n\n".join(accounts))
 
@@ -44,7 +45,7 @@ def added(message: str, text: str) -> str:
 
 def keep(test: str, account: str) -> None:
     """Keep the account of a test's failure, in place of an earlier one. It may fail: the test does not fail by that."""
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in test)[-100:]
+    safe = words.file_name(test)[-100:]
     folder = Path(CACHE, _FOLDER)
     with suppress(OSError):
         make_cache_folder(folder.parent)

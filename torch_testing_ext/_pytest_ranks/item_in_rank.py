@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import fcntl
 import functools
 import inspect
 import logging
@@ -28,7 +27,7 @@ import pytest
 from torch_testing_ext import _torch, launch
 from torch_testing_ext._cases import accounting, passed_warnings
 from torch_testing_ext._cases.rank_life import run_rank
-from torch_testing_ext._process import messages
+from torch_testing_ext._process import locked_file, messages
 from torch_testing_ext._utils.contexts import changed_environment
 
 from . import debugging, dist_env, pytest_internals, reports
@@ -378,9 +377,7 @@ class _LiveLog(logging.Handler):
         try:
             text = self.format(record)
             lines = [f"[rank{self._rank}] {line}\n" for line in text.splitlines()]
-            with open(self._turn, "a+") as turn:
-                fcntl.flock(turn, fcntl.LOCK_EX)
-                turn.seek(0)
+            with locked_file.opened(self._turn, "a+") as turn:
                 if turn.read() != self._test:
                     turn.truncate(0)
                     turn.write(self._test)

@@ -17,7 +17,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases.verdicts import raise_verdict
-from torch_testing_ext._collectives.records import list_of
+from torch_testing_ext._process.words import list_of
 from torch_testing_ext.launch.hub import WrongRound
 from torch_testing_ext.launch.member import Member
 

@@ -15,6 +15,7 @@ import pytest
 
 from torch_testing_ext._cases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext._machine.backends import need_accelerators
+from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext.launch.settings import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
@@ -473,7 +474,6 @@ _NOT_CALLED = (
     "_get_current_test_func",
 )
 _FLAGS = ("init_distributed", "set_dist_env", "requires_cuda_env", "reuse_dist_env", "non_daemonic_procs")
-_RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def checked_class(cls: Any) -> type[DistributedExec] | None:
@@ -509,7 +509,7 @@ def _environ_of_class(cls: type[DistributedExec], size: int) -> dict[str, str | 
     """The changes of the environment that a class asks for; None removes a variable."""
     if cls.set_dist_env:
         return {"LOCAL_SIZE": str(size)}
-    return dict.fromkeys(_RENDEZVOUS)
+    return dict.fromkeys(RENDEZVOUS)
 
 
 def _class_uses_accelerators(cls: type[DistributedExec] | None) -> bool:

@@ -21,11 +21,10 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._cases import passed_warnings, ranked
 from torch_testing_ext._cases.verdicts import RankError, RankFailure
-from torch_testing_ext._process import messages, system
+from torch_testing_ext._process import messages, system, test_notes
 from torch_testing_ext._process.child import current_coverage
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.reaping import describe_exit
-from torch_testing_ext.launch import left_running
+from torch_testing_ext._process.run_limited import run_limited
 
 from . import pytest_internals
 from .marks import SPEC
@@ -104,31 +103,20 @@ def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, 
     """Return the exit code (None: we ended it), how the process ended, in words, and its output."""
     is_captured = item.config.getoption("capture", "no") != "no"
     with open(directory / "output", "w+", errors="replace") as file:
-        captured = file if is_captured else None
-        process = subprocess.Popen(
-            [sys.executable, "-m", PROCESS, str(directory)],
-            cwd=item.config.invocation_params.dir,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=captured,
-            stderr=captured,
-            start_new_session=True,
-        )
-        code = None
-        try:
-            code = process.wait(limit)
-            how = describe_exit(code)
-        except subprocess.TimeoutExpired:
-            # faulthandler, which pytest enables, writes the stacks.
-            process.send_signal(signal.SIGABRT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STACKS_TIMEOUT)
-            how = f"was ended after {limit:.1f} s, its time limit"
-        finally:
-            _end(process)
+        command = [sys.executable, "-m", PROCESS, str(directory)]
+        log = file if is_captured else None
+        cwd = item.config.invocation_params.dir
+        code, how = run_limited(command, limit, _environment(), log, _end, _show_stacks, cwd)
         file.seek(0)
         output = file.read() if is_captured else ""
         return code, how, output
+
+
+def _show_stacks(process: subprocess.Popen[bytes]) -> None:
+    """Have faulthandler, which pytest enables, write the stacks of the process."""
+    process.send_signal(signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STACKS_TIMEOUT)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -162,7 +150,7 @@ def _show(item: Any, received: list[FromStandalone], output: str) -> None:
         _show_report(item, json.loads(reports[-1]))
     passed_warnings.raise_again(message.warning for message in received if message.warning is not None)
     for message in received:
-        left_running.note(message.left_running)
+        test_notes.note_left_running(message.left_running)
     if output.strip():
         item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
 

@@ -27,11 +27,11 @@ from torch_testing_ext._collectives.records import (
     GroupRecord,
     RankRecord,
     Site,
-    grouped,
     make_record,
     raised_for,
 )
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.words import grouped
 
 _MAGIC = 0x746F7263_68737A31
 # The header, in numbers of 8 bytes.

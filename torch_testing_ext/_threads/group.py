@@ -30,9 +30,9 @@ from torch_testing_ext._collectives.records import (
     RankRecord,
     Site,
     agreement_of,
-    grouped,
     make_record,
 )
+from torch_testing_ext._process.words import grouped
 from torch_testing_ext._sanitizer.kinds import SanitizeKind
 from torch_testing_ext.launch import Cause
 

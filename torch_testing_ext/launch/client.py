@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._process import fork_safety
-from torch_testing_ext._process.user_warnings import warn_user
+from torch_testing_ext._process import fork_safety, words
+from torch_testing_ext._process.test_notes import warn_user
 
 from . import settings
 from .fork_server_client import (
@@ -350,7 +350,7 @@ def new_directory(name: str) -> Path:
     No name is used twice: an object of an earlier test that still exists, such as a store, may remove its file late.
     """
     parent = settings.read().logs or launcher().session_directory()
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[-150:]
+    safe = words.file_name(name)[-150:]
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(_directories.get(parent / safe, 0)):

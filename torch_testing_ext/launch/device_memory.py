@@ -1,6 +1,6 @@
 """The most device memory that the ranks of a test have had: each rank's own account says it.
 
-The process that runs tests adds up what the ranks of one test say, and takes the sum when the test has ended.
+The process that runs tests notes what the ranks of a test say (`test_notes`), and adds it up when the test has ended.
 """
 
 import sys
@@ -8,12 +8,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from torch_testing_ext._collectives.records import grouped
-
-from .rank_report import RankReport
-
-# Of each device: its number, bytes in tensors, bytes that torch has reserved.
-Peaks = tuple[tuple[int, int, int], ...]
+from torch_testing_ext._process import test_notes
+from torch_testing_ext._process.test_notes import Peaks
+from torch_testing_ext._process.words import grouped
 
 
 class DevicePeak(NamedTuple):
@@ -45,24 +42,10 @@ def forget_that_of_this_process() -> None:
             cuda.forget_peak_memory()
 
 
-_noted: list[Peaks] = []
-
-
-def note(reports: Iterable[RankReport]) -> None:
-    _noted.extend(report.memory for report in reports if report.memory)
-
-
 def forget() -> None:
-    """A test begins."""
-    _noted.clear()
+    """A test begins: forget what its ranks' and this process's predecessors have had."""
+    test_notes.forget_memory()
     forget_that_of_this_process()
-
-
-def take() -> DevicePeak | None:
-    """The sum over the ranks since the last test began, and this process; None if none has used a device."""
-    peak = highest([*_noted, of_this_process()])
-    _noted.clear()
-    return peak
 
 
 def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:

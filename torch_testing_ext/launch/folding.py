@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from torch_testing_ext._collectives.records import grouped
+from torch_testing_ext._process.words import grouped
 
 Item = TypeVar("Item")
 

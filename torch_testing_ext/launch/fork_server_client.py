@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._machine import ports
-from torch_testing_ext._process import child, fork_safety, interpreter, reaping
+from torch_testing_ext._process import child, fork_safety, interpreter, reaping, test_notes
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.loop import EventLoop, wait_readable
 from torch_testing_ext._process.messages import unexpected
 
-from . import fork_server, fork_server_messages as wire, left_running
+from . import fork_server, fork_server_messages as wire
 from .job import Job, Named
 from .rank_report import Exit, now
 
@@ -119,7 +119,7 @@ class ForkServerClient:
                 if run in self.runs:
                     self.runs[run].pids = pids
             case wire.Exited(run, rank, exit):
-                left_running.note(f"rank {rank}: {process}" for process in exit.leftovers)
+                test_notes.note_left_running(f"rank {rank}: {process}" for process in exit.leftovers)
                 if run in self.runs:
                     self.runs[run].exits[rank] = exit
             case wire.Dumped(run):

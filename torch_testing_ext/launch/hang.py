@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch_testing_ext._collectives.findings import Finding
-from torch_testing_ext._collectives.records import MOST_LINES, Call, RankRecord, Site, few, list_of
+from torch_testing_ext._collectives.records import Call, RankRecord, Site
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.whole_files import is_harness, is_library, source_tree
+from torch_testing_ext._process.words import MOST_LINES, few, list_of
 
 from .accounts import RankEnding
 from .rank_report import RankReport

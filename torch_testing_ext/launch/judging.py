@@ -21,9 +21,10 @@ from torch_testing_ext._collectives.findings import (
     first_unmatched,
     waits,
 )
-from torch_testing_ext._collectives.records import MOST_LINES, RankRecord, few, list_of
+from torch_testing_ext._collectives.records import RankRecord
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.reaping import describe_exit, signal_name
+from torch_testing_ext._process.words import MOST_LINES, few, list_of
 
 from . import folding, hang, screen
 from .accounts import RankEnding

@@ -11,14 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-# The rank, the number of ranks, the number of those on this machine, and the rank among them.
-_VARIABLES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
-    # Of srun. A batch script has SLURM_PROCID too, but is one process.
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", "SLURM_LOCALID"),
-)
+from torch_testing_ext._process import launcher_variables as variables
+
 # In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
 SET_BY_US = "_TORCH_TESTING_EXT_RANK"
 
@@ -37,17 +31,18 @@ class Launched:
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Launched | None:
         # A process that one of our ranks has started is no rank. A launcher in it sets variables of its own.
-        if environ.get(SET_BY_US) == f"{environ.get('RANK')}:{environ.get('MASTER_PORT', '')}":
+        torchrun = variables.TORCHRUN
+        if environ.get(SET_BY_US) == f"{environ.get(torchrun.rank)}:{environ.get(variables.PORT, '')}":
             return None
-        for rank, size, local, local_rank in _VARIABLES:
-            numbers = [environ.get(name, "") for name in (rank, size)]
+        for launcher in variables.LAUNCHERS:
+            numbers = [environ.get(name, "") for name in (launcher.rank, launcher.world_size)]
             # One process, as in an interactive step of Slurm, can start ranks of its own.
             if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]) > 1:
-                everywhere = environ.get(local, numbers[1]) == numbers[1]
-                if rank.startswith("SLURM"):
-                    everywhere = environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
-                own = environ.get("LOCAL_RANK") or environ.get(local_rank) or numbers[0]
-                return cls(int(numbers[0]), int(numbers[1]), everywhere, int(own), _key(environ))
+                is_one_machine = environ.get(launcher.local_world_size, numbers[1]) == numbers[1]
+                if launcher.nodes:
+                    is_one_machine = environ.get(launcher.nodes, "1") == "1"
+                local_rank = environ.get(torchrun.local_rank) or environ.get(launcher.local_rank) or numbers[0]
+                return cls(int(numbers[0]), int(numbers[1]), is_one_machine, int(local_rank), _key(environ))
         return None
 
     @property
@@ -81,7 +76,7 @@ def this_launch() -> Launched | None:
 
 def _key(environ: Mapping[str, str]) -> str:
     """Derive the key from the launcher's rendezvous; without one, from the process that has started all ranks."""
-    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    known = [environ.get(name, "") for name in names] if environ.get("MASTER_PORT") else [str(os.getppid())]
+    has_rendezvous = bool(environ.get(variables.PORT))
+    known = [environ.get(name, "") for name in variables.OF_ONE_LAUNCH] if has_rendezvous else [str(os.getppid())]
     text = json.dumps([os.getuid(), *known])
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
-from torch_testing_ext._collectives.records import RankRecord, Site, list_of
+from torch_testing_ext._collectives.records import RankRecord, Site
 from torch_testing_ext._process.logs import cut, text_of, width, without_colours
 from torch_testing_ext._process.reaping import describe_exit
 from torch_testing_ext._process.whole_files import is_library
+from torch_testing_ext._process.words import list_of
 
 from . import folding, hang
 from .account_writer import account_of

@@ -3,13 +3,13 @@
 The rank that has it holds the lock of a file in the folder of the run. The file's time is that of the last change.
 """
 
-import fcntl
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_testing_ext._process import locked_file
 from torch_testing_ext._process.user_terminal import UserTerminal
 
 from .rank_report import now
@@ -62,10 +62,10 @@ class Turns:
 
     def _lock_if_next(self, *ranks: int | None) -> bool:
         """Take the lock, and keep it if the user has called for one of these; None stands for no rank."""
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        locked_file.lock(self._lock)
         if self._next() in ranks:
             return True
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        locked_file.unlock(self._lock)
         return False
 
     def _begin(self) -> bool:
@@ -76,7 +76,7 @@ class Turns:
 
     def leave(self) -> None:
         os.utime(self._lock)
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        locked_file.unlock(self._lock)
 
     def give(self, rank: int) -> bool:
         """Let another rank have it next. Returns False if that has ended."""
@@ -124,10 +124,8 @@ def latest(directory: Path) -> float:
     except OSError:
         return 0.0
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return now()
-    else:
+        if locked_file.is_locked(lock):
+            return now()
         return now() - max(0.0, time.time() - os.fstat(lock).st_mtime)
     finally:
         os.close(lock)

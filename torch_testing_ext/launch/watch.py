@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.raw import RawRecord, unpack
+from torch_testing_ext._process import test_notes
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
-from . import client, device_memory, ras, turns
+from . import client, ras, turns
 from .accounts import RankAccount, RankEnding, read_account
 from .client import Run
 from .job import Sanitize, log_of
@@ -203,7 +204,7 @@ class RankWatcher:
     def evidence(self, note: str) -> RankEvidence:
         """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
         reports = self.records.reports()
-        device_memory.note(reports)
+        test_notes.note_memory(report.memory for report in reports)
         return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note, self.nccl)
 
 

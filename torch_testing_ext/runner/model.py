@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch_testing_ext._collectives.lanes import RankLane
 from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
-from torch_testing_ext._process.user_warnings import KitWarning
+from torch_testing_ext._process.test_notes import KitWarning
 
 
 class TestOutcome(enum.Enum):

@@ -6,11 +6,14 @@ import contextlib
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
+
+from torch_testing_ext._process.read_hook import NOT_FILES, ReadHook, may_write, path_of
 
 # No file system that we know has times coarser than a second: a younger file could change without a trace.
 _COARSEST = 2.0
-_NOT_FILES = ("/proc/", "/dev/", "/sys/", "[")
+_NOT_FILES = (*NOT_FILES, "[")
 # The column of a line of /proc/self/maps at which its path begins.
 _PATH_IN_MAPS = 73
 
@@ -99,36 +102,25 @@ class ReadRecord:
     def record_reads(self) -> list[str]:
         """Add what this process reads from now on, until `stop` is called. Returns the files that it writes."""
         written: list[str] = []
-        self._is_recording = True
-
-        # It stays for good: there is no way to remove one.
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            if self._is_recording and event in ("open", "os.listdir", "os.scandir"):
-                # What this does is no reading of the process.
-                self._is_recording = False
-                try:
-                    self._take(event, written, *arguments)
-                finally:
-                    self._is_recording = True
-
-        sys.addaudithook(hook)
+        add = partial(self._add, written)
+        self._hook = ReadHook(dict.fromkeys(("open", "os.listdir", "os.scandir"), add), self._never_fresh)
         return written
 
     def stop(self) -> None:
-        self._is_recording = False
+        self._hook.stop()
 
-    def _take(self, event: str, written: list[str], path: Any = None, mode: Any = None, flags: Any = 0) -> None:
-        """Add what an event of auditing is about. Its arguments from `path` on are those of `open`."""
-        # A number is that of a descriptor.
-        if not isinstance(path, (str, bytes, type(None))):
-            return
-        path = os.path.abspath(os.fsdecode(path or "."))
+    def _never_fresh(self, event: str) -> None:
+        """An event cannot be read: what it was about may have changed at any time."""
+        self.files["/"] = None
+
+    def _add(self, written: list[str], event: str, opened: Any = None, mode: Any = None, flags: Any = 0) -> None:
+        path = path_of(opened)
         # The source of a compiled file, wherever that is, is added with its module.
-        if path.startswith(_NOT_FILES) or ".pyc" in os.path.basename(path):
+        if path is None or path.startswith(_NOT_FILES) or ".pyc" in os.path.basename(path):
             return
         if event != "open":
             self.add_folder(path)
-        elif flags & os.O_ACCMODE:
+        elif may_write(flags):
             written.append(path)
         else:
             self.add_file(path)

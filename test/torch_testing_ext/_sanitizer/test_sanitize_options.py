@@ -187,7 +187,7 @@ def test_marked(dist_env):
 """
 TALKATIVE = """
 import unittest, sys
-from torch_testing_ext._process.user_warnings import warn_user
+from torch_testing_ext._process.test_notes import warn_user
 class T(unittest.TestCase):
     def say(self, number):
         warn_user("ranks are slow", f"of Thread-{number}")

@@ -11,6 +11,7 @@ from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
+from torch_testing_ext._process import test_notes
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext.launch import device_memory
 from torch_testing_ext.runner import events
@@ -230,12 +231,12 @@ class PeakTest(unittest.TestCase):
     def test_what_ranks_have_said_belongs_to_one_test(self):
         report = launch.RankReport(0, launch.RankEnding.PASSED, memory=((0, 5, 10),))
         device_memory.forget()
-        device_memory.note([report, report])
-        self.assertEqual(device_memory.take(), device_memory.DevicePeak(10, 20, 2))
-        self.assertIsNone(device_memory.take())
-        device_memory.note([report])
+        test_notes.note_memory([report.memory, report.memory])
+        self.assertEqual(device_memory.highest(test_notes.take().memory), device_memory.DevicePeak(10, 20, 2))
+        self.assertIsNone(device_memory.highest(test_notes.take().memory))
+        test_notes.note_memory([report.memory])
         device_memory.forget()
-        self.assertIsNone(device_memory.take())
+        self.assertIsNone(device_memory.highest(test_notes.take().memory))
 
     def test_in_words(self):
         attempt = Attempt(

@@ -21,6 +21,7 @@ from unittest import mock
 from kit.processes import ROOT
 from kit.warm_runs import WarmBench
 
+from torch_testing_ext._process.launcher_variables import LAUNCHERS, TORCHRUN
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.warm import warm_client, warm_program
 from torch_testing_ext.warm.handover import RunProgram
@@ -122,6 +123,8 @@ class AbusesTest(unittest.TestCase):
             ({"SLURM_STEP_NUM_TASKS": "2"}, True),
             ({"PMI_RANK": "0", "MASTER_PORT": "1"}, False),
             ({"RANK": "0", "MASTER_PORT": "1"}, False),
+            # The client has no time to import the table of launchers.
+            *(({launcher.sign: "2"}, launcher is not TORCHRUN) for launcher in LAUNCHERS),
         )
         for environ, cold in rows:
             with self.subTest(environ), mock.patch.dict(os.environ, environ, clear=True):

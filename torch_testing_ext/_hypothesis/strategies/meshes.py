@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from torch_testing_ext._collectives.records import grouped
+from torch_testing_ext._process.words import grouped
 
 from ..example_values import Blueprint, PerRank
 from ..groups import cached

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
+from torch_testing_ext._process.words import first_names, size_in_words
 from torch_testing_ext._torch import spmd
 
-from ..engine.engine_report import first_names, mebibytes
 from ..lower.buckets import Bucket
 from ..lower.graphs import is_collective
 from .captured_state import CapturedState
@@ -119,7 +119,7 @@ class StepReport:
         ]
         for number, bucket in enumerate(self.buckets):
             dtype = str(bucket.dtype).removeprefix("torch.")
-            size, names = mebibytes(bucket.nbytes), first_names(bucket.names)
+            size, names = size_in_words(bucket.nbytes), first_names(bucket.names, 4)
             lines.append(f"  {number}: {bucket.collective:<14} {size:>10} {dtype}: {names}")
         return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_testing_ext._collectives.records import grouped
+from torch_testing_ext._process.words import grouped
 
 # A parameter of at most so many elements is summed whole.
 _WHOLE = 1024

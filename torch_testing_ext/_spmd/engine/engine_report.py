@@ -1,7 +1,9 @@
 """The report of a step that the engine runs: what is averaged and gathered in a call, in which buckets, and why."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from torch_testing_ext._process.words import first_names, size_in_words
 
 from .gradient_buckets import BackwardPlan
 from .managed_params import ManagedParam
@@ -17,7 +19,9 @@ class BucketLine:
     params: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"all_reduce of {mebibytes(self.nbytes)}, {len(self.params)} gradients: {first_names(self.params)}"
+        return (
+            f"all_reduce of {size_in_words(self.nbytes)}, {len(self.params)} gradients: {first_names(self.params, 4)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -49,17 +53,17 @@ class EngineReport:
         """The lines of the text."""
         yield (
             f"{self.name}: engine on {self.world} ranks, {self.calls} calls, {self.parameters} parameters "
-            f"({self.sharded} sharded), {mebibytes(self.bytes_per_call)} per call"
+            f"({self.sharded} sharded), {size_in_words(self.bytes_per_call)} per call"
         )
         for number, (lines, late) in enumerate(zip(self.backwards, self.late, strict=True), 1):
             size = sum(line.nbytes for line in lines)
             when = "at its end" if late else "as they fill"
-            yield f"  backward {number} averages {mebibytes(size)} in buckets that start {when}"
+            yield f"  backward {number} averages {size_in_words(size)} in buckets that start {when}"
             yield from (f"    {line}" for line in lines)
         for title, size in self.gathered.items():
-            yield f"  {title}: {mebibytes(size)}"
+            yield f"  {title}: {size_in_words(size)}"
         if self.buffers:
-            yield f"  broadcast of buffers: {mebibytes(self.buffers)}"
+            yield f"  broadcast of buffers: {size_in_words(self.buffers)}"
         yield from (f"  {name} stays whole: {reason}" for name, reason in self.whole.items())
         yield from (f"  {line}" for line in self.optimizers)
 
@@ -104,11 +108,3 @@ def _optimizers(roster: Roster) -> Iterator[str]:
             yield f"{type(optimizer).__name__} updates the rank's rows"
         else:
             yield f"{type(optimizer).__name__} updates whole parameters: {reason}"
-
-
-def first_names(names: Sequence[str], shown: int = 4) -> str:
-    return ", ".join(names[:shown]) + (", ..." if len(names) > shown else "")
-
-
-def mebibytes(size: int) -> str:
-    return f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.words import first_names
 
 from ..options.options import UsageError
 from ..scheduling.node_leases import NodeLeases
 from .agent_messages import HEARTBEAT, AgentHello, FetchFiles, FileChanged, NodeReady, ToAgent
 from .node_environment import differences, facts
-from .project_changes import ComingBack, named
+from .project_changes import ComingBack
 from .remote import JoiningNode, NodeState, RemoteNode
 
 # A node without a unit for so long is given back, if no unit waits.
@@ -179,7 +180,7 @@ class ClusterNodes:
         if self.coming_back is not None:
             written, warnings = self.coming_back.write()
             if written:
-                self._say(f"files that have come back from the nodes: {named(written)}")
+                self._say(f"files that have come back from the nodes: {first_names(written)}")
             for warning in warnings:
                 self.troubles.warn(warning)
         return False

@@ -16,6 +16,7 @@ from typing import Any
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.loop import EventLoop
 from torch_testing_ext._process.private_folders import locked_folder
+from torch_testing_ext._process.words import first_names
 
 from ..engine.engine import Engine
 from ..engine.place import Place
@@ -32,7 +33,7 @@ from .agent_messages import CloseFile, FindTests, PrepareNode, RunUnit
 from .bridge_protocol import Connect
 from .cluster_nodes import ClusterError, ClusterNodes, NodeLauncher
 from .node_environment import LOGS, environment_for_nodes, notes_on_environment
-from .project_changes import ComingBack, named
+from .project_changes import ComingBack
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
 from .remote import RemoteNode, RemoteUnit
@@ -201,7 +202,8 @@ def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **m
     shared = options.cluster_root
     below, elsewhere = split_path(os.environ.get("PYTHONPATH", ""), root, Path.cwd())
     if elsewhere:
-        warnings.append(f"entries of PYTHONPATH outside of the project are not sent to the nodes: {named(elsewhere)}")
+        names = first_names(elsewhere)
+        warnings.append(f"entries of PYTHONPATH outside of the project are not sent to the nodes: {names}")
     path = tuple(below)
     if not options.drop_in:
         path = tuple(dict.fromkeys([".", *below]))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext._machine.memory import MachineMemory, MemoryUse
-from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.words import size_in_words
 
 from ..engine.running_unit import RunningUnit
 
@@ -53,13 +53,15 @@ class MemoryWatch:
         if together < LEAST_SHARE * use.limit:
             if not self._has_warned:
                 self._has_warned = True
-                self.warn(f"it is at {use}, of which tests use {in_words(together)}: if more is used, it may be lost")
+                self.warn(
+                    f"it is at {use}, of which tests use {size_in_words(together)}: if more is used, it may be lost"
+                )
             return
         largest = max(sizes)
         self._ended = units[sizes.index(largest)]
         for_others = len(units) > 1
         which = f"of the {len(units)} units there, this one used most" if for_others else "this unit used"
-        self._ended.end_for_memory(f"the node was at {use}; {which}: {in_words(largest)}", for_others)
+        self._ended.end_for_memory(f"the node was at {use}; {which}: {size_in_words(largest)}", for_others)
 
 
 def most_share(of_ray: str = "") -> float:

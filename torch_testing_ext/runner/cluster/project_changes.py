@@ -9,12 +9,13 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from torch_testing_ext._process.words import first_names
+
 from .agent_messages import FileChanged
 
 LEFT_OUT = {".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", ".torch_testing_ext", ".pytest_cache"}
 # Bytes of a file that comes back.
 LARGEST = 256 << 20
-MOST_NAMED = 5
 _ACCEPTED = (".py", ".expect")
 
 
@@ -135,7 +136,7 @@ class ComingBack:
         stays = sorted(self._stays - self._versions.keys())
         if stays:
             warnings.append(
-                f"tests have changed files of the project on nodes, which stay as they are here: {named(stays)}; "
+                f"tests have changed files of the project on nodes, which stay as they are here: {first_names(stays)}; "
                 "name them with --cluster-fetch"
             )
         self._versions = {}
@@ -187,14 +188,6 @@ class ComingBack:
         if not path.parent.resolve().is_relative_to(base.resolve()) or path.is_symlink():
             raise ValueError("a symbolic link leads to it")
         return path
-
-
-def named(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    shown = ", ".join(names[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        shown += f" and {len(names) - MOST_NAMED} more"
-    return shown
 
 
 def merge(before: bytes, versions: Sequence[bytes]) -> bytes | None:

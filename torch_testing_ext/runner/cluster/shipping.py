@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from torch_testing_ext._process.words import first_names
+
 from .cluster_nodes import ClusterError
-from .project_changes import LEFT_OUT, named
+from .project_changes import LEFT_OUT
 
 # Bytes; a project beyond this size is not meant to be sent.
 LARGEST = 2 << 30
@@ -59,13 +61,14 @@ class Shipment:
         warnings = []
         if compiled:
             warnings.append(
-                f"compiled files that git ignores are not sent to the nodes: {named(compiled)}; build them there with "
-                "--cluster-setup, or use --cluster-root"
+                f"compiled files that git ignores are not sent to the nodes: {first_names(compiled)}; build them there "
+                "with --cluster-setup, or use --cluster-root"
             )
         if ignored:
-            warnings.append(f"what git ignores is not sent to the nodes: {named(ignored)}; --cluster-dry-run lists all")
+            names = first_names(ignored)
+            warnings.append(f"what git ignores is not sent to the nodes: {names}; --cluster-dry-run lists all")
         if others:
-            warnings.append(f"not sent to the nodes: {named(others)}")
+            warnings.append(f"not sent to the nodes: {first_names(others)}")
         return warnings
 
     def describe(self) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, Usage
-from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._machine.visible_devices import bare_uuid
 from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.words import size_in_words
 
 from ..model import COUNTS_AS, Attempt, Category, TestOutcome
 
@@ -152,7 +152,7 @@ def why_held(before: Usage, after: Usage) -> str | None:
     holders = ", ".join(describe_process(pid) for pid in new)
     if not holders:
         holders = "no process that NVML names"
-    more = in_words(after.memory - before.memory)
+    more = size_in_words(after.memory - before.memory)
     return f"still had {more} more in use than before, held by {holders},"
 
 

@@ -17,6 +17,7 @@ from torch_testing_ext._cases.pytest_style import PytestStyleTest, PytestTest, p
 from torch_testing_ext._machine.device_facts import DeviceNeeds
 from torch_testing_ext._process import packages, user_commands
 from torch_testing_ext._process.packages import ModulePlace
+from torch_testing_ext._process.words import first_names
 
 from ..model import Attempt, Test, TestId, TestOutcome
 from .worker_messages import LoadAs
@@ -113,9 +114,7 @@ class LoadedFile:
     def remark(self, file: str) -> str:
         """A remark for the user on tests that pytest does not collect."""
         if self.left_out:
-            shown = ", ".join(self.left_out[:3])
-            if len(self.left_out) > 3:
-                shown += ", ..."
+            shown = first_names(self.left_out, 3)
             return f"pytest leaves out {len(self.left_out)} of the tests in {file}, by its options or hooks: {shown}"
         was_asked = self.left_out is not None
         if was_asked and not self.named and not self.not_run:

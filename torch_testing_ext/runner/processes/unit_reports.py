@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from torch_testing_ext._process import test_notes
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.user_warnings import take_warnings
-from torch_testing_ext.launch import Cause, device_memory, left_running
+from torch_testing_ext.launch import Cause, device_memory
 
 from ..model import COUNTS_AS, Category, DeviceMemory, TestOutcome
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
@@ -40,7 +40,8 @@ class UnitReports:
 
     def test_ended(self, number: int, outcome: TestOutcome, message: str, want: str | None) -> None:
         """A failure names the command that runs the test alone."""
-        command, memory = self.unit.commands[number], device_memory.take()
+        command, notes = self.unit.commands[number], test_notes.take()
+        memory = device_memory.highest([*notes.memory, device_memory.of_this_process()])
         if COUNTS_AS[outcome] is Category.FAILED and message and command not in message:
             message += f"\n\nTo run it alone:\n  {command}"
         self.send(
@@ -53,9 +54,9 @@ class UnitReports:
                 self._length_of_log(),
                 self._new_rank_directories(),
                 memory and DeviceMemory(*memory),
-                take_warnings(),
+                notes.warnings,
                 self._port_in_use,
-                left_running.take(),
+                notes.left_running,
             )
         )
 
@@ -68,7 +69,7 @@ class UnitReports:
         self.send(FixtureBegan(name, time.monotonic(), needed_by))
 
     def fixture_ended(self) -> None:
-        self.send(FixtureEnded(left_running.take()))
+        self.send(FixtureEnded(test_notes.take_left_running()))
 
     def fixture_failed(self, message: str) -> None:
         """A tear-down has failed, or anything else after a test."""

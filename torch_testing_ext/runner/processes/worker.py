@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 from torch_testing_ext import launch
 from torch_testing_ext._cases.pytest_style import PytestTest
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process import child, file_reads, fork_safety, messages, signals, stacks
+from torch_testing_ext._process import child, file_reads, fork_safety, messages, signals, stacks, test_notes
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.user_terminal import UserTerminal
 from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED, file_behind, write_atomically
-from torch_testing_ext.launch import client, left_running, stopping
+from torch_testing_ext.launch import client, stopping
 from torch_testing_ext.launch.turns import StopContext
 
 from ..model import TestOutcome
@@ -125,7 +125,7 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
     hints = _preload_hints(before)
     if hints:
         send(PreloadModules(hints))
-    send(AllOver(left_running.take()))
+    send(AllOver(test_notes.take_left_running()))
     return 0
 
 

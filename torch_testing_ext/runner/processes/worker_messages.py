@@ -13,7 +13,7 @@ from torch_testing_ext._machine.device_facts import DeviceFacts
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.channel import WithDescriptors
 from torch_testing_ext._process.reaping import describe_exit
-from torch_testing_ext._process.user_warnings import KitWarning
+from torch_testing_ext._process.test_notes import KitWarning
 
 from ..model import Attempt, DeviceMemory, Test, TestOutcome
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Sequence
 
-from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process import shell
 from torch_testing_ext._process.kept_accounts import parts
+from torch_testing_ext._process.words import grouped
 from torch_testing_ext.launch.folding import without_accidents
 from torch_testing_ext.launch.screen import MOST_LINES, WIDTH, LineKind, height, kind_of
 

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process import shell
+from torch_testing_ext._process.words import grouped
 from torch_testing_ext.launch.folding import without_accidents
 
 from ..model import Category, FinishedTest, Summary, TestOutcome

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process.whole_files import write_atomically
+from torch_testing_ext._process.words import grouped
 
 from ..events import AttemptEnded, Event, Importing, RunBegan, RunEnded, UnitBegan, UnitEnded
 from ..model import Attempt, Lease, Span, Summary

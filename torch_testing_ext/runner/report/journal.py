@@ -6,7 +6,6 @@ was killed while it was written. A run without a last event was interrupted: the
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process import messages
+from torch_testing_ext._process import locked_file, messages
 
 from ..events import (
     AttemptEnded,
@@ -103,11 +102,13 @@ class Journal:
             self.prepare()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this process lives
+            # As long as this process lives.
+            if not locked_file.try_lock(self._fd):
+                return self._give_up("another run writes it")
             if os.fstat(self._fd).st_size:  # a journal that was there; a device or a pipe cannot be truncated
                 os.ftruncate(self._fd, 0)
         except OSError as error:
-            self._give_up("another run writes it" if isinstance(error, BlockingIOError) else error)
+            self._give_up(error)
         else:
             self._write(self.header)
 
@@ -146,9 +147,9 @@ def _delete_old(folder: Path) -> None:
     """Delete all but the newest journals, except those of runs that go on."""
     for path in sorted(folder.glob(f"*/{NAME}"), reverse=True)[KEPT:]:
         with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-            path.parent.rmdir()
+            if locked_file.try_lock(file):
+                path.unlink()
+                path.parent.rmdir()
 
 
 # -- reading
@@ -208,13 +209,8 @@ def _header(path: Path, lines: list[bytes]) -> JournalHeader:
 
 
 def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    with suppress(OSError), path.open("rb") as file:
+        return locked_file.is_locked(file)
     return False
 
 

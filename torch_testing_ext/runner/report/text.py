@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_testing_ext._machine.sharing import in_words
 from torch_testing_ext._process.kept_accounts import parts
 from torch_testing_ext._process.logs import cut_middle, without_colours
+from torch_testing_ext._process.words import count as count, size_in_words
 
 from ..events import RunBegan
 from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, TestId, TestOutcome
@@ -92,11 +92,6 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min"
 
 
-def count(number: int, noun: str) -> str:
-    """A number with a noun in singular or plural, such as `2 tests`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
     """The reasons of skips and how often each occurs, the most frequent first."""
     reasons: Counter[str] = Counter()
@@ -155,7 +150,7 @@ def memory(attempt: Attempt) -> str:
     """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
     if attempt.memory is None:
         return ""
-    return f"{in_words(attempt.memory.reserved)} of device memory"
+    return f"{size_in_words(attempt.memory.reserved)} of device memory"
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:

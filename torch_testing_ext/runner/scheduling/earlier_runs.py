@@ -3,7 +3,6 @@
 Nothing here can fail a run: a file that cannot be read or written causes a warning and counts as empty.
 """
 
-import fcntl
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._process import locked_file
 from torch_testing_ext._process.kept_accounts import make_cache_folder
 from torch_testing_ext._process.whole_files import write_atomically
 
@@ -86,8 +86,7 @@ class Remembered:
         """Locks a separate file, since the file itself is replaced. The lock ends with the process that holds it."""
         make_cache_folder(self._folder)
         self._file.parent.mkdir(exist_ok=True)
-        with self._file.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked_file.opened(self._file.with_suffix(".lock"), "w"):
             yield
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._machine.device_facts import why_not
+from torch_testing_ext._process.words import count, first_names, grouped
 
 from ..model import Attempt, FinishedTest, Summary, Test, TestId, TestOutcome, Unit
 from ..options.options import Options, Rerun, ShardSpec
@@ -93,8 +93,7 @@ def _with_devices_of(inventory: Inventory, test: Test) -> Test:
     why = why_not(inventory.facts, test.of_devices, test.devices)
     if why is None:
         return test
-    devices = "device" if test.devices == 1 else "devices"
-    want = f"{test.devices} {devices} with {test.of_devices}"
+    want = f"{count(test.devices, 'device')} with {test.of_devices}"
     return dataclasses.replace(test, skip=f"needs {want}: {why}", want=want)
 
 
@@ -110,7 +109,7 @@ def _fitting(group: list[Test], inventory: Inventory) -> list[list[Test]]:
 
 def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
     """The test, skipped with the number of devices that it wants and that there are."""
-    want = "1 device" if test.devices == 1 else f"{test.devices} devices"
+    want = count(test.devices, "device")
     available = f"{inventory.most_at_once} available"
     if len(inventory.nodes) > 1:
         available += " on one node"
@@ -162,14 +161,14 @@ def shard(tests: Sequence[Test], part: ShardSpec, expected: ExpectedSeconds) -> 
     return tuple(test for group in chosen for test in group)
 
 
-def _by_hash(group: Sequence[Test], count: int) -> int:
+def _by_hash(group: Sequence[Test], parts: int) -> int:
     """The index of a group's shard. It depends only on the group: a new test moves no other test to another shard."""
     first = group[0]
     name = str(first.id)
     if first.together:
         name = f"{first.id.file}::{first.together}"
     digest = hashlib.sha256(os.fsencode(name)).digest()
-    return int.from_bytes(digest[:8], "big") % count
+    return int.from_bytes(digest[:8], "big") % parts
 
 
 def _by_durations(
@@ -252,13 +251,9 @@ def describe_undeclared(finished: Iterable[FinishedTest]) -> str | None:
     if not unique:
         return None
     names = list(unique)
-    tests = "1 test" if len(names) == 1 else f"{len(names)} tests"
-    examples = ", ".join(names[:_MOST])
-    if len(names) > _MOST:
-        examples += f" and {len(names) - _MOST} more"
     return (
-        f"{tests} may need devices, but declared none and so saw none (declare them, for example by "
-        f"@skip_if_lt_x_gpu(1)): {examples}"
+        f"{count(len(names), 'test')} may need devices, but declared none and so saw none (declare them, for example "
+        f"by @skip_if_lt_x_gpu(1)): {first_names(names, _MOST)}"
     )
 
 

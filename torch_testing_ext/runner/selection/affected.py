@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.records import grouped
 from torch_testing_ext._process import file_reads, messages
+from torch_testing_ext._process.words import grouped
 
 from ..model import Test, TestId
 from ..options.options import Options, UsageError

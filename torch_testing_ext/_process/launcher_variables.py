@@ -1,0 +1,71 @@
+"""The environment variables by which a launcher tells a process its place among the ranks. One table; the rest follows.
+
+pytest's plugin imports this in every run, so it imports nothing that is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class LauncherVariables(NamedTuple):
+    """The variables of one launcher; empty where it has none."""
+
+    rank: str
+    world_size: str
+    local_world_size: str  # the number of ranks on this machine
+    local_rank: str
+    sign: str  # that only ranks of this launcher have
+    nodes: str = ""  # the number of machines
+
+
+TORCHRUN = LauncherVariables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", sign="RANK")
+OPEN_MPI = LauncherVariables(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    sign="OMPI_COMM_WORLD_RANK",
+)
+HYDRA = LauncherVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", sign="PMI_RANK")
+# A batch script has SLURM_PROCID too, but is one process.
+SRUN = LauncherVariables(
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "",
+    "SLURM_LOCALID",
+    sign="SLURM_STEP_NUM_TASKS",
+    nodes="SLURM_STEP_NUM_NODES",
+)
+LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SRUN)
+
+PORT = "MASTER_PORT"
+ADDRESS = "MASTER_ADDR"
+# What torch's `env://` reads, and programs that do as it does.
+OF_ONE_RANK = (TORCHRUN.rank, TORCHRUN.local_rank)
+OF_ALL_RANKS = (TORCHRUN.world_size, TORCHRUN.local_world_size)
+RENDEZVOUS = (*OF_ONE_RANK, *OF_ALL_RANKS, ADDRESS, PORT)
+# The same in all ranks of a launch of torchrun, and in no others.
+OF_ONE_LAUNCH = (ADDRESS, PORT, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_PREFIXES_OF_TORCHRUN = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")
+_STORE_PREFIX = "TORCHELASTIC_USE_"
+
+
+def may_be_rank(environ: Mapping[str, str]) -> bool:
+    """Has a launcher perhaps started a process with these variables?"""
+    return any(launcher.sign in environ for launcher in LAUNCHERS)
+
+
+def without_launch(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those of torchrun: another one may start from here."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in RENDEZVOUS and not name.startswith(_PREFIXES_OF_TORCHRUN)
+    }
+
+
+def own_store(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables to set so that `env://` does not look for the store of the launcher that has set `environ`."""
+    return dict.fromkeys((name for name in environ if name.startswith(_STORE_PREFIX)), "False")
