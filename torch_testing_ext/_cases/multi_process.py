@@ -13,7 +13,6 @@ import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +202,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         verdict = outcome.verdict(self._case())
         passed_warnings.warn_again(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
         if (remark := invocation.verdict_note) and (note := remark(outcome.reports, expected, verdict)):
-            verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
+            verdict = verdict.with_note(note)
         if verdict.outcome is launch.Outcome.PASSED:
             print_leftovers(self._short_name(), outcome.reports)
         return verdict

@@ -114,6 +114,7 @@ class PropertyResult:
     report: str = ""
     skips: Mapping[int, str] = field(default_factory=dict)  # the reason of each rank that skipped
     lost: bool = False  # a rank has died or is stuck, and the report says which
+    example: str = ""  # in which it was lost
 
 
 def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:

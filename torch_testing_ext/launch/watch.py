@@ -55,7 +55,7 @@ class WatchResult:
         case = replace(case, note="\n\n".join(note for note in (case.note, self.note) if note))
         verdict = judge(self.reports, self.timed_out, case, self.expected, self.finding)
         if self.nccl and verdict.message:
-            return replace(verdict, message=f"{verdict.message}\n\n{ras.section(self.nccl)}")
+            return verdict.with_note(ras.section(self.nccl))
         return verdict
 
 

@@ -153,7 +153,9 @@ def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[A
     *others, last = attempts
     text = "\n".join(f"{one}; it is not used again in this run" for one in held)
     outcome = TestOutcome.LEAKED if COUNTS_AS[last.outcome] is Category.PASSED else last.outcome
-    message = "\n\n".join(part for part in (last.message, text) if part)
+    if last.failure is not None:
+        return [*others, replace(last, outcome=outcome, failure=last.failure.with_remark_in_account(text))]
+    message = "\n\n".join(filter(None, (last.message, text)))
     return [*others, replace(last, outcome=outcome, message=message)]
 
 

@@ -237,7 +237,7 @@ class RunningUnit:
         if self.files.failure is not None:
             cause, lost = EndCause.NOT_STARTED, self.files.failure
         elif (broken := self._file.contents.broken) is not None:
-            cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {broken.message}"
+            cause, lost = EndCause.NOT_STARTED, f"its file could not be imported again: {broken.said}"
         if self.cause is EndCause.INTERRUPTED:
             cause = self.cause
         self._conclude(WorkerExit(cause, time.monotonic(), lost=lost, stacks=self._written.stacks()))

@@ -17,8 +17,8 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases.pytest_style import PytestTest
+from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process.kept_accounts import combined
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
 from torch_testing_ext.launch import stopping
@@ -126,14 +126,14 @@ class _Loop:
         stopping.at_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         judged = self._of_test.judge()
-        ending, message = judged[0].verdict or judged[0].ending, combined([_message(one) for one in judged])
+        ending = judged[0].verdict or judged[0].ending
         outcome = _OUTCOMES[ending] if ending in _OUTCOMES else TestOutcome(ending.value)
         if COUNTS_AS[outcome] is Category.FAILED:
             self.has_failed = True
             self._print_logs()
         for one in judged:
             self.reports.note_cause(one.cause)
-        self.reports.test_ended(number, outcome, message, judged[0].need)
+        self.reports.test_ended(number, outcome, _told(judged), judged[0].need)
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
@@ -187,13 +187,23 @@ _OUTCOMES = {
 }
 
 
-def _message(judged: Judgement) -> str:
+def _told(judged: Sequence[Judgement]) -> FailureView | str:
+    """The failures of a test as one; a text where there is none."""
+    if judged[0].ending in (Ending.FAILED, Ending.ERROR):
+        return combined([one.view if one.ending in (Ending.FAILED, Ending.ERROR) else _as_text(one) for one in judged])
+    return "\n\n".join(map(_text, judged))
+
+
+def _as_text(judged: Judgement) -> FailureView:
+    return FailureView.of_text(_text(judged))
+
+
+def _text(judged: Judgement) -> str:
     match judged.ending:
         case Ending.STRICT_XPASS | Ending.UNEXPECTED_SUCCESS:
             return f"expected to fail, but passed: {judged.reason}".removesuffix(": ")
         case Ending.XPASSED:
             return f"passed, although it is marked xfail (not strict): {judged.reason}".removesuffix(": ")
-        case Ending.FAILED | Ending.ERROR if judged.verdict is None:
-            within = f"in the {judged.phase}: " if judged.phase else ""
-            return f"{within}{judged.title}\n\n{judged.text}"
-    return judged.message or judged.text or judged.title or judged.reason
+        case Ending.FAILED | Ending.ERROR:
+            return judged.view.whole
+    return judged.text or judged.title or judged.reason

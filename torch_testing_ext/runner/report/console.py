@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from torch_testing_ext._collectives.failure import Line
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.launch.folding import without_accidents
 
@@ -90,31 +91,31 @@ class Console:
         took = text.duration(attempt.seconds) if outcome is not TestOutcome.SKIPPED else ""
         word, more = f"{word:<8}", f"  {took:>9}  {text.name(attempt, self._repetitions)}"
         start = f"[{self._done:>{len(str(self._total))}}/{self._total}]  "
-        details, title = self._failure(attempt) if failed else ("", "")
+        details, title = self._failure(attempt) if failed else ([], "")
         line = self.layout().with_title(start + word + more, title) if title else more + self._remark(attempt)
         self._say(start + self.styler(STYLE_OF[outcome], word) + line.removeprefix(start + word))
         if details:
-            self._say(brief.shown(details, self.layout(), self.styler) + "\n")
+            self._say(brief.styled(details, self.layout(), self.styler) + "\n")
 
-    def _failure(self, attempt: Attempt) -> tuple[str, str]:
+    def _failure(self, attempt: Attempt) -> tuple[list[Line], str]:
         """The details of an attempt that failed, or a title, if the details follow in the summary or were shown."""
         title = text.reason(attempt)
         if self.detail is Verbosity.QUIET:
-            return "", title
+            return [], title
         details = brief.details(attempt, self.layout())
         shown = self._shown.setdefault((attempt.test.id, attempt.repetition), [])
-        if (pattern := without_accidents(details)) in shown:
-            return "", f"in the same way as before: {title}"
+        if (pattern := without_accidents(brief.plain(details))) in shown:
+            return [], f"in the same way as before: {title}"
         shown.append(pattern)
         cause = brief.cause_of(attempt)
         if cause is not None and self._causes.setdefault(cause, attempt.test.id) != attempt.test.id:
             first = self._causes[cause]
-            return "", f"for the same reason as {text.one_line(first.method or str(first))}"
+            return [], f"for the same reason as {text.one_line(first.method or str(first))}"
         return details, ""
 
     def _remark(self, attempt: Attempt) -> str:
         if attempt.outcome is TestOutcome.SKIPPED:
-            return f": {text.title(attempt.message)}"
+            return f": {text.title(attempt)}"
         place = ", ".join(part for part in (text.place(attempt.lease), text.memory(attempt)) if part)
         return f"  ({place})" if place and self.detail is Verbosity.VERBOSE else ""
 

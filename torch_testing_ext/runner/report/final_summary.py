@@ -75,12 +75,12 @@ class FinalSummary:
         details = {
             each.number: brief.details(each, self.layout) for each in brief.failing_attempts(one, self.summary.policy)
         }
-        different = grouped((without_accidents(words), number) for number, words in details.items())
+        different = grouped((without_accidents(brief.plain(lines)), number) for number, lines in details.items())
         for numbers in different.values():
             yield self.layout.rule("-")
             if len(one.attempts) > 1:
                 yield f"attempt{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}:"
-            yield brief.shown(details[numbers[0]], self.layout, self.styler)
+            yield brief.styled(details[numbers[0]], self.layout, self.styler)
 
     def _outcomes(self) -> list[str]:
         """The numbers of the last line, with a line for each that counts several outcomes, or another one."""
@@ -104,9 +104,14 @@ class FinalSummary:
     def _row(self, cells: Sequence[tuple[Style, str]], end: str, start: str = "") -> list[str]:
         """Cells in as many rows as they need, each with its style."""
         plain = [words for _, words in cells]
-        rows = self.layout.rows([start + plain[0], *plain[1:-1], plain[-1] + end] if plain[1:] else plain, ", ")
-        lines = [", ".join(self.styler(*cells[number]) for number in row) for row in rows]
-        return f"{start}{(',' + chr(10)).join(lines)}{end}".split("\n")
+        if len(plain) > 1:
+            plain[0] = start + plain[0]
+            plain[-1] += end
+        lines = [", ".join(self.styler(*cells[number]) for number in row) for row in self.layout.rows(plain, ", ")]
+        lines = [f"{line}," for line in lines[:-1]] + lines[-1:]
+        lines[0] = start + lines[0]
+        lines[-1] += end
+        return lines
 
     def _slowest(self) -> list[str]:
         ran = [one for one in self.summary.finished if one.outcome is not TestOutcome.SKIPPED]
@@ -175,4 +180,4 @@ def _table(heading: str, rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _first_failure(one: FinishedTest) -> str:
-    return f"{one.attempts[0].outcome.value}: {text.title(one.attempts[0].message)}"
+    return f"{one.attempts[0].outcome.value}: {text.title(one.attempts[0])}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from torch_testing_ext._process.logs import cut_middle
 
 from ..events import Event, RunEnded
-from ..model import FinishedTest, Policy, Summary
+from ..model import Attempt, FinishedTest, Policy, Summary
 from . import brief, text
 from .terminal import LineWriter
 
@@ -43,13 +42,19 @@ class GitHub:
 def annotation(group: Sequence[FinishedTest], policy: Policy) -> str:
     """The workflow command that creates the annotation of failures with one cause, at the line of the culprit."""
     one = group[0]
-    said = text.screen(brief.failing_attempts(one, policy)[-1]).strip()
-    name = PurePosixPath(one.test.id.file).name
-    place = re.search(rf"(?<!\S){re.escape(name)}:(\d+)(?: in |$)", said, re.MULTILINE)
+    attempt = brief.failing_attempts(one, policy)[-1]
+    said = text.screen(attempt).strip()
     title = brief.heading(group) or f"{one.outcome.value}: {one.test.id}"
-    facts = {"file": one.test.id.file, "line": place[1] if place else str(one.test.line or 1), "title": title}
+    facts = {"file": one.test.id.file, "line": str(_line(attempt) or one.test.line or 1), "title": title}
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())
     return f"::error {where}::{_escape(cut_middle(said, LONGEST_ANNOTATION) or one.outcome.value)}\n"
+
+
+def _line(attempt: Attempt) -> int | None:
+    """The line of the test's file where it failed, the culprit's first."""
+    name = PurePosixPath(attempt.test.id.file).name
+    sites = [row.site for row in attempt.failure.rows if row.site is not None] if attempt.failure is not None else []
+    return next((site.line for site in sites if PurePosixPath(site.file).name == name), None)
 
 
 def step_summary(summary: Summary, groups: Sequence[Sequence[FinishedTest]]) -> str:

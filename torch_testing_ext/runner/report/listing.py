@@ -18,7 +18,7 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
     for test in tests:
         yield "  ".join(part for part in (text.test_name(test.id), _needs(test)) if part)
     for attempt in broken:
-        yield f"{text.test_name(attempt.test.id)}  broken: {text.title(attempt.message)}"
+        yield f"{text.test_name(attempt.test.id)}  broken: {text.title(attempt)}"
     skipped = sum(test.skip is not None for test in tests)
     counts = [text.count(len(tests), "test")]
     counts += [f"{skipped} of them skipped"] if skipped else []
@@ -30,7 +30,7 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
 
 def _needs(test: Test) -> str:
     if test.skip is not None:
-        return f"skipped: {text.title(test.skip)}"
+        return f"skipped: {text.first_line(test.skip)}"
     needs = [text.count(test.world_size, "rank")] if test.world_size > 1 else []
     needs += [text.count(test.devices, "device")] if test.devices else []
     needs += [f"shared by {test.shared_by} ranks"] if test.shared_by else []
@@ -46,7 +46,7 @@ def as_json(tests: Iterable[Test], broken: Iterable[Attempt], expected: Expected
     content = {
         "tests": [_as_data(test, expected(test.id)) for test in tests],
         "broken": [
-            {"id": str(attempt.test.id), "file": attempt.test.id.file, "message": attempt.message} for attempt in broken
+            {"id": str(attempt.test.id), "file": attempt.test.id.file, "message": attempt.said} for attempt in broken
         ],
     }
     return json.dumps(content, indent=1)

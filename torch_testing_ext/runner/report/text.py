@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torch_testing_ext._machine.sharing import in_words
-from torch_testing_ext._process.kept_accounts import parts
 from torch_testing_ext._process.logs import cut_middle, without_colours
 
 from ..events import RunBegan
@@ -35,19 +34,24 @@ def log(text: str) -> str:
     return printable(cut_middle(text, LONGEST_LOG)).rstrip()
 
 
-def message(text: str) -> str:
-    """The message of an attempt, whole: the files of a run are the only place that has all of it."""
-    return printable(text).rstrip()
+def message(attempt: Attempt) -> str:
+    """All that is known of an attempt: the files of a run are the only place that has that."""
+    return printable(attempt.said).rstrip()
 
 
 def screen(attempt: Attempt) -> str:
-    """The part of an attempt's message that is made for a screen: the first; where there is no other, all of it."""
-    return message(parts(attempt.message)[0])
+    """The part of a failure that fits on a screen; all of it if only a text is known."""
+    return printable(attempt.message if attempt.failure is None else attempt.failure.screen).rstrip()
 
 
 def account(attempt: Attempt) -> str:
-    """All that a message says."""
-    return message(parts(attempt.message)[1])
+    """All that is known of a failure."""
+    return printable(attempt.message if attempt.failure is None else attempt.failure.whole_account).rstrip()
+
+
+def has_parts(attempt: Attempt) -> bool:
+    """Is more known of a failure than a text?"""
+    return attempt.failure is not None and attempt.failure.text is None
 
 
 def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
@@ -61,16 +65,19 @@ def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
             yield f"rank {one.rank}, stacks", log(one.stacks)
 
 
-def title(message: str) -> str:
-    """A message's first line, with a limited length."""
-    line = printable(message.strip()[: 2 * LONGEST_TITLE]).strip().partition("\n")[0]
+def title(attempt: Attempt) -> str:
+    """The first line of what is known of an attempt, with a limited length."""
+    return first_line(attempt.title)
+
+
+def first_line(words: str) -> str:
+    line = printable(words.strip()[: 2 * LONGEST_TITLE]).strip().partition("\n")[0]
     return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 3]}..."
 
 
 def reason(attempt: Attempt) -> str:
-    """The title of an attempt's message, for a line that names the test already."""
-    said, name = title(attempt.message), re.escape(attempt.test.id.dotted)
-    return re.sub(rf" \d+\.\d s into {name}(?=[:,;]|$)", "", said, count=1) if name else said
+    """The title of an attempt, for a line that names the test already."""
+    return first_line(attempt.reason) if attempt.reason else title(attempt)
 
 
 def duration(seconds: float) -> str:
@@ -90,7 +97,7 @@ def count(number: int, noun: str) -> str:
 def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
     """The reasons of skips and how often each occurs, the most frequent first."""
     skips = [one.last for one in summary.finished if one.outcome is TestOutcome.SKIPPED]
-    return Counter(not_enough_devices(one.want) if one.want else title(one.message) for one in skips).most_common()
+    return Counter(not_enough_devices(one.want) if one.want else title(one) for one in skips).most_common()
 
 
 def not_enough_devices(want: str) -> str:

@@ -62,8 +62,7 @@ class WatchPage:
             case RunBegan():
                 self.failures.clear()  # each of these tests runs again
             case TestFinished(finished) if self._options.policy.verdict_on(finished) is Category.FAILED:
-                why = finished.last.message.splitlines() or [finished.outcome.value]
-                self.failures[str(finished.test.id)] = why[0]
+                self.failures[str(finished.test.id)] = finished.last.title or finished.outcome.value
             case StatusRequested(running):
                 self._stacks = "\n\n".join(f"{one.test.id}\n{one.stacks}" for one in running)
             case RunEnded(summary):

@@ -185,5 +185,5 @@ def _may_lack_a_device(one: FinishedTest) -> bool:
         and not one.test.devices
         and not skipped_before
         and bool(one.test.id.method)
-        and bool(_ABOUT_DEVICES.search(one.last.message))
+        and bool(_ABOUT_DEVICES.search(one.last.said))
     )
