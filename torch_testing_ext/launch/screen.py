@@ -273,7 +273,8 @@ def _differ(first: RankReport, reports: Sequence[RankReport]) -> bool:
 
 
 def _remarks(fault: Fault) -> Iterator[str]:
-    if example := next((r.example for r in fault.reports if r.example and r.example not in fault.title), ""):
+    title = fault.title[:_LONGEST_EXAMPLE]  # as much of it as a screen shows
+    if example := next((r.example for r in fault.reports if r.example and r.example not in title), ""):
         yield cut(f"in this example: {' '.join(example.split())}", _LONGEST_EXAMPLE)
     sentences = [one.sentence for r in fault.reports for one in r.found if one.sentence not in fault.title]
     if fault.finding is not None and fault.finding.title not in fault.title and not _follows(fault):
