@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import itertools
 import logging
 import os
 import types
@@ -206,8 +205,8 @@ class _ColouredText(ReprEntryNative):
         self._styles = styles
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        lines = self.lines[0].rstrip("\n").split("\n")
-        for line, style in itertools.zip_longest(lines, self._styles[: len(lines)], fillvalue=""):
+        for at, line in enumerate(self.lines[0].rstrip("\n").split("\n")):
+            style = self._styles[at] if at < len(self._styles) else None
             tw.line(line, **({style: True} if style else {}))
 
 
