@@ -14,7 +14,6 @@ import unittest
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -343,7 +342,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             for text in state_changes:
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)
         elif state_changes:
-            verdict = replace(verdict, message="\n\n".join([verdict.message, *state_changes]))
+            verdict = verdict.with_note("\n\n".join(state_changes))
         raise_verdict(verdict, self.id(), self)
 
     def _endless(self) -> float | None:

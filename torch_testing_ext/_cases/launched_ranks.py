@@ -152,7 +152,7 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
 def _here(verdict: launch.Verdict) -> launch.Verdict:
     """The verdict as this rank shows it: rank 0 reports for all, if it is there."""
     if verdict.outcome is launch.Outcome.PASSED and not is_first():
-        return replace(verdict, message="")
+        return replace(verdict, text="")
     if (
         is_first()
         or not verdict.message
@@ -161,7 +161,7 @@ def _here(verdict: launch.Verdict) -> launch.Verdict:
     ):
         return verdict
     first = verdict.message.partition("\n")[0]
-    return replace(verdict, message=f"{first}\n\nRank 0 shows the report of all ranks.", account="", kept_as="")
+    return replace(verdict, text=f"{first}\n\nRank 0 shows the report of all ranks.", failure=None, kept_as="")
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +216,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         if invocation.verdict_note is not None:
             note = invocation.verdict_note(outcome.reports, expected, verdict)
             if note:
-                verdict = replace(verdict, message=f"{verdict.message}\n\n{note}")
+                verdict = verdict.with_note(note)
         if verdict.outcome is launch.Outcome.PASSED:
             print_leftovers(self._short_name(), outcome.reports)
         return verdict

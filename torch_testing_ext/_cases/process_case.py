@@ -10,12 +10,12 @@ import functools
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._torch.process_state import DYNAMO, INDUCTOR
 from torch_testing_ext.launch import settings
 
@@ -91,8 +91,9 @@ class ProcessRanksTestCase(RankedTestCase):
             return verdict
         if verdict.outcome is launch.Outcome.PASSED:
             command = command_of(self, self._result)
-            return launch.Verdict(launch.Outcome.FAILED, f"{disagreement}\n\nTo run it alone:\n  {command}")
-        return replace(verdict, message=f"{verdict.message}\n\n{disagreement}")
+            failure = FailureView.of_text(disagreement, rerun_command=command)
+            return launch.Verdict(launch.Outcome.FAILED, failure=failure)
+        return verdict.with_note(disagreement)
 
 
 def _skips_without_set_up(test: RankedTestCase) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from torch_testing_ext import launch
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._process import kept_accounts
 from torch_testing_ext._process.test_notes import warn_user
@@ -25,8 +26,13 @@ class RankError(RuntimeError, AssertionError):
 
     outcome = launch.Outcome.ERROR
     cause_of_failure = launch.Cause.OWN
-    # All that is known of the failure, as a text.
-    account = ""
+    # If it was judged.
+    failure: FailureView | None = None
+
+    @property
+    def account(self) -> str:
+        """All that is known of the failure, as a text."""
+        return self.failure.account if self.failure is not None else ""
 
 
 class RankFailure(AssertionError, RuntimeError):
@@ -34,7 +40,12 @@ class RankFailure(AssertionError, RuntimeError):
 
     outcome = launch.Outcome.FAILED
     cause_of_failure = launch.Cause.OWN
-    account = ""
+    failure: FailureView | None = None
+
+    @property
+    def account(self) -> str:
+        """All that is known of the failure."""
+        return self.failure.account if self.failure is not None else ""
 
 
 for _public in (RankError, RankFailure):
@@ -83,7 +94,7 @@ def _with_account(error: AnyError, verdict: launch.Verdict) -> AnyError:
     """Add what the verdict says to its exception. The account is kept in a file unless a runner keeps it."""
     if verdict.kept_as:
         kept_accounts.keep(verdict.kept_as, verdict.account)
-    error.outcome, error.cause_of_failure, error.account = verdict.outcome, verdict.cause, verdict.account
+    error.outcome, error.cause_of_failure, error.failure = verdict.outcome, verdict.cause, verdict.failure
     return error
 
 

@@ -54,6 +54,8 @@ class Doing(NamedTuple):
     rank: int
     did: str
     site: Site | None
+    awaited: tuple[int, ...] = ()  # the ranks for which it waits
+    call: str = ""  # in which it waits for them
 
     def __str__(self) -> str:
         return f"rank {self.rank}: {self.did}" + (f"   {self.site}" if self.site else "")
@@ -349,10 +351,7 @@ def _never_ends(wait: Wait, left: Mapping[int, object], ended: Mapping[int, str]
 
 def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], suspected: bool = False) -> Finding:
     """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
-    lines = tuple(
-        Doing(rank, f"waiting for {list_of(wait.missing)} in {wait.name}{_of_group(wait.group)}", wait.call.site)
-        for rank, wait in sorted(deadlocked.items())
-    )
+    lines = tuple(_waiting(rank, wait) for rank, wait in sorted(deadlocked.items()))
     left_alone = _left_alone(deadlocked, ended)
     if left_alone is not None:
         sentence, gone = left_alone
@@ -368,6 +367,11 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], 
         parts[_LONGEST_CYCLE - 1 : -1] = [f"which waits for {hidden + 1} more in turn"]
     sentence = ", ".join(parts)
     return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}" if suspected else sentence, lines, tuple(cycle))
+
+
+def _waiting(rank: int, wait: Wait) -> Doing:
+    call = f"{wait.name}{_of_group(wait.group)}"
+    return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
 
 
 def _left_alone(deadlocked: Mapping[int, Wait], ended: Mapping[int, str]) -> tuple[str, tuple[int, ...]] | None:

@@ -25,6 +25,10 @@ _CONNECT_TIMEOUT = 120.0
 class PeerLost(RuntimeError):
     """A rank has died or can no longer be reached."""
 
+    def __init__(self, message: str, example: str = ""):
+        super().__init__(message)
+        self.example_of_failure = example
+
 
 class PeerLostElsewhere(PeerLost):
     """The same, in a rank that only suffers from it: another one reports it."""

@@ -131,6 +131,8 @@ class PropertyResult:
     skips: Mapping[int, str] = field(default_factory=dict)
     # A rank has died or is stuck, and the report says which.
     lost: bool = False
+    # The example in which it was lost.
+    example: str = ""
 
 
 def judge_example(outcomes: Sequence[ExampleOutcome]) -> JudgedExample:

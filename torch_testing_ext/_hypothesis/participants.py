@@ -65,6 +65,10 @@ class PropertyFailure(AssertionError):
 class Abandoned(BaseException):
     """The ranks cannot continue together. Not an Exception, or Hypothesis would try to shrink it."""
 
+    def __init__(self, message: str = "", example: str = ""):
+        super().__init__(*([message] if message else []))
+        self.example = example
+
 
 # Hypothesis' own, when an example has used up its budget of draws; ours, when a rank is lost; and requests to stop.
 _NOT_OF_THE_EXAMPLE = (StopTest, Abandoned, KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -221,7 +225,7 @@ class Leader(Participant):
             self.ended[rank] = message.outcome
 
     def _raise_lost(self, rank: int) -> NoReturn:
-        raise Abandoned(f"rank {rank} was lost {self._where()}")
+        raise Abandoned(f"rank {rank} was lost {self._where()}", self.describe_current())
 
     def _where(self) -> str:
         example = self.describe_current()
@@ -237,7 +241,8 @@ class Leader(Participant):
         failure = f"rank {failed[0]} {line_of(self.ended[failed[0]])}; " if failed else ""
         raise Abandoned(
             f"{failure}{list_of(stuck)} could not be interrupted, as only waits on the network can be; "
-            f"the other ranks left {INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where()}"
+            f"the other ranks left {INTERRUPT_TIMEOUT:.0f} s ago; nothing was shrunk {self._where()}",
+            self.describe_current(),
         )
 
     def finish(self, result: PropertyResult) -> None:

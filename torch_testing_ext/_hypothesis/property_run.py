@@ -137,7 +137,7 @@ def _lead(leader: Leader, body: Body, prop: Callable[..., None], examples: Seque
 
 def _abandoned(leader: Leader, abandoned: Abandoned) -> PropertyResult:
     if str(abandoned):
-        return PropertyResult((0,), str(abandoned), lost=True)
+        return PropertyResult((0,), str(abandoned), lost=True, example=abandoned.example)
     assert leader.last is not None
     skips = {}
     for rank, outcome in enumerate(leader.last.outcomes):
@@ -220,7 +220,8 @@ def _follow(follower: Follower, body: Body) -> None:
 def _peer_lost(follower: Follower) -> Exception:
     """Rank 1 reports the example. The other ranks raise an error that the verdict takes for a consequence."""
     if follower.rank == 1:
-        return PeerLost(f"rank 0 was lost in this example: {follower.describe_current()}")
+        example = follower.describe_current()
+        return PeerLost(f"rank 0 was lost in this example: {example}", example)
     return PeerLostElsewhere("rank 0 was lost: connection closed by peer")
 
 
@@ -229,7 +230,7 @@ def _conclude(participant: Participant, result: PropertyResult) -> None:
     if result.lost:
         time.sleep(_SURVIVOR_DELAY)
         if participant.rank == 0:
-            raise PeerLost(result.report) from None
+            raise PeerLost(result.report, result.example) from None
         raise PeerLostElsewhere("a rank was lost: connection closed by peer") from None
     if participant.rank in result.skips:
         raise unittest.SkipTest(result.skips[participant.rank])

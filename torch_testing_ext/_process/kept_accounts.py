@@ -1,10 +1,7 @@
-"""Accounts of failures: in a message behind its screen, and in files, where tests without a runner keep them.
-
-A runner's journal has those of its tests.
-"""
+"""Accounts of failures in files, where tests without a runner keep them. A runner's journal has those of its tests."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,33 +11,6 @@ from .whole_files import write_atomically
 CACHE = ".torch_testing_ext"
 _FOLDER = "failures"
 _MOST = 100  # the newest
-# Between a failure on one screen and its account, in one message.
-WHOLE_ACCOUNT = "\n\n-- the whole account --\n"
-
-
-def joined(screen: str, account: str) -> str:
-    return f"{screen}{WHOLE_ACCOUNT}{account}" if account else screen
-
-
-def parts(message: str) -> tuple[str, str]:
-    """The screen and the account of a message; a message without an account is both."""
-    screen, found, account = message.partition(WHOLE_ACCOUNT)
-    return screen, account if found else message
-
-
-def combined(messages: Sequence[str]) -> str:
-    """One message of several failures of a test: the screen of the first, which counts the others; all accounts."""
-    if len(messages) < 2 or not any(WHOLE_ACCOUNT in message for message in messages):
-        return "\n\n".join(messages)
-    screens, accounts = zip(*map(parts, messages), strict=True)
-    others = f"and {words.count(len(messages) - 1, 'more failure')} of this test"
-    first, found, commands = screens[0].partition("\nall of it:  ")
-    return joined(f"{first}\n{others}{found}{commands}", "\n\n".join(accounts))
-
-
-def added(message: str, text: str) -> str:
-    screen, found, account = message.partition(WHOLE_ACCOUNT)
-    return f"{screen}\n\n{text}{found}{account}"
 
 
 def keep(test: str, account: str) -> None:

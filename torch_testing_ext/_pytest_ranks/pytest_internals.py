@@ -198,17 +198,16 @@ def plain_text(text: str, path: str, line: int, summary: str) -> Any:
 
 
 class _ColouredText(ReprEntryNative):
-    """The text of a failure, in colours where there are some."""
+    """The text of a failure, with the style of each of its first lines."""
+
+    def __init__(self, lines: list[str], styles: list[str]):
+        super().__init__(lines)
+        self._styles = styles
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        from torch_testing_ext.launch.screen import LineKind, kind_of
-
-        markup = {LineKind.FAULT: "bold", LineKind.GOT: "red", LineKind.EXPECTED: "green", LineKind.COMMAND: "light"}
-        first, *lines = self.lines[0].rstrip("\n").split("\n")
-        tw.line(first, bold=True)
-        for line in lines:
-            kind = markup.get(kind_of(line))
-            tw.line(line, **({kind: True} if kind else {}))
+        for at, line in enumerate(self.lines[0].rstrip("\n").split("\n")):
+            style = self._styles[at] if at < len(self._styles) else None
+            tw.line(line, **({style: True} if style else {}))
 
 
 _ColouredText.__name__ = ReprEntryNative.__name__  # by which xdist sends it
@@ -216,10 +215,10 @@ _ColouredText.__name__ = ReprEntryNative.__name__  # by which xdist sends it
 
 def colour(report: Any) -> None:
     """Let a report of a failure on one screen, which may come from a worker of xdist, have colours."""
+    styles = getattr(report, "line_styles", None)
     entries: Any = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
-    for at, entry in enumerate(entries):
-        if type(entry) is ReprEntryNative and any("\nrun again:  " in line for line in entry.lines):
-            entries[at] = _ColouredText(entry.lines)
+    if styles and len(entries) == 1 and type(entries[0]) is ReprEntryNative:
+        entries[0] = _ColouredText([*entries[0].lines], styles)
 
 
 # -- debugging, output

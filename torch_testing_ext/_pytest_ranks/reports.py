@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._process.kept_accounts import joined
+from torch_testing_ext._collectives.failure import FailureView, LineKind
+from torch_testing_ext._collectives.records import Site
 
 from .pytest_internals import plain_text, text_of
 
@@ -55,7 +56,18 @@ class Judgement:
     verdict: launch.Outcome | None = None  # on ranks, if the report is of one
     need: str | None = None  # which a test that skips has in vain
     cause: launch.Cause = launch.Cause.OWN  # of a failure
-    message: str = ""  # of the verdict on ranks: for a screen, with the account
+    failure: FailureView | None = None  # that the verdict on ranks has
+    site: Site | None = None  # the line that raised the exception
+
+    @property
+    def view(self) -> FailureView:
+        """The failure, of which pytest's text is known if it is not one of ranks."""
+        if self.failure is not None:
+            return self.failure
+        if self.verdict is not None:
+            return FailureView.of_text(self.text or self.title)
+        within = f"in the {self.phase}: " if self.phase else ""
+        return FailureView.of_text(f"{within}{self.title}\n\n{self.text}", self.site)
 
 
 def judge(report: Any, error: BaseException | None = None) -> Judgement:
@@ -89,7 +101,8 @@ def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
         "" if report.when == "call" else _PHASES.get(report.when, ""),
         verdict if isinstance(verdict, launch.Outcome) else None,
         cause=launch.cause_in(title) if error is None else launch.cause_of(error),
-        message=joined(str(error), account) if (account := getattr(error, "account", "")) else "",
+        failure=getattr(error, "failure", None),
+        site=None if error is None else next(iter(launch.sites_of(error)[-1:]), None),
     )
 
 
@@ -155,11 +168,23 @@ class TestReports:
 
 # -- how a verdict is shown
 
+_STYLES = {
+    LineKind.TITLE: "bold",
+    LineKind.FAULT: "bold",
+    LineKind.GOT: "red",
+    LineKind.EXPECTED: "green",
+    LineKind.COMMAND: "light",
+}
+
 
 def show(report: Any, excinfo: Any, item: Any) -> None:
     """Let a report show the message of a verdict once, since it has everything, and the line of the test."""
     message = str(excinfo.value)
     first = message.partition("\n")[0]
+    failure = getattr(excinfo.value, "failure", None)
+    if failure is not None and failure.show_command:
+        # An attribute that xdist sends with the report.
+        report.line_styles = [_STYLES.get(line.kind, "") for line in failure.lines()]
     path, line, _ = report.location
     in_test = [entry for entry in excinfo.traceback if entry.path == getattr(item, "path", None)]
     if in_test:

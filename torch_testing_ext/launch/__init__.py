@@ -8,7 +8,12 @@ verdict = result.verdict(Case())  judge them: one outcome and one message for al
 needed, since a test that passes on ranks of its own does without.
 """
 
-from .account_writer import AccountWriter as AccountWriter, format_error as format_error, summarize as summarize
+from .account_writer import (
+    AccountWriter as AccountWriter,
+    format_error as format_error,
+    sites_of as sites_of,
+    summarize as summarize,
+)
 from .accounts import (
     ERROR_EXIT_CODE as ERROR_EXIT_CODE,
     OwnWarning as OwnWarning,

@@ -21,6 +21,7 @@ from .rank_report import now
 LONGEST_SUMMARY = 2_000
 LONGEST_DETAILS = 8_000
 _MOST_SITES = 30
+_MOST_RELATED = 20  # lines on other exceptions
 
 
 class AccountWriter:
@@ -136,6 +137,8 @@ def account_of(
         cause=cause_of(error),
         sites=sites_of(error),
         details=_text_of(error),
+        related=related_to(error),
+        example=example_of(error),
     )
 
 
@@ -153,17 +156,38 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _text_of(error: BaseException) -> str:
-    """The message of an exception, with a line for each that it was raised after."""
+    """The message of an exception."""
     try:
-        text = str(error).strip() or type(error).__name__
-        return "\n".join([cut_middle(text, LONGEST_DETAILS), *map(_earlier, list(led_to(error))[1:])])
+        return cut_middle(str(error).strip() or type(error).__name__, LONGEST_DETAILS)
     except Exception:
         return ""
 
 
-def _earlier(error: BaseException) -> str:
+def related_to(error: BaseException) -> tuple[str, ...]:
+    """A line for each exception of a group, and for each that the error was raised after."""
+    _, *earlier = led_to(error)
+    lines = [*map(_with_site, _members_of(error)), *(f"after {_with_site(one)}" for one in earlier)]
+    return tuple(lines[:_MOST_RELATED])
+
+
+def _members_of(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions of an ExceptionGroup, and of the groups in it. Python has that class since 3.11."""
+    members = getattr(error, "exceptions", ())
+    for member in members if isinstance(members, tuple) else ():
+        if isinstance(member, BaseException):
+            inner = list(_members_of(member))
+            yield from inner or [member]
+
+
+def _with_site(error: BaseException) -> str:
     site = next(iter(sites_of(error)[-1:]), None)
-    return f"after {summarize(error)}" + (f", at {site}" if site is not None else "")
+    return summarize(error) + (f", at {site}" if site is not None else "")
+
+
+def example_of(error: BaseException) -> str:
+    """The example of a property in which a peer was lost: the exception of such a rank has it."""
+    example = getattr(error, "example_of_failure", "")
+    return cut_middle(example, LONGEST_DETAILS) if isinstance(example, str) else ""
 
 
 def _closed_descriptors(account: RankAccount) -> RankAccount:

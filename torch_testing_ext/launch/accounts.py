@@ -73,6 +73,8 @@ class RankAccount:
     cause: Cause = Cause.OWN  # of an error
     sites: tuple[Site, ...] = ()  # the lines through which an exception came, outermost first
     details: str = ""  # all of its message
+    related: tuple[str, ...] = ()  # a line for each exception that it contains, or was raised after
+    example: str = ""  # of a property that was tried when a peer was lost
 
 
 _KINDS = messages.by_name(RankAccount)
@@ -142,7 +144,9 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     summary, traceback = cut_middle(account.summary, longest // 4), cut_middle(account.traceback, longest)
     account = replace(account, summary=summary, traceback=traceback, collectives=b"")
     if longest < LONGEST_TEXT:
-        account = replace(account, imported=(), notes=(), memory=(), warnings=(), extras="", sites=(), details="")
+        account = RankAccount(
+            account.ending, account.started, account.ended, summary, traceback, account.code, cause=account.cause
+        )
     return messages.to_json(account).encode("ascii")
 
 

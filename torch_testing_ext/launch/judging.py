@@ -29,7 +29,7 @@ from torch_testing_ext._process.words import MOST_LINES, few, list_of
 from . import folding, hang, screen
 from .accounts import RankEnding
 from .causes import Cause
-from .rank_report import RankReport, without_cpp_place
+from .rank_report import RankReport, with_exception, without_cpp_place
 from .screen import Fault
 from .verdict import Case, Expected, Outcome, Verdict, ended, is_victim
 
@@ -54,7 +54,8 @@ def _judge(
     reports: Sequence[RankReport], timed_out: bool, case: Case, expected: Expected, finding: Finding | None
 ) -> Verdict:
     if interrupted := [r.rank for r in reports if r.in_flight is not None]:
-        reports = [_by_error_in_flight(r) for r in reports]
+        # A rank that was ended while an exception was in flight has failed by that.
+        reports = [r if r.in_flight is None else with_exception(r, r.in_flight) for r in reports]
         return _failed(reports, [r for r in reports if r.rank in interrupted], case, expected, finding)
     if finding is not None:
         if finding.kind is FindingKind.MISMATCH:  # since it was found, other ranks may have come to the same collective
@@ -82,14 +83,6 @@ def _judge(
     return _found_by_sanitizer(reports, case, expected)
 
 
-def _by_error_in_flight(report: RankReport) -> RankReport:
-    """The report of a rank that was ended while an exception was in flight: it has failed by that."""
-    if (error := report.in_flight) is None:
-        return report
-    told = {name: getattr(error, name) for name in ("ending", "summary", "cause", "traceback", "sites", "details")}
-    return replace(report, **told)
-
-
 def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Expected) -> Verdict:
     """Judge ranks that passed with matching collectives: sanitizer findings and unmatched calls."""
     if not expected.may_differ and any(r.issued for r in reports):
@@ -106,9 +99,9 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
     uneven = None if expected.may_differ or any(r.issued for r in reports) else first_uneven(_records(reports))
     # The recorder does not know that a wait has raised as the test expects.
     hazards += [uneven] if uneven is not None and not any(map(hang.probably_waits_with_timeout, uneven.sites)) else []
-    said = [f"{one.sentence}\n{one.calls}" for one in hazards]
     not_compared = "" if expected.may_differ else _not_compared(reports)
-    return Verdict(Outcome.PASSED, "\n".join([*([not_compared] if not_compared else []), *said]))
+    remarks = [not_compared, *(f"{one.sentence}\n{one.calls}" for one in hazards)]
+    return Verdict(Outcome.PASSED, "\n".join(filter(None, remarks)))
 
 
 def _not_compared(reports: Sequence[RankReport]) -> str:
@@ -160,7 +153,7 @@ def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdi
     is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE, FindingKind.RECORDER)
     fault = Fault(finding.title, reports, case, finding.ranks, finding)
     calls = f"{finding.sentence}\n{finding.calls}"
-    return _verdict(Outcome.ERROR if is_error else Outcome.FAILED, fault, shown, calls)
+    return _verdict(Outcome.ERROR if is_error else Outcome.FAILED, fault, shown, calls, finding)
 
 
 def _failed(
@@ -185,7 +178,7 @@ def _failed(
     errors = {RankEnding.FAILED: Outcome.FAILED, RankEnding.ERROR: Outcome.ERROR, RankEnding.LOST: Outcome.ERROR}
     outcome = errors.get(first.ending, Outcome.CRASHED)
     fault = Fault(title, reports, case, tuple(alike), cause)
-    return _verdict(outcome, fault, shown, cause.text if cause else "")
+    return _verdict(outcome, fault, shown, cause.text if cause else "", cause)
 
 
 def _failed_alike(one: RankReport, other: RankReport) -> bool:
@@ -221,11 +214,10 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     after = f"timed out after {seconds:.1f} s"
     title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
-    culprits = [*(rank for one in blamed for rank in one.ranks), *(r.rank for r in running)]
-    fault = Fault(
-        title, reports, case, tuple(culprits[: len(blamed[0].ranks) if blamed else 1]), next(iter(blamed), None)
-    )
-    return _verdict(Outcome.TIMEOUT, fault, failed, suspected.text if suspected else "", is_blamed=False)
+    culprits = blamed[0].ranks if blamed else tuple(ranks[:1])
+    fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None)
+    calls = suspected.text if suspected else ""
+    return _verdict(Outcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
 
 
 def _differences(reports: Sequence[RankReport]) -> list[Finding]:
@@ -267,47 +259,55 @@ def _what_happened(report: RankReport) -> str:
 
 
 def _verdict(
-    outcome: Outcome, fault: Fault, shown: Sequence[RankReport], collectives: str = "", is_blamed: bool = True
+    outcome: Outcome,
+    fault: Fault,
+    shown: Sequence[RankReport],
+    calls: str = "",
+    explained: Finding | None = None,
+    is_blamed: bool = True,
 ) -> Verdict:
-    """The verdict on a failure. `is_blamed`: its table begins with the culprit."""
+    """The verdict on a failure. `calls`: those of the finding that is `explained`.
+
+    `is_blamed`: its table begins with the culprit.
+    """
     first = next(iter(fault.culprits), None)
-    account = _compose(fault, shown, first if is_blamed else None, collectives)
-    message = screen.show(fault) if fault.case.show_command else account
+    account = _compose(fault, shown, first if is_blamed else None, calls)
     # Neither a file nor pytest-xdist takes the characters that stand for bytes of names that are not UTF-8.
-    message, account = (text.encode(errors="backslashreplace").decode() for text in (message, account))
-    return Verdict(outcome, message, first, account=account, kept_as=fault.case.kept_as)
+    account = account.encode(errors="backslashreplace").decode()
+    view = screen.view_of(fault, account, explained)
+    return Verdict(outcome, culprit=first, failure=view, kept_as=fault.case.kept_as)
 
 
-def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, collectives: str) -> str:
+def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls: str) -> str:
     """The account: title; a line per rank, the culprit first; the calls of ranks that disagree; where running ranks
     were; tracebacks; output; stacks; command."""
     reports, case = fault.reports, fault.case
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     seconds = max((r.seconds for r in reports), default=0.0)
-    parts = [f"{fault.title}\n({case.name}, {seconds:.1f} s after its start)"]
-    parts += ["\n".join(f"  {line}" for line in _table(in_order, first))]
-    parts += [collectives] if collectives else []
     others = [one.sentence for r in reports for one in r.found if one.sentence not in fault.title]
-    parts += ["\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in few(others))])] if others else []
-    if any(r.ending is RankEnding.STOPPED for r in reports):
-        parts.append(hang.explain(reports, case.file, () if collectives else _differences(reports)))
-    parts += _once("traceback", shown, lambda r: r.traceback.rstrip(), lambda r: r.place_of_failure, "failed")
+    are_running = any(r.ending is RankEnding.STOPPED for r in reports)
     # The output of the culprits helps; without any, as in a hang, that of all that did not pass.
     with_output = shown or [r for r in reports if r.ending is not RankEnding.PASSED]
-    parts += _once("last lines of output", with_output, _output_of, None, "printed")
-    for r in reports:
-        parts += [f"rank {r.rank} left running (now terminated): {'; '.join(r.leftovers)}"] if r.leftovers else []
-    parts += _once(
-        "stacks, most recent call first",
-        reports,
-        lambda r: r.stacks.rstrip(),
-        lambda r: hang.frames_of(r.stacks),
-        "wait",
-    )
-    parts += [case.note] if case.note else []
-    if case.rerun_command:
-        parts.append(f"To run it alone:\n  {case.rerun_command}")
-    return "\n\n".join(parts)
+    parts = [
+        f"{fault.title}\n({case.name}, {seconds:.1f} s after its start)",
+        "\n".join(f"  {line}" for line in _table(in_order, first)),
+        calls,
+        "\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in few(others))]) if others else "",
+        hang.explain(reports, case.file, () if calls else _differences(reports)) if are_running else "",
+        *_once("traceback", shown, lambda r: r.traceback.rstrip(), lambda r: r.place_of_failure, "failed"),
+        *_once("last lines of output", with_output, _output_of, None, "printed"),
+        *(f"rank {r.rank} left running (now terminated): {'; '.join(r.leftovers)}" for r in reports if r.leftovers),
+        *_once(
+            "stacks, most recent call first",
+            reports,
+            lambda r: r.stacks.rstrip(),
+            lambda r: hang.frames_of(r.stacks),
+            "wait",
+        ),
+        case.note,
+        f"To run it alone:\n  {case.rerun_command}" if case.rerun_command else "",
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:

@@ -43,7 +43,7 @@ class RankEvidence:
         if self.nccl and verdict.message:
             from . import ras
 
-            return replace(verdict, message=f"{verdict.message}\n\n{ras.section(self.nccl)}")
+            return verdict.with_note(ras.section(self.nccl))
         return verdict
 
 

@@ -7,8 +7,8 @@ import re
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.raw import RawRecord, agree
 from torch_testing_ext._collectives.records import RankRecord, Site
@@ -61,6 +61,8 @@ class RankReport:
     extras: str = ""  # for the test framework of the parent, from its part in the rank
     sites: tuple[Site, ...] = ()  # the lines through which its exception came, outermost first
     details: str = ""  # all of the exception's message
+    related: tuple[str, ...] = ()  # a line for each exception that it contains, or was raised after
+    example: str = ""  # of a property that was tried when a peer was lost
     in_flight: RankAccount | None = None  # of an exception that was in flight while it was still running
 
     @property
@@ -102,7 +104,6 @@ class RankReport:
 
 
 _LONGEST = 160  # columns of a summary in a line of a table; the traceback has all of it
-_TOLD = {one.name for one in fields(RankReport)} - {"ending", "ended", "code"}
 # The place in a C++ source where an error was raised: longer than the error itself.
 _CPP_PLACE = re.compile(r"\[[^\]\s]+\.(cc|cpp|h|hpp):\d+\] ?")
 
@@ -111,9 +112,36 @@ def without_cpp_place(summary: str) -> str:
     return _CPP_PLACE.sub("", summary)
 
 
-def told_by(account: RankAccount) -> dict[str, Any]:
-    """The fields of a report that are those of the rank's account."""
-    return {one.name: getattr(account, one.name) for one in fields(account) if one.name in _TOLD}
+def report_of(rank: int, account: RankAccount, seconds: float = 0.0) -> RankReport:
+    """The report of a rank that ended as its account says."""
+    report = RankReport(
+        rank,
+        account.ending,
+        seconds,
+        account.ended,
+        account.code,
+        imported=account.imported,
+        notes=account.notes,
+        memory=account.memory,
+        warnings=account.warnings,
+        extras=account.extras,
+    )
+    return with_exception(report, account)
+
+
+def with_exception(report: RankReport, account: RankAccount) -> RankReport:
+    """A report of a rank that has failed, or skipped, by the exception that an account is about."""
+    return replace(
+        report,
+        ending=account.ending,
+        summary=account.summary,
+        traceback=account.traceback,
+        cause=account.cause,
+        sites=account.sites,
+        details=account.details,
+        related=account.related,
+        example=account.example,
+    )
 
 
 def assemble_report(
@@ -129,14 +157,18 @@ def assemble_report(
     seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers)
     if account is None:
         return seen  # also for a rank that exited by itself after SIGTERM: it would not have ended otherwise
-    told = told_by(account)
     in_time = stopped is None or account.ended <= stopped
     if in_time and (code == account.code or (stopped is not None and account.ending.is_failure)):
-        return replace(seen, ending=account.ending, seconds=account.ended - started, ended=account.ended, **told)
+        return replace(report_of(rank, account, account.ended - started), code=code, leftovers=exit.leftovers)
     # The account says otherwise: the rank crashed or hung on its way out. The account is still worth showing.
-    earlier = f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else "")
-    kept = ("traceback", "memory", "warnings", "extras")
-    return replace(seen, summary=earlier, **{name: told[name] for name in kept})
+    return replace(
+        seen,
+        summary=f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else ""),
+        traceback=account.traceback,
+        memory=account.memory,
+        warnings=account.warnings,
+        extras=account.extras,
+    )
 
 
 def all_passed(reports: Sequence[RankReport]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from . import hang
 from .accounts import RankAccount, RankEnding
 from .job import Sanitize
-from .rank_report import RankReport, told_by
+from .rank_report import RankReport, report_of
 from .rank_watch import LAUNCHED_PROCESSES, RankWatch
 from .verdict import Case, Verdict
 
@@ -224,7 +224,7 @@ class RoundState:
         assert self.began is not None
         if (account := self.accounts.get(rank)) is not None:
             seconds = max(0.0, account.ended - self.began)
-            return RankReport(rank, account.ending, seconds, account.ended, account.code, **told_by(account))
+            return report_of(rank, account, seconds)
         if rank in self.left:
             at = self.left[rank]
             return RankReport(rank, RankEnding.LOST, max(0.0, at - self.began), at, summary=HAS_LEFT)

@@ -1,51 +1,44 @@
-"""A failure on one screen: what happened, the culprit first; the ranks, grouped by what they did; and the lines. Pure.
+"""The view of a failure: what happened, the culprit first; the ranks, grouped by what they did; and the lines. Pure.
 
 Nothing but the source is read. The account of the failure has the rest: all tracebacks, stacks and outputs.
 """
 
 from __future__ import annotations
 
-import enum
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_testing_ext._collectives.failure import (
+    MOST_CONTEXT,
+    MOST_PRINTED,
+    MOST_SITES,
+    WIDTH,
+    FailureView,
+    LineKind,
+    RankRow,
+    RankWait,
+    SourceLine,
+    Value,
+)
 from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records import RankRecord, Site
-from torch_testing_ext._process.logs import cut, text_of, width, without_colours
+from torch_testing_ext._process.logs import cut, text_of, without_colours
 from torch_testing_ext._process.reaping import describe_exit
 from torch_testing_ext._process.whole_files import is_library
-from torch_testing_ext._process.words import list_of
+from torch_testing_ext._process.words import MOST_LINES, grouped
 
 from . import folding, hang
 from .account_writer import account_of
 from .accounts import RankEnding
 from .causes import Cause
 from .exits import probable_lines_of_exit
-from .rank_report import RankReport, told_by, without_cpp_place
+from .rank_report import RankReport, report_of, without_cpp_place
 from .verdict import Case, is_victim
 
-WIDTH = 80
-# The lines of a failure at that width. The two that a runner adds, with the name of the test, make 15.
-MOST_LINES = 13
-_MOST_GROUPS = 4
-# Lines before those at fault, their number, lines with values, and lines that the culprit has printed: from all that
-# there is to the least that helps.
-_LEVELS = ((2, 2, 5, 3), (1, 2, 5, 3), (1, 2, 5, 1), (0, 2, 4, 1), (0, 1, 3, 1), (0, 1, 1, 0), (0, 0, 0, 0))
-_LONGEST_TITLE = 3 * WIDTH
-_LONGEST_DOING = 46
-_WIDEST_RANKS = 20
-
-
-class Row(NamedTuple):
-    """A line of the table: ranks, with what they did, and where."""
-
-    ranks: tuple[int, ...]
-    did: str
-    site: Site | None
+_LONGEST_EXAMPLE = 3 * WIDTH
 
 
 @dataclass(frozen=True)
@@ -65,136 +58,95 @@ class Fault:
         return next((r for r in self.reports if r.rank in self.culprits), None)
 
 
-def height(text: str, columns: int = WIDTH) -> int:
-    """The number of lines that a text takes on a terminal."""
-    return sum(_lines_of(line, columns) for line in text.splitlines())
-
-
-def _lines_of(line: str, columns: int) -> int:
-    if line.isascii() and len(line) > columns:
-        return len(textwrap.wrap(line, columns))
-    return max(1, -(-width(line) // columns))
-
-
-def show_error(error: BaseException, case: Case, within: str = "") -> str:
-    """The text for an exception of a test without ranks. `within` begins the title."""
+def view_of_error(error: BaseException, case: Case, within: str = "", traceback: str = "") -> FailureView:
+    """The view of an exception of a test without ranks. `within` begins the title and `traceback` ends the account."""
     account = account_of(error, isinstance(error, AssertionError), 0.0)
-    report = RankReport(0, account.ending, **told_by(account))
-    return show(Fault(f"{within}{account.summary}", [report], case, (0,), is_alone=True))
+    report = report_of(0, account)
+    fault = Fault(f"{within}{account.summary}", [report], case, (0,), is_alone=True)
+    return view_of(fault, f"{within}{account.summary}\n\n{traceback}")
 
 
-def show(fault: Fault) -> str:
-    """The text. The first line is the title, whole: the console breaks it."""
+def view_of(fault: Fault, account: str, explained: Finding | None = None) -> FailureView:
+    """The view of a failure. `explained`: the finding that its account shows."""
     rows = _rows(fault)
     first = fault.first
-    values = list(_values(first, fault.reports)) if first is not None else []
-    printed = list(_printed(first))[-_LEVELS[0][-1] :] if first is not None else []
-    sites = list(dict.fromkeys(row.site for row in rows if row.site is not None))[:2]
+    sites = list(dict.fromkeys(row.site for row in rows if row.site is not None))[:MOST_SITES]
     if first is not None and len(sites) == 1:
         in_test = next((site for site in reversed(_sites(first)) if site.file == fault.case.file), sites[0])
         sites += [in_test] if in_test != sites[0] else []
-    table = [f"  {site}" for site in sites[:1]] if fault.is_alone else _table(rows)
-    commands = (("all of it", fault.case.show_command), ("run again", fault.case.rerun_command))
-    end = [*_remarks(fault), *(f"{what}:  {command}" for what, command in commands if command)]
-    title = cut(without_colours(fault.title), _LONGEST_TITLE)
-    for context, most_sites, most_values, most_printed in _LEVELS:
-        middle = [
-            *excerpts(sites[:most_sites], context),
-            *values[:most_values],
-            *printed[max(0, len(printed) - most_printed) :],
-        ]
-        lines = [title, *table, *([""] if middle else []), *middle, *([""] if end else []), *end]
-        if height("\n".join(lines)) <= MOST_LINES:
-            break
-    return "\n".join(lines)
+    return FailureView(
+        fault.title,
+        rows=tuple(RankRow((), "", site) for site in sites[:1]) if fault.is_alone else tuple(rows),
+        sites=tuple(sites),
+        source=tuple(_source(sites)),
+        values=tuple(_values(first, fault.reports)) if first is not None else (),
+        printed=tuple(_printed(first))[-MOST_PRINTED:] if first is not None else (),
+        remarks=tuple(_remarks(fault)),
+        waits=tuple(_waits(explained)) if explained is not None else (),
+        show_command=fault.case.show_command,
+        rerun_command=fault.case.rerun_command,
+        account=account,
+    )
 
 
-# -- the parts of a text, for reports
+def _source(sites: Iterable[Site]) -> Iterator[SourceLine]:
+    """The lines of the source at these sites, with those before them."""
+    numbers = grouped(
+        (site.file, number) for site in sites for number in range(max(1, site.line - MOST_CONTEXT), site.line + 1)
+    )
+    for file, wanted in numbers.items():
+        lines = text_of(Path(file)).splitlines()
+        yield from (SourceLine(file, number, lines[number - 1]) for number in sorted({*wanted}) if number <= len(lines))
 
 
-class CodeLine(NamedTuple):
-    """A line of the source, with its number."""
-
-    number: int
-    is_marked: bool
-    text: str
-
-
-class ScreenParts(NamedTuple):
-    """A text that `show` has made. A row has the ranks, what they did, and where; that of a test without ranks, where.
-
-    `values`: what the assertion says, what was printed, and remarks.
-    """
-
-    title: str
-    rows: list[tuple[str, str, str]]
-    code: list[CodeLine]
-    values: list[str]
-
-
-_ROW = re.compile(r"  (ranks? \d[\d, -]*|\d+ ranks)  +(\S.*?)(?:  +(\S+:\d+(?: in .*)?))?")
-_ALONE = re.compile(r"  (\S+:\d+ in .*)")
-_CODE = re.compile(r"  ([> ]) +(\d+) \|(?: (.*))?")
-
-
-def read_screen(text: str) -> ScreenParts:
-    title, *lines = text.split("\n")
-    found = ScreenParts(title, [], [], [])
-    for line in lines:
-        if not found.code and (row := _ROW.fullmatch(line)):
-            found.rows.append((row[1].strip(), row[2], row[3] or ""))
-        elif not found.rows and (alone := _ALONE.fullmatch(line)):
-            found.rows.append(("", "", alone[1]))
-        elif not found.values and (code := _CODE.fullmatch(line)):
-            found.code.append(CodeLine(int(code[2]), code[1] == ">", code[3] or ""))
-        elif line and kind_of(line) is not LineKind.COMMAND:
-            found.values.append(line.removeprefix("  "))
-    return found
-
-
-class LineKind(enum.Enum):
-    """The kind of a line, for its colour."""
-
-    FAULT = "fault"  # a line of the source that is at fault
-    GOT = "got"
-    EXPECTED = "expected"
-    COMMAND = "command"
-    OTHER = "other"
-
-
-_KINDS = (
-    (re.compile(r"  > +\d+ \| "), LineKind.FAULT),
-    (re.compile(r" *(Got: |- |Expected .* but got )"), LineKind.GOT),
-    (re.compile(r" *(Expected: |\+ )"), LineKind.EXPECTED),
-    (re.compile(r"(all of it|run again):  "), LineKind.COMMAND),
-)
-
-
-def kind_of(line: str) -> LineKind:
-    """The kind of a line below the title."""
-    return next((kind for pattern, kind in _KINDS if pattern.match(line)), LineKind.OTHER)
+def _waits(finding: Finding) -> Iterator[RankWait]:
+    """The waits of a finding; of many ranks, those that do the same share one."""
+    waiting = [line for line in finding.lines if isinstance(line, Doing) and line.awaited]
+    are_many = len(finding.lines) > MOST_LINES
+    alike = grouped((line[1:] if are_many else line, line) for line in waiting)
+    for lines in list(alike.values())[: MOST_LINES + 1]:
+        first = lines[0]
+        yield RankWait(tuple(line.rank for line in lines), first.awaited, first.call, first.site)
 
 
 # -- the rows
 
 
-def _rows(fault: Fault) -> list[Row]:
-    doing = {one.rank: one for one in (fault.finding.lines if fault.finding else ()) if isinstance(one, Doing)}
-    found: dict[object, list[tuple[RankReport, str, Site | None]]] = {}
-    victims = [
-        r for r in fault.reports if r.rank not in fault.culprits and r.rank not in doing and _is_victim(r, fault)
-    ]
+class _Seen(NamedTuple):
+    """The doing of one rank, and its place. Ranks whose `kind` and `place` are equal did the same."""
+
+    rank: int
+    did: str
+    site: Site | None
+    kind: object
+    place: Site | None
+
+
+def _rows(fault: Fault) -> list[RankRow]:
+    lines = fault.finding.lines if fault.finding is not None else ()
+    doing = {line.rank: line for line in lines if isinstance(line, Doing)}
+    culprits = set(fault.culprits)
+    victims = {r.rank for r in fault.reports if r.rank not in doing and _is_victim(r, fault)} - culprits
+    others = (r for r in fault.reports if r.rank not in victims)
     # One that tells what failed in all ranks comes first, since it knows the line.
-    for report in sorted((r for r in fault.reports if r not in victims), key=lambda r: r.rank not in fault.culprits):
-        did, site = _did(report, doing, fault)
-        place = None if report.cause is Cause.OF_ALL else site
-        found.setdefault((_kind_of(report, did), place), []).append((report, did, site))
-    rows = [Row(tuple(sorted(r.rank for r, _, _ in each)), each[0][1], each[0][2]) for each in found.values()]
+    seen = [_seen(report, doing, fault) for report in sorted(others, key=lambda r: r.rank not in culprits)]
+    alike = folding.groups(seen, lambda one: (one.kind, one.place))
+    rows = [RankRow(tuple(sorted(one.rank for one in same)), same[0].did, same[0].site) for same in alike]
     if victims:
         lost = "lost its peer" if len(victims) == 1 else "lost their peer"
-        were_ended = any(r.ending is RankEnding.STOPPED for r in victims)
-        rows.append(Row(tuple(r.rank for r in victims), f"{lost}, or ended for that" if were_ended else lost, None))
-    return sorted(rows, key=lambda row: (not set(row.ranks) & set(fault.culprits), row.ranks))
+        were_ended = any(r.rank in victims and r.ending is RankEnding.STOPPED for r in fault.reports)
+        in_order = tuple(r.rank for r in fault.reports if r.rank in victims)
+        rows.append(RankRow(in_order, f"{lost}, or ended for that" if were_ended else lost, None))
+    return sorted(rows, key=lambda row: (not set(row.ranks) & culprits, row.ranks))
+
+
+def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen:
+    call = doing.get(report.rank)
+    if call is not None and report.in_flight is None:
+        # However the ranks have ended: those that called the same share a row, and no others.
+        return _Seen(report.rank, call.did, call.site, call.did, call.site)
+    did, site = _did(report, doing, fault)
+    return _Seen(report.rank, did, site, _kind_of(report, did), None if report.cause is Cause.OF_ALL else site)
 
 
 def _is_victim(report: RankReport, fault: Fault) -> bool:
@@ -213,9 +165,8 @@ def _kind_of(report: RankReport, did: str) -> object:
     return folding.without_accidents(did)
 
 
-def _did(report: RankReport, doing: dict[int, Doing], fault: Fault) -> tuple[str, Site | None]:
-    if (own := doing.get(report.rank)) is not None and report.in_flight is None:
-        return own.did, own.site
+def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[str, Site | None]:
+    """The end of a rank of which the finding says nothing, or the line where it still is."""
     site = site_of(report, fault.case.file)
     match report.ending:
         case RankEnding.PASSED:
@@ -226,6 +177,8 @@ def _did(report: RankReport, doing: dict[int, Doing], fault: Fault) -> tuple[str
         case RankEnding.SKIPPED:
             return f"skipped: {report.summary}", None
         case RankEnding.FAILED | RankEnding.ERROR:
+            if report.example and report.rank not in fault.culprits:
+                return "lost its peer in an example", site
             is_told = report.summary in fault.title or report.cause is Cause.OF_ALL
             verb = "failed" if report.ending is RankEnding.FAILED else "raised"
             return verb if is_told else without_colours(without_cpp_place(report.summary)), site
@@ -246,7 +199,7 @@ def _still_running(record: RankRecord | None, site: Site | None) -> str:
     return f"{'in' if is_in else 'after'} {hang.shown(record, latest)}"
 
 
-def _left_at(report: RankReport, doing: dict[int, Doing], fault: Fault) -> list[int]:
+def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> list[int]:
     """The lines where a rank that passed has probably left, before the collective that others are in."""
     kinds = (FindingKind.LEFT_ALONE, FindingKind.BEHIND)
     missed = next((one.site for one in doing.values() if one.site is not None), None)
@@ -258,28 +211,6 @@ def _left_at(report: RankReport, doing: dict[int, Doing], fault: Fault) -> list[
     latest = record.latest.site if record is not None and record.latest is not None else None
     last = latest.line if latest is not None and latest.file == missed.file else None
     return probable_lines_of_exit(missed.file, fault.case.function, last, missed.line)
-
-
-def _table(rows: Sequence[Row]) -> list[str]:
-    shown = list(rows[: _MOST_GROUPS if len(rows) <= _MOST_GROUPS else _MOST_GROUPS - 1])
-    cells = [(_names(row.ranks), cut(row.did, _LONGEST_DOING), row.site) for row in shown]
-    if rest := rows[len(shown) :]:
-        ranks = [rank for row in rest for rank in row.ranks]
-        cells.append((_names(ranks), f"{len(rest)} other ways to end", None))
-    widths = [max(len(names) for names, _, _ in cells), max(len(did) for _, did, _ in cells)]
-    found = []
-    for names, did, site in cells:
-        start = f"  {names:<{widths[0]}}  {did:<{widths[1]}}  "
-        place = str(site or "")
-        # The number of the line says more than the function.
-        place = place if len(start) + len(place) <= WIDTH else place.partition(" in ")[0]
-        found.append(cut(f"{start}{place}".rstrip(), WIDTH))
-    return found
-
-
-def _names(ranks: Sequence[int]) -> str:
-    names = list_of(ranks)
-    return names if len(names) <= _WIDEST_RANKS else f"{len(ranks)} ranks"
 
 
 # -- sites and their source
@@ -303,45 +234,38 @@ def _sites(report: RankReport) -> list[Site]:
     return [Site(one["file"], int(one["line"]), one["function"]) for one in found]
 
 
-def excerpts(sites: Iterable[Site], context: int) -> list[str]:
-    """The lines of the source, each marked, with `context` lines before it."""
-    found: list[str] = []
-    wanted: dict[str, dict[int, bool]] = {}
-    for site in sites:
-        lines = wanted.setdefault(site.file, {})
-        for number in range(max(1, site.line - context), site.line + 1):
-            lines[number] = lines.get(number, False) or number == site.line
-    for file, numbers in wanted.items():
-        source = text_of(Path(file)).splitlines()
-        known = {number: source[number - 1] for number in sorted(numbers) if 0 < number <= len(source)}
-        if not any(line.strip() for line in known.values()):
-            continue
-        common = min(len(line) - len(line.lstrip()) for line in known.values() if line.strip())
-        for number, line in known.items():
-            mark = ">" if numbers[number] else " "
-            found.append(cut(f"  {mark} {number:>5} | {line[common:]}".rstrip(), WIDTH))
-    return found
-
-
 # -- the values of an assertion, and the end
 
 
-def _values(first: RankReport, reports: Sequence[RankReport]) -> Iterator[str]:
-    """The further lines of the culprit's message, without those that say nothing."""
+def _values(first: RankReport, reports: Sequence[RankReport]) -> Iterator[Value]:
+    """The further lines of what the culprit's exception says, without those that say nothing."""
     if is_victim(first) or first.cause is Cause.OF_ALL:
         return
-    lines = [line.rstrip() for line in without_colours(first.details).strip().splitlines()[1:] if line.strip()]
-    # The sort is stable: the two values first, then where they were and what came before, then how much they differ.
-    others = [f"(of rank {first.rank}; other ranks have other values)"] if _differ(first, reports) else []
-    order = (("Expected", "Got"), ("(of rank", "The failure occurred for", "after "))
-    for line in sorted([*others, *lines], key=lambda line: [not line.startswith(start) for start in order]):
-        if not line.endswith("Use -v to get more diff"):  # pytest's; all of it has more
-            yield cut(f"  {line}", WIDTH)
+    said = [line.rstrip() for line in without_colours(first.details).strip().splitlines()[1:] if line.strip()]
+    # The two values first, then where they were and what came before, then how much they differ.
+    values = [line for line in said if line.startswith(("Expected", "Got"))]
+    of_rank = [f"(of rank {first.rank}; other ranks have other values)"] if _differ(first, reports) else []
+    where = [line for line in said if line.startswith("The failure occurred for")]
+    # The last one is pytest's; the account has more.
+    rest = [line for line in said if line not in (*values, *where) and not line.endswith("Use -v to get more diff")]
+    yield from (Value(line, kind_of_value(line)) for line in (*values, *of_rank, *where, *first.related, *rest))
+
+
+# torch, unittest and pytest write these, in the message of an assertion.
+_GOT = re.compile(r" *(Got: |- |Expected .* but got )")
+_EXPECTED = re.compile(r" *(Expected: |\+ )")
+
+
+def kind_of_value(line: str) -> LineKind:
+    """The kind of a line of an assertion's message, for its colour."""
+    if _GOT.match(line):
+        return LineKind.GOT
+    return LineKind.EXPECTED if _EXPECTED.match(line) else LineKind.OTHER
 
 
 def _printed(first: RankReport) -> Iterator[str]:
     lines = (line.strip() for line in without_colours(folding.warnings_once(first.output, times=0)).splitlines())
-    return (cut(f"  printed: {line}", WIDTH) for line in lines if line)
+    return (line for line in lines if line)
 
 
 def _differ(first: RankReport, reports: Sequence[RankReport]) -> bool:
@@ -350,6 +274,9 @@ def _differ(first: RankReport, reports: Sequence[RankReport]) -> bool:
 
 
 def _remarks(fault: Fault) -> Iterator[str]:
+    title = fault.title[:_LONGEST_EXAMPLE]  # as much of it as a screen shows
+    if example := next((r.example for r in fault.reports if r.example and r.example not in title), ""):
+        yield cut(f"in this example: {' '.join(example.split())}", _LONGEST_EXAMPLE)
     sentences = [one.sentence for r in fault.reports for one in r.found if one.sentence not in fault.title]
     if fault.finding is not None and fault.finding.title not in fault.title and not _follows(fault):
         sentences.insert(0, fault.finding.title)

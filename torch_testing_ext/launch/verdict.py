@@ -1,8 +1,12 @@
 """The verdict on a test: an outcome, a message and a culprit; and what a test expects of its ranks."""
 
+from __future__ import annotations
+
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch_testing_ext._collectives.failure import FailureView
 
 from .accounts import RankEnding
 from .causes import Cause
@@ -63,15 +67,33 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a test, its message, and the rank that caused it. `account`: of a failure, all that is known."""
+    """The outcome of a test, and the rank that caused it."""
 
     outcome: Outcome
-    message: str = ""
+    text: str = ""  # why it was skipped; what is to be said although it passed; a failure that is only a text
     culprit: int | None = None
     code: int | None = None  # the exit code of all ranks, if they skipped
     cause: Cause = Cause.OWN  # of a failure; peers are among the ranks, so it is never theirs
-    account: str = ""
+    failure: FailureView | None = None
     kept_as: str = ""  # the name under which the account is to be kept in a file
+
+    @property
+    def message(self) -> str:
+        """The text for the user. Of a failure: one screen, or its account if no command would show that."""
+        if self.failure is None:
+            return self.text
+        return self.failure.screen if self.failure.show_command else self.failure.account_with_notes
+
+    @property
+    def account(self) -> str:
+        """All that is known of a failure."""
+        return self.failure.account if self.failure is not None else ""
+
+    def with_note(self, note: str) -> Verdict:
+        """The verdict with something that was noticed besides."""
+        if self.failure is not None:
+            return replace(self, failure=self.failure.with_note(note))
+        return replace(self, text=f"{self.text}\n\n{note}")
 
 
 def ended(report: RankReport) -> str:

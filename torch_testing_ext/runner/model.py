@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.lanes import RankLane
 from torch_testing_ext._machine.device_facts import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.test_notes import KitWarning
@@ -161,7 +162,7 @@ class Attempt:
 
     test: Test
     outcome: TestOutcome
-    message: str = ""  # failure: formatted as in launch/; skip: the reason
+    message: str = ""  # why it was skipped, or what else there is to say; a failure of which only this text is known
     seconds: float = 0.0
     began: float = 0.0  # seconds since the start of the run
     repetition: int = 0
@@ -175,6 +176,18 @@ class Attempt:
     evicted: bool = False  # ended because its node was short of memory, of which other tests had some
     warnings: tuple[KitWarning, ...] = ()  # about its ranks
     port_in_use: bool = False  # an exception says so
+    failure: FailureView | None = None
+    reason: str = ""  # the first line of the failure for a line that names the test, if that is another one
+
+    @property
+    def said(self) -> str:
+        """All that is known, as one text."""
+        return self.message if self.failure is None else self.failure.whole
+
+    @property
+    def title(self) -> str:
+        """The first line of that."""
+        return self.message.strip().partition("\n")[0] if self.failure is None else self.failure.headline
 
 
 @dataclass(frozen=True)

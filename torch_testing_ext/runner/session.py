@@ -220,8 +220,7 @@ def _broken_files(
         if attempt.test.id.method or may_have_selected(file):
             failing.append(attempt)
         else:
-            why = attempt.message.strip().partition("\n")[0]
-            warnings.append(f"{file} cannot be imported; none of its tests seems to be selected: {why}")
+            warnings.append(f"{file} cannot be imported; none of its tests seems to be selected: {attempt.title}")
     return tuple(failing), tuple(warnings)
 
 

@@ -6,8 +6,9 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from torch_testing_ext._collectives.failure import FailureView, LineKind, RankRow, SourceLine, Value
 from torch_testing_ext._collectives.lanes import RankLane, TimedCall
-from torch_testing_ext._process.kept_accounts import joined
+from torch_testing_ext._collectives.records import Site
 from torch_testing_ext.runner.events import (
     AttemptEnded,
     Event,
@@ -66,18 +67,25 @@ def ranks(outputs: Sequence[str], stacks: str = "") -> tuple[RankLog, ...]:
     return tuple(RankLog(number, output, stacks) for number, output in enumerate(outputs))
 
 
-SCREEN = """rank 2 never reached all_reduce #2 [4], in which ranks 0, 1, 3 wait
-  rank 2         after all_reduce #1 [4]  test_x.py:25 in test_hang
-  ranks 0, 1, 3  in all_reduce #2 [4]     test_x.py:26 in test_hang
-
-       24 | if self.rank == 2:
-  >    25 |     time.sleep(1000)  # "for ever"
-  >    26 | dist.all_reduce(torch.ones(4))
-  Expected: [5.0]
-  Got:      [4.0]
-
-all of it:  python run_test.py show test_x.py::T::test_hang
-run again:  python run_test.py test_x.py::T::test_hang"""
+_BEHIND, _AHEAD = Site("/x/test_x.py", 25, "test_hang"), Site("/x/test_x.py", 26, "test_hang")
+HANG = FailureView(
+    "rank 2 never reached all_reduce #2 [4], in which ranks 0, 1, 3 wait",
+    rows=(
+        RankRow((2,), "after all_reduce #1 [4]", _BEHIND),
+        RankRow((0, 1, 3), "in all_reduce #2 [4]", _AHEAD),
+    ),
+    sites=(_BEHIND, _AHEAD),
+    source=(
+        SourceLine("/x/test_x.py", 24, "        if self.rank == 2:"),
+        SourceLine("/x/test_x.py", 25, '            time.sleep(1000)  # "for ever"'),
+        SourceLine("/x/test_x.py", 26, "        dist.all_reduce(torch.ones(4))"),
+    ),
+    values=(Value("Expected: [5.0]", LineKind.EXPECTED), Value("Got:      [4.0]", LineKind.GOT)),
+    show_command="python run_test.py show test_x.py::T::test_hang",
+    rerun_command="python run_test.py test_x.py::T::test_hang",
+    account="the account",
+)
+SCREEN = HANG.screen
 
 
 def hang_of_ranks(size: int) -> FinishedTest:
@@ -92,9 +100,8 @@ def hang_of_ranks(size: int) -> FinishedTest:
         return RankLane(rank, clock, clock + 0.5, clock + 4.0, "stopped", (first, second) if rank != 2 else (first,))
 
     logs = tuple(RankLog(rank, lane=lane(rank)) for rank in range(size))
-    message = joined(SCREEN, "the account")
     test = a_test("test_hang", world_size=size)
-    one = attempt("", TestOutcome.TIMEOUT, test=test, message=message, ranks=logs, seconds=4.0)
+    one = attempt("", TestOutcome.TIMEOUT, test=test, message="", failure=HANG, ranks=logs, seconds=4.0)
     return FinishedTest((one,))
 
 

@@ -3,7 +3,7 @@
 import unittest
 from typing import NamedTuple
 
-from torch_testing_ext._process.kept_accounts import joined
+from torch_testing_ext._collectives.failure import joined
 
 
 class Seen(NamedTuple):

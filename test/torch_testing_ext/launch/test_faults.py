@@ -17,8 +17,8 @@ from kit.leftovers import nothing_left
 from kit.outcomes import outcome_of
 from kit.ranks import FourRanks, wait_for
 
+from torch_testing_ext._collectives.failure import WHOLE_ACCOUNT
 from torch_testing_ext._marks.settings_of_tests import sanitize
-from torch_testing_ext._process import kept_accounts
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import AccountFile, RankEnding, read_account
@@ -415,7 +415,7 @@ class FaultTest(TestCase):
     def test_the_tests_error_wins_over_clean_up(self):
         seen = self.check("raises_from_clean_up", "error", "rank 1: error", "ValueError: in the test")
         self.assertNotIn("AssertionError: in clean-up", seen.message)
-        self.assertNotIn("in clean-up", seen.message.partition(kept_accounts.WHOLE_ACCOUNT)[2])
+        self.assertNotIn("in clean-up", seen.message.partition(WHOLE_ACCOUNT)[2])
 
 
 if __name__ == "__main__":

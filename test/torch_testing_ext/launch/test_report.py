@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unittest
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 
@@ -17,10 +18,10 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext._process.reaping import signal_name
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import RankEnding, RankReport
+from torch_testing_ext.launch import Cause, RankEnding, RankReport
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import LONGEST_TEXT, RESERVED, AccountFile, OwnWarning, RankAccount, read_account
-from torch_testing_ext.launch.rank_report import Exit, assemble_report
+from torch_testing_ext.launch.rank_report import Exit, assemble_report, report_of
 
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
 
@@ -434,6 +435,27 @@ class TestTail(InDirectory):
     def test_no_file(self):
         self.assertEqual(tail(self.file), "")
         self.assertEqual(tail(self.directory), "")
+
+
+class TestFieldsOfReports(unittest.TestCase):
+    def test_a_report_has_all_that_its_account_says(self):
+        texts = {"summary", "traceback", "details", "extras", "example"}
+        tuples = {"imported", "notes", "memory", "warnings", "sites", "related"}
+        account = RankAccount(
+            RankEnding.ERROR,
+            1.0,
+            2.0,
+            code=7,
+            cause=Cause.TIMED_OUT,
+            **{name: name for name in texts},
+            **{name: (name,) for name in tuples},
+        )
+        report = report_of(3, account, 1.0)
+        shared = {field.name for field in fields(RankAccount)} & {field.name for field in fields(RankReport)}
+        self.assertEqual(shared, {*texts, *tuples, "ending", "ended", "code", "cause"})
+        for name in shared:
+            self.assertEqual(getattr(report, name), getattr(account, name), name)
+        self.assertEqual((report.rank, report.seconds), (3, 1.0))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import itertools
 import signal
+import sys
+import unittest
 from dataclasses import replace
 
 from kit.verdicts import (
@@ -22,10 +24,12 @@ from kit.verdicts import (
     world,
 )
 
-from torch_testing_ext._collectives.findings import Finding, FindingKind
+from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
+from torch_testing_ext._collectives.records import Site
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankEnding, Verdict
 from torch_testing_ext.launch.judging import judge
+from torch_testing_ext.launch.screen import view_of_error
 from torch_testing_ext.launch.verdict import is_victim
 
 
@@ -396,6 +400,45 @@ To run it alone:
     def test_a_pass_is_silent(self):
         reports = world(replace(passed(), output="noise", leftovers=("pid 5: sleep 9",)))
         self.assertEqual(judge(reports, False, CASE).message, "")
+
+
+class TestScreen(VerdictTestCase):
+    CASE = replace(CASE, show_command="show it")
+
+    def screen_of(self, reports, finding=None):
+        return judge(reports, False, self.CASE, finding=finding).failure.screen
+
+    def test_a_row_has_only_ranks_that_called_the_same(self):
+        """However they have ended: here two of three that called the same have aborted, and so has the culprit."""
+        site = Site(CASE.file, 7, "test_x")
+        lines = tuple(Doing(rank, f"all_reduce [{5 if rank == 1 else 4}]", site) for rank in range(4))
+        finding = Finding(FindingKind.MISMATCH, "ranks disagree", lines, (1,))
+        failing = replace(raised(), sites=(site,))
+        shown = self.screen_of(world(failing, killed(signal.SIGABRT), killed(signal.SIGABRT), failing), finding)
+        self.assertIn("  rank 1         all_reduce [5]  test_thing.py:7 in test_x\n", shown)
+        self.assertIn("  ranks 0, 2, 3  all_reduce [4]  test_thing.py:7 in test_x\n", shown)
+        shown = self.screen_of(world(failing, failing, failing, failing), finding)
+        self.assertIn("  rank 1         all_reduce [5]", shown)
+
+    def test_the_example_in_which_a_peer_was_lost(self):
+        example = "test_x(n=17, values=[1.5, 2.5], name='a name that is long enough to be cut')"
+        survivor = replace(raised(f"PeerLost: rank 0 was lost in this example: {example}"), example=example)
+        shown = self.screen_of(world(killed(signal.SIGKILL), survivor))
+        self.assertIn(f"in this example: {example}\n", shown)
+
+    @unittest.skipIf(sys.version_info < (3, 11), "ExceptionGroup is new in 3.11")
+    def test_the_exceptions_of_a_group(self):
+        try:
+            int("x")
+        except ValueError as error:
+            inner = ExceptionGroup("inner", [KeyError("gone"), error])  # noqa: F821
+        group = ExceptionGroup("some parts failed", [OSError("no disk"), inner])  # noqa: F821
+        view = view_of_error(group, self.CASE)
+        self.assertEqual(view.title, "ExceptionGroup: some parts failed (2 sub-exceptions)")
+        first, second, third = (value.text for value in view.values)
+        self.assertEqual((first, second), ("OSError: no disk", "KeyError: 'gone'"))
+        self.assertRegex(third, r"ValueError: invalid literal .*, at test_verdict.py:\d+ in test_the_exceptions")
+        self.assertIn("\n  OSError: no disk\n", view.screen)
 
 
 if __name__ == "__main__":

@@ -135,9 +135,9 @@ class OneRunTest(unittest.TestCase):
 
     def test_attempts_are_complete(self):
         self.assertIn("hello from a node", self.ran["test_passes"].output)
-        self.assertIn("AssertionError", self.ran["test_fails"].message)
-        self.assertIn("python run_test.py", self.ran["test_fails"].message)
-        self.assertIn("in test_hangs", self.ran["test_hangs"].message)
+        self.assertIn("AssertionError", self.ran["test_fails"].said)
+        self.assertIn("python run_test.py", self.ran["test_fails"].said)
+        self.assertIn("in test_hangs", self.ran["test_hangs"].said)
         self.assertTrue(self.ran["test_leaks"].leftovers)
         for attempts in self.ran.attempts.values():
             for attempt in attempts:
@@ -188,7 +188,7 @@ class OptionsOnNodesTest(unittest.TestCase):
         )
         for name in ("test_item[1]", "test_item[2]", "test_method"):
             self.assertEqual(ran[name].output.strip(), "calls fail 7")
-        self.assertIn("--shake-seed 7", ran["test_fails"].message)
+        self.assertIn("--shake-seed 7", ran["test_fails"].said)
 
 
 class LostNodesTest(unittest.TestCase):
@@ -233,11 +233,11 @@ class LostNodesTest(unittest.TestCase):
                 self.assertEqual(ran.outcomes, {"test_a_waits": "crashed", "test_b_is_fine": "passed"})
                 self.assertEqual(len(self.ended), 2)
                 for node in self.ended:
-                    self.assertIn(f"node {node} was lost", ran["test_a_waits"].message)
+                    self.assertIn(f"node {node} was lost", ran["test_a_waits"].said)
             with self.subTest("no node is left"):
                 ran = self.kill_agents(nodes, 3)
                 self.assertEqual(ran.outcomes["test_a_waits"], "error")
-                self.assertIn("no node is left", ran["test_a_waits"].message)
+                self.assertIn("no node is left", ran["test_a_waits"].said)
                 self.assertFalse(ran.summary.interrupted)
 
     def test_garbage_of_an_agent(self):
@@ -540,7 +540,7 @@ class StreamTest(unittest.TestCase):
             nodes.place.discover = lambda files, jobs: found
             ran = nodes.run(file)
         self.assertEqual(ran.outcomes, {"test_x": "error"})
-        self.assertIn("No such file", ran["test_x"].message)
+        self.assertIn("No such file", ran["test_x"].said)
 
 
 class LinesTest(unittest.TestCase):

@@ -28,7 +28,7 @@ class CollectionCase(TestCase):
         return {name.removeprefix(f"{self.file}::"): outcome for name, outcome in self.ran.by_id.items()}
 
     def message_of(self, name):
-        return next(one.last.message for one in self.ran.summary.finished if str(one.test.id) == f"{self.file}::{name}")
+        return next(one.last.said for one in self.ran.summary.finished if str(one.test.id) == f"{self.file}::{name}")
 
 
 class TestSameNames(CollectionCase):
@@ -249,16 +249,16 @@ class TestLoadTests(CollectionCase):
 
     def test_an_error_in_it(self):
         self.assertEqual(self.load("raise LookupError('no list')"), {self.file: "error"})
-        self.assertIn("LookupError: no list", self.ran[self.file].message)
-        self.assertIn("in load_tests", self.ran[self.file].message)
+        self.assertIn("LookupError: no list", self.ran[self.file].said)
+        self.assertIn("in load_tests", self.ran[self.file].said)
 
     def test_a_skip_in_it(self):
         self.assertEqual(self.load("raise unittest.SkipTest('not here')"), {self.file: "skipped"})
-        self.assertEqual(self.ran[self.file].message, "not here")
+        self.assertEqual(self.ran[self.file].said, "not here")
 
     def test_nothing_from_it(self):
         self.assertEqual(self.load("pass"), {self.file: "error"})
-        self.assertIn("load_tests returned", self.ran[self.file].message)
+        self.assertIn("load_tests returned", self.ran[self.file].said)
         self.assertEqual(self.load("return unittest.TestSuite([T('test_a'), 3])"), {self.file: "error"})
 
     def test_modules_that_it_cannot_load(self):

@@ -27,8 +27,9 @@ from kit.invented_runs import (
 )
 
 import torch_testing_ext
+from torch_testing_ext._collectives.failure import FailureView, RankRow, combined
+from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.kept_accounts import combined, joined, parts
 from torch_testing_ext.runner.events import (
     Output,
     RunBegan,
@@ -232,12 +233,16 @@ class WhileItRunsTest(unittest.TestCase):
 
 class SeveralFailuresTest(unittest.TestCase):
     def test_the_screen_is_that_of_the_first(self):
-        one, other = (joined(f"{name} failed\n\nall of it:  show x", f"account of {name}") for name in ("a", "b"))
-        screen, account = parts(combined([one, other, other]))
-        self.assertEqual(screen, "a failed\n\nand 2 more failures of this test\nall of it:  show x")
-        self.assertEqual(account, "account of a\n\naccount of b\n\naccount of b")
+        one, other = (
+            FailureView(f"{name} failed", show_command="show x", account=f"account of {name}") for name in ("a", "b")
+        )
+        failure = combined([one, other, other])
+        self.assertEqual(failure.screen, "a failed\n\nand 2 more failures of this test\nall of it:  show x")
+        self.assertEqual(failure.account, "account of a\n\naccount of b\n\naccount of b")
         self.assertEqual(combined([one]), one)
-        self.assertEqual(combined(["plain", "text"]), "plain\n\ntext")
+        texts = [FailureView.of_text(text) for text in ("plain", "text")]
+        self.assertEqual(combined(texts).screen, "plain\n\ntext")
+        self.assertEqual(combined([texts[0], one]).screen, "plain\n\nand 1 more failure of this test")
 
 
 class FinalSummaryTest(unittest.TestCase):
@@ -385,10 +390,11 @@ class StreamTest(unittest.TestCase):
         self.assertLess(len(github.annotation([bad], Policy())), 5000)
 
     def test_github_tells_each_cause_once_at_the_line_of_the_culprit(self):
-        message = "{}FileNotFoundError: no data\n  test_example.py:7 in load\n\n  >  7 | open(...)"
+        site = Site("/x/test_example.py", 7, "load")
+        failure = FailureView("FileNotFoundError: no data", rows=(RankRow((), "", site),), account="all")
         bad = [
-            finished_test(name, TestOutcome.ERROR, message=joined(message.format(begin), "all"))
-            for name, begin in (("test_a", "setUpClass (m.T): "), ("test_b", "setUpClass (m.T): "), ("test_c", ""))
+            finished_test(name, TestOutcome.ERROR, failure=replace(failure, within=within))
+            for name, within in (("test_a", "setUpClass (m.T): "), ("test_b", "setUpClass (m.T): "), ("test_c", ""))
         ]
         with tempfile.TemporaryDirectory() as folder:
             summary, stream = Path(folder, "summary.md"), io.StringIO()
@@ -484,13 +490,9 @@ class OnATerminalTest(unittest.TestCase):
 
 class WordsTest(unittest.TestCase):
     def test_a_line_does_not_name_its_test_twice(self):
-        for message, reason in (
-            ("the test's process was killed by SIGSEGV 0.1 s into ExampleTest.test_a\n\nmore",) * 2,
-            ("rank 0 failed 0.0 s into ExampleTest.test_ab: x",) * 2,
-            ("AssertionError: ExampleTest.test_a is not it",) * 2,
-        ):
-            expected = reason.partition("\n")[0].replace(" 0.1 s into ExampleTest.test_a", "")
-            self.assertEqual(text.reason(attempt("test_a", TestOutcome.FAILED, message=message)), expected)
+        one = attempt("test_a", TestOutcome.FAILED, message="killed 0.1 s into ExampleTest.test_a\n\nmore")
+        self.assertEqual(text.reason(one), "killed 0.1 s into ExampleTest.test_a")
+        self.assertEqual(text.reason(replace(one, reason="killed")), "killed")
 
     def test_durations(self):
         given = (0.0, 9.994, 12.34, 99.94, 125.0, 3725.0)

@@ -25,8 +25,8 @@ class TestTearDowns(TestCase):
     """The last test before it fails, and says that it was the tear-down."""
 
     def check(self, ran, test, outcome, *parts):
-        self.assertEqual(ran.outcomes[test], outcome, ran[test].message)
-        title = ran[test].message.partition("\n")[0]
+        self.assertEqual(ran.outcomes[test], outcome, ran[test].said)
+        title = ran[test].said.partition("\n")[0]
         for part in ("after the test: ", *parts):
             self.assertIn(part, title)
 
@@ -49,7 +49,7 @@ class TestTearDowns(TestCase):
         self.assertEqual(ran.outcomes["test_a"], "passed")
         self.check(ran, "test_b", "timeout", "tearDownClass (", ".T) timed out after 0.")
         self.check(ran, "test_c", "timeout", "tearDownClass (", ".Cleans) timed out after 0.")
-        self.assertIn("in wait", ran["test_b"].message)
+        self.assertIn("in wait", ran["test_b"].said)
 
     def test_a_module(self):
         for body, outcome, parts in (
@@ -102,16 +102,16 @@ class TestTearDowns(TestCase):
             """
         )
         self.assertEqual(ran.outcomes, {"test_a": "failed"})
-        self.assertIn("for a reason of its own", ran["test_a"].message)
-        self.assertIn("tearDownClass", ran["test_a"].message)
+        self.assertIn("for a reason of its own", ran["test_a"].said)
+        self.assertIn("tearDownClass", ran["test_a"].said)
 
     def test_persistent_ranks(self):
         """A subclass may forget super(); a rank may hang or die when its tests are over."""
         ran = run_source(subject(__file__, "ends_of_persistent_ranks.py"))
         self.check(ran, "test_a", "crashed", "tearDownClass (", ".Exits)")
         self.check(ran, "test_b", "error", "tearDownClass (", ".Hangs)", "still running")
-        self.assertIn("rank 1: still running", ran["test_b"].message)
-        self.assertIn("in <lambda>", ran["test_b"].message)
+        self.assertIn("rank 1: still running", ran["test_b"].said)
+        self.assertIn("in <lambda>", ran["test_b"].said)
         self.check(ran, "test_c", "error", "tearDownClass (", ".RankExits)", "rank 1 of 2 exited with code 0")
 
 
@@ -123,11 +123,11 @@ class TestSetUps(TestCase):
             timeout=0.5,
         )
         self.assertEqual(ran.outcomes, {"test_a": "timeout", "test_b": "error", "test_c": "error", "test_d": "passed"})
-        self.assertRegex(ran["test_a"].message, r"^setUpClass \(\w+\.T\) timed out after (0\.[5-9]|[1-9])")
-        self.assertIn("in wait", ran["test_a"].message)
+        self.assertRegex(ran["test_a"].said, r"^setUpClass \(\w+\.T\) timed out after (0\.[5-9]|[1-9])")
+        self.assertIn("in wait", ran["test_a"].said)
         self.assertGreater(ran["test_a"].seconds, 0.4)
         for test in ("test_b", "test_c"):
-            self.assertRegex(ran[test].message, r"^not run: setUpClass \(\w+\.T\) timed out after .*\(see T\.test_a\)$")
+            self.assertRegex(ran[test].said, r"^not run: setUpClass \(\w+\.T\) timed out after .*\(see T\.test_a\)$")
 
     def test_a_module_that_hangs(self):
         ran = run_source(
@@ -141,8 +141,8 @@ class TestSetUps(TestCase):
             timeout=0.5,
         )
         self.assertEqual(ran.outcomes, {"test_a": "timeout", "test_b": "error"})
-        self.assertIn("setUpModule", ran["test_a"].message)
-        self.assertIn("not run: setUpModule", ran["test_b"].message)
+        self.assertIn("setUpModule", ran["test_a"].said)
+        self.assertIn("not run: setUpModule", ran["test_b"].said)
 
     def test_a_retry_runs_all_that_were_prevented(self):
         mark = PROJECT.root / "hung_once"
@@ -173,14 +173,14 @@ class TestSetUps(TestCase):
             """
         )
         self.assertEqual(ran.outcomes, {"test_a": "error", "test_b": "error"})
-        self.assertIn("SystemExit: 0", ran["test_b"].message)
+        self.assertIn("SystemExit: 0", ran["test_b"].said)
 
     def test_the_set_up_of_another_class_does_not_explain_a_test(self):
         """One class skips, the next fails: unittest runs neither."""
         ran = run_source(subject(__file__, "starts_of_three_classes.py"))
         self.assertEqual(ran.outcomes, {"test_a": "skipped", "test_b": "error", "test_c": "error"})
-        self.assertIn("broken", ran["test_b"].message)
-        self.assertIn("IndexError", ran["test_c"].message)
+        self.assertIn("broken", ran["test_b"].said)
+        self.assertIn("IndexError", ran["test_c"].said)
 
     def test_a_class_that_is_not_set_up_does_not_explain_a_test(self):
         """unittest does not call setUpClass where setUpModule has skipped or failed."""
@@ -200,7 +200,7 @@ class TestSetUps(TestCase):
             )
             self.assertEqual(ran.outcomes, {"test_a": outcome, "test_b": outcome})
             for test in "test_a", "test_b":
-                self.assertIn("not here", ran[test].message)
+                self.assertIn("not here", ran[test].said)
 
 
 class TestWorkers(TestCase):
@@ -221,13 +221,13 @@ class TestWorkers(TestCase):
         )
         for test in ("test_passes", "test_fails", "test_opens_others"):
             self.assertEqual(ran.outcomes[test], "error")
-            self.assertIn("the test closed file descriptors of its process", ran[test].message.partition("\n")[0])
-        self.assertIn("for a reason of its own", ran["test_fails"].message)
+            self.assertIn("the test closed file descriptors of its process", ran[test].said.partition("\n")[0])
+        self.assertIn("for a reason of its own", ran["test_fails"].said)
 
     def test_broken_streams_are_no_failure(self):
         ran = run_source(subject(__file__, "broken_streams.py"))
         self.assertEqual(ran.outcomes.pop("test_fails_too"), "failed")
-        self.assertIn("for a reason of its own", ran["test_fails_too"].message)
+        self.assertIn("for a reason of its own", ran["test_fails_too"].said)
         self.assertEqual(set(ran.outcomes.values()), {"passed"}, ran.outcomes)
 
     def test_a_child_that_runs_on_cannot_report(self):

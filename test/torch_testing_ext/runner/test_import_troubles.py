@@ -28,12 +28,12 @@ class TestBroken(TestCase):
         ran = PROJECT.run(broken, fine)
         self.assertEqual(ran.outcomes, {broken: "error", "test_fine": "passed"})
         for text in said:
-            self.assertIn(text, ran[broken].message)
+            self.assertIn(text, ran[broken].said)
         return ran[broken]
 
     def test_an_error_shows_the_traceback_from_the_test_file_on(self):
         attempt = self.check("print('hello')\nimport no_such_module\n", "No module named 'no_such_module'", "line 2")
-        self.assertNotIn("importlib", attempt.message)
+        self.assertNotIn("importlib", attempt.said)
         self.assertIn("hello", attempt.output)
 
     def test_a_syntax_error(self):
@@ -61,7 +61,7 @@ class TestBroken(TestCase):
     def test_a_missing_file(self):
         ran = PROJECT.run("test_nowhere.py")
         self.assertEqual(ran.outcomes, {"test_nowhere.py": "error"})
-        self.assertIn("FileNotFoundError", ran["test_nowhere.py"].message)
+        self.assertIn("FileNotFoundError", ran["test_nowhere.py"].said)
 
 
 class TestSkipped(TestCase):
@@ -71,7 +71,7 @@ class TestSkipped(TestCase):
         skipped, fine = PROJECT.write(source), PROJECT.write(FINE)
         ran = PROJECT.run(skipped, fine)
         self.assertEqual(ran.outcomes, {skipped: "skipped", "test_fine": "passed"})
-        self.assertEqual(ran[skipped].message, reason)
+        self.assertEqual(ran[skipped].said, reason)
         self.assertEqual(ran[skipped].want, want)
 
     def test_by_unittest(self):
@@ -113,7 +113,7 @@ class TestSkipped(TestCase):
         source = "import unittest\ndef setUpModule(): raise unittest.SkipTest('later')\n" + FINE
         ran = PROJECT.run(PROJECT.write(source))
         self.assertEqual(ran.outcomes, {"test_fine": "skipped"})
-        self.assertEqual(ran["test_fine"].message, "later")
+        self.assertEqual(ran["test_fine"].said, "later")
 
     def test_when_it_is_imported_again(self):
         """Its tests were listed: that they did not run is no skip."""
@@ -132,7 +132,7 @@ class TestSkipped(TestCase):
         self.assertEqual(len(planned), 1)
         ran = PROJECT.run_tests_of(planned)
         self.assertEqual(ran.outcomes, {"test_a": "error"})
-        self.assertIn("it skips itself when it is imported again: not twice", ran["test_a"].message)
+        self.assertIn("it skips itself when it is imported again: not twice", ran["test_a"].said)
 
 
 class TestUnusual(TestCase):
@@ -176,7 +176,7 @@ class TestUnusual(TestCase):
         ran = PROJECT.run(file)
         self.assertEqual(list(ran.outcomes.values()), ["error"])
         (attempts,) = ran.attempts.values()
-        self.assertIn("was listed, but does not exist", attempts[0].message)
+        self.assertIn("was listed, but does not exist", attempts[0].said)
 
     def test_a_file_is_imported_as_if_run_from_its_folder(self):
         (PROJECT.root / "folder").mkdir()

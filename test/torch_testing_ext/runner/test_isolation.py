@@ -43,13 +43,13 @@ class TestOutcomes(TestCase):
                 "test_subtests": "failed",
             },
         )
-        self.assertIn("AssertionError: 1 != 2", ran["test_fails"].message)
-        self.assertIn("ValueError: no such thing", ran["test_raises"].message)
-        self.assertIn("::T::test_raises", ran["test_raises"].message.partition("run again:  ")[2])
-        self.assertEqual(ran["test_skips"].message, "not today")
-        self.assertEqual(ran["test_is_skipped"].message, "never")
-        self.assertIn("(i=1)", ran["test_subtests"].message)
-        self.assertIn("KeyboardInterrupt", ran["test_interrupts"].message)
+        self.assertIn("AssertionError: 1 != 2", ran["test_fails"].said)
+        self.assertIn("ValueError: no such thing", ran["test_raises"].said)
+        self.assertIn("::T::test_raises", ran["test_raises"].said.partition("run again:  ")[2])
+        self.assertEqual(ran["test_skips"].said, "not today")
+        self.assertEqual(ran["test_is_skipped"].said, "never")
+        self.assertIn("(i=1)", ran["test_subtests"].said)
+        self.assertIn("KeyboardInterrupt", ran["test_interrupts"].said)
 
     def test_a_process_that_dies(self):
         ran = self.run_source(
@@ -66,15 +66,15 @@ class TestOutcomes(TestCase):
         )
         self.assertEqual(ran.outcomes.pop("test_is_not_touched"), "passed")
         self.assertEqual(set(ran.outcomes.values()), {"crashed"})
-        self.assertIn("killed by SIGKILL", ran["test_killed"].message)
-        self.assertIn("killed by SIGSEGV", ran["test_crashes"].message)
-        self.assertIn("in test_crashes", ran["test_crashes"].message)  # the stack
+        self.assertIn("killed by SIGKILL", ran["test_killed"].said)
+        self.assertIn("killed by SIGSEGV", ran["test_crashes"].said)
+        self.assertIn("in test_crashes", ran["test_crashes"].said)  # the stack
         self.assertIn("about to crash", ran["test_crashes"].output)
-        self.assertIn("exited with code 0", ran["test_exits"].message)
+        self.assertIn("exited with code 0", ran["test_exits"].said)
 
     def test_changes_by_a_test_are_invisible_to_others(self):
         ran = self.run_source(subject(__file__, "changes_of_the_process.py"))
-        self.assertEqual(set(ran.outcomes.values()), {"passed"}, [a[0].message for a in ran.attempts.values()])
+        self.assertEqual(set(ran.outcomes.values()), {"passed"}, [a[0].said for a in ran.attempts.values()])
 
     def test_a_timeout_shows_stacks(self):
         ran = self.run_source(
@@ -82,9 +82,9 @@ class TestOutcomes(TestCase):
             timeout=0.4,
         )
         self.assertEqual(set(ran.outcomes.values()), {"timeout"})
-        self.assertRegex(ran["test_hangs_for_the_default"].message, r"timed out after 0\.[4-9]")
-        self.assertRegex(ran["test_hangs"].message, r"timed out after 0\.[2-9]")
-        _, _, stacks = ran["test_hangs"].message.partition("stacks, most recent call first:\n")
+        self.assertRegex(ran["test_hangs_for_the_default"].said, r"timed out after 0\.[4-9]")
+        self.assertRegex(ran["test_hangs"].said, r"timed out after 0\.[2-9]")
+        _, _, stacks = ran["test_hangs"].said.partition("stacks, most recent call first:\n")
         frames = re.findall(r'^  File ".*", line \d+ in (.*)$', stacks, re.MULTILINE)
         self.assertEqual(frames, ["wait_for_nothing", "test_hangs"], "the test's own frames, and none of unittest's")
 
@@ -93,7 +93,7 @@ class TestOutcomes(TestCase):
         ran = self.run_source(subject(__file__, "hanging_rank.py"))
         self.assertEqual(set(ran.outcomes.values()), {"timeout"})
         for name in ("test_process", "test_thread"):
-            self.assertIn("rank 0 of 1 still running", ran[name].message)
+            self.assertIn("rank 0 of 1 still running", ran[name].said)
 
     def test_output_is_kept_and_long_output_is_cut(self):
         ran = self.run_source(
@@ -122,8 +122,8 @@ class TestLeaks(TestCase):
             ran.outcomes,
             {"test_leaks": "leaked", "test_leaks_a_fork": "leaked", "test_has_a_helper_that_ends": "passed"},
         )
-        self.assertIn("sleep 1000", ran["test_leaks"].message)
-        self.assertIn("a fork of the test's process", ran["test_leaks_a_fork"].message)
+        self.assertIn("sleep 1000", ran["test_leaks"].said)
+        self.assertIn("a fork of the test's process", ran["test_leaks_a_fork"].said)
         for name in ("test_leaks", "test_leaks_a_fork"):
             self.assertFalse(is_alive(int(ran[name].output)))
 
@@ -183,9 +183,9 @@ class TestClassFixtures(TestCase):
                 "test_g": "crashed",
             },
         )
-        self.assertIn("cannot begin", ran["test_b"].message)
-        self.assertIn("after the test: tearDownClass", ran["test_d"].message)
-        self.assertIn("exited with code 4", ran["test_g"].message)
+        self.assertIn("cannot begin", ran["test_b"].said)
+        self.assertIn("after the test: tearDownClass", ran["test_d"].said)
+        self.assertIn("exited with code 4", ran["test_g"].said)
 
 
 class TestRetriesAndRepetitions(TestCase):

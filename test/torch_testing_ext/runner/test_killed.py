@@ -82,7 +82,7 @@ class TestKilled(TestCase):
         self.assertEqual(
             ran.outcomes, {"test_a_waits": "crashed", "test_b_is_fine": "passed", "test_c_is_fine": "passed"}
         )
-        self.assertIn(said, ran["test_a_waits"].message)
+        self.assertIn(said, ran["test_a_waits"].said)
 
     def test_the_worker(self):
         self.check(self.run_and_kill(0), "the test's process was killed by SIGKILL")

@@ -157,11 +157,11 @@ class OutcomeTest(unittest.TestCase):
         held = [HeldDevice("0", "still had 1.0 GiB more")]
         changed = with_held([first, last], held)
         self.assertEqual([one.outcome for one in changed], [TestOutcome.PASSED, TestOutcome.LEAKED])
-        self.assertEqual(changed[1].message, "device 0 still had 1.0 GiB more; it is not used again in this run")
+        self.assertEqual(changed[1].said, "device 0 still had 1.0 GiB more; it is not used again in this run")
         failed = Attempt(make_test("test_c"), TestOutcome.CRASHED, "it crashed")
         (changed,) = with_held([failed], held)
         self.assertEqual(changed.outcome, TestOutcome.CRASHED)
-        self.assertRegex(changed.message, "^it crashed\n\ndevice 0 still had")
+        self.assertRegex(changed.said, "^it crashed\n\ndevice 0 still had")
         self.assertEqual(with_held([first], []), [first])
         self.assertEqual(with_held([], held), [])
 
@@ -209,7 +209,7 @@ class QuarantineTest(unittest.TestCase):
             outcomes,
             {"test_first": TestOutcome.LEAKED, "test_other": TestOutcome.PASSED, "test_wide": TestOutcome.ERROR},
         )
-        messages = {one.test.id.method: one.last.message for one in summary.finished}
+        messages = {one.test.id.method: one.last.said for one in summary.finished}
         self.assertRegex(messages["test_first"], "^device 0 still had 2.0 GiB more")
         self.assertRegex(messages["test_wide"], "^it was not run: too few devices are left: device 0 still had")
         warned = [event.text for event in recorder.of(events.Warned)]
@@ -281,7 +281,7 @@ class PeakInReportsTest(unittest.TestCase):
         # Of each rank, and of the test's own process.
         expected = DeviceMemory(3 * 2**29, 3 * GIB, 3)
         for name in ("test_fresh", "test_one", "test_two"):
-            self.assertEqual((run.outcomes[name], run[name].memory), ("passed", expected), run[name].message)
+            self.assertEqual((run.outcomes[name], run[name].memory), ("passed", expected), run[name].said)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class TestNodeMemory(unittest.TestCase):
         self.assertEqual([attempt.outcome.value for attempt in fat.attempts], ["crashed", "passed"])
         size = r"\d{3} MiB"
         self.assertRegex(
-            fat.attempts[0].message,
+            fat.attempts[0].said,
             r"it was ended [\d.]+ s into Fat.test_fat: the node was at 95 % of its 2.0 GiB of memory; "
             f"of the 2 units there, this one used most: {size}",
         )
@@ -99,7 +99,7 @@ class TestNodeMemory(unittest.TestCase):
         found = self.run_tests_with(crowded=False)
         (attempt,) = found["test_fat"].attempts
         self.assertEqual(attempt.outcome.value, "crashed")
-        self.assertRegex(attempt.message, r"at 95 % of its 2.0 GiB of memory; this unit used: \d{3} MiB")
+        self.assertRegex(attempt.said, r"at 95 % of its 2.0 GiB of memory; this unit used: \d{3} MiB")
 
     def test_others_have_the_memory(self):
         """Nothing that ends here would help: the tests go on, and a warning says so, once."""

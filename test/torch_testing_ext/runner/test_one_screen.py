@@ -20,8 +20,8 @@ from kit.runs import ROOT, RunsCase
 from kit.warm import run_warm
 
 from torch_testing_ext._cases import invocation
+from torch_testing_ext._collectives.failure import height
 from torch_testing_ext._process import user_commands
-from torch_testing_ext.launch.screen import height
 from torch_testing_ext.runner.cli import main
 
 DAY = Path(__file__).parent / "day"

@@ -101,7 +101,7 @@ class PackagesCase(TestCase):
         ran = self.project.run(self.write(file, source))
         self.assertEqual(list(ran.outcomes.values()), ["error"])
         ((attempt,),) = ran.attempts.values()
-        return attempt.message
+        return attempt.said
 
 
 class PackagesTest(PackagesCase):
@@ -188,7 +188,7 @@ class TroublesTest(PackagesCase):
     def test_a_package_that_skips(self):
         self.write("pkg/__init__.py", "import unittest\nraise unittest.SkipTest('not here')\n")
         ran = self.project.run(self.write("pkg/test_x.py"))
-        self.assertEqual([attempt.message for (attempt,) in ran.attempts.values()], ["not here"])
+        self.assertEqual([attempt.said for (attempt,) in ran.attempts.values()], ["not here"])
         self.assertEqual(list(ran.outcomes.values()), ["skipped"])
 
 

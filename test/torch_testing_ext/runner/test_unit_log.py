@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
 from torch_testing_ext.runner.model import Test, TestId, TestOutcome, Unit
@@ -34,6 +35,10 @@ def sets_up(*tests):
 
 def tears_down():
     return FixtureBegan("tearDownClass (T)", 4.0, ())
+
+
+def fixture_failed():
+    return FixtureFailed(FailureView.of_text("no"))
 
 
 def not_run(test, outcome="error", message="setUpClass (T): no"):
@@ -106,7 +111,7 @@ class TestOneTest(TestCase):
         (handed_out,) = log.certain()
         (hit,), rest = log.finish(EVICTED)
         self.assertEqual((hit.test, hit.attempt.evicted, rest), (1, True, [2]))
-        self.assertIn("it was ended 7.0 s into T.test_1: the node was at 91 %", hit.attempt.message)
+        self.assertIn("it was ended 7.0 s into T.test_1: the node was at 91 %", hit.attempt.said)
         self.assertFalse(handed_out.attempt.evicted)
         (alone,), _ = log_of(began(0)).finish(replace(EVICTED, evicted=False))
         self.assertFalse(alone.attempt.evicted)
@@ -134,7 +139,7 @@ class TestOneTest(TestCase):
 
     def test_the_message_of_a_death_has_cause_time_place_and_command(self):
         (result,), _ = log_of(began(0)).finish(WorkerExit(EndCause.ITSELF, 3.5, -11, stacks="File x in y"))
-        title, stacks, command = result.attempt.message.split("\n\n")
+        title, stacks, command = result.attempt.said.split("\n\n")
         self.assertEqual(title, "the test's process was killed by SIGSEGV 2.5 s into T.test_0")
         self.assertIn("File x in y", stacks)
         self.assertEqual(command, "To run it alone:\n  run test_x.py::T::test_0")
@@ -160,7 +165,15 @@ class TestSeveralTests(TestCase):
         self.assertEqual(outcomes(log, FINE), ({1: "passed"}, []))
 
     def test_fixtures_that_fail(self):
-        torn_down = (began(0), ended(0), began(1), ended(1), tears_down(), FixtureFailed("no"), FixtureEnded())
+        torn_down = (
+            began(0),
+            ended(0),
+            began(1),
+            ended(1),
+            tears_down(),
+            fixture_failed(),
+            FixtureEnded(),
+        )
         for messages, expected in (
             ((sets_up(0, 1), FixtureEnded(), not_run(0), not_run(1)), {0: "error", 1: "error"}),
             ((not_run(0, "skipped"), not_run(1, "skipped")), {0: "skipped", 1: "skipped"}),
@@ -168,28 +181,53 @@ class TestSeveralTests(TestCase):
             # The set-up of one class skips its test, the other class fails.
             ((not_run(0, "skipped"), not_run(1)), {0: "skipped", 1: "error"}),
             # The first class's tear-down fails, the second class skips.
-            ((began(0), ended(0), FixtureFailed("no"), not_run(1, "skipped")), {0: "error", 1: "skipped"}),
-            ((began(0), ended(0), FixtureFailed("no"), began(1), ended(1)), {0: "error", 1: "passed"}),
+            (
+                (began(0), ended(0), fixture_failed(), not_run(1, "skipped")),
+                {0: "error", 1: "skipped"},
+            ),
+            (
+                (began(0), ended(0), fixture_failed(), began(1), ended(1)),
+                {0: "error", 1: "passed"},
+            ),
             # A module's tear-down fails, although no test ran.
-            ((not_run(0, "skipped"), not_run(1, "skipped"), FixtureFailed("no")), {0: "skipped", 1: "error"}),
+            (
+                (not_run(0, "skipped"), not_run(1, "skipped"), fixture_failed()),
+                {0: "skipped", 1: "error"},
+            ),
         ):
             with self.subTest(messages=messages):
                 self.assertEqual(outcomes(log_of(*messages, AllOver(), tests=2), FINE), (expected, []))
 
     def test_a_tear_down_that_fails_between_two_classes_changes_a_result_before_it_is_given(self):
-        log = log_of(began(0), ended(0), tears_down(), FixtureFailed("no"), FixtureEnded(), began(1), tests=2)
+        log = log_of(
+            began(0),
+            ended(0),
+            tears_down(),
+            fixture_failed(),
+            FixtureEnded(),
+            began(1),
+            tests=2,
+        )
         (first,) = log.certain()
-        self.assertEqual((first.attempt.outcome, first.attempt.message), (TestOutcome.ERROR, "after the test: no"))
+        self.assertEqual((first.attempt.outcome, first.attempt.said), (TestOutcome.ERROR, "after the test: no"))
 
     def test_a_failure_after_a_result_that_was_given_goes_to_the_last_test(self):
         log = log_of(began(0), ended(0), began(1), tests=2)
         log.certain()
-        for message in (FixtureFailed("no"), ended(1), AllOver()):
+        for message in (fixture_failed(), ended(1), AllOver()):
             log.add(message)
         self.assertEqual(outcomes(log, FINE), ({1: "error"}, []))
 
     def test_asking_for_the_results_changes_nothing(self):
-        reports = [sets_up(0, 1), FixtureEnded(), began(0), ended(0), tears_down(), FixtureFailed("no"), AllOver()]
+        reports = [
+            sets_up(0, 1),
+            FixtureEnded(),
+            began(0),
+            ended(0),
+            tears_down(),
+            fixture_failed(),
+            AllOver(),
+        ]
         for cause in EndCause:
             for length in range(len(reports)):
                 with self.subTest(cause=cause, length=length):
@@ -197,10 +235,10 @@ class TestSeveralTests(TestCase):
                     self.assertEqual(log.finish(end), log.finish(end))
 
     def test_a_failing_test_keeps_its_message_when_its_tear_down_fails_too(self):
-        log = log_of(began(0), ended(0, "failed", "1 != 2"), tears_down(), FixtureFailed("no"), AllOver())
+        log = log_of(began(0), ended(0, "failed", "1 != 2"), tears_down(), fixture_failed(), AllOver())
         result = result_of(0, log, FINE)
         self.assertEqual(
-            (result.attempt.outcome.value, result.attempt.message), ("failed", "1 != 2\n\nafter the test: no")
+            (result.attempt.outcome.value, result.attempt.said), ("failed", "1 != 2\n\nafter the test: no")
         )
 
     def test_the_worker_ends_within_a_tear_down(self):
@@ -213,7 +251,7 @@ class TestSeveralTests(TestCase):
                 log = log_of(began(0), ended(0), tears_down(), tests=2)
                 (result,), rest = log.finish(end)
                 self.assertEqual((result.test, result.attempt.outcome.value, rest), (0, outcome, [1]))
-                self.assertTrue(result.attempt.message.startswith(f"after the test: {title}"), result.attempt.message)
+                self.assertTrue(result.attempt.said.startswith(f"after the test: {title}"), result.attempt.said)
 
     def test_the_worker_hangs_in_a_set_up(self):
         """One failure, with the time that it took; the other tests of the class would only hang again."""
@@ -223,20 +261,18 @@ class TestSeveralTests(TestCase):
             [(one.test, one.attempt.outcome.value) for one in results], [(0, "timeout"), (1, "error"), (2, "error")]
         )
         self.assertEqual(rest, [3])
-        self.assertTrue(
-            results[0].attempt.message.startswith("setUpClass (T) timed out after 8.0 s; it was terminated\n")
-        )
-        self.assertIn("in setUpClass", results[0].attempt.message)
+        self.assertTrue(results[0].attempt.said.startswith("setUpClass (T) timed out after 8.0 s; it was terminated\n"))
+        self.assertIn("in setUpClass", results[0].attempt.said)
         self.assertEqual(results[0].attempt.seconds, 8.0)
         for one in results[1:]:
             self.assertTrue(
-                one.attempt.message.startswith("not run: setUpClass (T) timed out after 8.0 s"), one.attempt.message
+                one.attempt.said.startswith("not run: setUpClass (T) timed out after 8.0 s"), one.attempt.said
             )
 
     def test_the_worker_hangs_before_its_first_test(self):
         results, rest = log_of(tests=2).finish(WorkerExit(EndCause.DEADLINE, 9.0, -15))
         self.assertEqual([one.attempt.outcome.value for one in results], ["timeout", "error"])
-        self.assertIn("timed out after 9.0 s, before its first test", results[0].attempt.message)
+        self.assertIn("timed out after 9.0 s, before its first test", results[0].attempt.said)
         self.assertEqual(rest, [])
 
     def test_the_worker_dies_in_a_set_up(self):

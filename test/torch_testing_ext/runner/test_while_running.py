@@ -90,8 +90,8 @@ class TestStatus(TestCase):
         ran = PROJECT.run(PROJECT.write(HANGS), timeout=1.0)
         self.assertEqual(ran.outcomes, {"test_ranks": "timeout", "test_alone": "timeout"})
         attempt = ran["test_ranks"]
-        self.assertIn("where the running ranks are:", attempt.message)
-        self.assertIn(f"run again:  {user_commands.runner()} ", attempt.message)
+        self.assertIn("where the running ranks are:", attempt.said)
+        self.assertIn(f"run again:  {user_commands.runner()} ", attempt.said)
         self.assertEqual([log.output for log in attempt.ranks], ["rank 0 waits\n", ""])
         self.assertIn("in wait_for_the_other", attempt.ranks[0].stacks)
 
@@ -254,7 +254,7 @@ class TestRanks(TestCase):
                 "test_fails_as_expected": "expected failure",
             },
         )
-        self.assertTrue(ran["test_fails"].message.startswith("rank 1 of 2 failed"), ran["test_fails"].message)
+        self.assertTrue(ran["test_fails"].said.startswith("rank 1 of 2 failed"), ran["test_fails"].said)
         self.assertEqual(ran["test_wants"].want, "4 devices")
         self.assertIsNone(ran["test_skips"].want)
         self.assertEqual([log.output for log in ran["test_passes"].ranks], ["rank 0\n", "rank 1\n"])

@@ -68,7 +68,7 @@ class KilledByTestsTest(ZygoteCase):
                 "test_other": "passed",
             },
         )
-        self.assertIn("was killed by SIGKILL", ran["test_4"].message)
+        self.assertIn("was killed by SIGKILL", ran["test_4"].said)
 
     def test_without_end(self):
         """It is given up after so many deaths in a row: the rest fails by name, with the reason."""
@@ -79,7 +79,7 @@ class KilledByTestsTest(ZygoteCase):
         self.assertEqual(set(ran.outcomes.values()), {"error"})
         first = [each[0].outcome.value for each in ran.attempts.values()]
         self.assertEqual(sorted(first), ["crashed"] * 3 + ["error"] * 2)
-        given_up = [each[-1].message for each in ran.attempts.values() if each[-1].outcome.value == "error"]
+        given_up = [each[-1].said for each in ran.attempts.values() if each[-1].outcome.value == "error"]
         for message in given_up:
             self.assertIn("it was not run: the process that imports torch for all tests was killed by SIGKILL", message)
             self.assertIn("3 times in a row", message)
@@ -91,7 +91,7 @@ class KilledByTestsTest(ZygoteCase):
         bad = self.project.write(killer)
         ran = self.project.run(good, bad)
         self.assertEqual(ran.outcomes, {"test_it": "passed", bad: "error"})
-        self.assertRegex(ran[bad].message, "was killed by SIGKILL .*during the import")
+        self.assertRegex(ran[bad].said, "was killed by SIGKILL .*during the import")
 
 
 class WhileFilesAreImportedTest(ZygoteCase):
@@ -135,7 +135,7 @@ class WhileFilesAreImportedTest(ZygoteCase):
             ran = self.project.run(file, jobs=1, retries=1)
         self.assertEqual(ran.outcomes, dict.fromkeys(("test_a", "test_b", "test_c"), "error"))
         for name in ran.outcomes:
-            self.assertRegex(ran[name].message, "(?s)could not be imported again: .*only once")
+            self.assertRegex(ran[name].said, "(?s)could not be imported again: .*only once")
 
 
 class NotStartedAgainTest(TestCase):
@@ -165,7 +165,7 @@ class NotStartedAgainTest(TestCase):
         self.assertEqual(ran.outcomes.pop("test_a"), "crashed")
         self.assertEqual(set(ran.outcomes), {f"test_{name}" for name in names} | {"test_z_is_fine"})
         self.assertEqual(set(ran.outcomes.values()), {"error"})
-        self.assertRegex(ran["test_b"].message, "(?s)it was not run: .* exited with code 7.*no torch any more")
+        self.assertRegex(ran["test_b"].said, "(?s)it was not run: .* exited with code 7.*no torch any more")
         self.assertEqual((ran.summary.interrupted, ran.summary.unfinished), (False, ()))
 
 
@@ -198,7 +198,7 @@ class RefusedTest(ZygoteCase):
             ran = self.project.run(self.project.write(self.SOURCE), jobs=1)
         (first,) = refused
         self.assertEqual(ran.outcomes, {"test_a": "passed", "test_b": "passed", first: "error"})
-        self.assertIn("No space left on device", ran[first].message)
+        self.assertIn("No space left on device", ran[first].said)
 
     def test_a_log(self):
         def react(event):
@@ -207,7 +207,7 @@ class RefusedTest(ZygoteCase):
 
         ran = self.project.run(self.project.write(self.SOURCE), react=react, jobs=1)
         self.assertEqual(ran.outcomes, {"test_a": "error", "test_b": "error"})
-        self.assertIn("the log of its process cannot be created", ran["test_a"].message)
+        self.assertIn("the log of its process cannot be created", ran["test_a"].said)
 
     def test_a_temporary_folder(self):
         full = OSError(errno.ENOSPC, "No space left on device")
@@ -223,7 +223,7 @@ class RefusedTest(ZygoteCase):
             self.kill_zygote()
             ran = self.project.run(file := self.project.write(self.SOURCE))
         self.assertEqual(ran.outcomes, {file: "error"})
-        self.assertIn("cannot be started: [Errno 11] no more processes", ran[file].message)
+        self.assertIn("cannot be started: [Errno 11] no more processes", ran[file].said)
 
 
 if __name__ == "__main__":

@@ -171,11 +171,13 @@ def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[A
     if not attempts or not held:
         return list(attempts)
     *others, last = attempts
-    devices = "\n".join(f"{device}; it is not used again in this run" for device in held)
-    message = f"{last.message}\n\n{devices}" if last.message else devices
+    text = "\n".join(f"{device}; it is not used again in this run" for device in held)
     outcome = last.outcome
     if COUNTS_AS[outcome] is Category.PASSED:
         outcome = TestOutcome.LEAKED
+    if last.failure is not None:
+        return [*others, replace(last, outcome=outcome, failure=last.failure.with_remark_in_account(text))]
+    message = f"{last.message}\n\n{text}" if last.message else text
     return [*others, replace(last, outcome=outcome, message=message)]
 
 

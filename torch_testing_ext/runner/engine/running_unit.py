@@ -374,7 +374,7 @@ class RunningUnit:
         if self._files.failure is not None:
             why = self._files.failure
         elif broken is not None:
-            why = f"its file could not be imported again: {broken.message}"
+            why = f"its file could not be imported again: {broken.said}"
         else:
             cause = EndCause.LOST
             why = f"the process that watched it {how}"

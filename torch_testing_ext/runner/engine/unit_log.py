@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch_testing_ext._process.kept_accounts import added
+from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.reaping import describe_exit
 
@@ -56,7 +56,7 @@ class AttemptResult:
         return replace(self, attempt=replace(self.attempt, **changes))
 
 
-Failure = tuple[TestOutcome, str]
+Failure = tuple[TestOutcome, FailureView]
 # What went wrong after each test, in its tear-down or at the worker's end. None: after no test, or after one whose
 # result has been handed out; the last test of the unit gets that.
 Aftermath = dict[int | None, tuple[Failure, ...]]
@@ -102,8 +102,8 @@ class UnitLog:
             case worker_messages.FixtureEnded(left):
                 self.fixture = None
                 self._note_leftovers(left)
-            case worker_messages.FixtureFailed(text):
-                self.aftermath = _with_failure(self.aftermath, self._latest, (TestOutcome.ERROR, text))
+            case worker_messages.FixtureFailed(failure):
+                self.aftermath = _with_failure(self.aftermath, self._latest, (TestOutcome.ERROR, failure))
             case worker_messages.AllOver(left):
                 self.all_over = True
                 self._note_leftovers(left)
@@ -162,8 +162,16 @@ class UnitLog:
         """Results of tests that are over, as far as they have not been handed out."""
         return [
             *(
-                self._result(one.test, one.outcome, one.message, one.at, want=one.want, port_in_use=one.port_in_use)
-                for one in self.not_run.values()
+                self._result(
+                    left_out.test,
+                    left_out.outcome,
+                    left_out.message,
+                    left_out.at,
+                    want=left_out.want,
+                    port_in_use=left_out.port_in_use,
+                    failure=left_out.failure,
+                )
+                for left_out in self.not_run.values()
             ),
             *(self._reported(test, aftermath) for test in list(self.ended)[self._given :]),
         ]
@@ -185,6 +193,7 @@ class UnitLog:
             memory=ended.memory,
             warnings=ended.warnings,
             port_in_use=ended.port_in_use,
+            failure=ended.failure,
         )
         result = replace(result, log=(began.printed, ended.printed), ranks=ended.ranks)
         result = _with_leftovers(result, (*ended.leftovers, *self.leftovers.get(test, ())))
@@ -200,7 +209,7 @@ class UnitLog:
         return AttemptResult(test, attempt)
 
     def _not_run(self, test: int, why: str, end: WorkerExit) -> AttemptResult:
-        return self._result(test, TestOutcome.ERROR, why, end.at)
+        return self._result(test, TestOutcome.ERROR, "", end.at, failure=FailureView.of_text(why))
 
     # -- a worker that did not end properly
 
@@ -220,9 +229,11 @@ class UnitLog:
 
     def _ended_within(self, test: int, end: WorkerExit) -> AttemptResult:
         began = self.began[test]
-        outcome, title = self._explain(end, end.at - began.at, self.names[test])
-        message = self._with_details(title, end, test)
-        result = self._result(test, outcome, message, began.at, end.at)
+        seconds, name = end.at - began.at, self.names[test]
+        outcome, title = self._explain(end, seconds, name)
+        reason = title.replace(_into(seconds, name), "", 1)  # for a line that names the test already
+        failure = self._with_details(title, end, test)
+        result = self._result(test, outcome, "", began.at, end.at, failure=failure, reason=reason)
         return replace(result, log=(began.printed, None))
 
     def _prevented(self, tests: list[int], what: str, began: float, end: WorkerExit) -> list[AttemptResult]:
@@ -232,7 +243,7 @@ class UnitLog:
         """
         first, *others = tests
         outcome, title = self._explain(end, end.at - began, what)
-        failed = self._result(first, outcome, self._with_details(title, end, first), began, end.at)
+        failed = self._result(first, outcome, "", began, end.at, failure=self._with_details(title, end, first))
         why = f"not run: {title} (see {self.names[first]})"
         hung = end.cause is EndCause.DEADLINE
         return [failed, *(self._not_run(test, why, end) for test in others if hung)]
@@ -242,7 +253,7 @@ class UnitLog:
 
         `what`: "" before its first test; None in no test or fixture.
         """
-        into = f" {seconds:.1f} s into {what}" if what else "" if what is None else " before its first test"
+        into = "" if what is None else _into(seconds, what) if what else " before its first test"
         it, process = ("it", "the test's process") if into else ("its process", "its process")
         match end.cause:
             case EndCause.DEADLINE if what is None:
@@ -260,17 +271,16 @@ class UnitLog:
             case _:
                 return TestOutcome.CRASHED, f"{process} {describe_exit(end.code)}{into}"
 
-    def _explain_after(self, end: WorkerExit) -> tuple[TestOutcome, str]:
+    def _explain_after(self, end: WorkerExit) -> Failure:
         """Explains, as `_explain` does, a worker that ended within a tear-down, or while nothing was running."""
         fixture = self.fixture
         within = (end.at - fixture.at, fixture.name) if fixture is not None else ()
         outcome, title = self._explain(end, *within)
         return outcome, self._with_details(title, end, self._latest)
 
-    def _with_details(self, title: str, end: WorkerExit, test: int | None) -> str:
-        stacks = f"stacks, most recent call first:\n{end.stacks.rstrip()}" if end.stacks.strip() else ""
-        alone = f"To run it alone:\n  {self.commands[test]}" if test is not None else ""
-        return "\n\n".join(part for part in (title, stacks, alone) if part)
+    def _with_details(self, title: str, end: WorkerExit, test: int | None) -> FailureView:
+        stacks = f"\n\nstacks, most recent call first:\n{end.stacks.rstrip()}" if end.stacks.strip() else ""
+        return FailureView.of_text(f"{title}{stacks}", rerun_command=self.commands[test] if test is not None else "")
 
     # -- any end
 
@@ -286,6 +296,10 @@ class UnitLog:
         outcome = last.attempt.outcome
         left = last.attempt.leftovers if outcome is TestOutcome.LEAKED else end.leftovers
         return [*others, last.but(leftovers=left, evicted=end.evicted and COUNTS_AS[outcome] is Category.FAILED)]
+
+
+def _into(seconds: float, what: str) -> str:
+    return f" {seconds:.1f} s into {what}"
 
 
 def _with_failure(aftermath: Aftermath, test: int | None, failure: Failure) -> Aftermath:
@@ -305,8 +319,10 @@ def _with_aftermath(result: AttemptResult, failures: Sequence[Failure]) -> Attem
     """A result with what went wrong after its test, with the output of that."""
     if not failures:
         return result
-    text = "\n\n".join(f"after the test: {message}" for _, message in failures)
+    later = [failure.in_fixture("after the test") for _, failure in failures]
     result = replace(result, log=(result.log[0], None))
-    if COUNTS_AS[result.attempt.outcome] is Category.FAILED:
-        return result.but(message=added(result.attempt.message, text))
-    return result.but(outcome=failures[0][0], message=text)
+    attempt = result.attempt
+    if COUNTS_AS[attempt.outcome] is Category.FAILED:
+        first = attempt.failure or FailureView.of_text(attempt.message)
+        return result.but(message="", failure=first.with_later(later))
+    return result.but(outcome=failures[0][0], message="", failure=combined(later))

@@ -14,6 +14,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process.channel import Channel, socket_pair
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.loop import Timer
@@ -158,8 +159,8 @@ class FileHandle:
                 self._become(FileState.UNSAFE)
                 slow = f"each test of {self.name} runs in a new interpreter, which takes seconds, because {why}"
                 self.contents = dataclasses.replace(self.contents, unsafe=slow)
-            case worker_messages.FileBroken(text):
-                self._break(text)
+            case worker_messages.FileBroken(failure):
+                self._break(failure)
             case worker_messages.ChildGone(number):
                 self.zygote.note_progress()
                 for nanny in [nanny for nanny in process.free if nanny.number == number]:
@@ -181,9 +182,10 @@ class FileHandle:
         self._break(f"importing the file took more than {IMPORT_TIMEOUT:.0f} s; the process was killed")
         self.zygote.kill(self._process.number)
 
-    def _break(self, message: str) -> None:
+    def _break(self, why: FailureView | str) -> None:
         self._become(FileState.BROKEN)
-        broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, message, output=tail(self.log))
+        failure = FailureView.of_text(why) if isinstance(why, str) else why
+        broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, output=tail(self.log), failure=failure)
         self.contents = dataclasses.replace(self.contents, broken=broken)
         self._start_waiting()
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._asserts import expectations
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import child, file_reads, fork_safety, interpreter, reaping, system
 from torch_testing_ext._process.channel import Channel
 from torch_testing_ext._process.messages import unexpected
@@ -32,7 +33,7 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
     try:
         log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        channel.send(worker_messages.FileBroken(f"the log of its import cannot be created: {error}"))
+        channel.send(_broken(f"the log of its import cannot be created: {error}"))
         os._exit(0)
     child.detach(log)
     system.adopt_orphans()
@@ -48,7 +49,7 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
         channel.send(worker_messages.FileSkipped(skip.reason, skip.want))
         os._exit(0)
     except BaseException as error:
-        channel.send(worker_messages.FileBroken(_explain(error, request.path)))
+        channel.send(_broken(_explain(error, request.path), error))
         os._exit(0)
     # Every process forked from this one has read the file as it is now.
     expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
@@ -62,6 +63,11 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
     if unsafe is None:
         FileProcess(channel, file, frozenset(system.children(os.getpid()))).serve()
     os._exit(0)
+
+
+def _broken(text: str, error: BaseException | None = None) -> worker_messages.FileBroken:
+    site = next(iter(launch.sites_of(error)[-1:]), None) if error is not None else None
+    return worker_messages.FileBroken(FailureView.of_text(text, site))
 
 
 def _explain(error: BaseException, path: str) -> str:
@@ -100,8 +106,7 @@ def _list_tests(
     unsafe = unsafe or fork_safety.check_after_fork()
     code = reaping.wait_for_exit(pid)
     if code not in (0, _QUERIED_ACCELERATORS):
-        message = f"the process that listed the tests and their needs ended early (code {code})"
-        channel.send(worker_messages.FileBroken(message))
+        channel.send(_broken(f"the process that listed the tests and their needs ended early (code {code})"))
         os._exit(0)
     if in_use:
         return f"its import uses an accelerator: {in_use}"

@@ -17,8 +17,8 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases.pytest_style import PytestTest
+from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process.kept_accounts import combined
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
 from torch_testing_ext.launch import stopping
@@ -137,8 +137,7 @@ class _Loop:
             self._print_logs()
         for judgement in judgements:
             self.reports.note_cause(judgement.cause)
-        message = combined([_message(judgement) for judgement in judgements])
-        self.reports.test_ended(number, outcome, message, first.need)
+        self.reports.test_ended(number, outcome, _failure_or_text(judgements), first.need)
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
@@ -202,13 +201,28 @@ _OUTCOMES = {
 }
 
 
-def _message(judgement: Judgement) -> str:
+def _failure_or_text(judgements: Sequence[Judgement]) -> FailureView | str:
+    """The failures of a test as one; a text where there is none."""
+    if judgements[0].ending not in _FAILED:
+        return "\n\n".join(map(_text, judgements))
+    failures = []
+    for judgement in judgements:
+        if judgement.ending in _FAILED:
+            failures.append(judgement.view)
+        else:
+            failures.append(FailureView.of_text(_text(judgement)))
+    return combined(failures)
+
+
+_FAILED = (Ending.FAILED, Ending.ERROR)
+
+
+def _text(judgement: Judgement) -> str:
     match judgement.ending:
         case Ending.STRICT_XPASS | Ending.UNEXPECTED_SUCCESS:
             return f"expected to fail, but passed: {judgement.reason}".removesuffix(": ")
         case Ending.XPASSED:
             return f"passed, although it is marked xfail (not strict): {judgement.reason}".removesuffix(": ")
-        case Ending.FAILED | Ending.ERROR if judgement.verdict is None:
-            within = f"in the {judgement.phase}: " if judgement.phase else ""
-            return f"{within}{judgement.title}\n\n{judgement.text}"
-    return judgement.message or judgement.text or judgement.title or judgement.reason
+        case Ending.FAILED | Ending.ERROR:
+            return judgement.view.whole
+    return judgement.text or judgement.title or judgement.reason

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._cases.fixtures import FixtureSuite, prevented
-from torch_testing_ext._process.kept_accounts import combined, joined
+from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext.launch import stopping
-from torch_testing_ext.launch.screen import show_error
+from torch_testing_ext.launch.screen import view_of_error
 
 from ..model import TestOutcome
 from .unit_reports import Send, UnitReports
@@ -67,14 +67,15 @@ class ReportingResult(unittest.TestResult):
         self._reports = UnitReports(unit, send)
         self._tests = tests
         self._sets_up = False  # the fixture that is running is a set-up
-        self._problems: list[tuple[TestOutcome, str, str | None]] = []  # of the latest set-up: outcome, message, want
+        # Of the latest set-up: outcome, failure or reason, want.
+        self._problems: list[tuple[TestOutcome, FailureView | str, str | None]] = []
         self._number = -1  # of the test that is announced
         self._test: Any = None
         self._has_begun = False
         self._depth = 0  # how many runs have begun and not ended
         self._reported = 0  # how many outcomes had been reported when the run began
         self._outcomes: list[TestOutcome] = []
-        self._messages: list[str] = []
+        self._told: list[FailureView | str] = []  # failures, and reasons of skips
         self._want: str | None = None
 
     def command_of(self, test: unittest.TestCase) -> str:
@@ -87,13 +88,14 @@ class ReportingResult(unittest.TestResult):
     def expect(self, number: int, test: Any) -> None:
         """Announce the test that runs next."""
         self._number, self._test, self._has_begun, self._depth = number, test, False, 0
-        self._outcomes, self._messages, self._want = [], [], None
+        self._outcomes, self._told, self._want = [], [], None
 
     def not_run(self, test: unittest.TestCase) -> None:
         """unittest leaves out a test; the latest set-up is the reason."""
+        left_out = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
         failed = [problem for problem in self._problems if problem[0] is not TestOutcome.SKIPPED]
-        none = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
-        self._reports.not_run(self._number, *next(iter(failed or self._problems), none))
+        outcome, told, want = [*failed, *self._problems, left_out][0]
+        self._reports.not_run(self._number, outcome, told, want)
 
     # -- class and module fixtures
 
@@ -128,12 +130,12 @@ class ReportingResult(unittest.TestResult):
             return
         if len(self._outcomes) == self._reported and sys.exc_info()[1] is not None:
             self._failed(test, sys.exc_info(), TestOutcome.ERROR)  # KeyboardInterrupt: unittest does not catch it
-        self._reports.test_ended(self._number, self._outcome(), combined(self._messages), self._want)
+        self._reports.test_ended(self._number, self._outcome(), _all_of(self._told), self._want)
 
     def _outcome(self) -> TestOutcome:
         if len(self._outcomes) == self._reported:
             self._outcomes.append(TestOutcome.ERROR)
-            self._messages.append("unittest did not report how this test ended")
+            self._told.append("unittest did not report how this test ended")
         grave = [outcome for outcome in self._outcomes if outcome not in _GRAVEST_FIRST]
         return grave[0] if grave else min(self._outcomes, key=_GRAVEST_FIRST.index)
 
@@ -148,11 +150,11 @@ class ReportingResult(unittest.TestResult):
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         if self._is_fixture(test):
             self._reports.note_cause(launch.cause_of(err[1]))
-            message = self._describe(test, err, f"{test.id()}: ")
+            failure = self._view_of(test, err).in_fixture(test.id())
             if self._sets_up:
-                self._problems.append((TestOutcome.ERROR, message, None))
+                self._problems.append((TestOutcome.ERROR, failure, None))
             else:
-                self._reports.fixture_failed(message)
+                self._reports.fixture_failed(failure)
             return
         self._failed(test, err, TestOutcome.ERROR)
 
@@ -164,16 +166,16 @@ class ReportingResult(unittest.TestResult):
                 self._problems.append((TestOutcome.SKIPPED, reason, want))
             return
         self._outcomes.append(TestOutcome.SKIPPED)
-        self._messages.append(reason)
+        self._told.append(reason)
         self._want = want
 
     def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:
         self._outcomes.append(TestOutcome.EXPECTED_FAILURE)
-        self._messages.append(launch.summarize(err[1]))
+        self._told.append(launch.summarize(err[1]))
 
     def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
         self._outcomes.append(TestOutcome.UNEXPECTED_SUCCESS)
-        self._messages.append("expected to fail, but passed")
+        self._told.append("expected to fail, but passed")
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
         if err is None:
@@ -190,14 +192,25 @@ class ReportingResult(unittest.TestResult):
         if not isinstance(of_ranks, launch.Outcome):
             stopping.at_failure(err[1])
         self._outcomes.append(TestOutcome(of_ranks.value) if isinstance(of_ranks, launch.Outcome) else outcome)
-        self._messages.append(self._describe(test, err, within))
+        self._told.append(self._view_of(test, err, within))
         self._reports.note_cause(launch.cause_of(err[1]))
 
-    def _describe(self, test: unittest.TestCase, err: Any, within: str = "") -> str:
-        if isinstance(getattr(err[1], "outcome", None), launch.Outcome):
-            # The message of a verdict is complete.
-            return joined(f"{within}{err[1]}", getattr(err[1], "account", ""))
+    def _view_of(self, test: unittest.TestCase, err: Any, within: str = "") -> FailureView:
+        """The view of an exception. `within` begins its title."""
+        error: BaseException = err[1]
+        if isinstance(getattr(error, "outcome", None), launch.Outcome):
+            failure = getattr(error, "failure", None)
+            if isinstance(failure, FailureView):
+                return failure.titled(f"{within}{failure.title}")
+            # It says all that is known.
+            return FailureView.of_text(f"{within}{error}")
         traceback = self._exc_info_to_string(err, test)  # type: ignore[attr-defined]
         case = launch.Case("", self.command_of(test), "", "", self.show_command_of(test))
-        account = f"{within}{launch.summarize(err[1])}\n\n{traceback.rstrip()}"
-        return joined(show_error(err[1], case, within), account)
+        return view_of_error(error, case, within, traceback.rstrip())
+
+
+def _all_of(told: list[FailureView | str]) -> FailureView | str:
+    """All that is told of one test: one failure for several, if there are any."""
+    if not any(isinstance(one, FailureView) for one in told):
+        return "\n\n".join(str(one) for one in told)
+    return combined([one if isinstance(one, FailureView) else FailureView.of_text(one) for one in told])

@@ -5,8 +5,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import test_notes
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext.launch import Cause, device_memory
@@ -38,12 +39,15 @@ class UnitReports:
         """Note the cause of a failure of the test or fixture that is running."""
         self._port_in_use |= cause is Cause.PORT_IN_USE
 
-    def test_ended(self, number: int, outcome: TestOutcome, message: str, want: str | None) -> None:
-        """A failure names the command that runs the test alone."""
-        command, notes = self.unit.commands[number], test_notes.take()
+    def test_ended(self, number: int, outcome: TestOutcome, ended: FailureView | str, want: str | None) -> None:
+        """`ended`: the failure, or a text. A failure names the command that runs the test alone."""
+        notes = test_notes.take()
         memory = device_memory.highest([*notes.memory, device_memory.of_this_process()])
-        if COUNTS_AS[outcome] is Category.FAILED and message and command not in message:
-            message += f"\n\nTo run it alone:\n  {command}"
+        if COUNTS_AS[outcome] is Category.FAILED and isinstance(ended, str) and ended:
+            ended = FailureView.of_text(ended)
+        message, failure = (ended, None) if isinstance(ended, str) else ("", ended)
+        if failure is not None and not failure.rerun_command:
+            failure = replace(failure, rerun_command=self.unit.commands[number])
         self.send(
             Ended(
                 number,
@@ -57,11 +61,13 @@ class UnitReports:
                 notes.warnings,
                 self._port_in_use,
                 notes.left_running,
+                failure and failure.cut(LONGEST_MESSAGE),
             )
         )
 
-    def not_run(self, number: int, outcome: TestOutcome, message: str, want: str | None = None) -> None:
-        self.send(NotRun(number, time.monotonic(), outcome, message, want, self._port_in_use))
+    def not_run(self, number: int, outcome: TestOutcome, told: FailureView | str, want: str | None = None) -> None:
+        message, failure = (told, None) if isinstance(told, str) else ("", told)
+        self.send(NotRun(number, time.monotonic(), outcome, message, want, self._port_in_use, failure))
 
     def fixture_began(self, name: str, needed_by: tuple[int, ...] = ()) -> None:
         """`needed_by`: the tests that cannot run without it."""
@@ -71,9 +77,10 @@ class UnitReports:
     def fixture_ended(self) -> None:
         self.send(FixtureEnded(test_notes.take_left_running()))
 
-    def fixture_failed(self, message: str) -> None:
+    def fixture_failed(self, told: FailureView | str) -> None:
         """A tear-down has failed, or anything else after a test."""
-        self.send(FixtureFailed(cut_middle(message, LONGEST_MESSAGE)))
+        failure = FailureView.of_text(told) if isinstance(told, str) else told
+        self.send(FixtureFailed(failure.cut(LONGEST_MESSAGE)))
 
     def _length_of_log(self) -> int:
         for stream in (sys.stdout, sys.stderr):

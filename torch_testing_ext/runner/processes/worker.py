@@ -75,7 +75,8 @@ def _so_far(message: FromWorker) -> str:
     """The result that could not be sent."""
     if not isinstance(message, Ended) or message.outcome is TestOutcome.PASSED:
         return ""
-    return f". It had ended with: {message.outcome.value}\n\n{message.message}"
+    told = message.message if message.failure is None else message.failure.whole
+    return f". It had ended with: {message.outcome.value}\n\n{told}"
 
 
 def main() -> NoReturn:

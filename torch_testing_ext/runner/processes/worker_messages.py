@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.device_facts import DeviceFacts
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.channel import WithDescriptors
@@ -187,7 +188,7 @@ class FileUnsafe:
 class FileBroken:
     """The file cannot be imported."""
 
-    message: str
+    failure: FailureView
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,7 @@ class Ended:
     warnings: tuple[KitWarning, ...] = ()
     port_in_use: bool = False  # which has led to the failure
     leftovers: tuple[str, ...] = ()  # processes that its ranks left running
+    failure: FailureView | None = None
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,7 @@ class NotRun:
     message: str
     want: str | None
     port_in_use: bool = False
+    failure: FailureView | None = None
 
 
 @dataclass(frozen=True)
@@ -309,7 +312,7 @@ class FixtureEnded:
 class FixtureFailed:
     """A class or module tear-down failed. A set-up that fails is reported by NotRun."""
 
-    message: str
+    failure: FailureView
 
 
 @dataclass(frozen=True)

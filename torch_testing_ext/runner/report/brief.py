@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Sequence
 
+from torch_testing_ext._collectives.failure import MOST_LINES, WIDTH, Line, LineKind, height
 from torch_testing_ext._process import shell
-from torch_testing_ext._process.kept_accounts import parts
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.launch.folding import without_accidents
-from torch_testing_ext.launch.screen import MOST_LINES, WIDTH, LineKind, height, kind_of
+from torch_testing_ext.launch.screen import kind_of_value
 
 from ..model import Attempt, Category, FinishedTest, Policy
 from . import text
 from .terminal import ConsoleLayout, Style, Styler
 
 LAST_LINES = 20
-_ALONE = "\n\nTo run it alone:\n  "
 _OUTPUT = "last lines of the output of the test's process:"
-
-_TO_SHOW = re.compile(r"^all of it:  .*$", re.MULTILINE)
-_FIXTURE = re.compile(r"^(?:after the test: )?(?:setUp|tearDown)\w* \([^)]*\): ")
-_PLACE = re.compile(r"  (\S+\.py:\d+)(?: in |$)", re.MULTILINE)
-_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (\S+)|^(\S+\.py:\d+): \w', re.MULTILINE)
 
 
 def cause_of(attempt: Attempt) -> Hashable | None:
-    """The parts that the messages of failures with one cause have in common: the first line, and the place.
+    """The parts that failures with one cause have in common: the title without the fixture, and the place.
 
     None if the place is not known, for then no other failure is known to have the cause, too.
     """
-    screen, account = parts(attempt.message)
-    title = without_accidents(_FIXTURE.sub("", text.title(screen)))
-    if screen != account:
-        place: object = next(iter(_PLACE.findall(screen.partition("\n")[2])), None)
-    else:
-        place = next(iter(_FRAME.findall(account)[::-1]), None)
-    return (title, place) if place else None
+    failure = attempt.failure
+    if failure is None or (site := failure.place) is None:
+        return None
+    return without_accidents(text.first_line(failure.title)), site
 
 
 def by_cause(failures: Iterable[FinishedTest], policy: Policy) -> list[list[FinishedTest]]:
@@ -56,32 +46,36 @@ def failing_attempts(one: FinishedTest, policy: Policy) -> list[Attempt]:
     return failing or [one.last]
 
 
-def details(attempt: Attempt, layout: ConsoleLayout) -> str:
-    """Why a test failed, on one screen; or, with `layout.whole`, all that its message says."""
+def details(attempt: Attempt, layout: ConsoleLayout) -> list[Line]:
+    """Why a test failed, on one screen; or, with `layout.whole`, all that is known. The first line is the title."""
     output = text.printable(attempt.output[-20_000:]).rstrip().splitlines()[-LAST_LINES:]
     remarks = [f"it ran on {node}"] if (node := text.node_of(attempt.lease)) else []
     remarks += text.leftovers(attempt)
     if layout.whole:
-        parts_ = [layout.message(text.account(attempt)), *remarks]
-        return "\n\n".join([*parts_, "\n".join([_OUTPUT, *output])] if output else parts_)
-    said = text.screen(attempt).partition(_ALONE)[0]
-    alone = text.printable(attempt.message).rpartition(_ALONE)[2] if _ALONE in attempt.message else ""
-    has_account = text.screen(attempt) != text.account(attempt)
-    show = f"all of it:  {layout.show} {shell.name(str(attempt.test.id))}" if layout.show else ""
-    end = [*remarks, *([show] if show else []), *([f"run again:  {alone}"] if alone else [])]
-    room = MOST_LINES - height("\n".join(end)) - bool(end)
-    lines = said.strip("\n").splitlines()
-    columns = min(WIDTH, layout.columns or WIDTH)
-    if has_account:
-        more = [*remarks, *([f"run again:  {alone}"] if alone and "run again:  " not in said else [])]
+        parts = [layout.message(text.account(attempt)), *remarks]
+        parts += ["\n".join([_OUTPUT, *output])] if output else []
+        return [Line(line, kind_of_value(line)) for line in "\n\n".join(parts).split("\n")]
+    show = f"{layout.show} {shell.name(str(attempt.test.id))}" if layout.show else ""
+    failure = attempt.failure
+    if failure is not None and failure.text is None:
         # Ranks that the test has started itself do not know its name.
-        said = _TO_SHOW.sub(lambda found: show or found[0], said)
-        return "\n".join([said, *more])
-    shown = _ends(lines, room, columns)
+        lines = [Line(text.printable(line), kind) for line, kind in failure.lines(show)]
+        return [*lines, *map(Line, remarks)]
+    again = failure.rerun_command if failure is not None else ""
+    end = [*map(Line, remarks)]
+    end += [Line(f"all of it:  {show}", LineKind.COMMAND)] if show else []
+    end += [Line(f"run again:  {again}", LineKind.COMMAND)] if again else []
+    room = MOST_LINES - height(plain(end)) - bool(end)
+    columns = min(WIDTH, layout.columns or WIDTH)
+    shown = _ends(text.screen(attempt).strip("\n").splitlines(), room, columns)
     left = room - height("\n".join(shown), columns)
     if output and left > 2:
         shown += ["", _OUTPUT, *(line[:columns] for line in output[2 - left :])]
-    return "\n".join([*shown, *([""] if end else []), *end])
+    return [*map(Line, shown), *([Line("")] if end else []), *end]
+
+
+def plain(lines: Iterable[Line]) -> str:
+    return "\n".join(line.text for line in lines)
 
 
 def _ends(lines: Sequence[str], room: int, columns: int) -> list[str]:
@@ -105,10 +99,12 @@ _STYLES = {
 }
 
 
-def shown(words: str, layout: ConsoleLayout, styler: Styler) -> str:
+def styled(details: Sequence[Line], layout: ConsoleLayout, styler: Styler) -> str:
     """The details of a failure as a screen has them: the title broken between words, and colours."""
-    title, *lines = words.split("\n")
-    titles = layout.wrapped(title, "") if layout.columns else [title]
-    styles = [*(Style.BOLD for _ in titles), *(_STYLES.get(kind_of(line)) for line in lines)]
-    pairs = zip(styles, [*titles, *lines], strict=True)
-    return "\n".join(styler(style, line) if style else line for style, line in pairs)
+    title, *lines = details
+    titles = layout.wrapped(title.text, "") if layout.columns else [title.text]
+    shown = [styler(Style.BOLD, line) for line in titles]
+    for line in lines:
+        style = _STYLES.get(line.kind)
+        shown.append(styler(style, line.text) if style else line.text)
+    return "\n".join(shown)

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from torch_testing_ext._collectives.failure import Line
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.launch.folding import without_accidents
 
@@ -104,7 +105,7 @@ class Console:
         number = f"[{self._done:>{digits}}/{self._total}]  "
         word = f"{word:<8}"
         rest = f"  {took:>9}  {text.name(attempt, self._repetitions)}"
-        details, title = self._failure(attempt) if failed else ("", "")
+        details, title = self._failure(attempt) if failed else ([], "")
         if title:
             before = number + word
             rest = self.layout().with_title(before + rest, title).removeprefix(before)
@@ -112,18 +113,18 @@ class Console:
             rest += self._remark(attempt)
         self._say(number + self.styler(STYLE_OF[outcome], word) + rest)
         if details:
-            self._say(brief.shown(details, self.layout(), self.styler) + "\n")
+            self._say(brief.styled(details, self.layout(), self.styler) + "\n")
 
-    def _failure(self, attempt: Attempt) -> tuple[str, str]:
+    def _failure(self, attempt: Attempt) -> tuple[list[Line], str]:
         """The details of an attempt that failed, or a title, if the details follow in the summary or were shown."""
         title = text.reason(attempt)
         if self.detail is Verbosity.QUIET:
-            return "", title
+            return [], title
         details = brief.details(attempt, self.layout())
-        pattern = without_accidents(details)
+        pattern = without_accidents(brief.plain(details))
         shown = self._shown.setdefault((attempt.test.id, attempt.repetition), [])
         if pattern in shown:
-            return "", f"in the same way as before: {title}"
+            return [], f"in the same way as before: {title}"
         shown.append(pattern)
         cause = brief.cause_of(attempt)
         if cause is None:
@@ -132,11 +133,11 @@ class Console:
         if first == attempt.test.id:
             return details, ""
         name = text.one_line(first.method or str(first))
-        return "", f"for the same reason as {name}"
+        return [], f"for the same reason as {name}"
 
     def _remark(self, attempt: Attempt) -> str:
         if attempt.outcome is TestOutcome.SKIPPED:
-            return f": {text.title(attempt.message)}"
+            return f": {text.title(attempt)}"
         if self.detail is not Verbosity.VERBOSE:
             return ""
         facts = (text.place(attempt.lease), text.memory(attempt))

@@ -6,9 +6,9 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 
+from torch_testing_ext._collectives.failure import Cell, CodeLine, FailureView, Value
 from torch_testing_ext._collectives.lanes import CallBar, RankLane, bars, meetings
 from torch_testing_ext.launch.folding import groups
-from torch_testing_ext.launch.screen import ScreenParts, kind_of, read_screen
 
 from ..model import Attempt
 from . import text
@@ -29,35 +29,37 @@ _KEYWORD = re.compile(
 
 
 def failure(attempt: Attempt) -> Iterator[ET.Element]:
-    """The parts of a message that was made for a screen; another message as it is."""
-    said = text.screen(attempt)
-    if said == text.account(attempt):
-        yield node("pre", said, class_="message")
+    """The parts of a failure; another one as its text says it."""
+    view = attempt.failure
+    if view is None or view.text is not None:
+        yield node("pre", text.screen(attempt), class_="message")
         return
-    parts = read_screen(said)
+    parts = view.parts()
     yield node("p", parts.title, class_="headline")
-    if parts.rows:
-        yield node("table", *(_row(*row) for row in parts.rows), class_="ranks")
+    if parts.table:
+        yield node("table", *map(_row, parts.table), class_="ranks")
     if parts.code:
-        yield node("pre", *_code(parts), class_="code")
-    if parts.values:
-        yield node(
-            "pre", *(node("span", f"{line}\n", class_=kind_of(line).value) for line in parts.values), class_="values"
-        )
-    yield from wait_graph(text.account(attempt))
+        yield node("pre", *_code(parts.code, view), class_="code")
+    lines = [*parts.values, *map(Value, parts.remarks)]
+    lines += [Value(line) for note in parts.notes for line in note.split("\n") if line]
+    if lines:
+        spans = (node("span", f"{line.text}\n", class_=line.kind.value) for line in lines)
+        yield node("pre", *spans, class_="values")
+    yield from wait_graph(view.waits)
     yield from lanes([one.lane for one in attempt.ranks if one.lane is not None])
 
 
-def _row(ranks: str, did: str, place: str) -> ET.Element:
-    return node("tr", node("th", ranks, scope="row"), node("td", did), node("td", place, class_="place"))
+def _row(cell: Cell) -> ET.Element:
+    place = node("td", str(cell.site or ""), class_="place")
+    return node("tr", node("th", cell.ranks, scope="row"), node("td", cell.did), place)
 
 
-def _code(parts: ScreenParts) -> Iterator[ET.Element]:
+def _code(code: Sequence[CodeLine], view: FailureView) -> Iterator[ET.Element]:
     """The lines, each with its number: that of the culprit, and that of the others, have a colour."""
-    at_fault = re.search(r":(\d+)", parts.rows[0][2]) if parts.rows else None
-    for line in parts.code:
-        is_culprit = line.is_marked and (at_fault is None or int(at_fault[1]) == line.number)
-        kind = "culprit" if is_culprit else "other" if line.is_marked else None
+    culprit = view.rows[0].site if view.rows else None
+    for line in code:
+        is_culprit = line.is_at_fault and (culprit is None or culprit.line == line.number)
+        kind = "culprit" if is_culprit else "other" if line.is_at_fault else None
         yield node("span", node("i", f"{line.number:>5}  "), *_tokens(line.text), "\n", class_=kind)
 
 

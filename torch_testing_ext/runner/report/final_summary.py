@@ -107,13 +107,13 @@ class FinalSummary:
         details = {}
         for attempt in brief.failing_attempts(result, self.summary.policy):
             details[attempt.number] = brief.details(attempt, self.layout)
-        different = grouped((without_accidents(words), number) for number, words in details.items())
+        different = grouped((without_accidents(brief.plain(lines)), number) for number, lines in details.items())
         for numbers in different.values():
             yield self.layout.rule("-")
             if len(result.attempts) > 1:
                 attempts = "attempt" if len(numbers) == 1 else "attempts"
                 yield f"{attempts} {', '.join(map(str, numbers))}:"
-            yield brief.shown(details[numbers[0]], self.layout, self.styler)
+            yield brief.styled(details[numbers[0]], self.layout, self.styler)
 
     def _outcomes(self) -> list[str]:
         """The numbers of the last line, with a line for each that counts several outcomes, or another one."""
@@ -261,4 +261,4 @@ def _table(heading: str, rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def _first_failure(result: FinishedTest) -> str:
     attempt = result.attempts[0]
-    return f"{attempt.outcome.value}: {text.title(attempt.message)}"
+    return f"{attempt.outcome.value}: {text.title(attempt)}"

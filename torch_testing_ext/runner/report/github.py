@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from torch_testing_ext._process.logs import cut_middle
 
 from ..events import Event, RunEnded
-from ..model import FinishedTest, Policy, Summary
+from ..model import Attempt, FinishedTest, Policy, Summary
 from . import brief, text
 from .terminal import LineWriter
 
@@ -45,10 +44,11 @@ class GitHub:
 def annotation(group: Sequence[FinishedTest], policy: Policy) -> str:
     """The workflow command that creates the annotation of failures with one cause, at the line of the culprit."""
     first = group[0]
-    message = text.screen(brief.failing_attempts(first, policy)[-1]).strip()
+    attempt = brief.failing_attempts(first, policy)[-1]
+    message = text.screen(attempt).strip()
     facts = {
         "file": first.test.id.file,
-        "line": _line_of(first, message),
+        "line": str(_line(attempt) or first.test.line or 1),
         "title": brief.heading(group) or f"{first.outcome.value}: {first.test.id}",
     }
     where = ",".join(f"{name}={_escape(value, inside=',:')}" for name, value in facts.items())
@@ -56,13 +56,11 @@ def annotation(group: Sequence[FinishedTest], policy: Policy) -> str:
     return f"::error {where}::{_escape(shown)}\n"
 
 
-def _line_of(result: FinishedTest, message: str) -> str:
-    """The line of the test's file that its message names; else the test's own."""
-    name = PurePosixPath(result.test.id.file).name
-    place = re.search(rf"(?<!\S){re.escape(name)}:(\d+)(?: in |$)", message, re.MULTILINE)
-    if place is not None:
-        return place[1]
-    return str(result.test.line or 1)
+def _line(attempt: Attempt) -> int | None:
+    """The line of the test's file where it failed, the culprit's first."""
+    name = PurePosixPath(attempt.test.id.file).name
+    sites = [row.site for row in attempt.failure.rows if row.site is not None] if attempt.failure is not None else []
+    return next((site.line for site in sites if PurePosixPath(site.file).name == name), None)
 
 
 def step_summary(summary: Summary, groups: Sequence[Sequence[FinishedTest]]) -> str:

@@ -191,8 +191,8 @@ class _Page:
         )
 
     def _line(self, one: FinishedTest) -> ET.Element:
-        message = next((each.message for each in reversed(one.attempts) if each.message), "")  # of the last that failed
-        why = node("div", text.title(message), class_="why")
+        titles = (text.title(attempt) for attempt in reversed(one.attempts) if attempt.said)
+        why = node("div", next(titles, ""), class_="why")  # of the last that failed
         name = node("div", *self._name(one), why)
         dot = node("span", class_="dot", title=one.outcome.value)
         return node("summary", dot, name, node("span", *_took(one), class_="took"))
@@ -235,12 +235,11 @@ class _Page:
 
 def _attempt(attempt: Attempt, is_known: bool = False) -> Iterator[ET.Element]:
     """The message of an attempt, unless it `is_known`, and all else folded."""
-    if attempt.message and not is_known:
+    if attempt.said and not is_known:
         yield node("div", *failure(attempt), class_=f"failure {css(attempt.outcome.value)}")
     if attempt.leftovers:
         yield node("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
-    account = text.account(attempt)
-    logs = [*([("the whole account", account)] if account != text.screen(attempt) else []), *text.logs(attempt)]
+    logs = [*([("the whole account", text.account(attempt))] if text.has_parts(attempt) else []), *text.logs(attempt)]
     folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
     yield node("div", *folded, class_="logs")
 

@@ -32,7 +32,9 @@ from ..events import (
 from ..model import Attempt, FinishedTest, Policy, Summary, Test, TestId
 from ..options.options import Options
 
-FORMAT = "torch_testing_ext journal 2"
+FORMAT = "torch_testing_ext journal 3"
+# In the second one, failures are texts only.
+READABLE = (FORMAT, "torch_testing_ext journal 2")
 NAME = "journal.jsonl"
 KEPT = 10  # journals of earlier runs in a folder
 
@@ -202,7 +204,7 @@ def _header(path: Path, lines: list[bytes]) -> JournalHeader:
         found = fields["format"]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         raise JournalError(f"{path} is not the journal of a run") from None
-    if kind != JournalHeader.__name__ or found != FORMAT:
+    if kind != JournalHeader.__name__ or found not in READABLE:
         raise JournalError(f"{path} has the format {found!r}; this version reads {FORMAT!r}")
     header: JournalHeader = messages.decode(JournalHeader, fields)
     return header

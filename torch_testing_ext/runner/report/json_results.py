@@ -59,7 +59,7 @@ def _test(one: FinishedTest, history: History) -> dict[str, Any]:
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "outcome": attempt.outcome.value,
-        "message": text.message(attempt.message),
+        "message": text.message(attempt),
         "began": attempt.began,
         "seconds": attempt.seconds,
         "devices": attempt.lease.devices,

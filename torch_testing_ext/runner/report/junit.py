@@ -112,7 +112,7 @@ def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
     category = policy.verdict_on(one)
     failed = [attempt for attempt in one.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
     if category is Category.SKIPPED:
-        yield node("skipped", message=text.title(one.last.message))
+        yield node("skipped", message=text.title(one.last))
     elif one.outcome is TestOutcome.FLAKY:
         if category is Category.FAILED:
             yield _failure(TestOutcome.FLAKY, one.attempts[0])
@@ -124,13 +124,13 @@ def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
 
 
 def _failure(outcome: TestOutcome, attempt: Attempt) -> ET.Element:
-    return node("failure", text.message(attempt.message), message=text.title(attempt.message), type=outcome.value)
+    return node("failure", text.message(attempt), message=text.title(attempt), type=outcome.value)
 
 
 def _rerun(tag: str, attempt: Attempt) -> ET.Element:
     """The failure of another attempt, with its output."""
-    children = [node("stackTrace", text.message(attempt.message)), *_outputs(attempt)]
-    return node(tag, *children, message=text.title(attempt.message), type=attempt.outcome.value)
+    children = [node("stackTrace", text.message(attempt)), *_outputs(attempt)]
+    return node(tag, *children, message=text.title(attempt), type=attempt.outcome.value)
 
 
 def _outputs(attempt: Attempt) -> Iterator[ET.Element]:

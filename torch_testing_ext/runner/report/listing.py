@@ -29,7 +29,7 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
             broken_tests += 1
         else:
             broken_files += 1
-        yield f"{text.test_name(attempt.test.id)}  broken: {text.title(attempt.message)}"
+        yield f"{text.test_name(attempt.test.id)}  broken: {text.title(attempt)}"
     counts = [text.count(number, "test")]
     if skipped:
         counts.append(f"{skipped} of them skipped")
@@ -43,7 +43,7 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
 def _needs(test: Test) -> str:
     """The needs of a test in words, or the reason why it is skipped."""
     if test.skip is not None:
-        return f"skipped: {text.title(test.skip)}"
+        return f"skipped: {text.first_line(test.skip)}"
     needs = []
     if test.world_size > 1:
         needs.append(text.count(test.world_size, "rank"))
@@ -73,7 +73,7 @@ def as_json(tests: Iterable[Test], broken: Iterable[Attempt], expected: Expected
 
 def _broken_as_data(attempt: Attempt) -> dict[str, str]:
     test = attempt.test.id
-    return {"id": str(test), "file": test.file, "message": attempt.message}
+    return {"id": str(test), "file": test.file, "message": attempt.said}
 
 
 def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:

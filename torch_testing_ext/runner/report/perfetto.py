@@ -121,4 +121,4 @@ def _slice(name: str, category: str, began: float, ended: float, facts: dict[str
 
 def _facts(attempt: Attempt) -> Event:
     facts = {"outcome": attempt.outcome.value, "attempt": attempt.number, "ranks": attempt.test.world_size}
-    return {**facts, "why": text.title(attempt.message)} if attempt.message else facts
+    return {**facts, "why": text.title(attempt)} if attempt.said else facts

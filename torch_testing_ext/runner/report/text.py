@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_testing_ext._process.kept_accounts import parts
 from torch_testing_ext._process.logs import cut_middle, without_colours
 from torch_testing_ext._process.words import count as count, size_in_words
 
@@ -35,19 +34,24 @@ def log(text: str) -> str:
     return printable(cut_middle(text, LONGEST_LOG)).rstrip()
 
 
-def message(text: str) -> str:
-    """The message of an attempt, whole: the files of a run are the only place that has all of it."""
-    return printable(text).rstrip()
+def message(attempt: Attempt) -> str:
+    """All that is known of an attempt: the files of a run are the only place that has that."""
+    return printable(attempt.said).rstrip()
 
 
 def screen(attempt: Attempt) -> str:
-    """The part of an attempt's message that is made for a screen: the first; where there is no other, all of it."""
-    return message(parts(attempt.message)[0])
+    """The part of a failure that fits on a screen; all of it if only a text is known."""
+    return printable(attempt.message if attempt.failure is None else attempt.failure.screen).rstrip()
 
 
 def account(attempt: Attempt) -> str:
-    """All that a message says."""
-    return message(parts(attempt.message)[1])
+    """All that is known of a failure."""
+    return printable(attempt.message if attempt.failure is None else attempt.failure.whole_account).rstrip()
+
+
+def has_parts(attempt: Attempt) -> bool:
+    """Is more known of a failure than a text?"""
+    return attempt.failure is not None and attempt.failure.text is None
 
 
 def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
@@ -61,9 +65,14 @@ def logs(attempt: Attempt) -> Iterator[tuple[str, str]]:
             yield f"rank {rank_log.rank}, stacks", log(rank_log.stacks)
 
 
-def title(message: str) -> str:
-    """A message's first line, with a limited length."""
-    beginning = message.strip()[: 2 * LONGEST_TITLE]
+def title(attempt: Attempt) -> str:
+    """The first line of what is known of an attempt, with a limited length."""
+    return first_line(attempt.title)
+
+
+def first_line(words: str) -> str:
+    """The first line of a text, with a limited length."""
+    beginning = words.strip()[: 2 * LONGEST_TITLE]
     line = printable(beginning).strip().partition("\n")[0]
     if len(line) <= LONGEST_TITLE:
         return line
@@ -71,12 +80,8 @@ def title(message: str) -> str:
 
 
 def reason(attempt: Attempt) -> str:
-    """The title of an attempt's message, for a line that names the test already."""
-    words = title(attempt.message)
-    name = re.escape(attempt.test.id.dotted)
-    if not name:
-        return words
-    return re.sub(rf" \d+\.\d s into {name}(?=[:,;]|$)", "", words, count=1)
+    """The title of an attempt, for a line that names the test already."""
+    return first_line(attempt.reason) if attempt.reason else title(attempt)
 
 
 def duration(seconds: float) -> str:
@@ -99,7 +104,7 @@ def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
         if result.outcome is not TestOutcome.SKIPPED:
             continue
         attempt = result.last
-        reason = not_enough_devices(attempt.want) if attempt.want else title(attempt.message)
+        reason = not_enough_devices(attempt.want) if attempt.want else title(attempt)
         reasons[reason] += 1
     return reasons.most_common()
 

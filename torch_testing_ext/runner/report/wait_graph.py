@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 import math
-import re
+import os
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from torch_testing_ext._collectives.failure import RankWait
+from torch_testing_ext._process.words import list_of
 
 from .text import node
 
 WIDTH, BOX, RADIUS = 860, 24, 130  # pixels
-_WAIT = re.compile(r"^  (ranks? [^:\n]+): waiting for (ranks? .+?) in (.+?)(?:   (\S+:\d+)\b.*)?$", re.MULTILINE)
 _CURVE = 0.3  # how far an arrow bends away from the middle, as a part of its length
 
 
-def wait_graph(account: str) -> Iterator[ET.Element]:
-    """The picture for an account with waits; nothing for another one."""
-    waits = _WAIT.findall(account)
-    boxes = {ranks: _numbers(ranks) for ranks, *_ in waits}
-    for _, missing, _, _ in waits:
-        if rest := _numbers(missing).difference(*boxes.values()):
-            boxes[missing] = rest
-    if waits:
-        height = 120 + 40 * len(boxes)
-        places = _around(list(boxes), height)
-        ends = {
-            (name, other): f"{call}, {site}" if site else call
-            for name, missing, call, site in waits
-            for other, ranks in boxes.items()
-            if ranks & _numbers(missing) and other != name
-        }
-        parts = [
-            part
-            for (name, other), words in ends.items()
-            for part in _arrow(words, places[name], places[other], 0 if (other, name) in ends else height / 2)
-        ]
-        parts += [_box(*each) for each in places.items()]
-        view = f"0 0 {WIDTH} {height}"
-        label = "ranks that wait for each other"
-        yield node("svg", *parts, viewBox=view, width=WIDTH, class_="wait-graph", role="img", aria_label=label)
-
-
-def _numbers(names: str) -> set[int]:
-    """The ranks of `rank 1`, `ranks 0-3, 6` and `ranks 0, 2, ..., 62`."""
-    found = [int(number) for number in re.findall(r"\d+", names.partition("(")[0])]
-    if "..." in names and len(found) == 3:
-        return set(range(found[0], found[2] + 1, max(1, found[1] - found[0])))
-    spans = ((int(first), int(last)) for first, last in re.findall(r"(\d+)-(\d+)", names))
-    return {*found, *(rank for first, last in spans for rank in range(first, last + 1))}
+def wait_graph(waits: Sequence[RankWait]) -> Iterator[ET.Element]:
+    """The picture of waits; nothing if there are none."""
+    if not waits:
+        return
+    boxes = {list_of(wait.ranks): set(wait.ranks) for wait in waits}
+    for wait in waits:
+        if rest := set(wait.missing).difference(*boxes.values()):
+            boxes[list_of(wait.missing)] = rest
+    height = 120 + 40 * len(boxes)
+    places = _around(list(boxes), height)
+    ends: dict[tuple[str, str], str] = {}
+    for wait in waits:
+        name = list_of(wait.ranks)
+        words = f"{wait.call}, {os.path.basename(wait.site.file)}:{wait.site.line}" if wait.site else wait.call
+        ends |= {(name, other): words for other, ranks in boxes.items() if ranks & set(wait.missing) and other != name}
+    parts = [
+        part
+        for (name, other), words in ends.items()
+        for part in _arrow(words, places[name], places[other], 0 if (other, name) in ends else height / 2)
+    ]
+    parts += [_box(name, place) for name, place in places.items()]
+    view = f"0 0 {WIDTH} {height}"
+    label = "ranks that wait for each other"
+    yield node("svg", *parts, viewBox=view, width=WIDTH, class_="wait-graph", role="img", aria_label=label)
 
 
 def _around(names: list[str], height: int) -> dict[str, tuple[float, float]]:

@@ -74,8 +74,7 @@ class WatchPage:
                 # Each of these tests runs again.
                 self.failures.clear()
             case TestFinished(finished) if self._options.policy.verdict_on(finished) is Category.FAILED:
-                lines = finished.last.message.splitlines()
-                self.failures[str(finished.test.id)] = lines[0] if lines else finished.outcome.value
+                self.failures[str(finished.test.id)] = finished.last.title or finished.outcome.value
             case StatusRequested(tests):
                 self._stacks = "\n\n".join(f"{running.test.id}\n{running.stacks}" for running in tests)
             case RunEnded(summary):

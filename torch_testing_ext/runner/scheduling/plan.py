@@ -265,4 +265,4 @@ def _may_lack_a_device(result: FinishedTest) -> bool:
     if result.last.want is not None or result.test.skip is not None:
         # It was skipped before it could run.
         return False
-    return bool(_ABOUT_DEVICES.search(result.last.message))
+    return bool(_ABOUT_DEVICES.search(result.last.said))

@@ -117,6 +117,7 @@ def test_colours(request, monkeypatch):
     report = pytest.TestReport.from_item_and_call(request.node, pytest.CallInfo.from_call(fails, "call"))
     told = "title\n  Expected: 1\n  Got:      2\n\nrun again:  this"
     report.longrepr = internals.plain_text(told, "path.py", 3, "the summary")
+    report.line_styles = ["bold", "green", "red", "", "light"]
     sent = report._to_json()
     internals.colour(report)
     assert report._to_json() == sent and internals.text_of(report) == told

@@ -1,0 +1,138 @@
+"""A change of wording changes no report: with every sentence in capitals, ranks, calls, lines and numbers remain."""
+
+import dataclasses
+import tempfile
+import unittest
+import xml.etree.ElementTree as ET
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+from kit.invented_runs import attempt, run_events, send
+from kit.verdicts import CASE, killed, stopped, world
+from test_html_report import history_of
+
+from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
+from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._process import messages
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import judging, screen
+from torch_testing_ext.runner.model import FinishedTest, Policy, TestOutcome
+from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.report import brief, github, html_page, journal, junit, show
+from torch_testing_ext.runner.report.terminal import ConsoleLayout
+
+COMPOSED_BY_JUDGE = ("_compose", "_what_happened", "_line", "describe_exit", "list_of", "_of_all")
+COMPOSED_FOR_THE_SCREEN = ("_did", "_remarks", "_still_running")
+
+
+def in_capitals(value):
+    if isinstance(value, str):
+        return value.upper()
+    if isinstance(value, Site) or value is None:
+        return value
+    if isinstance(value, tuple):
+        return tuple(map(in_capitals, value))
+    return [in_capitals(one) for one in value]
+
+
+def deadlock(sentence="rank 0 waits for rank 1, which waits for rank 0"):
+    """Ranks 0 and 1 wait for each other; rank 2 has nothing to do with it."""
+    lines = tuple(
+        Doing(rank, f"waiting for rank {1 - rank}".upper(), Site(__file__, 20 + rank, "test_x"), (1 - rank,), call)
+        for rank, call in enumerate(("all_reduce #1 of group dp", "barrier #2"))
+    )
+    return Finding(FindingKind.DEADLOCK, sentence.upper(), lines, (0, 1))
+
+
+class WordingTest(unittest.TestCase):
+    def setUp(self):
+        patches = ExitStack()
+        self.addCleanup(patches.close)
+        for module, names in ((judging, COMPOSED_BY_JUDGE), (screen, COMPOSED_FOR_THE_SCREEN)):
+            for name in names:
+                function = getattr(module, name)
+                patches.enter_context(
+                    mock.patch.object(module, name, lambda *args, function=function: in_capitals(function(*args)))
+                )
+        case = dataclasses.replace(CASE, file=__file__, show_command="show it")
+        view = judging.judge(world(stopped(), stopped(), stopped()), False, case, finding=deadlock()).failure
+        self.assertEqual(view.title, view.title.upper())
+        self.hung = self.sent(view)
+        crash = judging.judge(world(killed(9), stopped()), False, case).failure
+        self.assertTrue(crash.title.startswith("RANK 0 OF 2 WAS KILLED BY SIGKILL"), crash.title)
+        self.crashed = self.sent(crash)
+        self.finished = [
+            self.failing("test_hangs", TestOutcome.TIMEOUT, self.hung),
+            self.failing("test_crashes", TestOutcome.CRASHED, self.crashed),
+        ]
+
+    def sent(self, view):
+        """The view as it comes from another process."""
+        return messages.from_json(messages.to_json(view), messages.by_name(type(view)))
+
+    def failing(self, name, outcome, view):
+        return FinishedTest((attempt(name, outcome, message="", failure=view),))
+
+    def test_the_page_and_the_wait_graph(self):
+        page = html_page.render(history_of(self.finished))
+        for row in ("rank 0", "rank 1"):
+            self.assertIn(f'<th scope="row">{row}</th>', page)
+        for place in ("test_wording.py:20 in test_x", "test_wording.py:21 in test_x"):
+            self.assertIn(f'<td class="place">{place}</td>', page)
+        self.assertIn('<span class="culprit"><i>   20  </i>', page)
+        self.assertEqual(page.count('class="wait-graph"'), 1)
+        for words in ("all_reduce #1 of group dp, test_wording.py:20", "barrier #2, test_wording.py:21"):
+            self.assertIn(words, page)
+
+    def test_junit(self):
+        root = ET.fromstring(junit.render(history_of(self.finished)))
+        failures = [(one.get("type"), one.get("message")) for one in root.iter("failure")]
+        self.assertEqual(failures, [("timeout", self.hung.title), ("crashed", self.crashed.title)])
+
+    def test_one_screen(self):
+        lines = brief.details(self.finished[0].last, ConsoleLayout(show="python run_test.py show"))
+        plain = brief.plain(lines)
+        self.assertIn("  rank 0  WAITING FOR RANK 1  test_wording.py:20 in test_x\n", plain)
+        self.assertRegex(plain, r"\n  > +20 \| ")
+        self.assertIn("all of it:  python run_test.py show test/distributed/test_example.py::Exa", plain)
+        self.assertIn(f"run again:  {CASE.rerun_command}", plain)
+
+    def test_show_reads_the_journal(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, journal.NAME)
+            send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(self.finished))
+            hung, crashed = show.accounts([path], [])
+        self.assertIn(self.hung.account, hung)
+        self.assertIn(self.crashed.account, crashed)
+
+    def test_causes_and_lines_of_annotations(self):
+        alike = [self.failing(f"test_{number}", TestOutcome.TIMEOUT, self.hung) for number in range(2)]
+        (group,) = brief.by_cause(alike, Policy())
+        self.assertEqual(len(group), 2)
+        file = dataclasses.replace(alike[0].test.id, file=f"x/{Path(__file__).name}")
+        one = FinishedTest((attempt("", TestOutcome.TIMEOUT, message="", failure=self.hung, test=self.of_file(file)),))
+        self.assertIn(",line=20,", github.annotation([one], Policy()))
+
+    def of_file(self, name):
+        return dataclasses.replace(self.finished[0].test, id=name)
+
+
+class OldJournalTest(unittest.TestCase):
+    def test_failures_are_texts(self):
+        old = FinishedTest((attempt("test_a", TestOutcome.FAILED, message="1 != 2\n\nmore"),))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, journal.NAME)
+            send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events([old]))
+            lines = path.read_text().replace(journal.FORMAT, "torch_testing_ext journal 2").splitlines()
+            for new in (', "failure": null', ', "reason": ""'):
+                lines = [line.replace(new, "") for line in lines]
+            path.write_text("\n".join([*lines, ""]))
+            run = journal.read(path)
+            (shown,) = show.accounts([path], [])
+        self.assertEqual((run.summary.error, run.summary.finished[0].last.said), ("", "1 != 2\n\nmore"))
+        self.assertIn("\n1 != 2\n\nmore\n", shown)
+
+
+if __name__ == "__main__":
+    run_tests()

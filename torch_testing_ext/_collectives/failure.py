@@ -1,0 +1,362 @@
+"""A failure as data, made once where it is judged: title, what each rank did and where, lines of the source, values.
+
+Exceptions, messages between processes and the journal of a run carry it. Whoever shows a failure turns it into text
+here, as the last step. Nobody reads such a text.
+"""
+
+from __future__ import annotations
+
+import enum
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
+from torch_testing_ext._process.words import list_of
+
+from .records import Site
+
+WIDTH = 80
+# The lines of a failure at that width. The two that a runner adds, with the name of the test, make 15.
+MOST_LINES = 13
+MOST_CONTEXT = 2  # lines before one that is at fault
+MOST_SITES = 2
+MOST_PRINTED = 3
+_MOST_GROUPS = 4
+_LONGEST_TITLE = 3 * WIDTH
+_LONGEST_DOING = 46
+_WIDEST_RANKS = 20
+# Between a failure on one screen and its account, in one text.
+WHOLE_ACCOUNT = "\n\n-- the whole account --\n"
+
+
+class Detail(NamedTuple):
+    """The limits of what a screen shows of a failure."""
+
+    context: int  # lines before each that is at fault
+    sites: int
+    values: int
+    printed: int  # lines that the culprit has printed
+
+
+# From all that there is to the least that helps.
+_DETAILS = (
+    Detail(MOST_CONTEXT, MOST_SITES, 5, MOST_PRINTED),
+    Detail(1, 2, 5, 3),
+    Detail(1, 2, 5, 1),
+    Detail(0, 2, 4, 1),
+    Detail(0, 1, 3, 1),
+    Detail(0, 1, 1, 0),
+    Detail(0, 0, 0, 0),
+)
+
+
+class LineKind(enum.Enum):
+    """The kind of a line, for its colour."""
+
+    TITLE = "title"
+    FAULT = "fault"  # a line of the source that is at fault
+    GOT = "got"
+    EXPECTED = "expected"
+    COMMAND = "command"
+    OTHER = "other"
+
+
+class Line(NamedTuple):
+    """A line of a text that shows a failure."""
+
+    text: str
+    kind: LineKind = LineKind.OTHER
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """Ranks, with what they did, and where. A test without ranks has only where."""
+
+    ranks: tuple[int, ...]
+    did: str
+    site: Site | None
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of the source, with its number."""
+
+    file: str
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """A line of the source as a screen shows it: without the indentation that all lines have in common."""
+
+    number: int
+    text: str
+    is_at_fault: bool
+
+
+@dataclass(frozen=True)
+class Value:
+    """A further line of what an exception says, such as the expected value of an assertion."""
+
+    text: str
+    kind: LineKind = LineKind.OTHER
+
+
+@dataclass(frozen=True)
+class RankWait:
+    """Ranks that wait for others in a call."""
+
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    call: str
+    site: Site | None
+
+
+class Cell(NamedTuple):
+    """A row of the table of ranks in words."""
+
+    ranks: str
+    did: str
+    site: Site | None
+
+
+@dataclass(frozen=True)
+class ScreenParts:
+    """The parts of a failure that one screen shows."""
+
+    title: str
+    table: list[Cell]
+    code: list[CodeLine]
+    values: list[Value]  # what the exception says, and what was printed
+    remarks: list[str]
+    show_command: str
+    rerun_command: str
+    notes: list[str]  # texts of several lines, below all others
+
+    def lines(self) -> Iterator[Line]:
+        yield Line(self.title, LineKind.TITLE)
+        yield from map(Line, _aligned(self.table))
+        if self.code or self.values:
+            yield Line("")
+        for line in self.code:
+            text = cut(f"  {'>' if line.is_at_fault else ' '} {line.number:>5} | {line.text}".rstrip(), WIDTH)
+            yield Line(text, LineKind.FAULT if line.is_at_fault else LineKind.OTHER)
+        yield from (Line(cut(f"  {value.text}", WIDTH), value.kind) for value in self.values)
+        named = (("all of it", self.show_command), ("run again", self.rerun_command))
+        commands = [Line(f"{what}:  {command}", LineKind.COMMAND) for what, command in named if command]
+        if self.remarks or commands:
+            yield Line("")
+        yield from map(Line, self.remarks)
+        yield from commands
+        for note in self.notes:
+            yield Line("")
+            yield from map(Line, note.split("\n"))
+
+
+@dataclass(frozen=True)
+class FailureView:
+    """One failure of a test. A failure of which only a text is known has that as its `text`, and no other parts."""
+
+    title: str
+    within: str = ""  # begins the title: the fixture, if it failed there
+    rows: tuple[RankRow, ...] = ()  # the culprits first
+    sites: tuple[Site, ...] = ()  # where it failed: the lines to show, the most important first
+    source: tuple[SourceLine, ...] = ()  # of these, and the lines before them
+    values: tuple[Value, ...] = ()
+    printed: tuple[str, ...] = ()  # the last lines that the culprit has printed
+    remarks: tuple[str, ...] = ()
+    waits: tuple[RankWait, ...] = ()
+    others: int = 0  # further failures of the same test, which the account has
+    show_command: str = ""  # shows the account
+    rerun_command: str = ""  # runs the test alone
+    notes: tuple[str, ...] = ()  # what was noticed after it was judged
+    account: str = ""  # all that is known of it
+    text: str | None = None
+
+    @classmethod
+    def of_text(cls, text: str, site: Site | None = None, title: str = "", rerun_command: str = "") -> FailureView:
+        """A failure of which a text is known, and perhaps the line where it failed."""
+        first = text.strip().partition("\n")[0]
+        return cls(title or first, sites=(site,) if site else (), text=text, rerun_command=rerun_command)
+
+    @property
+    def headline(self) -> str:
+        """The first line of the text."""
+        if self.text is not None:
+            return f"{self.within}{self.text}".strip().partition("\n")[0]
+        return _encodable(cut(without_colours(f"{self.within}{self.title}"), _LONGEST_TITLE))
+
+    @property
+    def place(self) -> Site | None:
+        """The line where it failed, to recognise failures with one cause."""
+        return next((row.site for row in self.rows if row.site is not None), next(iter(self.sites), None))
+
+    def parts(self) -> ScreenParts:
+        """The parts for which one screen has room. A failure that has only a text has none."""
+        for detail in _DETAILS:
+            parts = self._parts(detail)
+            if height("\n".join(line.text for line in replace(parts, notes=[]).lines())) <= MOST_LINES:
+                break
+        if self.others:
+            parts.remarks.append(f"and {self.others} more failure{'s' * (self.others > 1)} of this test")
+        return parts
+
+    def _parts(self, detail: Detail) -> ScreenParts:
+        printed = self.printed[max(0, len(self.printed) - detail.printed) :]
+        return ScreenParts(
+            self.headline,
+            _table(self.rows),
+            list(self._code(self.sites[: detail.sites], detail.context)),
+            [*self.values[: detail.values], *(Value(f"printed: {line}") for line in printed)],
+            list(self.remarks),
+            self.show_command,
+            self.rerun_command,
+            list(self.notes),
+        )
+
+    def _code(self, sites: Iterable[Site], context: int) -> Iterator[CodeLine]:
+        """The lines of these sites, each with `context` lines before it."""
+        at_fault: dict[str, dict[int, bool]] = {}
+        for site in sites:
+            lines = at_fault.setdefault(site.file, {})
+            for number in range(max(1, site.line - context), site.line + 1):
+                lines[number] = lines.get(number, False) or number == site.line
+        for file, numbers in at_fault.items():
+            known = {line.number: line.text for line in self.source if line.file == file and line.number in numbers}
+            written = [text for text in known.values() if text.strip()]
+            common = min((len(text) - len(text.lstrip()) for text in written), default=0)
+            for number in sorted(known) if written else ():
+                yield CodeLine(number, known[number][common:], numbers[number])
+
+    def lines(self, show_command: str = "") -> list[Line]:
+        """One screen, line by line; of a failure that has only a text, all of that. The first line is the title.
+
+        `show_command`: named in place of its own, if it has one.
+        """
+        if self.text is not None:
+            whole = "\n\n".join([f"{self.within}{self.text}", *self.notes])
+            return [Line(text) for text in whole.split("\n")]
+        parts = self.parts()
+        if show_command and parts.show_command:
+            parts = replace(parts, show_command=show_command)
+        return [Line(_encodable(text), kind) for text, kind in parts.lines()]
+
+    @property
+    def screen(self) -> str:
+        return "\n".join(line.text for line in self.lines())
+
+    @property
+    def whole_account(self) -> str:
+        """All that is known of it, with the command that runs the test alone."""
+        if self.text is None:
+            return self.account
+        alone = f"\n\nTo run it alone:\n  {self.rerun_command}" if self.rerun_command else ""
+        return f"{self.screen}{alone}"
+
+    @property
+    def account_with_notes(self) -> str:
+        return "\n\n".join([self.whole_account, *self.notes]) if self.text is None else self.whole_account
+
+    @property
+    def whole(self) -> str:
+        """The screen, and behind it the account."""
+        return joined(self.screen, self.account) if self.text is None else self.whole_account
+
+    def titled(self, title: str) -> FailureView:
+        """This failure with another title, which its text begins with, too, if it has one."""
+        text = self.text if self.text is None else self.text.replace(self.title, title, 1)
+        return replace(self, title=title, text=text)
+
+    def in_fixture(self, name: str) -> FailureView:
+        """This failure as that of a fixture, whose name begins the title."""
+        account = f"{name}: {self.account}" if self.account else ""
+        return replace(self, within=f"{name}: {self.within}", account=account)
+
+    def with_note(self, note: str) -> FailureView:
+        return replace(self, notes=(*self.notes, note))
+
+    def with_remark_in_account(self, remark: str) -> FailureView:
+        if self.text is not None:
+            return self.with_note(remark)
+        return replace(self, account=f"{self.account}\n\n{remark}")
+
+    def with_later(self, others: Sequence[FailureView]) -> FailureView:
+        """This failure with others that followed from it, or came after it."""
+        accounts = [self.account, *(other.whole_account for other in others)] if self.text is None else []
+        notes = (*self.notes, *(other.screen for other in others))
+        return replace(self, notes=notes, account="\n\n".join(accounts))
+
+    def cut(self, longest: int) -> FailureView:
+        """With no text that is longer than this."""
+        text = None if self.text is None else cut_middle(self.text, longest)
+        return replace(self, text=text, account=cut_middle(self.account, longest))
+
+
+def combined(failures: Sequence[FailureView]) -> FailureView:
+    """One failure for several of a test: the first, with the number of the others, and the accounts of all."""
+    first, *others = failures
+    if not others:
+        return first
+    if all(failure.text is not None for failure in failures):
+        text = "\n\n".join(failure.screen for failure in failures)
+        return replace(first, within="", text=text, notes=(), sites=failures[-1].sites)
+    if first.text is not None:
+        rows = tuple(RankRow((), "", site) for site in first.sites[:1])
+        values = tuple(Value(line) for line in first.text.split("\n")[1:] if line.strip())
+        first = replace(first, title=first.headline, within="", text=None, rows=rows, values=values)
+    accounts = "\n\n".join(failure.whole_account for failure in failures)
+    return replace(first, others=len(others), account=accounts)
+
+
+def joined(screen: str, account: str) -> str:
+    """The text of a failure on one screen with its account, unless they are the same."""
+    return f"{screen}{WHOLE_ACCOUNT}{account}" if account and account != screen else screen
+
+
+def height(text: str, columns: int = WIDTH) -> int:
+    """The number of lines that a text takes on a terminal."""
+    return sum(_lines_of(line, columns) for line in text.splitlines())
+
+
+def _lines_of(line: str, columns: int) -> int:
+    if line.isascii() and len(line) > columns:
+        return len(textwrap.wrap(line, columns))
+    return max(1, -(-width(line) // columns))
+
+
+# Neither a file nor pytest-xdist takes the characters that stand for bytes of names that are not UTF-8.
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _table(rows: Sequence[RankRow]) -> list[Cell]:
+    """The rows as a screen shows them: not all, if there are many."""
+    shown = rows[: _MOST_GROUPS if len(rows) <= _MOST_GROUPS else _MOST_GROUPS - 1]
+    cells = [Cell(_names(row.ranks), cut(row.did, _LONGEST_DOING), row.site) for row in shown]
+    if rest := rows[len(shown) :]:
+        ranks = [rank for row in rest for rank in row.ranks]
+        cells.append(Cell(_names(ranks), f"{len(rest)} other ways to end", None))
+    return cells
+
+
+def _names(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    names = list_of(ranks)
+    return names if len(names) <= _WIDEST_RANKS else f"{len(ranks)} ranks"
+
+
+def _aligned(cells: Sequence[Cell]) -> Iterator[str]:
+    """The table as lines."""
+    of_ranks = max((len(cell.ranks) for cell in cells), default=0)
+    of_doing = max((len(cell.did) for cell in cells), default=0)
+    for cell in cells:
+        place = str(cell.site or "")
+        start = f"  {cell.ranks:<{of_ranks}}  {cell.did:<{of_doing}}  " if cell.ranks else "  "
+        # The number of the line says more than the function.
+        if cell.ranks and len(start) + len(place) > WIDTH:
+            place = place.partition(" in ")[0]
+        yield cut(f"{start}{place}".rstrip(), WIDTH) if cell.ranks else f"{start}{place}"
