@@ -5,7 +5,7 @@
 | `outcomes` | `outcome_of`: runs one unittest test case, and tells its outcome |
 | `ranks` | `Ranks`, `OneRank`, `OnCpu`: bases of what runs in ranks; `ranks_told`: the values that their ranks send |
 | `processes` | `run_python`, `start_python`; `is_alive`, `wait_until_gone`, `heed_ctrl_c` |
-| `warm` | `run_warm`, `start_run`: a program, or the zygote of a `run_test.py`, by a warm server of the test's process |
+| `warm` | `run_warm`, `start_run`: a program, or the zygote of a `run_test.py`, by a warm server of the tests' |
 | `files` | `write`: a source in a folder |
 | `settings` | another time-out, another environment |
 | `leftovers` | `nothing_left`: no process, file or descriptor more than before |
