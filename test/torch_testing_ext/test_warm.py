@@ -52,7 +52,7 @@ class RunWarmTest(FolderCase):
     def test_both_streams_together(self):
         self.write("program.py", "import os\nfor fd in 1, 2, 1: os.write(fd, b'%d' % fd)\nos._exit(0)\n")
         done = run_warm("program.py", cwd=self.root, env=clean_environ(), together=True)
-        self.assertEqual((done.stdout, done.stderr, done.returncode), ("121", "", 0))
+        self.assertEqual((done.stdout, done.stderr, done.returncode), ("121", None, 0))
 
     def test_killed_by_a_signal(self):
         self.write("program.py", "import os\nos.kill(os.getpid(), 15)\n")

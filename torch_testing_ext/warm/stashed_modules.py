@@ -294,7 +294,7 @@ def _add_filters(filters: list[Any]) -> None:
 
 
 def _names_needed(name: str, layer: StashedLayer) -> Iterable[str]:
-    """Those without which it is not what its import has made: its package, and with torch all that torch brings."""
+    """The modules with which it is what its import has made: its package, and with torch all that torch brings."""
     if "torch" not in layer.modules:
         return [_parent(name)]
     if name == "torch":
@@ -306,7 +306,7 @@ def _names_needed(name: str, layer: StashedLayer) -> Iterable[str]:
 
 
 def _names_used_by(module: Any) -> Iterator[str]:
-    """Those from which its globals come."""
+    """The modules from which its globals come."""
     values = list(getattr(module, "__dict__", {}).values())
     for value in values:
         # Not isinstance(): it may run code of the value.

@@ -471,7 +471,7 @@ class StreamTest(unittest.TestCase):
 
     def start_waiting_unit(self):
         """The agent runs a unit that waits. Returns the pids below the agent."""
-        self.start()
+        self.start(cold=True)  # its zygote is its child
         self.stream.sendall(to_line(prepare_for(self.root)))
         self.wait_for(NodeReady)
         fifo = self.root / "fifo"
