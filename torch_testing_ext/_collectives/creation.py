@@ -59,31 +59,38 @@ def _wait(
 
 def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
     """Does a rank make this group now, or has it made it?"""
-    return record is not None and any(one.members == group.members for one in _of_that_name(record, group))
+    if record is None:
+        return False
+    return any(other.members == group.members for other in _of_that_name(record, group))
 
 
 def suspected_creation(records: Sequence[RankRecord]) -> Finding | None:
     """Suspect the members for which a rank that makes a group waits: they make another one, or none."""
-    making = {one.rank: one.creating for one in records if one.creating is not None and not one.creating.is_default}
+    making: dict[int, GroupRecord] = {}
+    for record in records:
+        if record.creating is not None and not record.creating.is_default:
+            making[record.rank] = record.creating
     for group in making.values():
-        others = [(record.rank, each) for record in records for each in _of_that_name(record, group)]
-        if any(_are_unlike(group, each) for _, each in others):
-            return _unlike(
-                [(other, each) for other, each in others if _are_unlike(group, each) or each.members == group.members]
-            )
+        of_that_name = [(record.rank, other) for record in records for other in _of_that_name(record, group)]
+        unlike = [rank for rank, other in of_that_name if _are_unlike(group, other)]
+        alike = [rank for rank, other in of_that_name if other.members == group.members]
+        if unlike:
+            return _unlike([(rank, other) for rank, other in of_that_name if rank in unlike or rank in alike])
+    known = {record.rank for record in records}
     for group in making.values():
-        there = [record.rank for record in records if _of_that_name(record, group)]
-        absent = sorted({record.rank for record in records}.intersection(group.members).difference(there))
+        makers = [record.rank for record in records if _of_that_name(record, group)]
+        absent = sorted(known.intersection(group.members).difference(makers))
         if absent:
-            return _absent(group, [rank for rank in there if rank in making], absent)
+            return _absent(group, [rank for rank in makers if rank in making], absent)
     return None
 
 
-def _absent(group: GroupRecord, there: Sequence[int], absent: Sequence[int]) -> Finding:
-    makes = verb_for(there, "makes", "make")
+def _absent(group: GroupRecord, makers: Sequence[int], absent: Sequence[int]) -> Finding:
+    """The finding about members that have not begun to make a group."""
+    makes = verb_for(makers, "makes", "make")
     has = verb_for(absent, "has", "have")
     title = f"{group.title} ({list_of(group.members)})"
-    sentence = f"{list_of(there)} {makes} {title}, which {list_of(absent)} {has} not begun to make"
+    sentence = f"{list_of(makers)} {makes} {title}, which {list_of(absent)} {has} not begun to make"
     return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", (sentence,), tuple(absent))
 
 

@@ -49,9 +49,12 @@ class StepEffects:
     result: list[Recipe] = field(default_factory=list)
     result_spec: Any = None
     grads: dict[int, int | None] = field(default_factory=dict)  # parameter -> graph output, or None for no gradient
-    makes_states: bool = False  # of optimizers: only the engine runs such a call
-    trains: bool = False  # whether a backward has reached a parameter
-    shares_buffers: bool = False  # whether all ranks get rank 0's buffers before, as under DDP
+    # Of optimizers: only the engine runs such a call.
+    makes_states: bool = False
+    # A backward has reached a parameter.
+    trains: bool = False
+    # All ranks get rank 0's buffers before, as under DDP.
+    shares_buffers: bool = False
 
 
 @dataclass
@@ -91,7 +94,10 @@ class _Recording:
     def __init__(
         self, step: Callable[..., Any], call: CallArguments, state: CapturedState, overrides: list[Override]
     ) -> None:
-        self.step, self.call, self.state, self.overrides = step, call, state, overrides
+        self.step = step
+        self.call = call
+        self.state = state
+        self.overrides = overrides
         self.mode = spmd.new_fake_mode()
         self.effects = StepEffects()
         self.leaves: list[torch.Tensor] = []  # the parameters as the step sees them
@@ -102,7 +108,9 @@ class _Recording:
             self.fakes = {source: _fake_like(state.value(source, call.leaves)) for source in sources}
 
     def run(self) -> RecordedStep:
-        contents, random = ModuleContents(self.state.found), RandomState()
+        """Trace the step, and undo what that has changed."""
+        contents = ModuleContents(self.state.found)
+        random = RandomState()
         try:
             with self.mode, spmd.python_dispatcher():
                 module = make_fx(self._run_step, tracing_mode="real")(*self.fakes.values())
@@ -111,13 +119,16 @@ class _Recording:
             random.restore()
         for node, source in zip(module.graph.nodes, self.fakes, strict=False):
             node.meta["is_number"] = source in self.numbers
-        for node in module.graph.nodes:  # the tracer makes a new value for each node of a captured tensor
+        # The tracer makes a new value for each node of a captured tensor.
+        for node in module.graph.nodes:
             if node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
                 fake = spmd.fake_of_captured(self.mode, getattr(module, str(node.target)))
-                node.meta["val"] = node.meta["val"] if fake is None else fake
+                if fake is not None:
+                    node.meta["val"] = fake
         return RecordedStep(module, [*self.fakes], self.effects)
 
     def _run_step(self, *_: torch.Tensor) -> list[Any]:
+        """Run the step on fakes. Returns the outputs of the graph."""
         if self.overrides:
             replace_submodules(self.overrides, self.state.found.modules)
         with torch.no_grad():
@@ -125,7 +136,8 @@ class _Recording:
         first = {id(leaf): i for i, leaf in reversed([*enumerate(self.call.leaves)])}
         found = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
         args, kwargs = self.call.rebuilt(found)
-        packs = any(isinstance(module, torch.nn.RNNBase) for module in self.state.modules)  # weights, by mkldnn
+        # mkldnn packs the weights of these.
+        packs = any(isinstance(module, torch.nn.RNNBase) for module in self.state.modules)
         with Substitution(fakes), torch.backends.mkldnn.flags(enabled=False) if packs else nullcontext():
             result = self.step(*args, **kwargs)
         with torch.no_grad():
@@ -172,7 +184,9 @@ class _Recording:
         return leaf
 
     def _average(self, i: int, leaf: torch.Tensor) -> None:
-        grad, layout = leaf.grad, self.state.layouts[i]
+        """Put the mean over ranks in place of a gradient."""
+        grad = leaf.grad
+        layout = self.state.layouts[i]
         assert grad is not None
         self.effects.trains = True
         if grad.requires_grad or grad.layout is not torch.strided:
@@ -189,10 +203,12 @@ class _Recording:
         if source in self.fakes:
             fake["lr"] = self.fakes[source].item() if source in self.numbers else self.fakes[source]
         if group.get("foreach", False) is None and not group.get("fused") and not group.get("differentiable"):
-            fake["foreach"] = spmd.foreach_by_default(self.leaves[0].device)  # torch looks at the type of parameters
+            # torch looks at the type of parameters.
+            fake["foreach"] = spmd.foreach_by_default(self.leaves[0].device)
         return fake
 
     def _collect(self, result: Any) -> list[Any]:
+        """Find where each value that the step returns, or leaves as a gradient, comes from. Returns the outputs."""
         outputs: list[Any] = []
         source_of = {id(fake): source for source, fake in self.fakes.items()}
         source_of.update({id(leaf): InputSource("param", i) for i, leaf in enumerate(self.leaves)})

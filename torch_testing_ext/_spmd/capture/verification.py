@@ -192,7 +192,7 @@ def _is_unclear(mine: torch.Tensor, theirs: torch.Tensor, largest: float) -> tor
 
 
 def _difference(mine: Any, theirs: Any, tolerance: Tolerance) -> str | None:
-    """How a value differs from the expected one, if it does."""
+    """Describe how a value differs from the expected one; None if it does not."""
     if isinstance(theirs, float) and isinstance(mine, float):
         mine = torch.tensor(mine)
         theirs = torch.tensor(theirs)
