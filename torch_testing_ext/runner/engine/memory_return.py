@@ -115,7 +115,7 @@ class MemoryReturn:
             self.nvml.close()
 
     def _held(self, names: Sequence[str]) -> tuple[HeldDevice, ...]:
-        """Those of the devices whose memory is not back now."""
+        """The devices, of these, whose memory is not back now."""
         usage = self._usage() if names else None
         if usage is None:
             return ()

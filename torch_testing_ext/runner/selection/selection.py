@@ -147,7 +147,7 @@ def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _closeness(path: str, file: str) -> _Closeness:
-    """How close a file is to the path in a name."""
+    """The closeness of a file to the path in a name."""
     if PurePosixPath(file).is_relative_to(path):
         return _Closeness.PATH
     wanted = _parts(path)
