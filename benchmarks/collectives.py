@@ -32,11 +32,12 @@ MOST_PERCENT_SANITIZED = 10.0
 MOST_US = 25.0
 
 WITHOUT = """
-from torch_testing_ext.launch import probes, recording
-recording.collectives = lambda more_follow=False: b""
+from torch_testing_ext.launch import probes
+from torch_testing_ext.launch import in_rank
+in_rank.collectives = lambda more_follow=False: b""
 probes.FIRST_PROBE = 1e9
 """
-WITH = "from torch_testing_ext.launch import probes, recording\n"  # the same imports
+WITH = "from torch_testing_ext.launch import probes\nfrom torch_testing_ext.launch import in_rank\n"  # the same imports
 
 # Times one test of 4 ranks for each line that it reads.
 SUBJECT = """
@@ -66,10 +67,10 @@ HOT = """
 import contextlib, sys, tempfile, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from torch_testing_ext import _torch
-from torch_testing_ext._sanitizer import sanitized_rank
-from torch_testing_ext._sanitizer.kinds import read_kinds
-_torch.flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
+from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._collectives import sanitized_rank
+from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
+flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mine = torch.ones(4)
 best = dict.fromkeys(sys.argv[1:], 1.0)

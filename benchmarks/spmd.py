@@ -35,7 +35,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_testing_ext._torch.spmd import dispatch_mode_class
+from torch_testing_ext._torch.tracing import dispatch_mode_class
 from torch_testing_ext.distributed._spmd import DataParallel, compile
 
 Step = Callable[[], Any]

@@ -38,7 +38,7 @@ import vendoring
 from libcst.helpers import get_full_name_for_node
 from vendoring import INSTEAD
 
-from torch_testing_ext.upstream import importing, names
+from torch_testing_ext.upstream import mapping, rewriting
 from torch_testing_ext.upstream.mapping import THEIR_KIT, Side, UserError, module_on, moved, source_of
 
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
@@ -70,14 +70,14 @@ class OutgoingFile:
 
 def prepare(file: Path, checkout: Path) -> OutgoingFile:
     """Rewrite a file for the checkout, and collect the names that the checkout lacks."""
-    rewritten = for_pytorch(importing.read(file), file)
+    rewritten = for_pytorch(rewriting.read(file), file)
     unmapped = set(only_of_their_side(rewritten.uses, Side.THEIRS))
     refused = tuple(
         Refusal(file, use.line, _our_name(use))
         for use in rewritten.uses
         if use in unmapped or not _exists(use, checkout)
     )
-    path = importing.TESTS / importing.below_tests(file)
+    path = rewriting.TESTS / rewriting.below_tests(file)
     notes = (*rewritten.notes, *_convention_notes(rewritten.source, checkout / path))
     return OutgoingFile(path, rewritten.source, refused, tuple(f"{file}: {note}" for note in notes))
 
@@ -95,7 +95,7 @@ def _our_name(use: Use) -> str:
 
 def _exists(use: Use, checkout: Path) -> bool:
     source = source_of(use.module, checkout)
-    return source is not None and (use.name in ("", STAR) or use.name in names.defined_in(source))
+    return source is not None and (use.name in ("", STAR) or use.name in mapping.defined_in(source))
 
 
 def _convention_notes(source: bytes, target: Path) -> Iterator[str]:
@@ -107,7 +107,7 @@ def common_files(ours: Path, checkout: Path) -> list[Path]:
     """Our test files that also exist in the checkout."""
     if not ours.is_dir():
         raise UserError(f"{ours} is not a directory; name the files to send")
-    there = checkout / importing.TESTS
+    there = checkout / rewriting.TESTS
     return [file for file in sorted(ours.rglob("*.py")) if (there / file.relative_to(ours)).is_file()]
 
 

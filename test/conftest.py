@@ -40,13 +40,14 @@ def _groups_of_other_files_do_not_count():
     """Each file is written as a program of its own: groups of other files do not change how its ranks are started."""
     import torch.distributed  # noqa: F401
 
-    from torch_testing_ext import _torch, launch
+    from torch_testing_ext import launch
+    from torch_testing_ext._torch import process_state
 
-    if not _torch.launch.made_groups_before():
+    if not process_state.made_groups_before():
         yield
         return
     launch.close()  # a fork server that was started for other files, perhaps in a new interpreter
-    with mock.patch("torch_testing_ext._torch.launch.made_groups_before", lambda: False):
+    with mock.patch("torch_testing_ext._torch.process_state.made_groups_before", lambda: False):
         yield
 
 

@@ -39,21 +39,21 @@ SLOW = {
     "a comparison with recorded outcomes, or with PyTorch's kit on whole suites": (
         f"{OURS}conformance/test_conformance.py::ConformanceTest::test_ours_against_recorded_outcomes",
         f"{OURS}upstream/test_drop_in_outcomes.py::*",
-        f"{OURS}moving/test_moving.py::*",
-        f"{OURS}_utils/test_like_pytorch.py::*_periodic",
-        f"{OURS}_utils/test_like_pytorch.py::*_in_ci",
+        f"{OURS}upstream/test_moving.py::*",
+        f"{OURS}_testing/helpers/test_like_pytorch.py::*_periodic",
+        f"{OURS}_testing/helpers/test_like_pytorch.py::*_in_ci",
     ),
     "hundreds of runs, one after the other": (
         f"{OURS}launch/test_soak.py::*",
         f"{OURS}_machine/test_first_use.py::*::test_importing_every_module_and_suite",
         f"{OURS}runner/test_shared_leases.py::*::test_many_runs_that_need_several_devices",
-        f"{OURS}runner/test_zygote_dies.py::*::test_more_often_than_once_for_each_of_many_tests",
+        f"{OURS}runner/test_preloaded_server_dies.py::*::test_more_often_than_once_for_each_of_many_tests",
     ),
     "an editor, whose debugger follows every process; test_breakpoints.py stays": (
         f"{OURS}launch/test_editors.py::EditorTest::test_breakpoints",
     ),
     "a whole product; test_same_outcome_for_values_of_every_kind stays": (
-        f"{OURS}_asserts/test_assert_equal.py::*::test_same_outcome_for_every_pair_of_values",
+        f"{OURS}_testing/helpers/test_assert_equal.py::*::test_same_outcome_for_every_pair_of_values",
     ),
     "installs another Hypothesis from an index; the same test without the generator stays": (
         f"{OURS}_hypothesis/test_replay.py::*::test_another_version_of_hypothesis_with_network",

@@ -6,15 +6,18 @@ Importing this module touches no accelerator: a condition asks for the device wh
 import functools as _functools
 import typing as _typing
 
-from torch_testing_ext._machine import cuda as _cuda, flags as _flags
+from torch_testing_ext._machine import cuda as _cuda, flags as flags
 from torch_testing_ext._machine.cuda import *
-from torch_testing_ext._machine.cuda import (  # noqa: F401
-    cuda_version as _get_torch_cuda_version,
-    magma_version as _get_magma_version,
-    rocm_version as _get_torch_rocm_version,
+from torch_testing_ext._machine.flags import LazyVal as LazyVal
+from torch_testing_ext._testing.helpers.contexts import (
+    blas_library_context as blas_library_context,
+    tf32_enabled as tf32_enabled,
+    tf32_off as tf32_off,
+    tf32_on as tf32_on,
+    tf32_on_and_off as tf32_on_and_off,
+    with_tf32_off as with_tf32_off,
 )
-from torch_testing_ext._machine.lazy import LazyVal as LazyVal
-from torch_testing_ext._marks.hardware import (
+from torch_testing_ext._testing.marks.skips import (
     TRITON_PTXAS_VERSION as TRITON_PTXAS_VERSION,
     initialize_cuda_context_rng as initialize_cuda_context_rng,
     requires_triton_ptxas_compat as requires_triton_ptxas_compat,
@@ -27,21 +30,13 @@ from torch_testing_ext._marks.hardware import (
     xfailIfSM100OrLater as xfailIfSM100OrLater,
     xfailIfSM120OrLater as xfailIfSM120OrLater,
 )
-from torch_testing_ext._utils.backend_settings import (
-    blas_library_context as blas_library_context,
-    tf32_enabled as tf32_enabled,
-    tf32_off as tf32_off,
-    tf32_on as tf32_on,
-    tf32_on_and_off as tf32_on_and_off,
-    with_tf32_off as with_tf32_off,
-)
 
 _FLAGS = (
     *("IS_MACOS", "IS_WINDOWS", "TEST_CUDA", "TEST_MTIA", "TEST_MULTIGPU", "TEST_NUMBA", "TEST_WITH_ROCM", "TEST_XPU"),
     *("TEST_CUSPARSE_GENERIC", "TEST_HIPSPARSE_GENERIC"),
 )
 _COMPUTED: dict[str, _typing.Callable[[], _typing.Any]] = {
-    **{name: _functools.partial(_flags.flag, name) for name in _FLAGS},
+    **{name: _functools.partial(flags.flag, name) for name in _FLAGS},
     "CUDA_DEVICE": _cuda.first_device,
     "TEST_NUMBA_CUDA": _cuda.numba_supports_cuda,
 }

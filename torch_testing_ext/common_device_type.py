@@ -5,22 +5,84 @@ Importing this module touches no accelerator: `device_type_test_bases` is comput
 
 import typing as _typing
 
-from torch_testing_ext._cases import device_type as _device_type
-from torch_testing_ext._cases.device_type import *
-from torch_testing_ext._cases.test_case import TestCase as TestCase
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._marks.capabilities import (
+from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine.flags import flag as flag
+from torch_testing_ext._testing.bases import device_type_tests as _device_type
+from torch_testing_ext._testing.bases.device_type_tests import *
+from torch_testing_ext._testing.bases.test_case import TestCase as TestCase
+from torch_testing_ext._testing.marks.device_types import (
+    GIBIBYTE as GIBIBYTE,
     Capability as Capability,
+    Decorator as Decorator,
+    Target as Target,
+    deviceCountAtLeast as deviceCountAtLeast,
+    disablecuDNN as disablecuDNN,
+    disableMkldnn as disableMkldnn,
+    dtypes as dtypes,
+    dtypesIfCPU as dtypesIfCPU,
+    dtypesIfCUDA as dtypesIfCUDA,
+    dtypesIfHPU as dtypesIfHPU,
+    dtypesIfMPS as dtypesIfMPS,
+    dtypesIfPRIVATEUSE1 as dtypesIfPRIVATEUSE1,
+    dtypesIfXPU as dtypesIfXPU,
+    expectedFailure as expectedFailure,
+    expectedFailureCPU as expectedFailureCPU,
+    expectedFailureCUDA as expectedFailureCUDA,
+    expectedFailureHPU as expectedFailureHPU,
+    expectedFailureIfRocm as expectedFailureIfRocm,
+    expectedFailureMeta as expectedFailureMeta,
+    expectedFailureMPS as expectedFailureMPS,
+    expectedFailureXLA as expectedFailureXLA,
+    expectedFailureXPU as expectedFailureXPU,
+    largeTensorTest as largeTensorTest,
+    native_devices as _native_devices,
+    native_devices as native_devices,
+    onlyAccelerator as onlyAccelerator,
+    onlyCPU as onlyCPU,
+    onlyCUDA as onlyCUDA,
+    onlyCUDAAndPRIVATEUSE1 as onlyCUDAAndPRIVATEUSE1,
+    onlyHPU as onlyHPU,
+    onlyMPS as onlyMPS,
+    onlyNativeDeviceTypes as onlyNativeDeviceTypes,
+    onlyNativeDeviceTypesAnd as onlyNativeDeviceTypesAnd,
+    onlyOn as onlyOn,
+    onlyPRIVATEUSE1 as onlyPRIVATEUSE1,
+    onlyXPU as onlyXPU,
+    precisionOverride as precisionOverride,
     requires_capabilities as requires_capabilities,
+    skipCPUIf as skipCPUIf,
+    skipCPUIfNoLapack as skipCPUIfNoLapack,
+    skipCPUIfNoMkl as skipCPUIfNoMkl,
+    skipCPUIfNoMkldnn as skipCPUIfNoMkldnn,
+    skipCUDAIf as skipCUDAIf,
+    skipCUDAIfNoCudnn as skipCUDAIfNoCudnn,
+    skipCUDAIfNoMagma as skipCUDAIfNoMagma,
+    skipCUDAIfNotRocm as skipCUDAIfNotRocm,
+    skipCUDAIfRocm as skipCUDAIfRocm,
+    skipGPUIf as skipGPUIf,
+    skipHPU as skipHPU,
+    skipHPUIf as skipHPUIf,
+    skipIf as skipIf,
+    skipLazy as skipLazy,
+    skipLazyIf as skipLazyIf,
+    skipMeta as skipMeta,
+    skipMetaIf as skipMetaIf,
+    skipMPS as skipMPS,
+    skipMPSIf as skipMPSIf,
+    skipPRIVATEUSE1 as skipPRIVATEUSE1,
+    skipPRIVATEUSE1If as skipPRIVATEUSE1If,
+    skipXLA as skipXLA,
+    skipXLAIf as skipXLAIf,
+    skipXPU as skipXPU,
+    skipXPUIf as skipXPUIf,
+    tol as tol,
+    toleranceOverride as toleranceOverride,
 )
-from torch_testing_ext._marks.device_dtypes import *
-from torch_testing_ext._marks.device_types import *
-from torch_testing_ext._marks.device_types import native_devices as _native_devices
-from torch_testing_ext._marks.parametrized import (
+from torch_testing_ext._testing.marks.parametrized import (
     compose_parametrize_fns as compose_parametrize_fns,
     dtype_name as dtype_name,
 )
-from torch_testing_ext._marks.skips import skipIfTorchDynamo as skipIfTorchDynamo
+from torch_testing_ext._testing.marks.skips import skipIfTorchDynamo as skipIfTorchDynamo
 
 if _typing.TYPE_CHECKING:
     device_type_test_bases: list[type[_device_type.DeviceTypeTestBase]]
@@ -32,6 +94,6 @@ def __getattr__(name: str) -> _typing.Any:
     if name == "NATIVE_DEVICES":
         return _native_devices()
     try:
-        return _flags.flag(name)
+        return flags.flag(name)
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

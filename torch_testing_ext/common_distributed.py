@@ -7,56 +7,75 @@ starts a rank.
 import logging as _logging
 import typing as _typing
 
-from torch_testing_ext._cases import ranked as _ranked
-from torch_testing_ext._cases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
-from torch_testing_ext._cases.distributed_base import (
-    DistributedTestBase as DistributedTestBase,
-    run_subtests as run_subtests,
-)
-from torch_testing_ext._cases.multi_process import MultiProcessTestCase as MultiProcessTestCase
-from torch_testing_ext._cases.multi_threaded import (
-    MultiThreadedTestCase as MultiThreadedTestCase,
-    spawn_threads_and_init_comms as spawn_threads_and_init_comms,
-)
-from torch_testing_ext._cases.ranked import (
-    DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE,
-    TIMEOUT_DEFAULT as TIMEOUT_DEFAULT,
-    TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE,
-    get_timeout as get_timeout,
-)
-from torch_testing_ext._cases.state_left_changed import GlobalStateWarning as GlobalStateWarning
-from torch_testing_ext._cases.test_case import TestCase as TestCase
-from torch_testing_ext._cases.verdicts import (
-    Interrupted as Interrupted,
-    RankError as RankError,
-    RankFailure as RankFailure,
-)
-from torch_testing_ext._fsdp.plain_models import (
-    SaveForwardInputsModel as SaveForwardInputsModel,
-    SaveForwardInputsModule as SaveForwardInputsModule,
-)
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.lazy import LazyVal as LazyVal, share as _share
-from torch_testing_ext._machine.ports import (
+from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine.flags import LazyVal as LazyVal, share as _share
+from torch_testing_ext._machine.machine_resources import (
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
 )
-from torch_testing_ext._marks.distributed import (
+from torch_testing_ext._testing.bases import tests_in_ranks as tests_in_ranks
+from torch_testing_ext._testing.bases.continuous import (
+    GlobalStateWarning as GlobalStateWarning,
+    MultiProcContinuousTest as MultiProcContinuousTest,
+)
+from torch_testing_ext._testing.bases.distributed_bases import (
+    DistributedTestBase as DistributedTestBase,
+    run_subtests as run_subtests,
+)
+from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
+from torch_testing_ext._testing.bases.multi_threaded import (
+    MultiThreadedTestCase as MultiThreadedTestCase,
+    spawn_threads_and_init_comms as spawn_threads_and_init_comms,
+)
+from torch_testing_ext._testing.bases.test_case import TestCase as TestCase
+from torch_testing_ext._testing.bases.tests_in_ranks import (
+    DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE,
+    TIMEOUT_DEFAULT as TIMEOUT_DEFAULT,
+    TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE,
+    Interrupted as Interrupted,
+    RankError as RankError,
+    RankFailure as RankFailure,
+    get_timeout as get_timeout,
+)
+from torch_testing_ext._testing.helpers import pytorch_helpers as pytorch_helpers
+from torch_testing_ext._testing.helpers.contexts import captured_output as captured_output
+from torch_testing_ext._testing.helpers.pytorch_helpers import (
+    FILE_SCHEMA as FILE_SCHEMA,
+    cleanup_temp_dir as cleanup_temp_dir,
+    create_device as create_device,
+    create_tcp_store as create_tcp_store,
+    init_multigpu_helper as init_multigpu_helper,
+    initialize_temp_directories as initialize_temp_directories,
+    simple_sparse_reduce_tests as simple_sparse_reduce_tests,
+    verify_ddp_error_logged as verify_ddp_error_logged,
+    with_dist_debug_levels as with_dist_debug_levels,
+    with_nccl_blocking_wait as with_nccl_blocking_wait,
+)
+from torch_testing_ext._testing.marks.needs import (
     ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     DDP_RANK_DEVICES as DDP_RANK_DEVICES,
+    TEST_SKIPS as TEST_SKIPS,
     DistTestCases as DistTestCases,
+    Need as Need,
+    TestSkip as TestSkip,
     at_least_x_gpu as at_least_x_gpu,
     get_required_world_size as get_required_world_size,
     import_transformers_or_skip as import_transformers_or_skip,
     nccl_skip_if_lt_x_gpu as nccl_skip_if_lt_x_gpu,
+    needs_of as needs_of,
     require_n_gpus_for_nccl_backend as require_n_gpus_for_nccl_backend,
+    requires as requires,
     requires_accelerator_dist_backend as requires_accelerator_dist_backend,
     requires_ddp_rank as requires_ddp_rank,
     requires_gloo as requires_gloo,
+    requires_memory as requires_memory,
     requires_mpi as requires_mpi,
     requires_nccl as requires_nccl,
     requires_nccl_shrink as requires_nccl_shrink,
     requires_nccl_version as requires_nccl_version,
+    requires_nvlink as requires_nvlink,
+    requires_peer_access as requires_peer_access,
+    requires_sm as requires_sm,
     requires_ucc as requires_ucc,
     requires_world_size as requires_world_size,
     requires_xccl as requires_xccl,
@@ -68,60 +87,35 @@ from torch_testing_ext._marks.distributed import (
     skip_if_small_worldsize as skip_if_small_worldsize,
     skip_if_win32 as skip_if_win32,
 )
-from torch_testing_ext._marks.needs import (
-    TEST_SKIPS as TEST_SKIPS,
-    Need as Need,
-    TestSkip as TestSkip,
-    needs_of as needs_of,
-    requires as requires,
-    requires_memory as requires_memory,
-    requires_nvlink as requires_nvlink,
-    requires_peer_access as requires_peer_access,
-    requires_sm as requires_sm,
+from torch_testing_ext._testing.marks.settings_of_tests import (
+    collectives_may_differ as collectives_may_differ,
+    sanitize as sanitize,
 )
-from torch_testing_ext._marks.platforms import (
+from torch_testing_ext._testing.marks.skips import (
     PLATFORM_SUPPORTS_SYMM_MEM as PLATFORM_SUPPORTS_SYMM_MEM,
     core_dumps_disabled as core_dumps_disabled,
     evaluate_platform_supports_symm_mem as evaluate_platform_supports_symm_mem,
     has_efa as has_efa,
     requires_multicast_support as requires_multicast_support,
+    skip_but_pass_in_sandcastle as skip_but_pass_in_sandcastle,
+    skip_but_pass_in_sandcastle_if as skip_but_pass_in_sandcastle_if,
     skip_if_rocm_arch_multiprocess as skip_if_rocm_arch_multiprocess,
     skip_if_rocm_ver_atleast_multiprocess as skip_if_rocm_ver_atleast_multiprocess,
     skip_if_rocm_ver_lessthan_multiprocess as skip_if_rocm_ver_lessthan_multiprocess,
     sm_is_or_higher_than as sm_is_or_higher_than,
     tp_transports as tp_transports,
 )
-from torch_testing_ext._marks.settings_of_tests import (
-    collectives_may_differ as collectives_may_differ,
-    sanitize as sanitize,
-)
-from torch_testing_ext._marks.skips import (
-    skip_but_pass_in_sandcastle as skip_but_pass_in_sandcastle,
-    skip_but_pass_in_sandcastle_if as skip_but_pass_in_sandcastle_if,
-)
-from torch_testing_ext._utils import stores as _stores
-from torch_testing_ext._utils.contexts import captured_output as captured_output
-from torch_testing_ext._utils.distributed_helpers import (
-    simple_sparse_reduce_tests as simple_sparse_reduce_tests,
-    verify_ddp_error_logged as verify_ddp_error_logged,
-    with_dist_debug_levels as with_dist_debug_levels,
-    with_nccl_blocking_wait as with_nccl_blocking_wait,
-)
-from torch_testing_ext._utils.stores import (
-    FILE_SCHEMA as FILE_SCHEMA,
-    cleanup_temp_dir as cleanup_temp_dir,
-    create_device as create_device,
-    create_tcp_store as create_tcp_store,
-    init_multigpu_helper as init_multigpu_helper,
-    initialize_temp_directories as initialize_temp_directories,
+from torch_testing_ext._testing.sharded.plain_models import (
+    SaveForwardInputsModel as SaveForwardInputsModel,
+    SaveForwardInputsModule as SaveForwardInputsModule,
 )
 
 if _typing.TYPE_CHECKING:
-    from torch_testing_ext._threads.group import ProcessLocalGroup as ProcessLocalGroup
+    from torch_testing_ext._testing.bases.threaded_group import ProcessLocalGroup as ProcessLocalGroup
 
     HAS_ACCELERATOR: bool
 
-_share(__name__, _ranked, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
+_share(__name__, tests_in_ranks, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
 
 logger = _logging.getLogger(__name__)
 
@@ -132,17 +126,17 @@ _FLAGS = {"IS_SANDCASTLE", "TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_WITH
 
 def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
-        return _flags.flag(name)
+        return flags.flag(name)
     if name == "HAS_ACCELERATOR":
-        return any(map(_flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
+        return any(map(flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
     if name == "tmp_dir":
-        return _stores.tmp_dir
+        return pytorch_helpers.tmp_dir
     if name == "ProcessLocalGroup":
-        from torch_testing_ext._threads import group
+        from torch_testing_ext._testing.bases import threaded_group
 
-        return group.ProcessLocalGroup
+        return threaded_group.ProcessLocalGroup
     if name.startswith("DynamoDistributed"):
-        from torch_testing_ext._cases import dynamo_bases
+        from torch_testing_ext._testing.bases import dynamo_bases
 
         return getattr(dynamo_bases, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

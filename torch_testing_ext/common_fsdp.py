@@ -6,20 +6,23 @@ are read, until a test file sets them.
 
 import typing as _typing
 
-from torch_testing_ext._cases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
-from torch_testing_ext._cases.distributed_base import run_subtests as run_subtests
-from torch_testing_ext._cases.multi_process import MultiProcessTestCase as MultiProcessTestCase
-from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
-from torch_testing_ext._fsdp import fsdp_device as _fsdp_device
-from torch_testing_ext._fsdp.fsdp_bases import (
+from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine.accelerators import set_rng_seed as set_rng_seed
+from torch_testing_ext._machine.flags import share as _share
+from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
+from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests
+from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
+from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
+from torch_testing_ext._testing.helpers.pytorch_helpers import FILE_SCHEMA as FILE_SCHEMA
+from torch_testing_ext._testing.marks.needs import TEST_SKIPS as TEST_SKIPS, TestSkip as TestSkip
+from torch_testing_ext._testing.marks.skips import get_cycles_per_ms as get_cycles_per_ms
+from torch_testing_ext._testing.sharded import fsdp_models as fsdp_models
+from torch_testing_ext._testing.sharded.fsdp_bases import (
+    AnyFunction as AnyFunction,
     FSDPTest as FSDPTest,
     FSDPTestContinuous as FSDPTestContinuous,
+    FSDPTestMixin as FSDPTestMixin,
     FSDPTestMultiThread as FSDPTestMultiThread,
-    get_devtype as get_devtype,
-)
-from torch_testing_ext._fsdp.fsdp_device import DEVICEInitMode as DEVICEInitMode
-from torch_testing_ext._fsdp.fully_shard_models import MLP as MLP, DoubleLinear as DoubleLinear, MLPStack as MLPStack
-from torch_testing_ext._fsdp.model_state import (
     _assert_module_states as _assert_module_states,
     _broadcast_state_dict as _broadcast_state_dict,
     _get_state_dict as _get_state_dict,
@@ -27,18 +30,44 @@ from torch_testing_ext._fsdp.model_state import (
     _move_to_device as _move_to_device,
     _zero_model as _zero_model,
     check_sharded_parity as check_sharded_parity,
+    compiled_fsdp_test as compiled_fsdp_test,
+    get_devtype as get_devtype,
     get_full_params as get_full_params,
+    patch_all_gather as patch_all_gather,
+    patch_all_reduce as patch_all_reduce,
+    patch_foreach_all_gather as patch_foreach_all_gather,
+    patch_foreach_reduce as patch_foreach_reduce,
+    patch_post_backward as patch_post_backward,
+    patch_reduce_scatter as patch_reduce_scatter,
+    patch_register_post_backward_hook_backward as patch_register_post_backward_hook_backward,
+    patch_reshard as patch_reshard,
+    patch_unshard as patch_unshard,
+    reduce_scatter_with_assert as reduce_scatter_with_assert,
     subtest_name as subtest_name,
 )
-from torch_testing_ext._fsdp.models import *
-from torch_testing_ext._fsdp.parity import FSDPTestMixin as FSDPTestMixin
-from torch_testing_ext._fsdp.patches import *
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.lazy import share as _share
-from torch_testing_ext._machine.seeds import set_rng_seed as set_rng_seed
-from torch_testing_ext._marks.hardware import get_cycles_per_ms as get_cycles_per_ms
-from torch_testing_ext._marks.needs import TEST_SKIPS as TEST_SKIPS, TestSkip as TestSkip
-from torch_testing_ext._utils.stores import FILE_SCHEMA as FILE_SCHEMA
+from torch_testing_ext._testing.sharded.fsdp_models import (
+    AFTER as AFTER,
+    BEFORE as BEFORE,
+    HYBRID as HYBRID,
+    MLP as MLP,
+    AlwaysWrapNestedWrappedModule as AlwaysWrapNestedWrappedModule,
+    DEVICEInitMode as DEVICEInitMode,
+    DoubleLinear as DoubleLinear,
+    DummyDDP as DummyDDP,
+    DummyProcessGroup as DummyProcessGroup,
+    FSDPInitMode as FSDPInitMode,
+    FSDPTestModel as FSDPTestModel,
+    MixtureOfExperts as MixtureOfExperts,
+    MLPStack as MLPStack,
+    ModuleWithDelay as ModuleWithDelay,
+    NestedLinear as NestedLinear,
+    NestedWrappedModule as NestedWrappedModule,
+    NestedWrappedModuleWithDelay as NestedWrappedModuleWithDelay,
+    NonUniformReqGradNWM as NonUniformReqGradNWM,
+    SkipModel as SkipModel,
+    SkipModule as SkipModule,
+    TransformerWithSharedParams as TransformerWithSharedParams,
+)
 
 CUDAInitMode = DEVICEInitMode
 
@@ -47,11 +76,11 @@ if _typing.TYPE_CHECKING:
     DEVICE_TYPE: str
     DISTRIBUTED_BACKEND: str
 
-_share(__name__, _fsdp_device.constants, "DEVICE_COUNT", "DEVICE_TYPE", "DISTRIBUTED_BACKEND")
+_share(__name__, fsdp_models.constants, "DEVICE_COUNT", "DEVICE_TYPE", "DISTRIBUTED_BACKEND")
 _FLAGS = {"TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_XPU"}
 
 
 def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
-        return _flags.flag(name)
+        return flags.flag(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

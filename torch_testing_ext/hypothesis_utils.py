@@ -17,29 +17,29 @@ from hypothesis import (
 )
 from hypothesis.strategies import data as data
 
-from torch_testing_ext._hypothesis.example_values import Blueprint as Blueprint, PerRank as PerRank
-from torch_testing_ext._hypothesis.given import given as given, note as note, target as target
-from torch_testing_ext._hypothesis.participants import PropertyFailure as PropertyFailure
-from torch_testing_ext._hypothesis.replay import replay as replay
-from torch_testing_ext._hypothesis.strategies.meshes import (
+from torch_testing_ext._hypothesis.examples import Blueprint as Blueprint, PerRank as PerRank
+from torch_testing_ext._hypothesis.hypothesis_internals import replay as replay
+from torch_testing_ext._hypothesis.property_run import (
+    PropertyFailure as PropertyFailure,
+    given as given,
+    note as note,
+    target as target,
+)
+from torch_testing_ext._hypothesis.strategies import (
+    DTensorPlan as DTensorPlan,
     MeshPlan as MeshPlan,
     PartitionPlan as PartitionPlan,
     device_meshes as device_meshes,
-    partitions as partitions,
-    per_rank as per_rank,
-    ranks as ranks,
-    world_size as world_size,
-)
-from torch_testing_ext._hypothesis.strategies.placements import (
-    DTensorPlan as DTensorPlan,
     distribute as distribute,
     dtensors as dtensors,
-    in_order as in_order,
-    placements as placements,
-)
-from torch_testing_ext._hypothesis.strategies.tensors import (
     dtypes as dtypes,
+    in_order as in_order,
+    partitions as partitions,
+    per_rank as per_rank,
+    placements as placements,
+    ranks as ranks,
     shapes as shapes,
     tensors as tensors,
     whole_numbers as whole_numbers,
+    world_size as world_size,
 )

@@ -25,17 +25,14 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._process import (
-    launcher_variables,
-    user_terminal,  # noqa: F401  # looks at stdin before pytest takes it away
-)
+from torch_testing_ext._process import launcher_variables
 
 OPTION = "--torch-drop-in"
 _MARK = "world_size"
 _MARKS = (_MARK, "standalone")
 _OURS = os.path.dirname(__file__) + os.sep
 _COLLECT_ENV = "dist_collect_env"
-_EXEC = "torch_testing_ext._cases.distributed_exec"
+_EXEC = "torch_testing_ext._testing.bases.distributed_exec"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _kinds(text: str) -> str:
-    from torch_testing_ext._sanitizer.kinds import read_kinds
+    from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
 
     try:
         read_kinds(text)
@@ -126,9 +123,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         launched_session.configure(config)
     if config.getoption("--hypothesis-profile", None) == "search":
-        from torch_testing_ext._hypothesis import replay
+        from torch_testing_ext._hypothesis import hypothesis_internals
 
-        replay.choose_search()
+        hypothesis_internals.choose_search()
     if config.getoption("--sanitize"):
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
     if config.getoption(OPTION):
@@ -144,7 +141,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 def _install() -> None:
-    from torch_testing_ext._cases import invocation
+    from torch_testing_ext._testing.bases import invocation
     from torch_testing_ext.upstream import drop_in
 
     drop_in.install()
@@ -388,9 +385,9 @@ def pytest_runtest_setup(item: Any) -> None:
 
     why = marks.read(item)
     if why:
-        from torch_testing_ext._pytest_ranks import refusals
+        from torch_testing_ext._pytest_ranks import marks
 
-        refusals.refuse(item, why)
+        marks.refuse(item, why)
     of_standalone = item.stash.get(marks.STANDALONE, None)
     spec = item.stash.get(marks.SPEC, None)
     if of_standalone is not None and not hasattr(item.config.option, "dist_is_standalone"):
@@ -399,10 +396,10 @@ def pytest_runtest_setup(item: Any) -> None:
         standalone.set_up(item)
         item.runtest = functools.partial(standalone.run, item, of_standalone.timeout)
     elif spec is not None:
-        from torch_testing_ext._pytest_ranks import in_parent
+        from torch_testing_ext._pytest_ranks import item_in_parent
 
-        in_parent.set_up(item, spec)
-        item.runtest = functools.partial(in_parent.run, item, spec)
+        item_in_parent.set_up(item, spec)
+        item.runtest = functools.partial(item_in_parent.run, item, spec)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -410,9 +407,9 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     report = yield
     error = call.excinfo.value if call.excinfo is not None else None
     if call.when != "teardown" and (report.passed or error is not None) and _concerns_us(item):
-        from torch_testing_ext._pytest_ranks import refusals
+        from torch_testing_ext._pytest_ranks import marks
 
-        refusals.report(report, error, item)
+        marks.report(report, error, item)
     launch = sys.modules.get("torch_testing_ext.launch")
     outcome = getattr(error, "outcome", None)
     if launch is not None and report.failed and isinstance(outcome, launch.Outcome):

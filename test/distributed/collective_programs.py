@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from torch_testing_ext._hypothesis.strategies.meshes import over_world
-from torch_testing_ext._hypothesis.strategies.tensors import lay_out
+from torch_testing_ext._hypothesis.strategies import lay_out, over_world
 
 Lists = list[list[int]]
 

@@ -12,8 +12,8 @@ from unittest import mock
 from kit.warm import run_warm
 
 import torch_testing_ext
-from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.options import config
+from torch_testing_ext.launch import environment
+from torch_testing_ext.runner import option_sources
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PACKAGE = ROOT / "torch_testing_ext"
@@ -25,7 +25,7 @@ RUN_TEST = re.compile(r"^((?:[A-Z_]+=\S+ )*)python run_test\.py(.*)$", re.MULTIL
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#\s]*)(#(?P<section>[^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 SOURCE = re.compile(r"`([\w*/]+(?:\.py|/))`")
-SETTING = re.compile(rf"\b{settings.PREFIX}[A-Z_]*[A-Z]\b")
+SETTING = re.compile(rf"\b{environment.PREFIX}[A-Z_]*[A-Z]\b")
 
 
 def sections(page):
@@ -59,8 +59,8 @@ class DocsTest(unittest.TestCase):
 
     def test_settings_are_known_and_documented(self):
         named = {name for page in PAGES for name in SETTING.findall(page.read_text(encoding="utf-8"))}
-        known = {name for name in named if not name.startswith(settings.RUNNER_PREFIX)}
-        self.assertEqual(known, set(settings.KNOWN_NAMES))
+        known = {name for name in named if not name.startswith(environment.RUNNER_PREFIX)}
+        self.assertEqual(known, set(environment.KNOWN_NAMES))
 
     def test_runner_commands_parse(self):
         """run_test.py accepts the command lines in the pages; no tests run."""
@@ -69,8 +69,8 @@ class DocsTest(unittest.TestCase):
         for variables, arguments in commands:
             with self.subTest(arguments=arguments):
                 environ = dict(word.split("=", 1) for word in variables.split())
-                with mock.patch.object(config, "_existing", tuple):  # the reader's checkouts are not here
-                    config.read_options(shlex.split(arguments), environ, ROOT, ROOT)
+                with mock.patch.object(option_sources, "_existing", tuple):  # the reader's checkouts are not here
+                    option_sources.read_options(shlex.split(arguments), environ, ROOT, ROOT)
 
     def test_links_lead_somewhere(self):
         others = [

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 import torch_testing_ext
-from torch_testing_ext.launch import settings
+from torch_testing_ext.launch import environment
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -21,7 +21,7 @@ class ExamplesTest(unittest.TestCase):
         """In one run, by the command of examples/README.md."""
         command = "python run_test.py --tests examples"
         self.assertIn(f"\n{command}\n", (ROOT / "examples" / "README.md").read_text(encoding="utf-8"))
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(settings.PREFIX)}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(environment.PREFIX)}
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder, "results.json")
             words = [sys.executable, *command.split()[1:], "--cache", folder, "--results", results]

@@ -79,7 +79,7 @@ class CountsTest(unittest.TestCase):
 
     def test_rooms(self):
         for name, room in (
-            ("launch/rank.py", "launch"),
+            ("launch/in_rank.py", "launch"),
             ("runner/report/text.py", "runner"),
             ("_process/__init__.py", "_process"),
             ("common_utils.py", house.MIRROR),

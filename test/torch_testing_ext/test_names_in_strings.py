@@ -88,20 +88,20 @@ class PlantedNamesTest(unittest.TestCase):
     def test_right_names(self) -> None:
         self.assert_faults(
             '''
-            """KIT.launch, and KIT/launch/watch.py. A sentence may end with KIT.launch."""
+            """KIT.launch, and KIT/launch/verdict.py. A sentence may end with KIT.launch."""
             import sys
-            sys.modules.get("KIT.launch.watch")
+            sys.modules.get("KIT.launch.verdict")
             mock.patch("KIT.launch.launch")
             mock.patch("KIT.common_distributed.MultiProcessTestCase.setUp")
             name.startswith("KIT.")
             exclude = ["KIT/", "KIT/launch/", "KIT/launch/*.py", "test/KIT/launch/test_verdict.py", ".KIT/runs/x"]
             module = f"KIT.launch.{name}"
-            start = f"KIT.launch.wat{name}"
+            start = f"KIT.launch.ver{name}"
             code = "\\nfrom KIT.common_utils import run_tests, TestCase\\nrun_tests()"
-            words = [sys.executable, "-m", "KIT.runner.agent"]
+            words = [sys.executable, "-m", "KIT.runner.cluster.agent"]
             shown = "python -m KIT.runner test_x"
             interpreter.command("launch.fork_server", path)
-            os.path.join("KIT", "launch", "watch.py")
+            os.path.join("KIT", "launch", "verdict.py")
             '''
         )
 
@@ -149,18 +149,18 @@ class PlantedNamesTest(unittest.TestCase):
         self.assert_faults('"python -m KIT.launch x"', "-m KIT.launch: a package without __main__.py")
         self.assert_faults('interpreter.command("launch.no", x)', "interpreter.command('launch.no'): no such module")
         self.assert_faults(
-            'interpreter.command("launch.watch", x)',
-            "interpreter.command('launch.watch'): no main() in KIT.launch.watch",
+            'interpreter.command("launch.verdict", x)',
+            "interpreter.command('launch.verdict'): no main() in KIT.launch.verdict",
         )
 
     def test_in_the_package(self) -> None:
-        place = ROOT / PACKAGE / "launch" / "watch.py"
+        place = ROOT / PACKAGE / "launch" / "verdict.py"
         # `launch` is a function there, which `sys.modules` never has.
         self.assert_faults('sys.modules.get("KIT.launch.launch")', "KIT.launch.launch: no such module", place=place)
         self.assert_faults(
             'Path(__file__).with_name("no.py")', "Path(__file__).with_name('no.py'): no such file", place=place
         )
-        self.assert_faults('Path(__file__).with_name("watch.py")', place=place)
+        self.assert_faults('Path(__file__).with_name("verdict.py")', place=place)
 
 
 if __name__ == "__main__":

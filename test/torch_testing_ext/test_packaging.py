@@ -17,8 +17,8 @@ from pathlib import Path
 import yaml
 
 import torch_testing_ext
-from torch_testing_ext.launch import settings
-from torch_testing_ext.runner.options import config
+from torch_testing_ext.launch import environment
+from torch_testing_ext.runner import option_sources
 
 try:
     import tomllib
@@ -55,7 +55,7 @@ def python(*words, cwd, **environ):
 
 def shell(command, cwd, **environ):
     """Run a command without the settings of the run that this test is in."""
-    ours = (settings.PREFIX, "PYTEST_", "PYTHONPATH", "COV_")
+    ours = (environment.PREFIX, "PYTEST_", "PYTHONPATH", "COV_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
         ["/bin/sh", "-c", command], cwd=cwd, env={**inherited, **environ}, capture_output=True, text=True
@@ -230,7 +230,7 @@ class ProjectFilesTest(unittest.TestCase):
         commands = re.findall(r"(?m)^(?:      - run: )?torchtest(.*)", text)
         self.assertGreater(len(commands), 1)
         for command in commands:
-            config.read_options([word for word in command.split() if word != "init"], {}, ROOT, ROOT)
+            option_sources.read_options([word for word in command.split() if word != "init"], {}, ROOT, ROOT)
 
 
 if __name__ == "__main__":

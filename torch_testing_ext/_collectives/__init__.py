@@ -1,1 +1,1 @@
-"""The rules by which the collectives of all ranks are compared. Pure: records in, findings out."""
+"""The collectives that ranks have issued, how they are recorded, and the rules that compare them."""

@@ -1,25 +1,155 @@
-"""Findings about collectives: ranks that disagree, ranks in a deadlock, ranks left alone."""
+"""Findings: mismatches, deadlocks, ranks left alone; sends and receives that belong together."""
 
 from __future__ import annotations
 
 import enum
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of, verb_for
 
-from .pairs import Pair, Wait, pairs_of, unpaired
-from .records import (
-    Call,
-    RankRecord,
-    SharedGroup,
-    Site,
-    alike,
-    shared_groups,
-    whole,
-)
+from .records import Call, RankRecord, SharedGroup, Site, alike, shared_groups, whole
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sends and receives: which belong together, and which have no partner yet. Only a log of all calls knows them.
+
+Peer = TypeVar("Peer", int, int | None)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A send and the receive that gets its message."""
+
+    group: SharedGroup
+    source: int
+    target: int
+    send: Call
+    receive: Call
+
+    @property
+    def differs(self) -> bool:
+        return self.send.agreement_of_message != self.receive.agreement_of_message
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A call of a rank, with the members of its group that have not issued it; of a message, its possible partners."""
+
+    rank: int
+    group: SharedGroup
+    call: Call
+    missing: tuple[int, ...]
+    # One of the missing is enough: a receive from any rank.
+    any_of: bool = False
+
+    @property
+    def name(self) -> str:
+        """The call as it is named in a sentence; of a message with its peer."""
+        if not self.call.is_p2p:
+            return self.call.name
+        direction = "to" if self.call.kind == "send" else "from"
+        peer = "any rank" if self.call.peer is None else f"rank {self.group.ranks[self.call.peer]}"
+        tag = f", tag {self.call.tag}" if self.call.tag else ""
+        return f"{self.call.kind} #{self.call.place} {direction} {peer}{tag}"
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.name, *self.call.shapes])
+
+
+@dataclass
+class _Inbox:
+    """The messages of one tag to one rank: what was sent, and what is received, by source; None: from any rank."""
+
+    sent: dict[int, list[Call]]
+    received: dict[int | None, list[Call]]
+
+
+def _inboxes(records: Sequence[RankRecord]) -> list[tuple[SharedGroup, int, _Inbox]]:
+    """The inboxes of all ranks, with the group of their messages."""
+    by_rank = whole(records)
+    if not any(record.messages for record in by_rank.values()):
+        return []
+    all_inboxes = []
+    for group in shared_groups(records):
+        # By target and tag.
+        inboxes: dict[tuple[int, int], _Inbox] = defaultdict(lambda: _Inbox({}, {}))
+        for rank in group.ranks:
+            record = by_rank.get(rank)
+            messages = () if record is None else record.messages.get(group.key, ())
+            for call in messages:
+                _put(inboxes, group, rank, call)
+        all_inboxes += [(group, target, inbox) for (target, _), inbox in inboxes.items()]
+    return all_inboxes
+
+
+def _put(inboxes: Mapping[tuple[int, int], _Inbox], group: SharedGroup, rank: int, call: Call) -> None:
+    """Put a send of a rank into the inbox of its target, and a receive into its own."""
+    if call.peer is not None and call.peer >= len(group.ranks):
+        return
+    peer = None if call.peer is None else group.ranks[call.peer]
+    if call.kind == "send" and peer is not None:
+        inboxes[peer, call.tag].sent.setdefault(rank, []).append(call)
+    else:
+        inboxes[rank, call.tag].received.setdefault(peer, []).append(call)
+
+
+def pairs_of(records: Sequence[RankRecord]) -> list[Pair]:
+    """The sends and receives that belong together. Where a rank receives from any, that is not known."""
+    pairs = []
+    for group, target, inbox in _inboxes(records):
+        if None in inbox.received:
+            continue
+        for source, sent in inbox.sent.items():
+            received = inbox.received.get(source, ())
+            for send, receive in zip(sent, received, strict=False):
+                pairs.append(Pair(group, source, target, send, receive))
+    return pairs
+
+
+def unpaired(records: Sequence[RankRecord]) -> list[Wait]:
+    """The sends and receives without a partner. Where a rank receives from any, only their numbers are compared."""
+    waits: list[Wait] = []
+    for group, target, inbox in _inboxes(records):
+        if None in inbox.received:
+            waits += _unpaired_by_number(group, target, inbox)
+            continue
+        sources = {*inbox.sent, *(source for source in inbox.received if source is not None)}
+        for source in sources:
+            sends = inbox.sent.get(source, [])
+            receives = inbox.received.get(source, [])
+            waits += [Wait(source, group, call, (target,)) for call in sends[len(receives) :]]
+            waits += [Wait(target, group, call, (source,)) for call in receives[len(sends) :]]
+    return waits
+
+
+def _unpaired_by_number(group: SharedGroup, target: int, inbox: _Inbox) -> list[Wait]:
+    """The latest sends, or receives, of an inbox that are more than the others."""
+    sent = _in_order(inbox.sent)
+    received = _in_order(inbox.received)
+    others = tuple(rank for rank in group.ranks if rank != target)
+    waits = []
+    for source, call in sent[len(received) :]:
+        waits.append(Wait(source, group, call, (target,)))
+    for peer, call in received[len(sent) :]:
+        if peer is None:
+            waits.append(Wait(target, group, call, others, any_of=True))
+        else:
+            waits.append(Wait(target, group, call, (peer,)))
+    return waits
+
+
+def _in_order(calls: Mapping[Peer, Sequence[Call]]) -> list[tuple[Peer, Call]]:
+    """The calls of all peers, in the order of the calls."""
+    pairs = [(peer, call) for peer, of_peer in calls.items() for call in of_peer]
+    return sorted(pairs, key=lambda pair: pair[1].order)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Findings about collectives: ranks that disagree, ranks in a deadlock, ranks left alone.
 
 # The kind of a wait at a store.
 STORE = "get"

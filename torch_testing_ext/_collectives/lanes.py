@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from .records import RankRecord
 
+
 # The latest calls of all ranks together that are kept.
 MOST_CALLS = 2_000
 _LEAST_OF_A_RANK = 4

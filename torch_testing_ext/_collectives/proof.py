@@ -1,50 +1,168 @@
-"""Proof that the collectives of running ranks are at fault, from probes of the ranks. Pure.
-
-One probe may show that ranks disagree. Two may show that ranks wait for ever, for each other or for one that has ended.
-What cannot be proven waits for the time-out of the test.
-
-**Theorem.** Two probes saw each rank of a set S in the same state, with the same calls:
-
-1. each of its calls that are not known to be over lacks a member that is in S as well, or has ended; a receive from any
-   rank lacks all of its possible senders in this way (`findings.deadlocked`);
-2. none of these calls has a time-out that ends before the test does (`ProofRules.endless`);
-3. no thread of it that may issue a call can go on, except by the end of one of these calls (`blocked.why_not_blocked`).
-
-Then no rank of S ever issues another call, and none of these calls ever ends.
-
-Proof: suppose that one ends, and take the first. Its missing member, or one of them, has issued it meanwhile. A member
-that has ended issues nothing. One in S would have gone on before any of its own calls ended, which 3 excludes.
-
-**Assumptions**, any of which could make it wrong:
-
-- A rank's calls are all recorded: torch's recorder, or the log, has dropped none (`RankRecord.is_whole`), and gloo's
-  sends and receives, which the recorder leaves out, are noticed by gaps in the sequence numbers (`RankState.p2p`).
-- Groups are the same in all ranks if their names, worlds and generations are (`records.shared_groups`).
-- A call of a group ends only when all members have issued it. This holds for the collectives that gloo and threads
-  execute. The source of a broadcast needs nobody, and the recorder shows that its call is over.
-- A log does not know when calls end: one that all members have issued counts as over, since it ends by itself. Ranks
-  that wait in such a call are not told from ranks that wait in another one.
-- The probes of the ranks need not be simultaneous: 1 and 3 hold for each rank from its first probe to its second one,
-  and the first probes of all ranks come before the second ones.
-- A thread that sleeps in a private futex without a time-out is woken only by threads of its own process. Those of gloo,
-  known by their names or their loop, only end calls. What a Python thread can reach by its stack is all that it may do
-  (`launch.reach`).
-- Nothing outside of the test acts: no debugger, no process that sends signals, other than those that the rank started.
-
-`why_not_blocked` reads what the kernel shows of threads, so on systems other than Linux on x86-64 and arm64 nothing is
-proven.
-"""
+"""Proof that running ranks are at fault, and waits at a store."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .blocked import why_not_blocked
-from .creation import waits_at_stores
-from .findings import Finding, deadlocked, describe_deadlock, first_mismatch, waits
-from .pairs import Wait
-from .records import Call, RankRecord
+from torch_testing_ext._process.files import is_library
+from torch_testing_ext._process.words import grouped, list_of, verb_for
+
+from .blocked import RankState, why_not_blocked
+from .findings import STORE, Finding, FindingKind, Wait, deadlocked, describe_deadlock, first_mismatch, waits
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site
+
+# --------------------------------------------------------------------------------------------------------------------
+# Waits at a store: for a key, or for the other members of a group that a rank makes.
+
+# The number of such a wait among the calls of a rank: nothing comes after it.
+_LATEST = 1_000_000_000
+
+
+def waits_at_stores(running: Mapping[int, RankRecord], known: Iterable[RankRecord]) -> dict[int, Wait]:
+    """The ranks that wait at a store, each with the ranks that may end that: members of its group, or any rank.
+
+    A process that a rank has started may set a key, too.
+    """
+    records = {record.rank: record for record in known}
+    everybody = {rank for record in records.values() for group in record.groups.values() for rank in group.members}
+    may_be_set = any(record.state is not None and record.state.children for record in running.values())
+    found = {}
+    for rank, record in running.items():
+        state = record.state
+        if state is None or state.at_store is None:
+            continue
+        making = record.creating
+        if making is None:
+            if state.waits_at_store and not may_be_set:
+                others = tuple(sorted(everybody - {rank}))
+                found[rank] = _wait(record, state, STORE, "a store", tuple(sorted(everybody)), others)
+        elif not making.is_default:
+            peers = [member for member in making.members if member != rank]
+            late = tuple(peer for peer in peers if not _makes(records.get(peer), making))
+            found[rank] = _wait(record, state, "new_group", making.title, making.members, late)
+    return {rank: wait for rank, wait in found.items() if wait.missing}
+
+
+def _wait(
+    record: RankRecord, state: RankState, kind: str, title: str, members: tuple[int, ...], missing: tuple[int, ...]
+) -> Wait:
+    """The wait of a rank at a store. Any rank may set a key; a group needs all of its members."""
+    sites = [Site(*frame) for frame in state.frames if not is_library(frame[0])]
+    call = Call(
+        kind,
+        order=_LATEST + len(record.groups),
+        timeout=math.inf if state.at_store is None else state.at_store,
+        site=sites[0] if sites else None,
+    )
+    group = SharedGroup(GroupKey(title, 0, "store"), title, members)
+    return Wait(record.rank, group, call, missing, any_of=kind == STORE)
+
+
+def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
+    """Does a rank make this group now, or has it made it?"""
+    if record is None:
+        return False
+    return any(other.members == group.members for other in _of_that_name(record, group))
+
+
+def suspected_creation(records: Sequence[RankRecord]) -> Finding | None:
+    """Suspect the members for which a rank that makes a group waits: they make another one, or none."""
+    making: dict[int, GroupRecord] = {}
+    for record in records:
+        if record.creating is not None and not record.creating.is_default:
+            making[record.rank] = record.creating
+    for group in making.values():
+        of_that_name = [(record.rank, other) for record in records for other in _of_that_name(record, group)]
+        unlike = [rank for rank, other in of_that_name if _are_unlike(group, other)]
+        alike = [rank for rank, other in of_that_name if other.members == group.members]
+        if unlike:
+            return _unlike([(rank, other) for rank, other in of_that_name if rank in unlike or rank in alike])
+    known = {record.rank for record in records}
+    for group in making.values():
+        makers = [record.rank for record in records if _of_that_name(record, group)]
+        absent = sorted(known.intersection(group.members).difference(makers))
+        if absent:
+            return _absent(group, [rank for rank in makers if rank in making], absent)
+    return None
+
+
+def _absent(group: GroupRecord, makers: Sequence[int], absent: Sequence[int]) -> Finding:
+    """The finding about members that have not begun to make a group."""
+    makes = verb_for(makers, "makes", "make")
+    has = verb_for(absent, "has", "have")
+    title = f"{group.title} ({list_of(group.members)})"
+    sentence = f"{list_of(makers)} {makes} {title}, which {list_of(absent)} {has} not begun to make"
+    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", (sentence,), tuple(absent))
+
+
+def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
+    """The latest group of that name and world that a rank has made, or makes now."""
+    identity = (group.name, group.world)
+    making = record.creating
+    if making is not None and (making.name, making.world) == identity:
+        return [making]
+    made = [other for other in record.groups.values() if (other.name, other.world) == identity]
+    return made[-1:]
+
+
+def _are_unlike(one: GroupRecord, other: GroupRecord) -> bool:
+    """Do two groups of one name have other members, some in common? Ranks may split into groups of the same name."""
+    return one.members != other.members and not set(one.members).isdisjoint(other.members)
+
+
+def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
+    by_members = grouped((group.members, rank) for rank, group in found)
+    by_ranks = sorted((ranks, members) for members, ranks in by_members.items())
+    (first_ranks, first_members), *others = by_ranks
+    parts = [
+        f"{list_of(ranks)} {verb_for(ranks, 'makes', 'make')} one of {list_of(members)}" for ranks, members in others
+    ]
+    makes = verb_for(first_ranks, "makes", "make")
+    sentence = f"{list_of(first_ranks)} {makes} a group of {list_of(first_members)} where {', '.join(parts)}"
+    title = found[0][1].title
+    lines = tuple(f"{list_of(ranks)}: {title} of {list_of(members)}" for ranks, members in by_ranks)
+    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", lines, tuple(first_ranks[:1]))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Proof that the collectives of running ranks are at fault, from probes of the ranks. Pure.
+#
+# One probe may show that ranks disagree. Two may show that ranks wait for ever, for each other or for one that has
+# ended. What cannot be proven waits for the time-out of the test.
+#
+# **Theorem.** Two probes saw each rank of a set S in the same state, with the same calls:
+#
+# 1. each of its calls that are not known to be over lacks a member that is in S as well, or has ended; a receive from
+# any    rank lacks all of its possible senders in this way (`findings.deadlocked`); 2. none of these calls has a
+# time-out that ends before the test does (`ProofRules.endless`); 3. no thread of it that may issue a call can go on,
+# except by the end of one of these calls (`blocked.why_not_blocked`).
+#
+# Then no rank of S ever issues another call, and none of these calls ever ends.
+#
+# Proof: suppose that one ends, and take the first. Its missing member, or one of them, has issued it meanwhile. A
+# member that has ended issues nothing. One in S would have gone on before any of its own calls ended, which 3
+# excludes.
+#
+# **Assumptions**, any of which could make it wrong:
+#
+# - A rank's calls are all recorded: torch's recorder, or the log, has dropped none (`RankRecord.is_whole`), and gloo's
+#   sends and receives, which the recorder leaves out, are noticed by gaps in the sequence numbers (`RankState.p2p`).
+# - Groups are the same in all ranks if their names, worlds and generations are (`records.shared_groups`).
+# - A call of a group ends only when all members have issued it. This holds for the collectives that gloo and threads
+#   execute. The source of a broadcast needs nobody, and the recorder shows that its call is over.
+# - A log does not know when calls end: one that all members have issued counts as over, since it ends by itself. Ranks
+#   that wait in such a call are not told from ranks that wait in another one.
+# - The probes of the ranks need not be simultaneous: 1 and 3 hold for each rank from its first probe to its second one,
+#   and the first probes of all ranks come before the second ones.
+# - A thread that sleeps in a private futex without a time-out is woken only by threads of its own process. Those of
+# gloo,   known by their names or their loop, only end calls. What a Python thread can reach by its stack is all that it
+# may do   (`launch.reach`). - Nothing outside of the test acts: no debugger, no process that sends signals, other than
+# those that the rank started.
+#
+# `why_not_blocked` reads what the kernel shows of threads, so on systems other than Linux on x86-64 and arm64 nothing
+# is proven.
 
 # The shortest default of a backend, NCCL's: ranks that have not chosen another time-out do not wait for it.
 DEFAULT_OF_GROUPS = 600.0

@@ -1,31 +1,35 @@
-"""The number and type of the accelerators, found without touching them from this process.
+"""Accelerators, found without touching them from this process, and the seeds of random state."""
 
-A process that asks CUDA or ROCm for its devices can no longer be forked into ranks that use them. So a forked child
-asks, or a new interpreter where forking this process is not safe, and sends back the answer. Where no device can exist,
-no process is started.
-"""
-
+import contextlib
 import ctypes
 import functools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext import _torch
-from torch_testing_ext._process import fork_safety, reaping, system
-from torch_testing_ext._process.loop import wait_readable
+from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process.child_processes import wait_readable
+from torch_testing_ext._torch import device_state
 
-from . import sharing
-from .device_facts import DeviceFacts, facts_from
+from . import device_rules
+from .device_rules import DeviceFacts, facts_from
+
+# --------------------------------------------------------------------------------------------------------------------
+# The number and type of the accelerators, found without touching them from this process.
+#
+# A process that asks CUDA or ROCm for its devices can no longer be forked into ranks that use them. So a forked child
+# asks, or a new interpreter where forking this process is not safe, and sends back the answer. Where no device can
+# exist, no process is started.
 
 # A process has this open once ROCm is initialised in it, by whichever library.
 _OPEN_WHEN_IN_USE = "/dev/kfd"
@@ -56,7 +60,7 @@ def device_count() -> int:
 
 def most_ranks() -> int:
     """Return how many ranks of a test may use an accelerator: one each, or more where the user lets ranks share."""
-    return device_count() * sharing.ranks_per_device()
+    return device_count() * device_rules.ranks_per_device()
 
 
 def ranks_for(needed: int) -> int:
@@ -128,10 +132,10 @@ def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
     """Ask once for each combination of masks."""
     if not device_may_exist():
         return NO_DEVICE
-    if _torch.built_with.accelerator_is_initialised():
+    if device_state.accelerator_is_initialised():
         ask = QUESTIONS[question]
         return ask()
-    may_fork = not fork_safety.other_threads() and not _torch.built_with.accelerator_is_in_bad_fork()
+    may_fork = not child_processes.other_threads() and not device_state.accelerator_is_in_bad_fork()
     answer = _ask_forked(question) if may_fork else None
     return _ask_new_interpreter(question) if answer is None else answer
 
@@ -143,10 +147,10 @@ def unsafe_to_fork() -> str | None:
     """
     if not device_may_exist():
         return None
-    first_use = _torch.first_use.first_use()
+    first_use = device_state.first_use()
     if first_use is not None:
         return first_use
-    if _torch.built_with.accelerator_is_initialised() or _torch.built_with.accelerator_is_in_bad_fork():
+    if device_state.accelerator_is_initialised() or device_state.accelerator_is_in_bad_fork():
         return "an accelerator is initialised"
     if _cuda_driver_is_initialised():
         return "a library has initialised CUDA"
@@ -171,7 +175,7 @@ def _cuda_driver_is_initialised() -> bool:
 
 def check_to_fork() -> str | None:
     """Make this process safe to fork if possible. Returns why its forks would lack accelerators or a thread, if so."""
-    return unsafe_to_fork() or fork_safety.check_by_fork()
+    return unsafe_to_fork() or child_processes.check_by_fork()
 
 
 # -- the questions: after asking one, a process can no longer fork ranks that use devices
@@ -244,7 +248,7 @@ def ask_facts() -> list[dict[str, Any]]:
 
 def _has_multicast() -> bool:
     try:
-        return _torch.built_with.has_multicast()
+        return device_state.has_multicast()
     except Exception:
         # This torch or this driver has no answer.
         return False
@@ -270,14 +274,14 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
             return True
         if any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd")):
             return True
-    return _torch.built_with.other_accelerator_is_built()
+    return device_state.other_accelerator_is_built()
 
 
 def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
     """Let a forked child ask; None where it gave no answer."""
     receive, send = os.pipe()
     # Even with native threads in idle pools (OpenBLAS): the child takes none of their locks.
-    pid = fork_safety.fork()
+    pid = child_processes.fork()
     if pid == 0:
         _answer_and_exit(question, send)
     os.close(send)
@@ -287,10 +291,10 @@ def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
     if not ready:
         os.kill(pid, signal.SIGKILL)
         # A child that the driver blocks ends when the driver answers.
-        if reaping.has_ended(pid, _KILL_TIMEOUT):
-            reaping.wait_for_exit(pid)
+        if child_processes.has_ended(pid, _KILL_TIMEOUT):
+            child_processes.wait_for_exit(pid)
         raise DriverDoesNotAnswer
-    if reaping.wait_for_exit(pid) == EXIT_BAD_FORK:
+    if child_processes.wait_for_exit(pid) == EXIT_BAD_FORK:
         # This process has initialised the driver before: asking here does no more harm.
         ask = QUESTIONS[question]
         return ask()
@@ -301,7 +305,7 @@ def _answer_and_exit(question: str, send: int) -> NoReturn:
     """In the forked child: write the answer and exit without running the parent's exit handlers."""
     code = 0
     try:
-        if _torch.built_with.accelerator_is_in_bad_fork():
+        if device_state.accelerator_is_in_bad_fork():
             code = EXIT_BAD_FORK
         else:
             write_answer(question, send)
@@ -324,7 +328,7 @@ def _ask_new_interpreter(question: str) -> Any:
             child.kill()
             raise DriverDoesNotAnswer
         text = pipe.read()
-    ended = reaping.describe_exit(child.wait())
+    ended = child_processes.describe_exit(child.wait())
     if not text:
         raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask {ended}")
     return json.loads(text)
@@ -335,3 +339,64 @@ def write_answer(question: str, send: int) -> None:
     ask = QUESTIONS[question]
     answer = json.dumps(ask())
     os.write(send, answer.encode())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The seed of every test, and a context that restores random state.
+
+SEED = 1234
+
+
+def set_rng_seed(seed: int | None = None) -> None:
+    """Seed torch, `random`, and NumPy where it is imported; with SEED by default."""
+    seed = SEED if seed is None else seed
+    if device_may_exist():
+        torch.manual_seed(seed)
+    else:
+        # The CPU's generator alone: torch.manual_seed also queues seeds for devices, which costs each rank 1 ms.
+        torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def prepare_to_seed() -> None:
+    """In a process that forks ranks: import numpy.random, which NumPy otherwise imports in each rank when it seeds."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        _ = numpy.random
+
+
+@contextlib.contextmanager
+def freeze_rng_state() -> Iterator[None]:
+    """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""
+    # Only an initialised device has random state; this check must not initialise one.
+    initialised = [name for name in ("cuda", "xpu") if getattr(torch, name).is_initialized()]
+    devices = []
+    for name in initialised[:1]:
+        devices.append(getattr(torch, name).current_device())
+    kind = initialised[0] if initialised else "cuda"
+    with torch.random.fork_rng(devices=devices, device_type=kind):
+        yield
+
+
+class RandomState:
+    """The states of the random generators of torch, Python and numpy."""
+
+    def __init__(self) -> None:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        modules: list[Any] = [torch]
+        if accelerator is not None:
+            modules.append(getattr(torch, accelerator.type))
+        pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
+        pairs.append((random.getstate, random.setstate))
+        # torch does not require it.
+        if "numpy" in sys.modules:
+            numpy: Any = sys.modules["numpy"]
+            pairs.append((numpy.random.get_state, numpy.random.set_state))
+        self._states = [(put, get()) for get, put in pairs]
+
+    def restore(self) -> None:
+        for put, state in self._states:
+            put(state)

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_testing_ext import _torch
+from torch_testing_ext._torch import device_state
 
 from . import accelerators
-from .flags import flag
-from .lazy import LazyVal
+from .flags import LazyVal, flag
 
 Version = tuple[int, ...]
 
@@ -91,7 +90,7 @@ def answering_for_torch() -> Iterator[None]:
     if accelerators.accelerator_type() != "cuda":
         yield
         return
-    with _torch.cuda_state.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
+    with device_state.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
         yield
 
 
@@ -149,7 +148,7 @@ def _is_jetson() -> bool:
 IS_THOR = _exactly(_is_thor)
 IS_JETSON = LazyVal(_is_jetson)
 
-CUDA_ALREADY_INITIALIZED_ON_IMPORT = _torch.built_with.accelerator_is_initialised()
+CUDA_ALREADY_INITIALIZED_ON_IMPORT = device_state.accelerator_is_initialised()
 ROCM_VERSION = LazyVal(lambda: rocm_version()[:2])
 
 

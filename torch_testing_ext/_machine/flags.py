@@ -1,23 +1,106 @@
-"""Flags that tell a test where it runs: platform, build, accelerators, and switches in the environment.
-
-A flag is computed when it is first read, since some take a process or an import, and is cached from then on. The
-names, and the variables that set them, are PyTorch's.
-"""
+"""Flags that tell a test where it runs, computed at first use."""
 
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 import platform
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from torch_testing_ext import _torch
+from torch_testing_ext._torch import device_state
 
 from . import accelerators
+
+# --------------------------------------------------------------------------------------------------------------------
+# Values that are computed when they are first used, and constants that a test module may set.
+
+
+class LazyVal:
+    """Stands for a value that is computed at its first comparison, arithmetic operation or truth test."""
+
+    def __init__(self, cb: Callable[[], Any]) -> None:
+        self._cb = cb
+
+    @functools.cached_property
+    def _value(self) -> Any:
+        return self._cb()
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _late(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *others: operation(self._value, *others)
+
+
+_BINARY = "add sub mul truediv floordiv mod pow lshift rshift and or xor eq ne lt le gt ge"
+_UNARY = "neg pos abs invert index"
+for _name in f"{_BINARY} {_UNARY}".split():
+    setattr(LazyVal, f"__{_name}__", _late(getattr(operator, f"__{_name}__")))
+
+
+# -- constants of PyTorch's test modules that our code reads elsewhere: setting one in the mirror has an effect
+
+
+class ComputedNames:
+    """Values that are computed each time they are read, until they are set; deleting one computes it again."""
+
+    def __init__(self, **compute: Callable[[], Any]) -> None:
+        vars(self)["_compute"] = compute
+
+    def __getattr__(self, name: str) -> Any:
+        compute = vars(self)["_compute"]
+        if name not in compute:
+            raise AttributeError(name)
+        return compute[name]()
+
+    def is_set(self, name: str) -> bool:
+        return name in vars(self)
+
+
+def share(module: str, holder: Any, *names: str) -> None:
+    """Make these names of a module those of `holder`: reading, setting and deleting one in the module does it there."""
+    target = sys.modules[module]
+    shared = {name: _property(holder, name) for name in names}
+    target.__class__ = type("ModuleWithSharedNames", (type(target),), shared)
+
+
+def _property(holder: Any, name: str) -> property:
+    """A property of a module that is the attribute of `holder` with that name."""
+    # A plain module has no value to compute again.
+    original = vars(holder).get(name)
+
+    def get(_: Any) -> Any:
+        return getattr(holder, name)
+
+    def put(_: Any, value: Any) -> None:
+        setattr(holder, name, value)
+
+    def delete(_: Any) -> None:
+        if isinstance(holder, ModuleType):
+            setattr(holder, name, original)
+        else:
+            delattr(holder, name)
+
+    return property(get, put, delete)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Flags that tell a test where it runs: platform, build, accelerators, and switches in the environment.
+#
+# A flag is computed when it is first read, since some take a process or an import, and is cached from then on. The
+# names, and the variables that set them, are PyTorch's.
 
 Flag = Callable[[], Any]
 # Untyped in torch.
@@ -98,7 +181,7 @@ def _has_cuda_python_bindings() -> bool:
 
 
 def _cpu_has(capability: str) -> Flag:
-    return lambda: bool(_torch.built_with.cpu_capabilities().get(capability, False))
+    return lambda: bool(device_state.cpu_capabilities().get(capability, False))
 
 
 _FLAGS: dict[str, Flag] = {
@@ -115,12 +198,12 @@ _FLAGS: dict[str, Flag] = {
     "IS_APPLE_M1": lambda: flag("TEST_MPS") and str(_backends.mps.get_name()).startswith("Apple M1"),
     "IS_AVX512_VNNI_SUPPORTED": _cpu_has("avx512_vnni"),
     "IS_CPU_EXT_SVE_SUPPORTED": _cpu_has("sve"),
-    "IS_CPU_CAPABILITY_SVE": lambda: _torch.built_with.cpu_kernels() in ("SVE128", "SVE256"),
-    "IS_CPU_CAPABILITY_SVE256": lambda: _torch.built_with.cpu_kernels() == "SVE256",
+    "IS_CPU_CAPABILITY_SVE": lambda: device_state.cpu_kernels() in ("SVE128", "SVE256"),
+    "IS_CPU_CAPABILITY_SVE256": lambda: device_state.cpu_kernels() == "SVE256",
     "IS_FILESYSTEM_UTF8_ENCODING": lambda: sys.getfilesystemencoding() == "utf-8",
     "IS_CI": lambda: bool(os.environ.get("CI")),
     "IS_SANDCASTLE": _switch("SANDCASTLE", implied_by=lambda: os.environ.get("TW_JOB_USER") == "sandcastle"),
-    "IS_FBCODE": _switch("PYTORCH_TEST_FBCODE", implied_by=lambda: _torch.built_with.is_internal_build()),
+    "IS_FBCODE": _switch("PYTORCH_TEST_FBCODE", implied_by=lambda: device_state.is_internal_build()),
     "IS_REMOTE_GPU": _switch("PYTORCH_TEST_REMOTE_GPU"),
     "IN_RE_WORKER": lambda: "INSIDE_RE_WORKER" in os.environ,
     "DISABLE_RUNNING_SCRIPT_CHK": _switch("PYTORCH_DISABLE_RUNNING_SCRIPT_CHK"),
@@ -135,8 +218,8 @@ _FLAGS: dict[str, Flag] = {
     "TEST_HPU": _accelerator("hpu"),
     "TEST_MPS": lambda: torch.backends.mps.is_available(),
     "TEST_MTIA": _accelerator("mtia"),
-    "TEST_PRIVATEUSE1": lambda: _accelerator(_torch.built_with.extension_device_type())(),
-    "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: _torch.built_with.extension_device_type(),
+    "TEST_PRIVATEUSE1": lambda: _accelerator(device_state.extension_device_type())(),
+    "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: device_state.extension_device_type(),
     "TEST_CUDA_GRAPH": lambda: flag("TEST_CUDA") and not flag("TEST_SKIP_CUDAGRAPH"),
     "TEST_CUDA_CUDSS": _has_cuda_build_of("TEST_CUDA"),
     "TEST_CUDA_GRAPH_CONDITIONAL_NODES": _has_cuda_build_of("TEST_CUDA_GRAPH"),
@@ -145,7 +228,7 @@ _FLAGS: dict[str, Flag] = {
     "TEST_SKIP_CUDAGRAPH": _switch("PYTORCH_TEST_SKIP_CUDAGRAPH"),
     "EXPANDABLE_SEGMENTS": lambda: "expandable_segments:True" in _words("PYTORCH_CUDA_ALLOC_CONF"),
     # installed packages and build options
-    "TEST_ACL": lambda: _has_onednn() and _torch.built_with.onednn_uses_arm_compute_library(),
+    "TEST_ACL": lambda: _has_onednn() and device_state.onednn_uses_arm_compute_library(),
     "TEST_MKL": lambda: bool(_backends.mkl.is_available()),
     "TEST_ONEDNN": lambda: torch.backends.mkldnn.enabled and _has_onednn(),
     "TEST_NUMPY": _module("numpy"),

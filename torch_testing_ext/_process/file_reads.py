@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from . import interpreter
+from . import child_processes
 from .read_hook import NOT_FILES, Listener, ReadHook, may_write, path_of
 
 # Stands for the hash of a file that may have changed since it was read.
@@ -118,7 +118,7 @@ class FileReads:
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
         text = repr((program, arguments))
         # These programs read nothing, or have a hook of their own.
-        ours = (_OURS, *interpreter.RUN_FIRST)
+        ours = (_OURS, *child_processes.RUN_FIRST)
         if any(code in text for code in ours):
             return
         if isinstance(program, bytes):
@@ -173,10 +173,10 @@ def begin(record: str, inherited: bool = False) -> None:
     """Write what this process, its forks, and the interpreters that it starts read from now on to a file."""
     start()
     assert _reads is not None
-    ours = [code for code in interpreter.RUN_FIRST if __name__ in code]
+    ours = [code for code in child_processes.RUN_FIRST if __name__ in code]
     for code in ours:
-        interpreter.RUN_FIRST.remove(code)
-    interpreter.RUN_FIRST.append(f"from {__name__} import begin; begin({record!r}, True)")
+        child_processes.RUN_FIRST.remove(code)
+    child_processes.RUN_FIRST.append(f"from {__name__} import begin; begin({record!r}, True)")
     _reads.begin(record, inherited)
 
 

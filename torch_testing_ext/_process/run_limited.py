@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from .reaping import describe_exit
+from .child_processes import describe_exit
 
 Process = subprocess.Popen[bytes]
 

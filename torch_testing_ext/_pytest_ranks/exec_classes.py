@@ -1,18 +1,69 @@
-"""Makes tests with our mark, and fixtures, of classes with DeepSpeed's names. Imports no torch."""
+"""Tests and fixtures of classes with DeepSpeed's names."""
 
 from __future__ import annotations
 
 import inspect
+import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torch_testing_ext._cases.distributed_exec import DistributedFixture, DistributedTest
+from torch_testing_ext import launch
+from torch_testing_ext._process.files import source_file
+from torch_testing_ext._testing.bases import functions_and_scripts, tests_in_ranks
+from torch_testing_ext._testing.bases.distributed_exec import DistributedFixture, DistributedTest
+from torch_testing_ext._testing.bases.invocation import case_of
+from torch_testing_ext._testing.helpers.contexts import changed_environment
+from torch_testing_ext._testing.marks import needs
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 
-from . import pytest_internals
-from .marks import DIST_ENV, NAME, RANKS_CLASS
+from . import item_in_rank, pytest_internals
+from .marks import DIST_ENV, NAME, RANKS_CLASS, RankSpec, checked_class, spec_for
+
+# --------------------------------------------------------------------------------------------------------------------
+# A fixture that runs in ranks of its own, before the test that asks for it.
+
+
+def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
+    """Start the ranks of a fixture, from pytest's process. Its class has been checked at collection."""
+    __tracebackhide__ = True
+    spec = spec_for(cls.world_size, {}, checked_class(cls))
+    where = launch.this_launch()
+    if where is not None:
+        pytest.skip(f"{cls.__name__} starts ranks of its own, and a launcher has started {where.world_size}")
+    skip = needs.devices(spec.devices).unmet() if spec.devices else None
+    if skip is not None:
+        pytest.skip(f"{cls.__name__}: {skip.message}")
+    instance = cls()
+    timeout = spec.timeout or request.config.getoption("dist_timeout", None)
+    case = case_of(f"fixture {cls.__name__}", source_file(cls))
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = (instance, given, spec, Path(directory))
+        functions_and_scripts.run_in_ranks(
+            case,
+            _in_rank,
+            spec.world_size,
+            arguments,
+            timeout,
+            collectives_may_differ=may_differ(cls, cls.run),
+            sanitize=kinds_on(cls, cls.run),
+        )
+    return instance
+
+
+def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spec: RankSpec, directory: Path) -> None:
+    with changed_environment(**dict(spec.environ)):
+        group = item_in_rank.make(spec, directory, rank)
+        if instance.init_distributed:
+            next(group)
+        tests_in_ranks.ran(instance.run(**given))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Makes tests with our mark, and fixtures, of classes with DeepSpeed's names. Imports no torch.
 
 
 def add_marks(nodes: Iterable[Any]) -> None:
@@ -68,9 +119,8 @@ def _function_of(cls: type[DistributedFixture]) -> Callable[..., object]:
     def fixture(**values: Any) -> object:
         request = values["request"]
         given = {name: value for name, value in values.items() if name in parameters}
-        from . import exec_fixture
 
-        return exec_fixture.run(cls, request, given)
+        return run(cls, request, given)
 
     names = dict.fromkeys(["request", *parameters])
     keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases.verdicts import raise_verdict
 from torch_testing_ext._process.words import list_of
-from torch_testing_ext.launch.hub import WrongRound
-from torch_testing_ext.launch.member import Member
+from torch_testing_ext._testing.bases.tests_in_ranks import raise_verdict
+from torch_testing_ext.launch.coordinator import Member, WrongRound
 
 from . import pytest_internals
 

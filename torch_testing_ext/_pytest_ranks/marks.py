@@ -1,4 +1,7 @@
-"""The mark `world_size`: what it accepts, and which marked tests are refused when they would run. Imports no torch."""
+"""The mark world_size: what it accepts and what it refuses.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,19 @@ import sys
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
-from torch_testing_ext._cases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
-from torch_testing_ext._machine.backends import need_accelerators
+from torch_testing_ext._machine.device_rules import need_accelerators
 from torch_testing_ext._process.launcher_variables import RENDEZVOUS
-from torch_testing_ext.launch.settings import too_many
+from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
+from torch_testing_ext.launch.environment import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
+
+# --------------------------------------------------------------------------------------------------------------------
+# The mark `world_size`: what it accepts, and which marked tests are refused when they would run. Imports no torch.
 
 NAME = "world_size"
 _STANDALONE = "standalone"
@@ -575,3 +581,45 @@ def _check_fixture_in_ranks(cls: type[DistributedFixture]) -> None:
     if isinstance(cls.world_size, (list, tuple)):
         raise BadMark(f"its world size is {cls.world_size!r}; it runs once, so it must be one number of ranks")
     spec_for(_single_size(cls.world_size), {}, checked_class(cls))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Refusals: a marked test that cannot run as it is fails when it would run, and says why once for all parameters.
+
+# The refusals so far, each by its text, with the test that shows it.
+_SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+
+
+class Refused(Exception):
+    """A marked test is not run, since it cannot run as it is."""
+
+
+def refuse(item: Any, why: str) -> NoReturn:
+    raise Refused(f"{_without_parameters(item)}: {why}")
+
+
+def report(made: Any, error: BaseException | None, item: Any) -> None:
+    """Turn the report of a refused test, and that of a test which was marked too late, into a failure that says so."""
+    if isinstance(error, Refused):
+        text = str(error)
+    elif not made.passed or were_read(item):
+        return
+    else:
+        during = "its set-up" if made.when == "setup" else "its call"
+        text = (
+            f"{_without_parameters(item)}: @pytest.mark.{NAME} or standalone was added during {during}, which is "
+            f"too late. Add it in pytest_collection_modifyitems, or in a hook pytest_runtest_setup"
+        )
+    made.outcome, made.longrepr = "failed", text
+    # A refusal is not what was expected to fail.
+    vars(made).pop("wasxfail", None)
+    shown = item.config.stash.setdefault(_SHOWN, {})
+    first = shown.setdefault(text, item.nodeid)
+    made.is_refused_again = first != item.nodeid
+
+
+def _without_parameters(item: Any) -> str:
+    """The node id of a test, the same for all of its parameters."""
+    place = item.nodeid.removesuffix(item.name)
+    name = getattr(item, "originalname", None) or item.name
+    return f"{place}{name}"

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases import passed_warnings, ranked
-from torch_testing_ext._cases.verdicts import RankError, RankFailure
-from torch_testing_ext._process import messages, system, test_notes
-from torch_testing_ext._process.child import current_coverage
+from torch_testing_ext._process import messages, system, user_shell
+from torch_testing_ext._process.child_processes import current_coverage
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.run_limited import run_limited
+from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases.tests_in_ranks import RankError, RankFailure
 
 from . import pytest_internals
 from .marks import SPEC
@@ -68,7 +68,7 @@ def _limit(item: Any, timeout: float | None) -> float:
     """The time limit of a test in seconds: that of its mark, otherwise at least as long as its ranks may take."""
     if timeout:
         return float(timeout)
-    limit = item.config.getoption("dist_timeout", None) or ranked.TIMEOUT_DEFAULT
+    limit = item.config.getoption("dist_timeout", None) or tests_in_ranks.TIMEOUT_DEFAULT
     spec = item.stash.get(SPEC, None)
     if spec is not None:
         limit = max(limit, (spec.timeout or 0.0) + _BEYOND_RANKS)
@@ -148,9 +148,9 @@ def _show(item: Any, received: list[FromStandalone], output: str) -> None:
     if reports:
         # The last one repeats the sections and properties of those before it.
         _show_report(item, json.loads(reports[-1]))
-    passed_warnings.raise_again(message.warning for message in received if message.warning is not None)
+    tests_in_ranks.raise_again(message.warning for message in received if message.warning is not None)
     for message in received:
-        test_notes.note_left_running(message.left_running)
+        user_shell.note_left_running(message.left_running)
     if output.strip():
         item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
 

@@ -13,9 +13,8 @@ from typing import Any, TextIO
 
 import pytest
 
-from torch_testing_ext._cases import passed_warnings
-from torch_testing_ext._process import messages, system, test_notes
-from torch_testing_ext.launch import OwnWarning
+from torch_testing_ext._process import messages, system, user_shell
+from torch_testing_ext.launch import OwnWarning, own_report
 
 PROCESS = "torch_testing_ext._pytest_ranks.standalone_process"
 # The option by which our plugin knows that this is the interpreter of the test.
@@ -85,10 +84,10 @@ class StandaloneReporter:
             self._write(FromStandalone(refusal=report.longreprtext))
 
     def pytest_sessionfinish(self) -> None:
-        self._write(FromStandalone(left_running=test_notes.take_left_running()))
+        self._write(FromStandalone(left_running=user_shell.take_left_running()))
 
     def pytest_warning_recorded(self, warning_message: Any) -> None:
-        self._write(FromStandalone(warning=passed_warnings.pack(warning_message)))
+        self._write(FromStandalone(warning=own_report.pack_warning(warning_message)))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if len(session.items) != 1:

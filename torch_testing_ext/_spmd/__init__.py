@@ -1,1 +1,1 @@
-"""The data-parallel compiler: `engine/` runs a train step, `capture/` records it, `lower/` makes that data parallel."""
+"""The data-parallel compiler."""

@@ -1,15 +1,121 @@
-"""The choices of a user: how a step is distributed over ranks, and the modules that a recording replaces."""
+"""The user's choices, the layout of a parameter, and the error with the user's line."""
 
+import math
+import os
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import fx, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
-from .param_layout import Layout
-from .spmd_errors import SPMDError, check_choice
+# --------------------------------------------------------------------------------------------------------------------
+# The layout of a parameter over ranks: whole on each rank, or sharded along dim 0 as by DTensor's Shard(0).
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of one parameter, from the point of view of one rank."""
+
+    shape: torch.Size
+    sharded: bool
+    rank: int
+    world: int
+
+    @property
+    def placement(self) -> Placement:
+        return Shard(0) if self.sharded else Replicate()
+
+    @property
+    def chunk(self) -> int:
+        """The number of rows of a full shard. The last ranks may have fewer rows, or none."""
+        return -(-self.shape[0] // self.world)
+
+    @property
+    def even(self) -> bool:
+        """Do all shards have the same number of rows?"""
+        return self.shape[0] % self.world == 0
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """This rank's rows: the first, and the one after the last."""
+        return self.rows_of(self.rank)
+
+    def rows_of(self, rank: int) -> tuple[int, int]:
+        """The rows of a rank: the first, and the one after the last."""
+        chunk = self.chunk
+        start = min(rank * chunk, self.shape[0])
+        return start, min(start + chunk, self.shape[0])
+
+    @property
+    def local_shape(self) -> torch.Size:
+        if not self.sharded:
+            return self.shape
+        start, end = self.rows
+        return torch.Size((end - start, *self.shape[1:]))
+
+    @property
+    def padded_numel(self) -> int:
+        """The number of elements per rank in a collective, which needs parts of equal size."""
+        return self.chunk * math.prod(self.shape[1:])
+
+    def local_part(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor: the tensor itself if replicated, else a copy of its rows."""
+        if not self.sharded:
+            return whole
+        start, end = self.rows
+        return whole[start:end].clone(memory_format=torch.contiguous_format)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `SPMDError`, and the search for the line of user code that caused it.
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+class SPMDError(ValueError):
+    """The step, model or optimizer cannot be made data parallel. Model and optimizer are unchanged.
+
+    `what` is the problem, `where` the line of user code that caused it ("file:line, in function: code"), and `remedy`
+    says how to fix it.
+    """
+
+    def __init__(self, what: str, *, remedy: str, where: str | None = None) -> None:
+        self.what, self.remedy, self.where = what, remedy, where
+        super().__init__("\n".join(filter(None, [what, where and f"  at {where}", f"  {remedy}"])))
+
+
+def check_choice(title: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise an error if `value` is none of `choices`."""
+    if value not in choices:
+        raise SPMDError(f"Unknown {title} {value!r}.", remedy=f"Use one of {', '.join(map(repr, choices))}.")
+
+
+def user_line_of(error: BaseException) -> str | None:
+    """The innermost line of user code in the traceback of `error`."""
+    for entry in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_user_file(entry.filename):
+            return f"{entry.filename}:{entry.lineno}, in {entry.name}: {entry.line}"
+    return None
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Has code of the step, and not of torch, raised `error`?"""
+    entries = traceback.extract_tb(error.__traceback__)
+    return bool(entries) and _is_user_file(entries[-1].filename)
+
+
+def _is_user_file(filename: str) -> bool:
+    return not filename.startswith((_TORCH, _PACKAGE, "<"))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The choices of a user: how a step is distributed over ranks, and the modules that a recording replaces.
 
 DataParallelStyle = Literal["replicate", "fully_shard", "default"]
 Between = Literal["plain", "dtensor"]

@@ -5,18 +5,12 @@ At module level, it imports nothing beyond `import torch, torch.distributed`.
 """
 
 from . import (
-    built_with as built_with,
-    comparing as comparing,
-    cuda_state as cuda_state,
-    dtensor as dtensor,
-    first_use as first_use,
+    device_state as device_state,
     flight_recorder as flight_recorder,
-    fsdp as fsdp,
-    launch as launch,
     process_state as process_state,
-    spmd as spmd,
-    subclasses as subclasses,
-    threads as threads,
+    sharding as sharding,
+    tensors as tensors,
+    tracing as tracing,
 )
 
 process_state.postpone_collection()

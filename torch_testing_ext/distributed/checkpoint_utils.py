@@ -2,13 +2,16 @@
 
 import typing as _typing
 
-from torch_testing_ext._utils.checkpoints import *
+from torch_testing_ext._testing.helpers.pytorch_helpers import (
+    with_checkpoint_logging as with_checkpoint_logging,
+    with_temp_dir as with_temp_dir,
+)
 
 
 def __getattr__(name: str) -> _typing.Any:
     """Import the names that need torch.distributed.checkpoint."""
     if name in ("Rot13Example", "get_test_extension_registry"):
-        from torch_testing_ext._utils import checkpoint_extensions
+        from torch_testing_ext._testing.sharded import state_dicts
 
-        return getattr(checkpoint_extensions, name)
+        return getattr(state_dicts, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

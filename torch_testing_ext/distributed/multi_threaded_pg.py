@@ -1,6 +1,6 @@
 """Process groups whose ranks are threads, under the names of torch.testing._internal.distributed.multi_threaded_pg."""
 
-from torch_testing_ext._threads.group import (
+from torch_testing_ext._testing.bases.threaded_group import (
     LeftAlone as LeftAlone,
     ProcessLocalGroup as ProcessLocalGroup,
     Rendezvous as Rendezvous,

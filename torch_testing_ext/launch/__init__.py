@@ -8,21 +8,31 @@ verdict = result.verdict(Case())  judge them: one outcome and one message for al
 needed, since a test that passes on ranks of its own does without.
 """
 
-from .account_writer import (
-    AccountWriter as AccountWriter,
-    format_error as format_error,
-    sites_of as sites_of,
-    summarize as summarize,
+from .environment import Launched as Launched, this_launch as this_launch
+from .in_rank import (
+    Job as Job,
+    Named as Named,
+    ProcessContext as ProcessContext,
+    RankContext as RankContext,
+    current_context as current_context,
 )
-from .accounts import (
+from .own_report import (
     ERROR_EXIT_CODE as ERROR_EXIT_CODE,
+    AccountWriter as AccountWriter,
+    Cause as Cause,
     OwnWarning as OwnWarning,
     RankAccount as RankAccount,
     RankEnding as RankEnding,
+    cause_in as cause_in,
+    cause_of as cause_of,
+    format_error as format_error,
+    now as now,
     read_account as read_account,
+    sites_of as sites_of,
+    summarize as summarize,
 )
-from .causes import Cause as Cause, cause_in as cause_in, cause_of as cause_of
-from .client import (
+from .rank_watch import end as end, watch as watch
+from .start import (
     CannotStart as CannotStart,
     Run as Run,
     close as close,
@@ -34,15 +44,13 @@ from .client import (
     preload_hints as preload_hints,
     prepare as prepare,
 )
-from .context import RankContext as RankContext, current_context as current_context
-from .job import Job as Job, Named as Named, ProcessContext as ProcessContext
-from .launchers import Launched as Launched, this_launch as this_launch
-from .rank_report import Exit as Exit, RankReport as RankReport, assemble_report as assemble_report, now as now
 from .verdict import (
     Case as Case,
+    Exit as Exit,
     Expected as Expected,
     Outcome as Outcome,
+    RankReport as RankReport,
     Verdict as Verdict,
+    assemble_report as assemble_report,
     failed_by_itself as failed_by_itself,
 )
-from .watch import end as end, watch as watch

@@ -1,10 +1,6 @@
-"""The fork server: the process that starts ranks and waits for them.
+"""The fork server: its messages, the process, and how it starts ranks."""
 
-One thread, one loop. It is the parent of all ranks and adopts the processes that they leave behind, so that
-it can end them all, and it does so when its client is gone. If no process is safe to fork, the fork server is a plain
-interpreter that starts each rank as another interpreter.
-"""
-
+import enum
 import importlib
 import os
 import pickle
@@ -15,22 +11,244 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
-from torch_testing_ext._process import child, grace, reaping, system
-from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.loop import ParentLoop
-from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext._process.signals import signal_group
+from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process.child_processes import ParentLoop, signal_group
+from torch_testing_ext._process.messages import Channel, LineBuffer, unexpected
 
-from . import fork_server_messages as wire, rank as rank_process, recording
-from .account_writer import summarize
-from .accounts import AccountFile
-from .job import Job, UnknownName
-from .rank_report import Exit, now
-from .starting import StreamedOutput, open_streams, spawn
+from . import in_rank as in_rank
+from .in_rank import Job, Named, UnknownName
+from .own_report import AccountFile, now, summarize
+from .verdict import Exit
+
+# --------------------------------------------------------------------------------------------------------------------
+# The messages between the fork server and its client, the process that needs ranks.
+
+
+class StartMethod(enum.Enum):
+    """The way in which ranks start."""
+
+    FORK = "fork"  # forked from a fork server that is forked from the main process
+    FORK_FRESH = "fork-fresh"  # forked from a fork server that is a new interpreter and has imported the test module
+    SPAWN = "spawn"  # each rank is a new interpreter
+
+
+@dataclass(frozen=True)
+class Serve:
+    """All that a fork server has to know, and the first message to one that is a new interpreter.
+
+    `directory` belongs to the session of the client, whose pid is `parent`: the server removes it if the client ends
+    without having removed it.
+    """
+
+    directory: Path
+    method: StartMethod
+    parent: int
+    argv: tuple[str, ...]
+    subject: Named
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start all ranks of a pickled job. Answered by Started or StartFailed."""
+
+    run: int
+    job: bytes
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Signal all ranks of a run that are still running, with all processes in their groups; or one rank alone."""
+
+    run: int
+    number: int
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Dump:
+    """Have ranks write their stacks and flight recorders. Answered by Dumped, at the latest after `timeout`."""
+
+    run: int
+    ranks: tuple[int, ...]
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Have ranks of a run write their collectives and the state of their threads. There is no answer."""
+
+    run: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Follow preload hints, so that the next ranks need not: at once, or when there is nothing else to do."""
+
+    modules: tuple[str, ...]
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class Quit:
+    """End, together with everything that the server has started."""
+
+
+ToServer: TypeAlias = Serve | Launch | Signal | Dump | Probe | Preload | Quit
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The fork server is ready, or not safe to fork for the reason `unsafe`; `in_use`: as an accelerator is in use."""
+
+    unsafe: str | None
+    in_use: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """All ranks of a run have started."""
+
+    run: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A rank has ended, together with everything that it had started."""
+
+    run: int
+    rank: int
+    exit: Exit
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """The ranks of a run have written their stacks and flight recorders, or took too long."""
+
+    run: int
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """The ranks of a run could not be started. `needs_new_server`: another server could start them."""
+
+    run: int
+    why: str
+    needs_new_server: bool
+
+
+FromServer: TypeAlias = Hello | Started | Exited | Dumped | StartFailed
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Starting a rank: where its output goes, and how a new interpreter becomes one.
+
+
+@dataclass
+class StreamedOutput:
+    """Output shown as it arrives: read from a pipe, written to the log, copied to stderr line by line."""
+
+    pipe: int
+    log: int
+    rank: int
+    lines: LineBuffer = field(default_factory=LineBuffer)
+
+    def copy(self) -> bytes:
+        """Show the lines that are complete by the next piece of output, and return it: a loop would delay all else."""
+        data = b""
+        with suppress(BlockingIOError):
+            data = os.read(self.pipe, 1 << 16)
+        _write_what_fits(self.log, data)
+        for line in self.lines.add(data):
+            self._print(line)
+        return data
+
+    def finish(self) -> None:
+        """Show the rest: the rank has ended."""
+        while self.copy():
+            pass
+        (unfinished,) = self.lines.add(b"\n")
+        if unfinished:
+            self._print(unfinished)
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.pipe)
+        os.close(self.log)
+
+    def _print(self, line: bytes) -> None:
+        _write_what_fits(2, b"[rank%d] %s\n" % (self.rank, line))
+
+
+def _write_what_fits(fd: int, data: bytes) -> None:
+    """Write, ignoring errors: a full disk, or a closed pipe, must not end the process that watches the ranks."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(fd, data) :]
+
+
+def open_streams(
+    job: Job, rank: int, of_rank: ExitStack, of_server: ExitStack
+) -> tuple[int | None, StreamedOutput | None]:
+    """Open the target of a rank's stdout and stderr: its log, or a pipe to this process if they are also shown.
+
+    The rank being debugged keeps those of this process (None), so that it has the terminal. The stacks close the
+    descriptors that only the rank needs, and those that only this process needs.
+    """
+    if job.debug_rank == rank:
+        return None, None
+    log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    if not job.stream:
+        of_rank.callback(os.close, log)
+        return log, None
+    of_server.callback(os.close, log)
+    reading, writing = os.pipe()
+    of_server.callback(os.close, reading)
+    of_rank.callback(os.close, writing)
+    os.set_blocking(reading, False)
+    return writing, StreamedOutput(reading, log, rank)
+
+
+def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> int:
+    """Start a rank as a new interpreter; returns its pid."""
+    job_file = job.directory / "job"
+    if not job_file.exists():
+        job_file.write_bytes(pickle.dumps(job))
+    words = [str(job_file), str(rank), str(account.fd), str(link.fileno()), str(os.getpid())]
+    environ = dict(job.context.environ)
+    if job.differs_in_hash:
+        environ["PYTHONHASHSEED"] = str(rank + 1)
+    to_stream = (
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, stream, 1),
+        (os.POSIX_SPAWN_DUP2, stream, 2),
+    )
+    for fd in (account.fd, link.fileno()):
+        os.set_inheritable(fd, True)
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            child_processes.command("launch.in_rank", job.context.path, *words),
+            environ,
+            file_actions=to_stream if stream is not None else (),
+            setsigmask=(),
+        )
+    finally:
+        os.set_inheritable(account.fd, False)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The fork server: the process that starts ranks and waits for them.
+#
+# One thread, one loop. It is the parent of all ranks and adopts the processes that they leave behind, so that it can
+# end them all, and it does so when its client is gone. If no process is safe to fork, the fork server is a plain
+# interpreter that starts each rank as another interpreter.
 
 # It pays to collapse memory into huge pages, since a fork then copies far fewer page tables: while the server is idle
 # after this launch, or before one of so many ranks.
@@ -52,7 +270,7 @@ class _Rank:
 class ForkServer:
     """Starts ranks on request, and reports their ends."""
 
-    def __init__(self, client: Channel[wire.ToServer], about: wire.Serve, inherited: Any = None):
+    def __init__(self, client: Channel[ToServer], about: Serve, inherited: Any = None):
         """`inherited` is for the contexts of ranks."""
         self._inherited = inherited
         self._client = client
@@ -78,10 +296,10 @@ class ForkServer:
             traceback.print_exc()
         finally:
             # Ranks, and processes outside their groups: these are adopted only when their rank is dead.
-            reaping.end_children()
+            child_processes.end_children()
             if self._client_is_gone is None:
                 # SIGTERM, which comes as soon as its main thread has ended.
-                reaping.wait_until_gone([self._about.parent], 0.5)
+                child_processes.wait_until_gone([self._about.parent], 0.5)
             if self._client_is_gone or os.getppid() != self._about.parent:
                 shutil.rmtree(self._about.directory, ignore_errors=True)
             os._exit(0)
@@ -91,27 +309,27 @@ class ForkServer:
         self._client_is_gone = True
         self._loop.stop()
 
-    def _on_message(self, message: wire.ToServer) -> None:
+    def _on_message(self, message: ToServer) -> None:
         match message:
-            case wire.Launch():
+            case Launch():
                 self._launch(message.run, pickle.loads(message.job))
-            case wire.Signal(run, number, rank):
+            case Signal(run, number, rank):
                 send = signal_group if rank is None else os.kill
                 for process in self._ranks_of(run, None if rank is None else [rank]):
                     send(process.pid, number)
-            case wire.Dump():
+            case Dump():
                 self._dump(message)
-            case wire.Probe(run, ranks):
+            case Probe(run, ranks):
                 for process in self._ranks_of(run, ranks):
                     # It may have ended, or not have answered many requests.
                     with suppress(OSError):
-                        process.link.send(rank_process.ASK_COLLECTIVES)
-            case wire.Preload(modules, at_once):
+                        process.link.send(in_rank.ASK_COLLECTIVES)
+            case Preload(modules, at_once):
                 self._preload_all(modules, at_once)
-            case wire.Quit():
+            case Quit():
                 self._client_is_gone = False
                 self._loop.stop()
-            case wire.Serve():
+            case Serve():
                 raise AssertionError("a second Serve")
             case _:
                 unexpected(message)
@@ -129,25 +347,25 @@ class ForkServer:
             self._prepare_for(job)
             self._start_all(run, job)
         except UnknownName as why:
-            self._client.send(wire.StartFailed(run, str(why), needs_new_server=True))
+            self._client.send(StartFailed(run, str(why), needs_new_server=True))
         except OSError as error:
             for process in self._ranks_of(run):
                 signal_group(process.pid, signal.SIGKILL)
-            self._client.send(wire.StartFailed(run, f"{type(error).__name__}: {error}", needs_new_server=False))
+            self._client.send(StartFailed(run, f"{type(error).__name__}: {error}", needs_new_server=False))
 
     def _prepare_for(self, job: Job) -> None:
         """Do once what each rank inherits. Raises UnknownName if the client has to make another server."""
         if self._unsafe:
             raise UnknownName(self._unsafe)
         self._launches += 1
-        if self._about.method is not wire.StartMethod.SPAWN:
+        if self._about.method is not StartMethod.SPAWN:
             self._collapse(at_once=job.world_size >= MANY_RANKS)
             job.context.apply()
-            recording.prepare_to_sanitize(bool(job.sanitize))
+            in_rank.prepare_to_sanitize(bool(job.sanitize))
         for thing in job.names:
-            if self._about.method is wire.StartMethod.FORK:
+            if self._about.method is StartMethod.FORK:
                 thing.inherited()
-            elif self._about.method is wire.StartMethod.FORK_FRESH:
+            elif self._about.method is StartMethod.FORK_FRESH:
                 thing.resolve()
 
     def _collapse(self, at_once: bool) -> None:
@@ -170,7 +388,7 @@ class ForkServer:
             for account in self._accounts:
                 account.close()
             self._accounts.clear()
-        self._client.send(wire.Started(run, tuple(process.pid for process in self._ranks_of(run))))
+        self._client.send(Started(run, tuple(process.pid for process in self._ranks_of(run))))
 
     def _start(self, run: int, job: Job, rank: int, account: AccountFile) -> None:
         """Start a rank, which begins to run."""
@@ -181,16 +399,16 @@ class ForkServer:
             of_server.enter_context(ours)
             ours.setblocking(False)
             stream, output = open_streams(job, rank, of_rank, of_server)
-            if self._about.method is wire.StartMethod.SPAWN:
+            if self._about.method is StartMethod.SPAWN:
                 pid = spawn(job, rank, account, theirs, stream)
             else:
 
                 def run_rank() -> NoReturn:
                     of_server.close()
                     self._close_inherited(account)
-                    rank_process.run_and_exit(job, rank, account, theirs, stream, self._inherited)
+                    in_rank.run_and_exit(job, rank, account, theirs, stream, self._inherited)
 
-                pid = child.fork_child(run_rank)
+                pid = child_processes.fork_child(run_rank)
             of_server.pop_all()
             self._ranks[pid] = _Rank(run, rank, pid, ours, output)
             if output is not None:
@@ -210,7 +428,7 @@ class ForkServer:
 
     # -- asking ranks for their stacks and flight recorders
 
-    def _dump(self, message: wire.Dump) -> None:
+    def _dump(self, message: Dump) -> None:
         """Waits until the deadline at most: a rank that holds the GIL in C never sends its flight recorder."""
         deadline = now() + message.timeout
         chosen = self._ranks_of(message.run, message.ranks)
@@ -219,19 +437,19 @@ class ForkServer:
             signal_group(process.pid, signal.SIGCONT)
 
         def ask_for_stacks(process: _Rank) -> None:
-            process.link.send(rank_process.ASK_STACKS)
+            process.link.send(in_rank.ASK_STACKS)
 
         def signal_for_stacks(process: _Rank) -> None:
             os.kill(process.pid, system.DUMP_STACKS_NOW)
 
         def ask_for_recorder(process: _Rank) -> None:
-            process.link.send(rank_process.ASK_RECORDER)
+            process.link.send(in_rank.ASK_RECORDER)
 
         soon = now() + 0.3 * message.timeout
-        silent = self._ask(chosen, ask_for_stacks, rank_process.STACKS_DONE, soon)
-        self._ask(silent, signal_for_stacks, rank_process.STACKS_DONE, deadline)
-        self._ask(chosen, ask_for_recorder, rank_process.RECORDER_DONE, deadline)
-        self._client.send(wire.Dumped(message.run))
+        silent = self._ask(chosen, ask_for_stacks, in_rank.STACKS_DONE, soon)
+        self._ask(silent, signal_for_stacks, in_rank.STACKS_DONE, deadline)
+        self._ask(chosen, ask_for_recorder, in_rank.RECORDER_DONE, deadline)
+        self._client.send(Dumped(message.run))
 
     def _ask(self, ranks: list[_Rank], ask: Callable[[_Rank], object], answer: bytes, deadline: float) -> list[_Rank]:
         """Ask these ranks, and wait for their answers. Returns those that have given none."""
@@ -254,7 +472,7 @@ class ForkServer:
     # -- ends of ranks
 
     def _reap_children(self) -> None:
-        for pid, status in reaping.reap():
+        for pid, status in child_processes.reap():
             at = now()
             process = self._ranks.pop(pid, None)
             if process is not None:
@@ -266,20 +484,20 @@ class ForkServer:
             self._loop.forget(process.output.pipe)
             process.output.finish()
         process.link.close()
-        self._client.send(wire.Exited(process.run, process.rank, Exit(status, at, leftovers)))
+        self._client.send(Exited(process.run, process.rank, Exit(status, at, leftovers)))
 
     def _end_leftovers(self, process: _Rank, in_order: bool) -> tuple[str, ...]:
         """End the processes that a rank left running: its group, and processes outside it that this server adopted."""
         leftovers = self._leftovers(process)
         if leftovers and in_order:
-            reaping.wait_until_gone(leftovers, grace.FOR_HELPERS)
+            child_processes.wait_until_gone(leftovers, child_processes.FOR_HELPERS)
             leftovers = self._leftovers(process)
         descriptions = tuple(system.describe(pid) for pid in leftovers if not system.is_ending(pid))
         for pid in leftovers:
             signal_group(pid, signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        reaping.wait_until_gone(leftovers)
+        child_processes.wait_until_gone(leftovers)
         return descriptions
 
     def _leftovers(self, process: _Rank) -> list[int]:
@@ -332,27 +550,27 @@ def _has_answered(link: socket.socket, answer: bytes) -> bool:
 
 def main() -> NoReturn:
     """Run a server that is a new interpreter: `python -c "... main()" CHANNEL`. Its client sends the first message."""
-    client: Channel[wire.ToServer] = Channel.on(int(sys.argv[1]), wire.ToServer)
-    messages: list[wire.ToServer] = []
+    client: Channel[ToServer] = Channel.on(int(sys.argv[1]), ToServer)
+    messages: list[ToServer] = []
     # The first may arrive in pieces.
     while not messages:
         messages = client.receive()
     (first,) = messages
-    assert isinstance(first, wire.Serve)
+    assert isinstance(first, Serve)
     sys.argv[:] = first.argv
-    child.start_session(first.parent, signal.SIGTERM)
+    child_processes.start_session(first.parent, signal.SIGTERM)
     begin(client, first)
 
 
-def begin(client: Channel[wire.ToServer], about: wire.Serve, inherited: Any = None) -> NoReturn:
+def begin(client: Channel[ToServer], about: Serve, inherited: Any = None) -> NoReturn:
     """Serve, in this process's own session. The first message is Hello: whether this process is safe to fork."""
     try:
         system.adopt_orphans()
         unsafe: str | None = None
         in_use = False
-        if about.method is not wire.StartMethod.SPAWN:
+        if about.method is not StartMethod.SPAWN:
             unsafe, in_use = _become_fork_server(about)
-        client.send(wire.Hello(unsafe, in_use))
+        client.send(Hello(unsafe, in_use))
         ForkServer(client, about, inherited).serve()
     except BaseException:
         traceback.print_exc()
@@ -360,20 +578,20 @@ def begin(client: Channel[wire.ToServer], about: wire.Serve, inherited: Any = No
         os._exit(1)
 
 
-def _become_fork_server(about: wire.Serve) -> tuple[str | None, bool]:
+def _become_fork_server(about: Serve) -> tuple[str | None, bool]:
     """Prepare to be forked. Returns the reason if this process is not safe to fork, and whether it is an accelerator.
 
     After a fork of the client, it is the client that looks at the threads which this process lacks.
     """
-    from torch_testing_ext import _torch
-    from torch_testing_ext._machine import accelerators, seeds
+    from torch_testing_ext._machine import accelerators
+    from torch_testing_ext._torch import flight_recorder, process_state
 
-    is_fresh = about.method is wire.StartMethod.FORK_FRESH
+    is_fresh = about.method is StartMethod.FORK_FRESH
     if is_fresh:
         about.subject.resolve()
-    seeds.prepare_to_seed()
-    _torch.flight_recorder.forget_groups()
-    _torch.process_state.exempt_imported(garbage=None)
+    accelerators.prepare_to_seed()
+    flight_recorder.forget_groups()
+    process_state.exempt_imported(garbage=None)
     why_in_use = accelerators.unsafe_to_fork()
     unsafe = why_in_use
     if not unsafe and is_fresh:

@@ -1,15 +1,33 @@
-"""Judges a test: one outcome and one message from how every rank ended. Pure: no process, no file, no clock."""
+"""Judges a test: one outcome, one message on a screen, and all that is known behind it.
+
+Pure: reports come in, a verdict comes out.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
-from torch_testing_ext._collectives.creation import suspected_creation
+from torch_testing_ext._collectives.failure import (
+    MOST_CONTEXT,
+    MOST_PRINTED,
+    MOST_SITES,
+    WIDTH,
+    FailureView,
+    LineKind,
+    RankRow,
+    RankWait,
+    SourceLine,
+    Value,
+)
 from torch_testing_ext._collectives.findings import (
+    Doing,
     Finding,
     FindingKind,
     deadlocked,
@@ -21,17 +39,295 @@ from torch_testing_ext._collectives.findings import (
     first_unmatched,
     waits,
 )
-from torch_testing_ext._collectives.records import RankRecord
-from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.reaping import describe_exit, signal_name
-from torch_testing_ext._process.words import MOST_LINES, few, list_of
+from torch_testing_ext._collectives.proof import suspected_creation
+from torch_testing_ext._collectives.records import RankRecord, Site
+from torch_testing_ext._process.child_processes import describe_exit, signal_name
+from torch_testing_ext._process.files import is_library
+from torch_testing_ext._process.logs import cut, cut_middle, text_of, without_colours
+from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of
 
-from . import folding, hang, screen
-from .accounts import RankEnding
-from .causes import Cause
-from .rank_report import RankReport, with_exception, without_cpp_place
-from .screen import Fault
-from .verdict import Case, Expected, Outcome, Verdict, ended, is_victim
+from . import hang
+from .hang import probable_lines_of_exit
+from .own_report import Cause, RankEnding, account_of
+from .verdict import (
+    Case,
+    Expected,
+    Outcome,
+    RankReport,
+    Verdict,
+    ended,
+    is_victim,
+    report_of,
+    with_exception,
+    without_cpp_place,
+)
+
+# --------------------------------------------------------------------------------------------------------------------
+# The view of a failure: what happened, the culprit first; the ranks, grouped by what they did; and the lines. Pure.
+#
+# Nothing but the source is read. The account of the failure has the rest: all tracebacks, stacks and outputs.
+
+_LONGEST_EXAMPLE = 3 * WIDTH
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure that is judged. `culprits`: the ranks that are at fault, the first one first."""
+
+    title: str
+    reports: Sequence[RankReport]
+    case: Case
+    culprits: tuple[int, ...] = ()
+    finding: Finding | None = None
+    is_alone: bool = False  # a test without ranks
+
+    @property
+    def first(self) -> RankReport | None:
+        """The first report of a culprit."""
+        return next((r for r in self.reports if r.rank in self.culprits), None)
+
+
+def view_of_error(error: BaseException, case: Case, within: str = "", traceback: str = "") -> FailureView:
+    """The view of an exception of a test without ranks. `within` begins the title and `traceback` ends the account."""
+    account = account_of(error, isinstance(error, AssertionError), 0.0)
+    report = report_of(0, account)
+    fault = Fault(f"{within}{account.summary}", [report], case, (0,), is_alone=True)
+    return view_of(fault, f"{within}{account.summary}\n\n{traceback}")
+
+
+def view_of(fault: Fault, account: str, explained: Finding | None = None) -> FailureView:
+    """The view of a failure. `explained`: the finding that its account shows."""
+    rows = _rows(fault)
+    first = fault.first
+    sites = list(dict.fromkeys(row.site for row in rows if row.site is not None))[:MOST_SITES]
+    if first is not None and len(sites) == 1:
+        in_test = next((site for site in reversed(_sites(first)) if site.file == fault.case.file), sites[0])
+        sites += [in_test] if in_test != sites[0] else []
+    return FailureView(
+        fault.title,
+        rows=tuple(RankRow((), "", site) for site in sites[:1]) if fault.is_alone else tuple(rows),
+        sites=tuple(sites),
+        source=tuple(_source(sites)),
+        values=tuple(_values(first, fault.reports)) if first is not None else (),
+        printed=tuple(_printed(first))[-MOST_PRINTED:] if first is not None else (),
+        remarks=tuple(_remarks(fault)),
+        waits=tuple(_waits(explained)) if explained is not None else (),
+        show_command=fault.case.show_command,
+        rerun_command=fault.case.rerun_command,
+        account=account,
+    )
+
+
+def _source(sites: Iterable[Site]) -> Iterator[SourceLine]:
+    """The lines of the source at these sites, with those before them."""
+    numbers = grouped(
+        (site.file, number) for site in sites for number in range(max(1, site.line - MOST_CONTEXT), site.line + 1)
+    )
+    for file, wanted in numbers.items():
+        lines = text_of(Path(file)).splitlines()
+        yield from (SourceLine(file, number, lines[number - 1]) for number in sorted({*wanted}) if number <= len(lines))
+
+
+def _waits(finding: Finding) -> Iterator[RankWait]:
+    """The waits of a finding; of many ranks, those that do the same share one."""
+    waiting = [line for line in finding.lines if isinstance(line, Doing) and line.awaited]
+    are_many = len(finding.lines) > MOST_LINES
+    alike = grouped((line[1:] if are_many else line, line) for line in waiting)
+    for lines in list(alike.values())[: MOST_LINES + 1]:
+        first = lines[0]
+        yield RankWait(tuple(line.rank for line in lines), first.awaited, first.call, first.site)
+
+
+# -- the rows
+
+
+class _Seen(NamedTuple):
+    """The doing of one rank, and its place. Ranks whose `kind` and `place` are equal did the same."""
+
+    rank: int
+    did: str
+    site: Site | None
+    kind: object
+    place: Site | None
+
+
+def _rows(fault: Fault) -> list[RankRow]:
+    lines = fault.finding.lines if fault.finding is not None else ()
+    doing = {line.rank: line for line in lines if isinstance(line, Doing)}
+    culprits = set(fault.culprits)
+    victims = {r.rank for r in fault.reports if r.rank not in doing and _is_victim(r, fault)} - culprits
+    others = (r for r in fault.reports if r.rank not in victims)
+    # One that tells what failed in all ranks comes first, since it knows the line.
+    seen = [_seen(report, doing, fault) for report in sorted(others, key=lambda r: r.rank not in culprits)]
+    alike = hang.groups(seen, lambda one: (one.kind, one.place))
+    rows = [RankRow(tuple(sorted(one.rank for one in same)), same[0].did, same[0].site) for same in alike]
+    if victims:
+        lost = "lost its peer" if len(victims) == 1 else "lost their peer"
+        were_ended = any(r.rank in victims and r.ending is RankEnding.STOPPED for r in fault.reports)
+        in_order = tuple(r.rank for r in fault.reports if r.rank in victims)
+        rows.append(RankRow(in_order, f"{lost}, or ended for that" if were_ended else lost, None))
+    return sorted(rows, key=lambda row: (not set(row.ranks) & culprits, row.ranks))
+
+
+def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen:
+    call = doing.get(report.rank)
+    if call is not None and report.in_flight is None:
+        # However the ranks have ended: those that called the same share a row, and no others.
+        return _Seen(report.rank, call.did, call.site, call.did, call.site)
+    did, site = _did(report, doing, fault)
+    return _Seen(report.rank, did, site, _kind_of(report, did), None if report.cause is Cause.OF_ALL else site)
+
+
+def _is_victim(report: RankReport, fault: Fault) -> bool:
+    """Did this rank only lose its peer, or was it ended for the failure of another?"""
+    first = fault.first
+    has_failed = first is not None and first.ending.is_failure and first.ending is not RankEnding.STOPPED
+    return is_victim(report) or (has_failed and report.ending is RankEnding.STOPPED)
+
+
+def _kind_of(report: RankReport, did: str) -> object:
+    """A key for what a rank did: of ranks that failed, the type of the exception and not its text."""
+    if report.cause is Cause.OF_ALL:
+        return report.cause
+    if report.ending in (RankEnding.FAILED, RankEnding.ERROR) and report.sites:
+        return report.ending, report.summary.partition(":")[0]
+    return hang.without_accidents(did)
+
+
+def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[str, Site | None]:
+    """The end of a rank of which the finding says nothing, or the line where it still is."""
+    site = site_of(report, fault.case.file)
+    match report.ending:
+        case RankEnding.PASSED:
+            if not (lines := _left_at(report, doing, fault)):
+                return "passed", None
+            where = "" if len(lines) == 1 else f" at line {' or '.join(map(str, lines))}"
+            return f"passed, probably left{where}", Site(fault.case.file, lines[0], fault.case.function)
+        case RankEnding.SKIPPED:
+            return f"skipped: {report.summary}", None
+        case RankEnding.FAILED | RankEnding.ERROR:
+            if report.example and report.rank not in fault.culprits:
+                return "lost its peer in an example", site
+            is_told = report.summary in fault.title or report.cause is Cause.OF_ALL
+            verb = "failed" if report.ending is RankEnding.FAILED else "raised"
+            return verb if is_told else without_colours(without_cpp_place(report.summary)), site
+        case RankEnding.STOPPED:
+            return _still_running(report.recorder, site), site
+        case RankEnding.LOST:
+            return "was lost", None
+        case _:
+            return describe_exit(report.code), site
+
+
+def _still_running(record: RankRecord | None, site: Site | None) -> str:
+    if record is None:
+        return "still running"
+    if (latest := record.latest) is None:
+        return "runs, before any collective"
+    is_in = site is not None and latest.site is not None and latest.site[:2] == site[:2]
+    return f"{'in' if is_in else 'after'} {hang.shown(record, latest)}"
+
+
+def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> list[int]:
+    """The lines where a rank that passed has probably left, before the collective that others are in."""
+    kinds = (FindingKind.LEFT_ALONE, FindingKind.BEHIND)
+    missed = next((one.site for one in doing.values() if one.site is not None), None)
+    if report.rank not in fault.culprits or fault.finding is None or fault.finding.kind not in kinds:
+        return []
+    if missed is None or missed.file != fault.case.file:
+        return []
+    record = report.recorder or report.issued
+    latest = record.latest.site if record is not None and record.latest is not None else None
+    last = latest.line if latest is not None and latest.file == missed.file else None
+    return probable_lines_of_exit(missed.file, fault.case.function, last, missed.line)
+
+
+# -- sites and their source
+
+_FRAME_OF_TRACEBACK = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+
+
+def site_of(report: RankReport, file: str) -> Site | None:
+    """Find the line where a rank ended or is: the innermost one outside libraries."""
+    if report.stacks and not report.sites:
+        return hang.place(report.stacks, file)
+    sites = _sites(report)
+    own = [site for site in sites if not is_library(site.file)]
+    return next(iter(own[::-1] or sites[::-1]), None)
+
+
+def _sites(report: RankReport) -> list[Site]:
+    if report.sites:
+        return list(report.sites)
+    found = _FRAME_OF_TRACEBACK.finditer(report.traceback)
+    return [Site(one["file"], int(one["line"]), one["function"]) for one in found]
+
+
+# -- the values of an assertion, and the end
+
+
+def _values(first: RankReport, reports: Sequence[RankReport]) -> Iterator[Value]:
+    """The further lines of what the culprit's exception says, without those that say nothing."""
+    if is_victim(first) or first.cause is Cause.OF_ALL:
+        return
+    said = [line.rstrip() for line in without_colours(first.details).strip().splitlines()[1:] if line.strip()]
+    # The two values first, then where they were and what came before, then how much they differ.
+    values = [line for line in said if line.startswith(("Expected", "Got"))]
+    of_rank = [f"(of rank {first.rank}; other ranks have other values)"] if _differ(first, reports) else []
+    where = [line for line in said if line.startswith("The failure occurred for")]
+    # The last one is pytest's; the account has more.
+    rest = [line for line in said if line not in (*values, *where) and not line.endswith("Use -v to get more diff")]
+    yield from (Value(line, kind_of_value(line)) for line in (*values, *of_rank, *where, *first.related, *rest))
+
+
+# torch, unittest and pytest write these, in the message of an assertion.
+_GOT = re.compile(r" *(Got: |- |Expected .* but got )")
+_EXPECTED = re.compile(r" *(Expected: |\+ )")
+
+
+def kind_of_value(line: str) -> LineKind:
+    """The kind of a line of an assertion's message, for its colour."""
+    if _GOT.match(line):
+        return LineKind.GOT
+    return LineKind.EXPECTED if _EXPECTED.match(line) else LineKind.OTHER
+
+
+def _printed(first: RankReport) -> Iterator[str]:
+    lines = (line.strip() for line in without_colours(hang.warnings_once(first.output, times=0)).splitlines())
+    return (line for line in lines if line)
+
+
+def _differ(first: RankReport, reports: Sequence[RankReport]) -> bool:
+    alike = [r for r in reports if r.sites and r.sites[-1] == (first.sites or (None,))[-1]]
+    return len({hang.without_own_number(r.details, r.rank) for r in alike}) > 1
+
+
+def _remarks(fault: Fault) -> Iterator[str]:
+    title = fault.title[:_LONGEST_EXAMPLE]  # as much of it as a screen shows
+    if example := next((r.example for r in fault.reports if r.example and r.example not in title), ""):
+        yield cut(f"in this example: {' '.join(example.split())}", _LONGEST_EXAMPLE)
+    sentences = [one.sentence for r in fault.reports for one in r.found if one.sentence not in fault.title]
+    if fault.finding is not None and fault.finding.title not in fault.title and not _screen_follows(fault):
+        sentences.insert(0, fault.finding.title)
+    if sentences:
+        more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+        yield cut(f"also: {sentences[0]}{more}", WIDTH)
+    left = [(r.rank, one) for r in fault.reports for one in r.leftovers]
+    if left:
+        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+        yield cut(f"rank {left[0][0]} left running (now terminated): {left[0][1]}{more}", WIDTH)
+    if fault.case.note:
+        yield from fault.case.note.splitlines()[:2]
+
+
+def _screen_follows(fault: Fault) -> bool:
+    """Does what was found only say that the others wait for the culprits?"""
+    found = fault.finding
+    return found is not None and found.kind is FindingKind.LEFT_ALONE and set(found.ranks) <= set(fault.culprits)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Judges a test: one outcome and one message from how every rank ended. Pure: no process, no file, no clock.
 
 LONGEST_OUTPUT = 6_000
 _NO_SUCH_MEMORY = os.strerror(errno.EFAULT)  # gloo was to send a buffer that has been freed
@@ -109,8 +405,8 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
     lost = [record.rank for record in _records(reports) if not record.is_whole]
     if not lost:
         return ""
-    keeper = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
-    return f"the collectives of {list_of(lost)} were not compared with those of others: more than {keeper} keeps"
+    supervisor = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
+    return f"the collectives of {list_of(lost)} were not compared with those of others: more than {supervisor} keeps"
 
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
@@ -190,7 +486,7 @@ def _failed_alike(one: RankReport, other: RankReport) -> bool:
     if one.ending in (RankEnding.FAILED, RankEnding.ERROR):
         place = one.place_of_failure
         return one.summary == other.summary if place is None else place == other.place_of_failure
-    return folding.without_accidents(one.summary) == folding.without_accidents(other.summary)
+    return hang.without_accidents(one.summary) == hang.without_accidents(other.summary)
 
 
 def _of_all(ranks: Sequence[int], size: int) -> str:
@@ -274,7 +570,7 @@ def _verdict(
     account = _compose(fault, shown, first if is_blamed else None, calls)
     # Neither a file nor pytest-xdist takes the characters that stand for bytes of names that are not UTF-8.
     account = account.encode(errors="backslashreplace").decode()
-    view = screen.view_of(fault, account, explained)
+    view = view_of(fault, account, explained)
     return Verdict(outcome, culprit=first, failure=view, kept_as=fault.case.kept_as)
 
 
@@ -316,11 +612,11 @@ def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
     def key(report: RankReport) -> object:
         if report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
             is_alike = len(reports) > MOST_LINES
-            return folding.without_accidents(_line(report, first)) if is_alike else report.rank
-        texts = (folding.without_own_number(text, report.rank) for text in (report.summary, report.traceback))
+            return hang.without_accidents(_line(report, first)) if is_alike else report.rank
+        texts = (hang.without_own_number(text, report.rank) for text in (report.summary, report.traceback))
         return report.ending, report.code, *texts
 
-    return few([_common_line(alike, first) for alike in folding.groups(reports, key)])
+    return few([_common_line(alike, first) for alike in hang.groups(reports, key)])
 
 
 def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
@@ -347,10 +643,10 @@ def _once(
 
     def key(report: RankReport) -> object:
         place = place_of(report) if place_of is not None else None
-        return place or folding.without_own_number(text_of(report), report.rank)
+        return place or hang.without_own_number(text_of(report), report.rank)
 
     found = []
-    for first, *others in folding.groups([r for r in reports if text_of(r)], key):
+    for first, *others in hang.groups([r for r in reports if text_of(r)], key):
         alike = f"{list_of([first.rank, *(r.rank for r in others)])} {verb} alike; " if others else ""
         found.append(f"{alike}rank {first.rank}'s {what}:\n{text_of(first)}")
     return found
@@ -365,7 +661,7 @@ def _follows(report: RankReport, first: int | None) -> bool:
 
 
 def _output_of(report: RankReport) -> str:
-    return cut_middle(folding.warnings_once(report.output), LONGEST_OUTPUT)
+    return cut_middle(hang.warnings_once(report.output), LONGEST_OUTPUT)
 
 
 def _code(code: int | None) -> str:

@@ -13,18 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.raw import agree, unpack
+from torch_testing_ext._collectives.records import agree, unpack
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import read_ends
 
-from . import client, recording, settings
-from .account_writer import AccountWriter
-from .accounts import AccountFile, RankAccount, RankEnding, read_account
-from .job import Job, Sanitize
-from .rank_evidence import RankEvidence
-from .rank_report import Exit, now
-from .verdict import Expected
-from .watch import RankRecords, RankWatcher, logs_of, watch
+from . import environment, in_rank, start
+from .in_rank import Job, Sanitize
+from .own_report import AccountFile, AccountWriter, RankAccount, RankEnding, now, read_account
+from .rank_watch import RankEvidence, RankRecords, RankWatcher, logs_of, watch
+from .verdict import Exit, Expected
 
 _CHUNK = 1 << 14
 
@@ -90,7 +87,7 @@ class Task:
 def tasks(directory: Path, rank: int) -> Iterator[Task]:
     """In a rank: its tasks, one by one. Asking for the next reports that the previous one is done."""
     done = os.open(_pipe(directory, "done"), os.O_WRONLY | os.O_CLOEXEC)
-    recording.begin_first_task()
+    in_rank.begin_first_task()
     pid = os.getpid()
     with open(_tasks_pipe(directory, rank)) as lines:
         for line in lines:
@@ -101,14 +98,14 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             file = AccountFile.open(_account(directory, rank, number))
             writer = AccountWriter(file)
             try:
-                recording.sanitize(rank, task.sanitize, _log(directory, rank, number))
+                in_rank.sanitize(rank, task.sanitize, _log(directory, rank, number))
                 yield Task(task.name, writer, directory / f"task{number}")
                 if os.getpid() != pid:
                     # A child that the test has forked would read the tasks of this rank.
                     os._exit(1)
                 with writer.own_errors():
-                    recording.end_of_sanitizing()
-                writer.attach(recording.collectives(more_follow=True))
+                    in_rank.end_of_sanitizing()
+                writer.attach(in_rank.collectives(more_follow=True))
             finally:
                 file.close()
             # The test may have closed it; then its account says so.
@@ -131,11 +128,11 @@ class PersistentRanks:
     def __init__(self, job: Job, inherited: Any = None):
         self.directory = job.directory
         # The sanitizer begins and ends with each task.
-        job = replace(settings.complete(job), sanitize=Sanitize())
+        job = replace(environment.complete(job), sanitize=Sanitize())
         if inherited is None:
-            self.run = client.launch(job)
+            self.run = start.launch(job)
         else:
-            self.run = client.launch_from_here(job, inherited)
+            self.run = start.launch_from_here(job, inherited)
         self.sanitize = Sanitize()
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
         both_ways = os.O_RDWR | os.O_CLOEXEC
@@ -224,7 +221,7 @@ class PersistentRanks:
             self._close()
 
     def _close(self) -> None:
-        client.finish(self.run)
+        start.finish(self.run)
         self.is_over = True
         self.run.server.loop.forget(self._done_pipe)
         for fd in (*self._pipes, self._done_pipe):

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from .turns import StopContext, Turns
+from .terminal_turns import StopContext, Turns
 
 # After a step, the rank keeps the terminal for so long: it may stop again at once. If it waits for others, they get it.
 _KEEPS = 0.5

@@ -1,21 +1,180 @@
-"""Decides what follows for the ranks of a test, from how they end and from the time. Pure: no clock, process or I/O.
+"""Watches a run until all ranks have ended, and collects what is known of each."""
 
-Five drivers report events to a `RankWatch` and do what its steps say: `watch`, `persistent_ranks` and `hub` for
-processes, `_cases/foreign_ranks` for processes of multiprocessing, `_threads/thread_ranks` for threads.
-
-When a rank has failed, the others get a short grace period to report the failure as they saw it. Then the stacks of
-those still running are taken. Then they are ended by SIGTERM, and after another grace period by SIGKILL.
-"""
+from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch_testing_ext._process import grace
+from torch_testing_ext._collectives.lanes import FILE, RankLane, calls_of
+from torch_testing_ext._collectives.records import RawRecord, unpack
+from torch_testing_ext._process import child_processes, messages, user_shell
+from torch_testing_ext._process.logs import content_of, tail, text_of
 
-from .accounts import RankEnding
-from .rank_report import RankReport
-from .verdict import Expected
+from . import start, terminal_turns
+from .environment import ADDRESS, read
+from .in_rank import Sanitize, log_of
+from .own_report import RankAccount, RankEnding, now, read_account
+from .start import Run
+from .verdict import (
+    Case,
+    Exit,
+    Expected,
+    Outcome,
+    RankReport,
+    Verdict,
+    add_recorders,
+    all_passed,
+    assemble_report,
+    ended,
+    nothing_to_judge,
+)
+
+if TYPE_CHECKING:
+    from torch_testing_ext._collectives.findings import Finding
+
+    from .probes import Logs, Prober
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The file beside the logs of the ranks from which reports draw when each rank ran, and what it issued then.
+
+
+def write_lanes(directory: Path, asked: float, reports: Sequence[RankReport], left: Sequence[RawRecord | None]) -> None:
+    """Write the lanes of the ranks. `left`: the records of those whose reports have none."""
+    epoch = time.time() - now()
+    lanes = []
+    for report, raw in zip(reports, left, strict=True):
+        record = report.recorder
+        if record is None and raw is not None:
+            record = raw.record(report.rank)
+        ended = epoch + report.ended
+        began = ended - report.seconds
+        calls = tuple(call for call in calls_of(record, len(reports)) if call.at >= began)
+        lanes.append(RankLane(report.rank, epoch + asked, began, ended, report.ending.value, calls))
+    with suppress(OSError):
+        # A full disk is no failure of the test.
+        (directory / FILE).write_text(json.dumps(messages.encode(lanes)))
+
+
+def read_lanes(file: Path) -> tuple[RankLane, ...]:
+    """The lanes of a file; none if it is damaged."""
+    try:
+        written = json.loads(file.read_bytes())
+        lanes: tuple[RankLane, ...] = messages.decode(tuple[RankLane, ...], written)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    return lanes
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The evidence on which a test is judged: what is known about its ranks when they have ended.
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """The reports of all ranks of a test, and what else its verdict depends on."""
+
+    reports: tuple[RankReport, ...]
+    timed_out: bool = False
+    expected: Expected = field(default_factory=Expected)
+    # About the collectives: the ranks were ended for it.
+    finding: Finding | None = None
+    # What must be known to run the test again.
+    note: str = ""
+    # The answer of NCCL about ranks that hung.
+    nccl: str = ""
+
+    def verdict(self, case: Case) -> Verdict:
+        """Judge the test."""
+        is_certain = self.finding is None and not self.timed_out
+        if is_certain and nothing_to_judge(self.reports, self.expected):
+            return Verdict(Outcome.PASSED)
+        from .judging import judge  # with all that explains failures
+
+        note = "\n\n".join(filter(None, (case.note, self.note)))
+        verdict = judge(self.reports, self.timed_out, replace(case, note=note), self.expected, self.finding)
+        if self.nccl and verdict.message:
+            return verdict.with_note(section(self.nccl))
+        return verdict
+
+
+def with_collectives(
+    reports: Sequence[RankReport], logs: Logs | None, left: Sequence[RawRecord | None]
+) -> list[RankReport]:
+    """The reports with the collectives of the ranks: from the logs of ranks that are sanitized, and what each has left.
+
+    The logs are removed: nothing more is to be read.
+    """
+    if logs:
+        reports = logs.complete(reports)
+        logs.remove()
+    return add_recorders(reports, left)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# NCCL's own status of a job: the answer of its RAS subsystem, which listens in the processes that use NCCL.
+#
+# A line of text over TCP is the question; the answer is a text that ends with the connection. NCCL has had it since
+# 2.24.
+
+_QUESTION = b"verbose status\n"
+# NCCL gives processes that do not answer 5 s, and says then which ones these are.
+ANSWER_TIMEOUT = 8.0
+# Characters that a report shows.
+_MOST = 20_000
+
+
+def ask(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
+    """NCCL's status of the job with this environment; "" if nobody answers at an address that is the job's own."""
+    host, _, port = environ.get(ADDRESS, "").rpartition(":")
+    if not host or not port.isdecimal() or environ.get("NCCL_RAS_ENABLE") == "0":
+        return ""
+    answer = _answer((host.strip("[]"), int(port)), timeout)
+    text = answer.decode(errors="replace")[:_MOST]
+    lines = (line.rstrip() for line in text.splitlines())
+    return "\n".join(filter(None, lines))
+
+
+def _answer(address: tuple[str, int], timeout: float) -> bytes:
+    """Ask, and read until the end of the answer, or as much as has come in time."""
+    until = now() + timeout
+    answer = b""
+    with suppress(OSError), socket.create_connection(address, timeout=timeout) as connection:
+        connection.sendall(_QUESTION)
+        while len(answer) < _MOST:
+            seconds = until - now()
+            if seconds <= 0:
+                break
+            connection.settimeout(seconds)
+            data = connection.recv(1 << 16)
+            if not data:
+                break
+            answer += data
+    return answer
+
+
+def section(answer: str) -> str:
+    """The part of a report that shows the answer."""
+    lines = (f"  {line}" for line in answer.splitlines())
+    return "\n".join(("NCCL's own status (RAS):", *lines))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Decides what follows for the ranks of a test, from how they end and from the time. Pure: no clock, process or I/O.
+#
+# Five drivers report events to a `RankWatch` and do what its steps say: `watch`, `persistent_ranks` and `coordinator`
+# for processes, `_cases/foreign_ranks` for processes of multiprocessing, `_threads/thread_ranks` for threads.
+#
+# When a rank has failed, the others get a short grace period to report the failure as they saw it. Then the stacks of
+# those still running are taken. Then they are ended by SIGTERM, and after another grace period by SIGKILL.
 
 
 @dataclass(frozen=True)
@@ -35,15 +194,15 @@ class WatchRules:
 
 
 # Processes that this package has started.
-OWN_PROCESSES = WatchRules(grace.AFTER_FAILURE, grace.AFTER_DEATH, grace.AFTER_SKIP)
+OWN_PROCESSES = WatchRules(child_processes.AFTER_FAILURE, child_processes.AFTER_DEATH, child_processes.AFTER_SKIP)
 # Processes that a test has started. Nothing but their exit codes may say how they have ended.
-FOREIGN_PROCESSES = WatchRules(grace.AFTER_FAILURE, grace.AFTER_FAILURE, takes_stacks=False)
+FOREIGN_PROCESSES = WatchRules(child_processes.AFTER_FAILURE, child_processes.AFTER_FAILURE, takes_stacks=False)
 # Processes that a launcher has started. It ends all of them when it has seen one end, so that one is named soon.
 LAUNCHED_PROCESSES = WatchRules(
-    after_failure=grace.AFTER_FAILURE_FOR_GOOD,
-    after_death=grace.AFTER_FAILURE_FOR_GOOD,
-    after_skip=grace.AFTER_FAILURE_FOR_GOOD,
-    before_naming_lost=grace.AFTER_DEATH,
+    after_failure=child_processes.AFTER_FAILURE_FOR_GOOD,
+    after_death=child_processes.AFTER_FAILURE_FOR_GOOD,
+    after_skip=child_processes.AFTER_FAILURE_FOR_GOOD,
+    before_naming_lost=child_processes.AFTER_DEATH,
     ends_ranks=False,
 )
 
@@ -104,7 +263,7 @@ class RankWatch:
         # The end of the time that running ranks get since others have ended.
         self.grace_ends: float | None = None
         self.has_failed = False
-        self.stacks_timeout = grace.FOR_STACKS
+        self.stacks_timeout = child_processes.FOR_STACKS
         # When to look next whether ranks wait for each other; None: never.
         self.look_due: float | None = None
         # When the first rank was lost.
@@ -133,7 +292,7 @@ class RankWatch:
         elif self.expected.decides(report):
             self.has_failed = True
             has_died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
-            self.stacks_timeout = grace.FOR_STACKS_AFTER_DEATH if has_died else grace.FOR_STACKS
+            self.stacks_timeout = child_processes.FOR_STACKS_AFTER_DEATH if has_died else child_processes.FOR_STACKS
             self._grant(at + (self.rules.after_death if has_died else self.rules.after_failure))
 
     def on_exit(self, rank: int) -> None:
@@ -215,7 +374,7 @@ class RankWatch:
             return Step(WatchAction.END)
         if self._is_killed:
             return Step(WatchAction.WAIT)
-        until = self._terminated + grace.AFTER_SIGTERM
+        until = self._terminated + child_processes.AFTER_SIGTERM
         return Step(WatchAction.WAIT, until) if now < until else Step(WatchAction.KILL)
 
     def _end_of_waiting(self) -> float | None:
@@ -232,3 +391,349 @@ class RankWatch:
         if self.rules.before_naming_lost is None or self._lost_at is None or self._has_named_lost:
             return None
         return self._lost_at + self.rules.before_naming_lost
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Watches a run: waits for exits, ends the ranks that do not end, and collects a report of every rank.
+#
+# Waits for exits, and for time only at deadlines. `rank_watch` decides what follows from both; this module does it.
+
+# Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most
+# tests are over by then, and have not imported it.
+_FIRST_LOOK = 0.75
+
+
+def watch(
+    run: Run, timeout: float | None, expected: Expected, on_timeout: Callable[[], None] = lambda: None
+) -> RankEvidence:
+    """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended.
+
+    Without a time-out, as in a debugger, the ranks are not probed.
+    """
+    watcher = RankWatcher(run, expected, run.began, timeout)
+    try:
+        watcher.wait()
+        if watcher.state.timed_out:
+            on_timeout()
+            watcher.take_endings()
+        watcher.ask_ranks_that_run()
+    finally:
+        # Also after Ctrl-C, or an error in this package.
+        try:
+            watcher.end_all()
+        finally:
+            start.finish(run)
+    notes = [run.job.sanitize.note] if run.job.sanitize is not None else []
+    if watcher.state.timed_out and watcher.looks.doubt:
+        notes.append(f"A deadlock could not be proven: {watcher.looks.doubt}")
+    evidence = watcher.evidence("\n\n".join(filter(None, notes)))
+    imported = max((report.imported for report in evidence.reports), key=len, default=())
+    start.launcher().add_preload_hints(run, imported)
+    return evidence
+
+
+def end(run: Run) -> None:
+    """End a run whose result is no longer needed."""
+    RankWatcher(run, Expected(), run.began).end_all()
+    start.finish(run)
+
+
+class RankWatcher:
+    """Watches the ranks of a run since the time `began`: does what its `state` says, and tells it what happens.
+
+    Without a `timeout`, ranks are not probed. `endless`: the time-out of collectives that do not end by themselves;
+    unless given, it is that of the test.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        expected: Expected,
+        began: float,
+        timeout: float | None = None,
+        endless: float | None = None,
+        records: RankRecords | None = None,
+    ):
+        self.run = run
+        self.expected = expected
+        self.records = records or RankRecords(run, began)
+        self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
+        self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
+        self.nccl = ""
+        # When a rank has last been in the debugger.
+        self._last_pause = 0.0
+
+    @property
+    def pending(self) -> list[int]:
+        """The ranks in which the test still runs."""
+        return [rank for rank in self.run.alive if rank in self.state.running]
+
+    # -- until the test is over
+
+    def wait(self) -> None:
+        """Wait until no rank is pending, a grace period or the time is over, or the looks have a `finding`."""
+        # It moves on only when nothing else has happened: an end that has come in time counts, however late it is read.
+        reached = now()
+        self._on_news(reached)
+        self.take_endings()
+        while True:
+            step = self.state.step(reached)
+            if step.action is WatchAction.LOOK:
+                self._look()
+            elif step.action is not WatchAction.WAIT:
+                return
+            elif self.run.wait_for_event(step.until):
+                if self.take_endings():
+                    self._on_news(now())
+            elif not self._was_paused():
+                reached = now()
+
+    def take_endings(self) -> bool:
+        """Take the ends of ranks since the last call. Returns whether there were any."""
+        ranks = self.records.take_new()
+        for rank in ranks:
+            self.state.on_end(self.records.report(rank), self.records.exit_of(rank).at)
+        self._take_exits()
+        return bool(ranks)
+
+    def _take_exits(self) -> None:
+        for rank in self.state.alive.difference(self.run.alive):
+            self.state.on_exit(rank)
+
+    def _on_news(self, at: float) -> None:
+        self.looks.on_news(at)
+        self.state.look_due = self.looks.due
+
+    def _was_paused(self) -> bool:
+        """Is a rank in the debugger, or was it so since the last call? Then the time begins again."""
+        if not self.run.job.terminal.path:
+            return False
+        last = terminal_turns.latest(self.run.job.directory)
+        if last <= self._last_pause:
+            return False
+        self._last_pause = last
+        self.state.on_pause(last)
+        self._on_news(last)
+        return True
+
+    def _look(self) -> None:
+        self.looks.look(self.pending, self.records.ends())
+        self.state.look_due = self.looks.due
+        if self.looks.finding is not None:
+            self.state.on_finding()
+
+    # -- the ranks that still run when the test is over
+
+    def ask_ranks_that_run(self) -> None:
+        """Take what pending ranks show: their stacks, and NCCL's own account of them."""
+        if self.state.step(now()).action is WatchAction.TAKE_STACKS:
+            self.take_stacks()
+            self.state.on_stacks()
+            self._ask_nccl()
+
+    def take_stacks(self) -> None:
+        """Take the stacks and the flight recorders of the ranks that are pending."""
+        self.run.dump(self.state.stacks_timeout, self.pending)
+
+    def _ask_nccl(self) -> None:
+        """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
+        if self.state.timed_out or self.looks.finding is not None:
+            self.nccl = ask(self.run.job.context.environ)
+
+    def end_all(self) -> None:
+        """End all ranks that are left. A rank that is pending now counts as stopped, however it ends."""
+        self.state.give_up()
+        while True:
+            self._take_exits()
+            step = self.state.step(now())
+            match step.action:
+                case WatchAction.END:
+                    self._terminate()
+                case WatchAction.KILL:
+                    self.run.signal(signal.SIGKILL)
+                    self.state.on_killed()
+                    self.run.wait_until(lambda: not self.run.alive)
+                case WatchAction.WAIT:
+                    self.run.wait_for_event(step.until)
+                case _:
+                    return
+
+    def _terminate(self) -> None:
+        began = now()
+        self.records.stopped.update(dict.fromkeys(self.pending, began))
+        # Some may have ended by themselves meanwhile.
+        while self.run.alive and self.run.wait_for_event(began):
+            pass
+        if self.run.alive:
+            self.run.signal(signal.SIGTERM)
+            self.state.on_terminated(now())
+
+    def evidence(self, note: str) -> RankEvidence:
+        """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
+        reports = self.records.reports()
+        user_shell.note_memory(report.memory for report in reports)
+        return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note, self.nccl)
+
+
+class Looks:
+    """Looks whether the ranks of a run wait for each other, by a prober that is made for the first look.
+
+    `endless`: the time-out of collectives that do not end by themselves; None: nobody looks.
+    """
+
+    def __init__(self, run: Run, expected: Expected, logs: Logs | None, endless: float | None):
+        self.finding: Finding | None = None
+        # The reason why a deadlock is not proven.
+        self.doubt = ""
+        self._run = run
+        self._expected = expected
+        self._logs = logs
+        self._endless = endless
+        self._prober: Prober | None = None
+        self._last_news = now()
+
+    @property
+    def due(self) -> float | None:
+        """The moment of the next look; None: never."""
+        if self._endless is None:
+            return None
+        if self._prober is not None:
+            return self._prober.due
+        return self._last_news + (0.0 if self._logs else _FIRST_LOOK)
+
+    def on_news(self, at: float) -> None:
+        """Something has happened in the run: wait a while before the next look."""
+        self._last_news = at
+        if self._prober is not None:
+            self._prober.on_news(at)
+
+    def look(self, pending: Sequence[int], ends: Mapping[int, tuple[str, bytes]]) -> None:
+        """Look once. `ends`: for each rank that has ended, how, and the collectives that it has left."""
+        if self._prober is None:
+            self._prober = self._make_prober()
+        self.finding = self._prober.step(now(), pending, ends)
+        self.doubt = self._prober.doubt
+
+    def _make_prober(self) -> Prober:
+        from torch_testing_ext._collectives.proof import ProofRules
+
+        from .probes import Prober
+
+        assert self._endless is not None
+        # With DETAIL, torch compares the calls itself, and a test may expect its error.
+        debug = self._run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
+        is_checked = debug.upper() == "DETAIL"
+        rules = ProofRules(self._endless, self._expected.may_differ)
+        return Prober(self._run, rules, self._logs, self._last_news, is_checked=is_checked)
+
+
+class RankRecords:
+    """The accounts and the ends of the ranks of a run, and the reports that follow from them."""
+
+    def __init__(self, run: Run, began: float):
+        self.run = run
+        self.began = began
+        self.accounts: dict[int, RankAccount | None] = {}
+        # Of persistent ranks that have finished their task.
+        self.answers: dict[int, Exit] = {}
+        # When we began to end each rank that was running.
+        self.stopped: dict[int, float] = {}
+        paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
+        self.logs = logs_of(paths, run.job.sanitize)
+
+    def take_new(self) -> list[int]:
+        """Read the accounts of the ranks that have ended since the last call. Returns these ranks."""
+        ranks = sorted(self.run.exits.keys() - self.accounts.keys())
+        for rank in ranks:
+            self.accounts[rank] = self.read_account(rank)
+        return ranks
+
+    def read_account(self, rank: int) -> RankAccount | None:
+        """The rank's account; for one that has left by os._exit with the exit code of a skip, that of a skip."""
+        account = read_account(self.run.job.account(rank))
+        exit = self.run.exits.get(rank)
+        if account is not None or exit is None:
+            return account
+        reason = self.run.job.skips.get(exit.code)
+        if reason is None:
+            return None
+        return RankAccount(RankEnding.SKIPPED, self.began, exit.at, reason, code=exit.code)
+
+    def exit_of(self, rank: int) -> Exit:
+        return self.answers.get(rank) or self.run.exits[rank]
+
+    def report(self, rank: int) -> RankReport:
+        """The report of a rank that has ended."""
+        return assemble_report(rank, self.accounts.get(rank), self.exit_of(rank), self.began, self.stopped.get(rank))
+
+    def ends(self) -> dict[int, tuple[str, bytes]]:
+        """For each rank that has ended: how, and the collectives that it left."""
+        ends = {}
+        for rank in self.accounts:
+            how = ended(self.report(rank))
+            ends[rank] = (how, self.left(rank))
+        return ends
+
+    def reports(self) -> tuple[RankReport, ...]:
+        """The reports of all ranks at the end, with the texts that are worth reading if something went wrong."""
+        ranks = range(self.run.job.world_size)
+        for rank in ranks:
+            if rank not in self.accounts:
+                self.accounts[rank] = self.read_account(rank)
+        reports = [self.report(rank) if self._has_ended(rank) else self._lost(rank) for rank in ranks]
+        have_passed = all_passed(reports)
+        collectives = [self._collectives(rank, only_left=have_passed) for rank in ranks]
+        reports = with_collectives(reports, self.logs, collectives)
+        if not have_passed:
+            reports = [self._with_texts(report) for report in reports]
+        if not have_passed or any(report.recorder for report in reports) or read().lanes:
+            write_lanes(self.run.job.directory, self.run.began, reports, collectives)
+        return tuple(reports)
+
+    def _has_ended(self, rank: int) -> bool:
+        return rank in self.answers or rank in self.run.exits
+
+    def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
+        """The collectives that a rank left, or reported when it was asked."""
+        left = unpack(self.left(rank))
+        if left is not None or only_left:
+            return left
+        reported = unpack(content_of(self.run.job.recorder(rank)))
+        # Persistent ranks have answered during earlier tests.
+        return reported if reported is not None and reported.at >= self.began else None
+
+    def left(self, rank: int) -> bytes:
+        """The collectives that a rank left at the end of its test."""
+        account = self.accounts.get(rank)
+        return account.collectives if account is not None else b""
+
+    def log_start(self, rank: int) -> int:
+        """The offset in the rank's log at which its output since `began` starts."""
+        return 0
+
+    def _with_texts(self, report: RankReport) -> RankReport:
+        job, rank = self.run.job, report.rank
+        output = tail(job.log(rank), start=self.log_start(rank))
+        if report.ending not in (RankEnding.STOPPED, RankEnding.KILLED):
+            return replace(report, output=output)
+        from . import hang
+
+        stacks = hang.tidy(text_of(job.stacks(rank)))
+        in_flight = read_account(job.in_flight(rank))
+        return replace(report, output=output, stacks=stacks, in_flight=in_flight)
+
+    def _lost(self, rank: int) -> RankReport:
+        """The report if the server died. The rank's account still counts, except for a pass: it may not be final."""
+        account = self.accounts[rank]
+        if account is not None and account.ending is not RankEnding.PASSED:
+            return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
+        return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.lost or "")
+
+
+def logs_of(paths: Sequence[Path], sanitize: Sanitize | None) -> Logs | None:
+    """The logs of ranks that are sanitized."""
+    if sanitize is None or not sanitize.kinds:
+        return None
+    from .probes import Logs
+
+    return Logs(paths, sanitize)

@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.kept_accounts import CACHE
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.files import CACHE
 
+from . import option_sources
 from .model import ExitCode, exit_code
-from .options import config
-from .options.config import ConfiguredOptions
-from .options.options import Action, CannotRun, UsageError
-from .options.table import OPTION_TABLE
-from .options.test_folders import project_root
+from .option_sources import ConfiguredOptions, project_root
+from .options import OPTION_TABLE, Action, CannotRun, UsageError
 
 # The first argument of the command that makes reports from a journal, also of a run that was killed.
 REPORT = "report"
@@ -51,20 +49,20 @@ def _do(argv: Sequence[str], root: Path) -> int:
 
         return init(argv[1:], root, main)
     if command == MOVING:
-        from torch_testing_ext.moving.__main__ import main as convert
+        from torch_testing_ext.moving import main as convert
 
-        return convert(argv[1:], f"{user_commands.runner_name()} {MOVING}")
+        return convert(argv[1:], f"{user_shell.runner_name()} {MOVING}")
 
     def read(words: Sequence[str], applicable: Sequence[str] = ()) -> ConfiguredOptions:
-        return config.read_options(words, os.environ, root, Path.cwd(), applicable)
+        return option_sources.read_options(words, os.environ, root, Path.cwd(), applicable)
 
     if command == REPORT:
         return _make_reports(read(argv[1:], APPLICABLE_TO_REPORT))
     if tuple(argv[:2]) == CLEAN:
-        from .cluster.cluster_site import clean
+        from torch_testing_ext.runner.cluster.cluster_site import clean
 
         return clean(read(argv[2:]).options)
-    if command == user_commands.SHOW:
+    if command == user_shell.SHOW:
         return _show(read(argv[1:], APPLICABLE_TO_SHOW))
     return _execute(read(argv), root)
 
@@ -76,10 +74,10 @@ def guarded(do: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except (UsageError, CannotRun) as error:
-        print(f"{user_commands.runner_name()}: {error}", file=sys.stderr)
+        print(f"{user_shell.runner_name()}: {error}", file=sys.stderr)
         return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.OUR_ERROR
     except KeyboardInterrupt:
-        print(f"{user_commands.runner_name()}: interrupted", file=sys.stderr)
+        print(f"{user_shell.runner_name()}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of the output is gone, as in `--list | head`.
@@ -89,7 +87,7 @@ def guarded(do: Callable[[], int]) -> int:
         # stderr may be what is broken.
         with suppress(OSError):
             traceback.print_exc()
-            print(f"{user_commands.runner_name()}: internal error; this is not a test failure", file=sys.stderr)
+            print(f"{user_shell.runner_name()}: internal error; this is not a test failure", file=sys.stderr)
         if isinstance(error, OSError):
             _discard_stdout()
         return ExitCode.OUR_ERROR
@@ -108,7 +106,7 @@ def _open_standard_streams() -> None:
 
 
 def _discard_stdout() -> None:
-    from .report.terminal import discard
+    from torch_testing_ext.runner.report.text import discard
 
     discard(sys.stdout)
 
@@ -116,7 +114,7 @@ def _discard_stdout() -> None:
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     """Run, list, or show the configuration."""
     if configured.options.action is Action.SHOW_CONFIG:
-        print(config.show(configured))
+        print(option_sources.show(configured))
         return ExitCode.PASSED
 
     from . import session
@@ -138,14 +136,14 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
 def _show(configured: ConfiguredOptions) -> int:
     """Prints the accounts of failures of the latest run, or of a test that has run by itself in this folder."""
-    from .report import show
+    from torch_testing_ext.runner.report import console_report
 
-    _reject_other_options(configured, user_commands.SHOW, APPLICABLE_TO_SHOW)
+    _reject_other_options(configured, user_shell.SHOW, APPLICABLE_TO_SHOW)
     options = configured.options
     places = [options.journal or options.cache]
-    if config.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
+    if option_sources.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
         places.append(Path(CACHE))
-    found = list(show.accounts(places, options.names))
+    found = list(console_report.accounts(places, options.names))
     if not found:
         named = f" of {' '.join(options.names)}" if options.names else ""
         raise UsageError(f"show: no failure{named} in the latest run, whose results are in {places[0]}")
@@ -158,7 +156,8 @@ def _show(configured: ConfiguredOptions) -> int:
 
 def _make_reports(configured: ConfiguredOptions) -> int:
     """Makes the reports that the options name, and prints the summary. Returns the exit code of the run."""
-    from .report import journal, remake_reports
+    from torch_testing_ext.runner.report import journal, remake_reports
+
     from .session import exit_code_with
 
     _reject_other_options(configured, REPORT, APPLICABLE_TO_REPORT)
@@ -176,7 +175,7 @@ def _make_reports(configured: ConfiguredOptions) -> int:
 
 def _reject_other_options(configured: ConfiguredOptions, action: str, applicable: Sequence[str]) -> None:
     for field, source in configured.sources.items():
-        if source == config.COMMAND_LINE and field not in applicable:
+        if source == option_sources.COMMAND_LINE and field not in applicable:
             spec = OPTION_TABLE[field]
             flag = spec.flags[0] if spec.flags else spec.values[0].names[0]
             raise UsageError(f"{action}: {flag} does not apply to a run that is over")

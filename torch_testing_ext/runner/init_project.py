@@ -12,14 +12,14 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from string import Template
 
-from torch_testing_ext._process import shell, user_commands
+from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import text_of
+from torch_testing_ext.runner.scheduling.selection import files_below, relative_to
 
+from . import option_sources
 from .model import ExitCode
-from .options import config
-from .options.options import UsageError
-from .options.test_folders import default_folders
-from .selection.discovery import files_below, relative_to
+from .option_sources import default_folders
+from .options import UsageError
 
 _TEXTS = Path(__file__).parent / "init"
 Main = Callable[[Sequence[str], Path], int]
@@ -30,7 +30,7 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
     if argv:
         if argv[0] not in ("-h", "--help"):
             raise UsageError(f"init takes no arguments, such as {argv[0]}")
-        print(f"usage: {user_commands.runner()} init\n\n{_template('help.txt')}", end="")
+        print(f"usage: {user_shell.runner()} init\n\n{_template('help.txt')}", end="")
         return ExitCode.PASSED
     try:
         root = root.resolve()
@@ -61,7 +61,7 @@ def _template(name: str) -> str:
 def _configure(settings: Path, folders: Sequence[str]) -> None:
     """Say where the tests are, unless the settings do so already."""
     before = settings.read_text(encoding="utf-8") if settings.exists() else ""
-    if config.pyproject_section(settings.parent) is not None:
+    if option_sources.pyproject_section(settings.parent) is not None:
         print(f"kept   {settings.name}: it has settings of torch_testing_ext")
         return
     between = ""
@@ -116,7 +116,7 @@ def _run_first(files: Sequence[str], root: Path, main: Main) -> int:
             code = main(["--list", "--json", name], root)
         if code == ExitCode.PASSED:
             test = json.loads(listing.getvalue())["tests"][0]["id"]
-            print(f"\n{user_commands.runner()} {shell.name(test)}", flush=True)
+            print(f"\n{user_shell.runner()} {user_shell.name(test)}", flush=True)
             return main([test], root)
     # The runner says what is wrong with them.
     return main([], root)

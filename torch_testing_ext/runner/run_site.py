@@ -12,28 +12,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._machine.device_locks import DeviceLocks, default_folder, leased_by_ancestors
-from torch_testing_ext._machine.nvml import Gpu, NvmlError, may_have_nvidia_gpus, open_nvml
-from torch_testing_ext._machine.sharing import RANKS_PER_GPU
-from torch_testing_ext._machine.topology import matching, warnings_of
-from torch_testing_ext._machine.visible_devices import problem_of_mask
+from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_mask
+from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.nvml import Gpu, NvmlError, matching, may_have_nvidia_gpus, open_nvml, warnings_of
 from torch_testing_ext._process.private_folders import UnsafeFolder
+from torch_testing_ext.runner.scheduling.leases import (
+    Inventory,
+    Leases,
+    Priority,
+    Queue,
+    all_mig_instances,
+    make_inventory,
+    notes_on_sharing,
+    with_gpus,
+)
+from torch_testing_ext.runner.scheduling.plan import Plan
 from torch_testing_ext.warm.served_process import find_server
 
-from .events import Importing, Reporter, Warned
-from .model import Attempt, RunHeader, Test
-from .options.options import CannotRun, Options, UsageError, Warm
-from .scheduling.inventory import Inventory, all_mig_instances, make_inventory, notes_on_sharing, with_gpus
-from .scheduling.leases import Leases
-from .scheduling.plan import Plan
-from .scheduling.policy import Priority, Queue
+from .model import Attempt, Importing, Reporter, RunHeader, Test, Warned
+from .options import CannotRun, Options, UsageError, Warm
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .engine.engine import Engine
-    from .engine.memory_return import MemoryReturn
-    from .processes.file_processes import Discovery, FileProcesses, Reads
+    from torch_testing_ext.runner.engine.engine import Engine, MemoryReturn
+    from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,8 @@ class Work:
 
 @contextmanager
 def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Iterator[LocalSite]:
-    """This machine, with a zygote that gets ready for the files."""
-    from .processes.file_processes import FileProcesses
-    from .processes.zygote_client import warm_up_for
+    """This machine, with a preloaded server that gets ready for the files."""
+    from torch_testing_ext.runner.processes.file_processes import FileProcesses, warm_up_for
 
     environ = {}
     if options.ranks_per_gpu > 1:
@@ -110,7 +112,7 @@ class LocalSite:
         return self.files.reads()
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
-        # torch, in the zygote.
+        # torch, in the preloaded server.
         reporter.on_event(Importing((), len(files), len(files), time.time()))
         inventory, warnings = find_devices(self.files, self.options)
 
@@ -134,9 +136,8 @@ class LocalSite:
         header: RunHeader,
     ) -> tuple[Engine, tuple[str, ...]]:
         """The engine that runs the work, and warnings."""
-        from .engine.engine import Engine
-        from .engine.other_runs import OtherRuns
-        from .engine.place import LocalPlace
+        from torch_testing_ext.runner.engine.engine import Engine, LocalPlace
+        from torch_testing_ext.runner.engine.other_runs import OtherRuns
 
         queue, leases = self.schedule(work, first)
         warnings: list[str] = []
@@ -159,7 +160,7 @@ class LocalSite:
         warnings: list[str],
     ) -> MemoryReturn | None:
         """Create the memory check, if NVML is available; else a warning."""
-        from .engine.memory_return import MemoryReturn, uuids_for
+        from torch_testing_ext.runner.engine.engine import MemoryReturn, uuids_for
 
         inventory = work.inventory
         if inventory.kind != "cuda" or inventory.fake:

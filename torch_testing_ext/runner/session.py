@@ -1,44 +1,157 @@
-"""One run, from its options to its exit code: discover, select, plan, then list, forecast or run.
-
-Each step is a function of the results of those before: `Options` -> `Chosen` -> `Work` -> `Summary`. Misspelt names are
-reported before the modules that run and report tests are imported, which takes longer.
-"""
+"""One run, from its options to its exit code."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import random
+import shlex
+import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from torch_testing_ext._process import user_commands
+from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import text_of
+from torch_testing_ext.runner.scheduling.earlier_runs import Affected, EarlierRuns
+from torch_testing_ext.runner.scheduling.leases import Inventory, Priority, typical_seconds
+from torch_testing_ext.runner.scheduling.plan import (
+    Plan,
+    describe_undeclared,
+    forecast,
+    plan,
+    priority,
+    shard,
+    without_result,
+)
+from torch_testing_ext.runner.scheduling.selection import Selection, test_files
 
-from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
-from .header import CommitQuery, make_header
-from .model import Attempt, ExitCode, FinishedTest, Policy, Summary, Test, TestId, TestOutcome, Unit, exit_code
-from .options.options import Action, CannotRun, Options, Rerun, UsageError
+from .model import (
+    Attempt,
+    AttemptEnded,
+    ExitCode,
+    FinishedTest,
+    Policy,
+    Reporter,
+    Reporters,
+    RunBegan,
+    RunEnded,
+    RunHeader,
+    Summary,
+    Test,
+    TestFinished,
+    TestId,
+    TestOutcome,
+    Unit,
+    Warned,
+    exit_code,
+)
+from .options import Action, CannotRun, Options, Rerun, UsageError
 from .run_site import Found, LocalSite, Work, on_this_machine
-from .scheduling.earlier_runs import EarlierRuns
-from .scheduling.forecast import forecast
-from .scheduling.inventory import Inventory
-from .scheduling.plan import Plan, describe_undeclared, plan, priority, shard, without_result
-from .scheduling.policy import Priority, typical_seconds
-from .selection.affected import Affected
-from .selection.discovery import test_files
-from .selection.selection import Selection
+
+# --------------------------------------------------------------------------------------------------------------------
+# Collects the facts for the header of the reports: command, commit, host, versions and devices. Imports no torch.
+
+# A repository on a slow file system does not delay the run for longer.
+GIT_TIMEOUT = 5.0
+
+
+class CommitQuery:
+    """Asks git for the commit of a folder, while the run prepares: `with CommitQuery(root) as query: ...`."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str] = os.environ, timeout: float = GIT_TIMEOUT):
+        self._root = root
+        self._timeout = timeout
+        # A git command that the user runs meanwhile has priority.
+        self._environ = {**environ, "GIT_OPTIONAL_LOCKS": "0"}
+        self._git: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> CommitQuery:
+        command = ["git", "-C", str(self._root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        # git is not installed.
+        with suppress(OSError):
+            self._git = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+                env=self._environ,
+            )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._git is not None:
+            self._git.kill()
+            self._git.communicate()
+
+    def answer(self) -> tuple[str, bool]:
+        """The commit, and whether the folder has uncommitted changes; an empty commit if git does not say."""
+        if self._git is None:
+            return "", False
+        try:
+            output, _ = self._git.communicate(timeout=self._timeout)
+        except subprocess.TimeoutExpired:
+            return "", False
+        if self._git.returncode != 0:
+            return "", False
+        commit, dirty, _ = output.strip().partition("-dirty")
+        return commit, bool(dirty)
+
+
+def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str) -> RunHeader:
+    """The header of a run that this process has been started for."""
+    name, dirty = commit.answer()
+    return RunHeader(
+        command=shlex.join(sys.orig_argv),
+        commit=name,
+        uncommitted_changes=dirty,
+        host=platform.node(),
+        torch=torch_version,
+        python=platform.python_version(),
+        devices=describe_devices(inventory),
+    )
+
+
+def describe_devices(inventory: Inventory) -> str:
+    """The devices of the run, in words."""
+    number = len(inventory.names)
+    if not number:
+        return "none (CPU only)"
+    words = [str(number)]
+    if inventory.fake:
+        words.append("fake")
+    elif inventory.kind:
+        words.append(inventory.kind)
+    words.append("device" if number == 1 else "devices")
+    named = f"{' '.join(words)}: {', '.join(inventory.names)}"
+    models = Counter(facts.name for facts in inventory.facts if facts.name)
+    if inventory.fake or inventory.kind != "cuda" or not models:
+        return named
+    if len(models) == 1:
+        return f"{named} ({next(iter(models))})"
+    counts = ", ".join(f"{count} x {model}" for model, count in models.items())
+    return f"{named} (of {counts})"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One run, from its options to its exit code: discover, select, plan, then list, forecast or run.
+#
+# Each step is a function of the results of those before: `Options` -> `Chosen` -> `Work` -> `Summary`. Misspelt names
+# are reported before the modules that run and report tests are imported, which takes longer.
 
 if TYPE_CHECKING:
-    from .cluster.cluster_site import ClusterSite
-    from .engine.signals_and_keys import Deferred
-    from .processes.file_processes import Discovery
+    from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
+    from torch_testing_ext.runner.engine.signals_and_keys import Deferred
+    from torch_testing_ext.runner.processes.file_processes import Discovery
 
     RunSite: TypeAlias = LocalSite | ClusterSite
 
@@ -79,7 +192,7 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
         options = dataclasses.replace(options, seed=random.randrange(2**32))
     chosen = Chosen.of(options, root, Path.cwd())
     if options.action is Action.CLUSTER_DRY_RUN:
-        from .cluster.cluster_site import shipment
+        from torch_testing_ext.runner.cluster.cluster_site import shipment
 
         print(shipment(root, chosen.files).describe())
         return ExitCode.PASSED
@@ -146,7 +259,7 @@ def _explain(options: Options, chosen: Chosen, affected: Affected) -> int:
 def _open_site(options: Options, root: Path, files: Sequence[str]) -> AbstractContextManager[RunSite]:
     if options.cluster is None:
         return on_this_machine(options, root, files)
-    from .cluster.cluster_site import on_cluster
+    from torch_testing_ext.runner.cluster.cluster_site import on_cluster
 
     return on_cluster(options, root, files)
 
@@ -288,8 +401,8 @@ def _each_once(*groups: Iterable[str]) -> tuple[str, ...]:
 
 def _sign_of_life(policy: Policy) -> Reporter:
     """Shows on the terminal that files are imported, although stdout may be for a program."""
-    from .report import make_status
-    from .report.terminal import TerminalStream, is_terminal
+    from torch_testing_ext.runner.report import make_status
+    from torch_testing_ext.runner.report.text import TerminalStream, is_terminal
 
     if not is_terminal(sys.stderr, os.environ):
         return Reporters(())
@@ -308,7 +421,7 @@ def _list_known(options: Options, chosen: Chosen, earlier: EarlierRuns, known: t
 
 
 def _list(work: Work, earlier: EarlierRuns) -> None:
-    from .report import listing
+    from torch_testing_ext.runner.report import listing
 
     if work.options.json:
         print(listing.as_json(work.plan.tests, work.broken, earlier.durations.expected))
@@ -317,7 +430,7 @@ def _list(work: Work, earlier: EarlierRuns) -> None:
 
 
 def _dry_run(work: Work, site: RunSite, first: Priority) -> None:
-    from .report import listing
+    from torch_testing_ext.runner.report import listing
 
     typical = typical_seconds(work.plan.units)
 
@@ -338,7 +451,7 @@ def _run(
     more: RunFollower | None,
 ) -> int:
     """Runs the tests. Whatever ends the run, its reports have all results so far, and say what ended it."""
-    from .engine.signals_and_keys import Deferred
+    from torch_testing_ext.runner.engine.signals_and_keys import Deferred
 
     site: RunSite | None = None
     reporters: Reporters | None = None
@@ -347,7 +460,7 @@ def _run(
         try:
             owner.enter_context(commit)
             site = owner.enter_context(_open_site(options, root, chosen.files))
-            # While the zygote imports torch.
+            # While the preloaded server imports torch.
             reporters = _reporters(options, more)
             work = find_work(options, chosen, earlier, site, reporters, affected)
             # From now on, all of this is done before a signal counts.
@@ -374,7 +487,7 @@ def _run(
 
 
 def _reporters(options: Options, more: RunFollower | None) -> Reporters:
-    from .report import make_reporters
+    from torch_testing_ext.runner.report import make_reporters
 
     if more is None:
         return make_reporters(options, sys.stdout, os.environ)
@@ -458,7 +571,7 @@ def _print_errors(summary: Summary, reporters: Reporters) -> None:
     errors += [f"internal error in a report; this is not a test failure:\n{error}" for error in reporters.errors]
     with suppress(OSError, ValueError):
         for error in errors:
-            print(f"{user_commands.runner_name()}: {error}", file=sys.stderr)
+            print(f"{user_shell.runner_name()}: {error}", file=sys.stderr)
 
 
 def exit_code_with(reporters: Reporters, code: ExitCode) -> ExitCode:

@@ -62,7 +62,7 @@ def _add_import(bring: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> NoReturn:
     """Run the file as `python FILE` would, with our test kit in place of PyTorch's. Exits as the file does."""
-    from torch_testing_ext._cases import invocation
+    from torch_testing_ext._testing.bases import invocation
 
     from . import drop_in
 
@@ -82,10 +82,10 @@ def _run(options: argparse.Namespace) -> NoReturn:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from . import importing
+    from . import rewriting
 
     complete = True
-    for imported in importing.import_files(options.files, options.to, options.force):
+    for imported in rewriting.import_files(options.files, options.to, options.force):
         print(f"{imported.file} -> {imported.target}")
         for problem in imported.problems():
             print(f"{imported.file}: {problem}", file=sys.stderr)

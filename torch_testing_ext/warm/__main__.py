@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .handover import AskStatus, Message, ServerStatus, ServerStopped, StopServer
-from .server_key import folder
+from .server_link import AskStatus, Message, ServerStatus, ServerStopped, StopServer, folder
 from .warm_client import WarmProgram, ask, run, sockets, warn
 
 _USAGE = """\

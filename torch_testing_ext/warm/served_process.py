@@ -1,4 +1,4 @@
-"""A program that a warm server runs for this process, which goes on: the zygote of run_test.py."""
+"""A program that a warm server runs for this process, which goes on: the preloaded server of run_test.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from torch_testing_ext._process import system
 
-from . import handover
-from .handover import ProgramEnded, SendSignal
+from . import server_link
+from .server_link import ProgramEnded, SendSignal
 from .warm_client import OFF, NoServer, ServerAddress, WarmProgram, begin, hand_over
 
 
@@ -66,15 +66,15 @@ class ServedProcess:
         return self.returncode
 
     def _next_news(self) -> int | None:
-        """Receive a message of the keeper. Returns the exit code of the program if it has ended."""
+        """Receive a message of the supervisor. Returns the exit code of the program if it has ended."""
         try:
-            news, _ = handover.receive(self._client)
+            news, _ = server_link.receive(self._client)
         except (EOFError, OSError):
-            # The keeper was killed, and with it the program.
+            # The supervisor was killed, and with it the program.
             return -signal.SIGKILL
         return os.waitstatus_to_exitcode(news.status) if isinstance(news, ProgramEnded) else None
 
     def kill(self) -> None:
         if self.returncode is None:
             with contextlib.suppress(OSError):
-                handover.send(self._client, SendSignal(signal.SIGKILL))
+                server_link.send(self._client, SendSignal(signal.SIGKILL))

@@ -17,8 +17,8 @@ import sys
 
 from torch_testing_ext._process.private_folders import socket_name
 
-from . import handover
-from .handover import (
+from . import server_link
+from .server_link import (
     BeginProgram,
     Message,
     ProgramBegun,
@@ -30,8 +30,10 @@ from .handover import (
     SendSignal,
     Stale,
     StopServer,
+    folder,
+    path_of_servers,
+    server_key,
 )
-from .server_key import folder, path_of_servers, server_key
 
 # Importing typing takes a tenth of the client's time.
 TYPE_CHECKING = False
@@ -129,7 +131,7 @@ class ServerAddress:
             package = os.path.dirname(package)
         code = (
             f"import sys; _modules = [*sys.modules]; _path = {self._path!r}; sys.path[:] = [{package!r}, *_path]; "
-            "from torch_testing_ext.warm.server_process import main as _main; _main(_modules, _path)()"
+            "from torch_testing_ext.warm.warm_server import main as _main; _main(_modules, _path)()"
         )
         idle = os.environ.get(IDLE, "")
         words = [sys.executable, *self._flags, "-c", code, self._socket, idle if idle.isdigit() else "1800", str(ready)]
@@ -156,7 +158,7 @@ class ServerAddress:
 
 
 def _connect(path: str) -> socket.socket | None:
-    client = socket.socket(socket.AF_UNIX, handover.KIND)
+    client = socket.socket(socket.AF_UNIX, server_link.KIND)
     client.settimeout(_ANSWER_TIMEOUT)
     with contextlib.suppress(OSError):
         with socket_name(path) as name:
@@ -177,8 +179,8 @@ def ask(path: str, question: Message) -> Message | None:
             os.unlink(path)
         return None
     with client, contextlib.suppress(EOFError, OSError, ValueError):
-        handover.send(client, question)
-        answer, _ = handover.receive(client)
+        server_link.send(client, question)
+        answer, _ = server_link.receive(client)
         return answer
     return None
 
@@ -260,7 +262,7 @@ def hand_over(
 ) -> None:
     """Ask the server for a program, which waits for `begin`. Raises NoServer if it refuses.
 
-    `fds`: the descriptors of the program, by their numbers there. For `leads` and `adopts`, see the keeper.
+    `fds`: the descriptors of the program, by their numbers there. For `leads` and `adopts`, see the supervisor.
     """
     cwd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     mask = os.umask(0)
@@ -279,7 +281,7 @@ def hand_over(
     )
     # If the server has just ended, the answer will say so.
     with contextlib.suppress(ConnectionError):
-        handover.send(client, request, [cwd, *fds.values()])
+        server_link.send(client, request, [cwd, *fds.values()])
     os.close(cwd)
     match _receive(client):
         case ProgramReady():
@@ -294,7 +296,7 @@ def hand_over(
 def begin(client: socket.socket) -> None:
     """Have the program begin. Raises NoServer if it does not."""
     with contextlib.suppress(OSError):
-        handover.send(client, BeginProgram())
+        server_link.send(client, BeginProgram())
     if not isinstance(_receive(client), ProgramBegun):
         raise NoServer("the server has ended")
 
@@ -307,9 +309,9 @@ def _is_inherited(fd: int) -> bool:
 
 
 def _receive(client: socket.socket) -> Message:
-    """The next message of the server or the keeper."""
+    """The next message of the server or the supervisor."""
     try:
-        message, _ = handover.receive(client)
+        message, _ = server_link.receive(client)
     except TimeoutError:
         return RunCold("the server does not answer")
     except ValueError:
@@ -321,7 +323,7 @@ def _receive(client: socket.socket) -> Message:
 
 def _follow(client: socket.socket, passed: set[int]) -> int:
     """Pass signals on until the program ends. Returns its wait status."""
-    handover.signal_news(client)
+    server_link.signal_news(client)
     while True:
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -331,14 +333,14 @@ def _follow(client: socket.socket, passed: set[int]) -> int:
                     case ProgramEnded(status=status):
                         return status
                     case _:
-                        # The keeper was killed, and the program with it.
+                        # The supervisor was killed, and the program with it.
                         return signal.SIGKILL
         info = signal.sigwaitinfo(passed | {signal.SIGIO})
         if info.si_signo != signal.SIGIO:
             # The terminal sends to all processes of a group, `kill` to one.
             group = info.si_code == _FROM_TERMINAL or info.si_signo == signal.SIGCONT
             with contextlib.suppress(OSError):
-                handover.send(client, SendSignal(info.si_signo, group))
+                server_link.send(client, SendSignal(info.si_signo, group))
 
 
 def _end_as(status: int) -> NoReturn:

@@ -48,7 +48,7 @@ def check(c):
 
 
 def _time_after_kill(c, nvml):
-    from torch_testing_ext.runner.engine.memory_return import MARGIN
+    from torch_testing_ext.runner.engine.engine import MARGIN
 
     after_kill, after_exit = [], []
     for megabytes in (512, 8192) if c.quick else (512, 512, 8192, 8192, 8192):

@@ -35,8 +35,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing import FileCheck
 from torch.utils.checkpoint import checkpoint
 
-from torch_testing_ext import _torch
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._torch import sharding
 from torch_testing_ext.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu, skip_if_rocm_multiprocess
 from torch_testing_ext.common_utils import lazy_skip_if, run_tests
 
@@ -78,7 +78,7 @@ needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C
 
 
 def needs_two_gpus(test: Callable) -> Callable:
-    needs_triton = lazy_skip_if(lambda: not _torch.fsdp.has_triton(), "inductor needs Triton, and support for it here")
+    needs_triton = lazy_skip_if(lambda: not sharding.has_triton(), "inductor needs Triton, and support for it here")
     return skip_if_rocm_multiprocess(skip_if_lt_x_gpu(2)(needs_triton(test)))
 
 
@@ -123,7 +123,7 @@ def compile_backward(dynamic: bool = True) -> contextlib.AbstractContextManager[
     compile_graph = functools.partial(
         torch.compile, backend=BACKEND, fullgraph=True, dynamic=None if dynamic else False
     )
-    return _torch.fsdp.compiled_autograd(compile_graph, dynamic=dynamic)
+    return sharding.compiled_autograd(compile_graph, dynamic=dynamic)
 
 
 class CompilerTestCase(MultiProcessTestCase):
@@ -379,7 +379,7 @@ class DDP_TP_Test(CompilerTestCase):
     def test_ddp_tp(self):
         """With static shapes this works; PyTorch's test only asserts that it fails."""
         device_type = (
-            accelerator() if accelerators.device_count() >= self.world_size and _torch.fsdp.has_triton() else "cpu"
+            accelerator() if accelerators.device_count() >= self.world_size and sharding.has_triton() else "cpu"
         )
         self.start(device_type)
         mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))

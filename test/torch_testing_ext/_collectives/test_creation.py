@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from torch_testing_ext import _torch
-from torch_testing_ext._collectives.creation import suspected_creation
-from torch_testing_ext._collectives.raw import read_raw, unpack
-from torch_testing_ext._collectives.records import GroupRecord, make_record
+from torch_testing_ext._collectives.proof import suspected_creation
+from torch_testing_ext._collectives.records import GroupRecord, make_record, read_raw, unpack
+from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import recording
+from torch_testing_ext.launch import in_rank
 
 
 def group(name, *members, rank, world="store", description="undefined"):
@@ -62,21 +61,21 @@ class CreationTest(MultiProcessTestCase):
     def test_a_rank_leaves_what_it_makes(self):
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
-        self.assertIsNone(_torch.flight_recorder.group_in_creation())
+        self.assertIsNone(flight_recorder.group_in_creation())
         if self.rank == 1:
             store.wait(["begun"])
             dist.new_group([0, 1])
         else:
             thread = threading.Thread(target=dist.new_group, args=([0, 1],))
             thread.start()
-            while _torch.flight_recorder.group_in_creation() is None:
+            while flight_recorder.group_in_creation() is None:
                 pass
-            left = recording.collectives()
+            left = in_rank.collectives()
             store.set("begun", "")
             thread.join()
             self.assertEqual(read_raw(0, left).creating.members, (0, 1))
-        self.assertIsNone(_torch.flight_recorder.group_in_creation())
-        self.assertIsNone(unpack(recording.collectives()).record(self.rank).creating)
+        self.assertIsNone(flight_recorder.group_in_creation())
+        self.assertIsNone(unpack(in_rank.collectives()).record(self.rank).creating)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from kit import ranks
 
-from torch_testing_ext._cases import ranked
+from torch_testing_ext._testing.bases import tests_in_ranks
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
@@ -27,7 +27,7 @@ from torch_testing_ext.launch import probes
 LOOKS = 3
 # Seconds without news until the parent looks. The next looks follow in times that grow from there.
 FIRST_LOOK = 0.3
-watch = importlib.import_module("torch_testing_ext.launch.watch")  # the package has a function of this name
+watch = importlib.import_module("torch_testing_ext.launch.rank_watch")  # the package has a function of this name
 
 
 def beat_and_set(event):
@@ -314,7 +314,7 @@ class NoFalseAlarmTest(unittest.TestCase):
         result, said = unittest.TestResult(), io.StringIO()
         # Below the time-out of gloo's groups: a wait in them counts as endless.
         with (
-            mock.patch.object(ranked, "TIMEOUT_DEFAULT", 1000.0),
+            mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 1000.0),
             mock.patch.object(probes, "FIRST_PROBE", FIRST_LOOK),
             mock.patch.object(watch, "_FIRST_LOOK", FIRST_LOOK / 2),
             contextlib.redirect_stderr(said),

@@ -4,7 +4,7 @@ import pickle
 import unittest
 
 from torch_testing_ext._collectives.findings import first_mismatch
-from torch_testing_ext._collectives.raw import RawRecord, agree, pack, read_raw, unpack
+from torch_testing_ext._collectives.records import RawRecord, agree, pack, read_raw, unpack
 from torch_testing_ext.common_utils import run_tests
 
 WORLD = ("0", "default_pg", (0, 1))

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from torch_testing_ext._collectives.findings import first_mismatch, waits
-from torch_testing_ext._collectives.raw import pack, read_raw
+from torch_testing_ext._collectives.records import pack, read_raw
 from torch_testing_ext._torch import flight_recorder
 
 
@@ -186,7 +186,7 @@ class TestAsked(unittest.TestCase):
             import contextlib, pickle
             import torch, torch.distributed as dist
             from torch._C._distributed_c10d import Backend, Work
-            from torch_testing_ext import _torch
+            from torch_testing_ext._torch import flight_recorder
 
             class Done(Work):
                 def wait(self, timeout=None):
@@ -203,14 +203,14 @@ class TestAsked(unittest.TestCase):
                     return Done()
 
             dist.Backend.register_backend("mine", Mine, devices=["cpu"])
-            _torch.flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
+            flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
             dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
             dist.all_reduce(torch.ones(4))
-            recorded = _torch.flight_recorder.recorded_collectives()
+            recorded = flight_recorder.recorded_collectives()
             dumps = [pickle.loads(data).get("entries", []) for _, data in recorded if data]
             names = ("profiling_name", "state", "retired")
             print([tuple(entry[name] for name in names) for entries in dumps for entry in entries])
-        """
+"""
         run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
         self.assertEqual("[('mine:all_reduce', 'scheduled', True)]", run.stdout.strip(), run.stderr)
 

@@ -15,14 +15,12 @@ from torch_testing_ext._collectives.findings import (
     waits,
 )
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude
-from torch_testing_ext._collectives.raw import read_entry
-from torch_testing_ext._collectives.records import GroupRecord, Site, make_record, shared_groups
+from torch_testing_ext._collectives.records import GroupRecord, Site, make_record, read_entry, shared_groups
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.launch.rank_report import RankReport
-from torch_testing_ext.launch.verdict import Case
+from torch_testing_ext.launch.own_report import RankEnding
+from torch_testing_ext.launch.verdict import Case, RankReport
 
 ALL = (0, 1, 2)
 

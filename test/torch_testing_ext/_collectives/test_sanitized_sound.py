@@ -22,7 +22,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_testing_ext._cases import ranked
+from torch_testing_ext._testing.bases import tests_in_ranks
 from torch_testing_ext.common_distributed import (
     MultiProcContinuousTest,
     MultiProcessTestCase,
@@ -447,15 +447,15 @@ class NotSanitized(MultiProcContinuousTest):
 
     @sanitize()
     def with_it(self):
-        from torch_testing_ext._torch import hook
+        from torch_testing_ext._torch import operation_hook
 
-        self.assertTrue(hook.is_installed())
+        self.assertTrue(operation_hook.is_installed())
         dist.all_reduce(ones())
 
     def without_it(self):
-        from torch_testing_ext._torch import hook
+        from torch_testing_ext._torch import operation_hook
 
-        self.assertFalse(hook.is_installed())
+        self.assertFalse(operation_hook.is_installed())
         self.assertEqual(type(dist.distributed_c10d.Work.wait).__name__, "instancemethod")
         dist.all_reduce(ones(), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
 
@@ -489,7 +489,7 @@ class SoundProgramsTest(unittest.TestCase):
         environ = {"TORCH_TESTING_EXT_SANITIZE_ORDER": "fail"}
         if name == "detail":
             environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-        with mock.patch.object(ranked, "TIMEOUT_DEFAULT", 120.0), mock.patch.dict(os.environ, environ):
+        with mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 120.0), mock.patch.dict(os.environ, environ):
             outcome, message = outcome_with_tear_down(cls(name))
         self.assertEqual(outcome, "passed", message)
 
@@ -568,12 +568,12 @@ class Broken(MultiProcessTestCase):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
     def break_recorder(self):
-        from torch_testing_ext._sanitizer import call_recorder
+        from torch_testing_ext._collectives import sanitized_rank
 
         # Compiled with the name of the module, as if the fault were there.
         names = {}
-        exec(compile("def site(self): raise ZeroDivisionError('no site')", call_recorder.__file__, "exec"), names)
-        call_recorder.CallRecorder.site = names["site"]
+        exec(compile("def site(self): raise ZeroDivisionError('no site')", sanitized_rank.__file__, "exec"), names)
+        sanitized_rank.CallRecorder.site = names["site"]
 
     def failing_recorder(self):
         self.join()
@@ -588,18 +588,18 @@ class Broken(MultiProcessTestCase):
 
     def handler_that_raises(self):
         """As a handler of a signal would, in the middle of the recorder."""
-        from torch_testing_ext._sanitizer import call_recorder
+        from torch_testing_ext._collectives import sanitized_rank
 
         self.join()
-        site = call_recorder.CallRecorder.site
+        site = sanitized_rank.CallRecorder.site
 
         def interrupted(_):
             raise TimeoutError("of the test")
 
-        call_recorder.CallRecorder.site = interrupted
+        sanitized_rank.CallRecorder.site = interrupted
         with self.assertRaisesRegex(TimeoutError, "of the test"):
             dist.all_reduce(ones())
-        call_recorder.CallRecorder.site = site
+        sanitized_rank.CallRecorder.site = site
         dist.barrier()
 
 

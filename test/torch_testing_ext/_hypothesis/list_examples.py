@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-from torch_testing_ext._hypothesis import hypothesis_internals, property_run, replay
-from torch_testing_ext._hypothesis.participants import Leader, Participant
+from torch_testing_ext._hypothesis import hypothesis_internals, property_run
+from torch_testing_ext._hypothesis.property_run import Leader, Participant
 
 SUITES = Path(__file__).resolve().parents[2] / "distributed"
 
@@ -35,8 +35,10 @@ def examples_of(case, method):
     prop = test.__wrapped__
     hypothesis_internals.copy_decorations(test, prop)
     chosen = hypothesis_internals.settings_of(prop)
-    replayed = replay.replayed(prop, case.world_size)
-    hypothesis_internals.set_settings(prop, property_run._settings_for_ranks(replay.settings_for(chosen, replayed)))
+    replayed = hypothesis_internals.replayed(prop, case.world_size)
+    hypothesis_internals.set_settings(
+        prop, property_run._settings_for_ranks(hypothesis_internals.settings_for(chosen, replayed))
+    )
     hypothesis_internals.add_examples(prop, [arguments for _, arguments in replayed or ()])
     recorder = Recorder()
     with mock.patch.object(Participant, "current", recorder):

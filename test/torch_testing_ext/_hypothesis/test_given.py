@@ -17,8 +17,8 @@ from kit.processes import output_of_python
 from kit.ranks import Ranks
 from torch.distributed.tensor import Replicate, Shard
 
-from torch_testing_ext import _torch
-from torch_testing_ext._hypothesis.strategies.meshes import MeshPlan
+from torch_testing_ext._hypothesis.strategies import MeshPlan
+from torch_testing_ext._torch import sharding
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase, DTensorTestBase, with_comms
@@ -218,7 +218,7 @@ class TestInOneProcess(TestCase):
     def test_placements_in_any_order(self):
         drawn = placements(MeshPlan((2, 3)), 1, strided=True, partial=())
         chosen = find(drawn, lambda chosen: chosen[0] not in (Replicate(), Shard(0)))
-        self.assertEqual(chosen, (_torch.dtensor.strided_shard(0, 3), Shard(0)))
+        self.assertEqual(chosen, (sharding.strided_shard(0, 3), Shard(0)))
 
 
 class TestReproduction(TestCase):

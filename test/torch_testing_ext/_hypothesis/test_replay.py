@@ -14,7 +14,7 @@ from kit.outcomes import AccountsResult
 from kit.processes import clean_environ, output_of_python, run_python
 from kit.ranks import Ranks
 
-from torch_testing_ext._hypothesis import replay as replay_module
+from torch_testing_ext._hypothesis import hypothesis_internals as hypothesis_internals
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.hypothesis_utils import assume, example, given, replay, settings
 
@@ -91,14 +91,14 @@ class TestReplay(TestCase):
     def test_a_profile_of_the_project_with_our_name_stays(self):
         name, more = "torch_testing_ext_test", hypothesis.settings(max_examples=7)
         with (
-            mock.patch.object(replay_module, "_SEARCH", name),
-            mock.patch.dict(os.environ, {replay_module._VARIABLE: ""}),
+            mock.patch.object(hypothesis_internals, "_SEARCH", name),
+            mock.patch.dict(os.environ, {hypothesis_internals._VARIABLE: ""}),
         ):
-            replay_module.choose_search()
+            hypothesis_internals.choose_search()
             usual = hypothesis.settings().max_examples
             self.assertEqual(hypothesis.settings.get_profile(name).max_examples, usual)
             hypothesis.settings.register_profile(name, more)
-            replay_module.choose_search()
+            hypothesis_internals.choose_search()
             self.assertEqual(hypothesis.settings.get_profile(name).max_examples, 7)
 
     def test_runs_its_examples_in_order_and_no_others(self):

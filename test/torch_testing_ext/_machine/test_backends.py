@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import common_distributed
-from torch_testing_ext._cases import sharded_tensor
-from torch_testing_ext._cases.distributed_base import DistributedTestBase
-from torch_testing_ext._dtensor.dtensor_bases import DTensorTestBase
-from torch_testing_ext._fsdp import fsdp_device
-from torch_testing_ext._machine import accelerators, backends
-from torch_testing_ext._marks.needs import needs_of
+from torch_testing_ext._machine import accelerators, device_rules
+from torch_testing_ext._testing.bases import distributed_bases
+from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
+from torch_testing_ext._testing.marks.needs import needs_of
+from torch_testing_ext._testing.sharded import fsdp_models
+from torch_testing_ext._testing.sharded.dtensor_bases import DTensorTestBase
 
 NAMES = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl2")
 
@@ -34,7 +34,7 @@ def two_devices():
             (torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")),
             (torch.accelerator, "set_device_index", lambda index: done.append(("device", index))),
             (torch, "set_default_device", lambda device: None),
-            (dist, "is_backend_available", lambda name: name in backends.NCCL),
+            (dist, "is_backend_available", lambda name: name in device_rules.NCCL),
             (dist, "init_process_group", lambda *args, **more: done.append(("group", *args, more.get("backend")))),
             (dist, "barrier", lambda **more: None),
         ):
@@ -49,13 +49,13 @@ class TestNames(unittest.TestCase):
     def test_what_is_nccl(self):
         """No GPU is involved."""
         for name in (*NAMES, "cuda:NCCL", "cpu:gloo, cuda:nccl"):
-            self.assertTrue(backends.uses_nccl(name), name)
-            self.assertTrue(backends.need_accelerators(name), name)
+            self.assertTrue(device_rules.uses_nccl(name), name)
+            self.assertTrue(device_rules.need_accelerators(name), name)
         for name in ("gloo", "cpu:gloo", "", None, "fake", "mpi", "my-nccl"):
-            self.assertFalse(backends.uses_nccl(name), name)
-            self.assertFalse(backends.need_accelerators(name), name)
-        self.assertTrue(backends.need_accelerators("xpu:xccl"))
-        self.assertFalse(backends.uses_nccl("xpu:xccl"))
+            self.assertFalse(device_rules.uses_nccl(name), name)
+            self.assertFalse(device_rules.need_accelerators(name), name)
+        self.assertTrue(device_rules.need_accelerators("xpu:xccl"))
+        self.assertFalse(device_rules.uses_nccl("xpu:xccl"))
 
     def test_skip_decorators(self):
         """Covered on a GPU by the check `devices-bound`."""
@@ -75,7 +75,7 @@ class TestNames(unittest.TestCase):
             return getattr(decorated, "__unittest_skip__", False)
 
         with two_devices():
-            self.assertEqual([False] * 4, [is_skipped(name) for name in backends.NCCL])
+            self.assertEqual([False] * 4, [is_skipped(name) for name in device_rules.NCCL])
             self.assertTrue(is_skipped("unknown"))
 
     def test_create_pg(self):
@@ -86,7 +86,7 @@ class TestNames(unittest.TestCase):
             with (
                 two_devices() as done,
                 mock.patch.object(DistributedTestBase, "world_size", 2),
-                mock.patch("torch_testing_ext._cases.distributed_base._FileStore"),
+                mock.patch("torch_testing_ext._testing.bases.distributed_bases._FileStore"),
             ):
                 test.create_pg("cuda", backend=name)
             self.assertEqual([("device", 1), ("group", name)], done)
@@ -108,19 +108,19 @@ class TestNames(unittest.TestCase):
             test = mock.Mock(rank=1, world_size=2, init_method="file:///x")
             with (
                 two_devices() as done,
-                mock.patch.object(fsdp_device, "compute_device", lambda rank: torch.device("cuda", rank)),
-                mock.patch.object(fsdp_device, "backend_for", lambda size, name=name: name),
-                mock.patch.object(fsdp_device.dist, "destroy_process_group", lambda: None),
+                mock.patch.object(fsdp_models, "compute_device", lambda rank: torch.device("cuda", rank)),
+                mock.patch.object(fsdp_models, "backend_for", lambda size, name=name: name),
+                mock.patch.object(fsdp_models.dist, "destroy_process_group", lambda: None),
             ):
-                fsdp_device.run_in_group(test, "test_it", None, fake=False)
+                fsdp_models.run_in_group(test, "test_it", None, fake=False)
             self.assertEqual([("device", 1), ("group", name, None)], done)
 
     def test_sharded_tensor(self):
         """Covered on a GPU by the check `devices-bound`."""
         with two_devices():
-            self.assertEqual([True] * 4, [sharded_tensor._is_usable(name, 2) for name in backends.NCCL])
-            self.assertFalse(sharded_tensor._is_usable("nccl", 3))
-            self.assertFalse(sharded_tensor._is_usable("mpi", 2))
+            self.assertEqual([True] * 4, [distributed_bases._is_usable(name, 2) for name in device_rules.NCCL])
+            self.assertFalse(distributed_bases._is_usable("nccl", 3))
+            self.assertFalse(distributed_bases._is_usable("mpi", 2))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from unittest import mock
 import torch
 from kit.processes import output_of_python
 
-from torch_testing_ext import _torch, common_distributed, common_utils
-from torch_testing_ext._cases import ranked
+from torch_testing_ext import common_distributed, common_utils
 from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import system
+from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._torch import device_state
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 
@@ -155,12 +156,12 @@ class TestSharedNames(TestCase):
     """A name of a mirror that is a name of another module."""
 
     def test_setting_it_and_deleting_it(self):
-        before = ranked.DEFAULT_WORLD_SIZE
-        self.addCleanup(setattr, ranked, "DEFAULT_WORLD_SIZE", before)
+        before = tests_in_ranks.DEFAULT_WORLD_SIZE
+        self.addCleanup(setattr, tests_in_ranks, "DEFAULT_WORLD_SIZE", before)
         common_distributed.DEFAULT_WORLD_SIZE = 7
-        self.assertEqual([ranked.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [7, 7])
+        self.assertEqual([tests_in_ranks.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [7, 7])
         del common_distributed.DEFAULT_WORLD_SIZE
-        self.assertEqual([ranked.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [before, before])
+        self.assertEqual([tests_in_ranks.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [before, before])
 
 
 class TestDevices(TestCase):
@@ -185,7 +186,7 @@ class TestDevices(TestCase):
             (accelerators, "device_may_exist", lambda: True),
             (accelerators, "QUESTIONS", questions),
             # An earlier test in this process may have asked CUDA; the parent would then answer for its child.
-            (_torch.built_with, "accelerator_is_in_bad_fork", lambda: False),
+            (device_state, "accelerator_is_in_bad_fork", lambda: False),
         ):
             patch = mock.patch.object(owner, target, value)
             patch.start()
@@ -222,7 +223,7 @@ class TestDevices(TestCase):
     def test_asked_directly_where_a_context_exists_already(self):
         self.pretend(ask_devices=("cuda", 2))
         with (
-            mock.patch.object(_torch.built_with, "accelerator_is_initialised", lambda: True),
+            mock.patch.object(device_state, "accelerator_is_initialised", lambda: True),
             mock.patch.object(os, "fork") as fork,
         ):
             self.assertEqual(accelerators.device_count(), 2)
@@ -231,13 +232,13 @@ class TestDevices(TestCase):
     def test_a_process_that_has_asked_before_asks_again(self):
         parent = os.getpid()
         self.pretend(ask_devices=lambda: ("cuda", os.getpid()))
-        with mock.patch.object(_torch.built_with, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
+        with mock.patch.object(device_state, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
             self.assertEqual(accelerators.device_count(), parent)
 
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
         self.pretend(ask_devices=("cuda", 0))
         with (
-            mock.patch.object(_torch.built_with, "accelerator_is_in_bad_fork", lambda: True),
+            mock.patch.object(device_state, "accelerator_is_in_bad_fork", lambda: True),
             mock.patch.object(accelerators, "_ask_new_interpreter", return_value=["cuda", 4]) as ask,
         ):
             self.assertEqual(accelerators.device_count(), 4)
@@ -314,7 +315,7 @@ class TestDeviceNodes(TestCase):
             tempfile.TemporaryDirectory() as dev,
             mock.patch.object(torch.version, "cuda", cuda),
             mock.patch.object(torch.version, "hip", hip),
-            mock.patch.object(_torch.built_with, "other_accelerator_is_built", lambda: False),
+            mock.patch.object(device_state, "other_accelerator_is_built", lambda: False),
         ):
             for node in nodes:
                 (Path(dev) / node).touch()
@@ -337,7 +338,7 @@ class TestDeviceNodes(TestCase):
         self.assertTrue(self.may_exist("nvidia0", cuda="12.8", CUDA_VISIBLE_DEVICES="0"))
 
     def test_other_accelerators_are_asked_for(self):
-        with mock.patch.object(_torch.built_with, "other_accelerator_is_built", lambda: True):
+        with mock.patch.object(device_state, "other_accelerator_is_built", lambda: True):
             self.assertTrue(accelerators.device_may_exist(Path("/nonexistent")))
 
 

@@ -7,8 +7,18 @@ import unittest
 
 from kit.nvml import linked, uuid
 
-from torch_testing_ext._machine.nvml import ComputeMode, Gpu, GpuLink, MigInstance
-from torch_testing_ext._machine.topology import best, gpus_by_name, matching, nvlinks, preferred, warnings_of
+from torch_testing_ext._machine.nvml import (
+    ComputeMode,
+    Gpu,
+    GpuLink,
+    MigInstance,
+    best,
+    gpus_by_name,
+    matching,
+    nvlinks,
+    preferred,
+    warnings_of,
+)
 
 PAIRS = linked(6, (0, 3), (1, 4), (2, 5))
 UNEVEN = linked(6, (0, 1, 2, 3), (4, 5))

@@ -13,10 +13,14 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._process import child, logs, reaping, signals, system, whole_files
-from torch_testing_ext._process.loop import EventLoop, wait_readable
-from torch_testing_ext._process.reaping import describe_exit, signal_name
-from torch_testing_ext._process.signals import SignalReader
+from torch_testing_ext._process import child_processes, files, logs, system
+from torch_testing_ext._process.child_processes import (
+    EventLoop,
+    SignalReader,
+    describe_exit,
+    signal_name,
+    wait_readable,
+)
 from torch_testing_ext.common_utils import run_tests
 
 
@@ -131,7 +135,7 @@ class TestSignals(unittest.TestCase):
         self.assertEqual((signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)), before)
 
     def test_they_are_blocked_around_a_fork(self) -> None:
-        with signals.blocked():
+        with child_processes.blocked():
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
             self.assertLessEqual({signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}, blocked)
         self.assertEqual(signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM}, set())
@@ -141,16 +145,16 @@ class TestSignals(unittest.TestCase):
             with self.subTest(leads=leads):
                 process = subprocess.Popen(["sleep", "1000"], start_new_session=leads)
                 if leads:
-                    signals.signal_group(process.pid, signal.SIGKILL)
+                    child_processes.signal_group(process.pid, signal.SIGKILL)
                 else:
                     with mock.patch("os.killpg", side_effect=ProcessLookupError):
-                        signals.signal_group(process.pid, signal.SIGKILL)
+                        child_processes.signal_group(process.pid, signal.SIGKILL)
                 self.assertEqual(process.wait(10), -signal.SIGKILL)
 
     def test_signalling_a_process_that_has_ended(self) -> None:
         process = subprocess.Popen(["true"])
         process.wait()
-        signals.signal_group(process.pid, signal.SIGTERM)
+        child_processes.signal_group(process.pid, signal.SIGTERM)
 
 
 class TestChildren(unittest.TestCase):
@@ -161,52 +165,53 @@ class TestChildren(unittest.TestCase):
             os.write(writing, b"%d %d" % (os.getsid(0), os.getpid()))
             os._exit(7)
 
-        pid = child.fork_child(report)
+        pid = child_processes.fork_child(report)
         os.close(writing)
         with open(reading) as pipe:
             self.assertEqual(pipe.read(), f"{pid} {pid}")
-        self.assertEqual(reaping.wait_for_exit(pid), 7)
+        self.assertEqual(child_processes.wait_for_exit(pid), 7)
 
     def test_an_exception_in_a_child_ends_it(self) -> None:
         with mock.patch("traceback.print_exc"):
-            pid = child.fork_child(lambda: 1 / 0)
-        self.assertEqual(reaping.wait_for_exit(pid), 1)
+            pid = child_processes.fork_child(lambda: 1 / 0)
+        self.assertEqual(child_processes.wait_for_exit(pid), 1)
 
     def test_a_child_dies_with_its_parent(self) -> None:
         code = (
             "import os, signal, sys, threading\n"
-            "from torch_testing_ext._process import child, signals\n"
+            "from torch_testing_ext._process import child_processes\n"
+            "from torch_testing_ext._process import child_processes\n"
             "def wait():\n"
-            "    signals.unblock()\n"
+            "    child_processes.unblock()\n"
             "    threading.Event().wait()\n"
-            "print(child.fork_child(wait), flush=True)\n"
+            "print(child_processes.fork_child(wait), flush=True)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         pid = int(done.stdout)
-        reaping.wait_until_gone([pid], 10)
+        child_processes.wait_until_gone([pid], 10)
         self.assertFalse(_is_alive(pid))
 
     def test_reaping_gives_each_child_once(self) -> None:
-        pids = {child.fork_child(lambda code=code: os._exit(code)): code for code in (3, 4)}
+        pids = {child_processes.fork_child(lambda code=code: os._exit(code)): code for code in (3, 4)}
         for pid in pids:
-            self.assertTrue(reaping.has_ended(pid, 10))
-        ended = {pid: os.waitstatus_to_exitcode(status) for pid, status in reaping.reap() if pid in pids}
+            self.assertTrue(child_processes.has_ended(pid, 10))
+        ended = {pid: os.waitstatus_to_exitcode(status) for pid, status in child_processes.reap() if pid in pids}
         self.assertEqual(ended, pids)
-        self.assertIsNone(reaping.wait_for_exit(next(iter(pids))))
+        self.assertIsNone(child_processes.wait_for_exit(next(iter(pids))))
 
     def test_a_process_that_has_not_ended(self) -> None:
-        pid = child.fork_child(lambda: threading.Event().wait())
-        self.assertFalse(reaping.has_ended(pid, 0.01))
+        pid = child_processes.fork_child(lambda: threading.Event().wait())
+        self.assertFalse(child_processes.has_ended(pid, 0.01))
         os.kill(pid, signal.SIGKILL)
-        self.assertEqual(reaping.wait_for_exit(pid), -signal.SIGKILL)
+        self.assertEqual(child_processes.wait_for_exit(pid), -signal.SIGKILL)
 
     def test_all_children_except_the_kept_ones_are_ended(self) -> None:
         known = set(system.children(os.getpid()))
         kept, other = (subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2))
         while not Path(f"/proc/{other.pid}/cmdline").read_bytes():  # Popen returns a moment before exec has set it
             time.sleep(0.001)
-        ended = reaping.end_children(known | {kept.pid})
+        ended = child_processes.end_children(known | {kept.pid})
         self.assertEqual(ended, [f"pid {other.pid}: sleep 1000"])
         self.assertTrue(_is_alive(kept.pid))
         kept.kill()
@@ -247,7 +252,7 @@ class TestFiles(unittest.TestCase):
     def test_written_completely(self) -> None:
         file = self.folder / "new" / "file"
         for text in ("first", "second"):
-            whole_files.write_atomically(file, text)
+            files.write_atomically(file, text)
             self.assertEqual(file.read_text(), text)
         self.assertEqual(list(file.parent.iterdir()), [file])
 
@@ -255,13 +260,13 @@ class TestFiles(unittest.TestCase):
         file = self.folder / "file"
         file.write_text("old")
         with mock.patch("os.replace", side_effect=OSError("full")), self.assertRaisesRegex(OSError, "full"):
-            whole_files.write_atomically(file, "new")
+            files.write_atomically(file, "new")
         self.assertEqual((file.read_text(), list(self.folder.iterdir())), ("old", [file]))
 
     def test_with_the_usual_permissions(self) -> None:
         before = os.umask(0o027)
         try:
-            whole_files.write_atomically(self.folder / "file", "text")
+            files.write_atomically(self.folder / "file", "text")
         finally:
             os.umask(before)
         self.assertEqual((self.folder / "file").stat().st_mode & 0o777, 0o640)
@@ -270,7 +275,7 @@ class TestFiles(unittest.TestCase):
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
         reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        whole_files.write_atomically(pipe, "text")
+        files.write_atomically(pipe, "text")
         self.assertEqual(os.read(reading, 99), b"text")
         os.close(reading)
 

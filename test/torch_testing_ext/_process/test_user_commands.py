@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch_testing_ext
-from torch_testing_ext._process import user_commands
+from torch_testing_ext._process import user_shell
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 
@@ -36,7 +36,7 @@ class ProgramTest(unittest.TestCase):
             mock.patch.object(sys, "executable", str(executable)),
             mock.patch.object(sys, "argv", [str(argv0)]),
         ):
-            command = user_commands.runner()
+            command = user_shell.runner()
             done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
             return command, done.stdout.strip() or done.stderr
 
@@ -82,10 +82,10 @@ class ProgramTest(unittest.TestCase):
 
     def test_extras_are_those_of_the_package(self):
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        for extra, packages in user_commands.EXTRAS.items():
+        for extra, packages in user_shell.EXTRAS.items():
             listed = re.search(rf"(?m)^{extra} = \[(.*)\]$", text)[1]
             self.assertEqual(listed, ", ".join(f'"{one}"' for one in packages))
-            self.assertRegex(user_commands.install(extra), " -m pip install '[a-z-]+>=")
+            self.assertRegex(user_shell.install(extra), " -m pip install '[a-z-]+>=")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from unittest import mock
 from kit.processes import clean_environ
 from kit.pytest_runs import PLUGIN, PytestCase, run_pytest
 
-from torch_testing_ext._machine.device_locks import DeviceLocks
-from torch_testing_ext._pytest_ranks import device_leases
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.machine_resources import DeviceLocks
+from torch_testing_ext._pytest_ranks import item_in_parent
 from torch_testing_ext.common_utils import run_tests
 
 FAKE = "TORCH_TESTING_EXT_FAKE_DEVICES"
@@ -126,7 +127,7 @@ class DeviceLeasesTest(PytestCase):
             Path(folder, "file").touch()
             item = item_with(f"{folder}/file/leases", Path(folder, "base"))
             with self.assertWarnsRegex(UserWarning, "other runs may use the same devices"):
-                locks = device_leases._open_locks(item, {"a": "fake-a"})
+                locks = item_in_parent._open_locks(item, {"a": "fake-a"})
             self.assertTrue(locks.acquire("a"))
             other = DeviceLocks(Path(folder, "base", "torch_testing_ext-leases"), {"a": "fake-a"}, "another test")
             self.assertFalse(other.acquire("a"))
@@ -146,14 +147,14 @@ class DeviceLeasesTest(PytestCase):
                 tempfile.TemporaryDirectory() as folder,
                 mock.patch.dict(os.environ, mask),
                 mock.patch.multiple(
-                    device_leases.accelerators,
+                    accelerators,
                     runtime=lambda: "cuda",
                     device_count=lambda: 2,
                     device_uuids=lambda: ("u", "v"),
                 ),
             ):
                 item = item_with(folder, Path(folder))
-                with device_leases.leased(item, count, ()) as environ:
+                with item_in_parent.leased(item, count, ()) as environ:
                     leased = environ.pop("TORCH_TESTING_EXT_LEASED").split(",")
                     self.assertEqual(environ, shown)
                     self.assertEqual(leased, ["cuda-u", "cuda-v"][:count])

@@ -11,7 +11,7 @@ from kit.files import subject
 from kit.processes import clean_environ
 from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, run_under_torchrun, run_under_two_agents
 
-from torch_testing_ext._machine.ports import leased_port
+from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext.common_utils import run_tests
 
 HEAD = """
@@ -100,7 +100,7 @@ class LaunchedTest(PytestCase):
             self.assertEqual((run.text + run.errors).count(f"E       AssertionError: {text}\n"), 1, run.errors)
 
     def test_every_outcome_in_ranks_of_two_agents(self) -> None:
-        """As on two machines: the hub listens on TCP, and its address is in the launcher's store."""
+        """As on two machines: the coordinator listens on TCP, and its address is in the launcher's store."""
         run = run_under_two_agents(self.folder, SUBJECT)
         self.assertOutcomes(run, {name: outcome for name, (outcome, _) in MODEL.items()})
         for name, (_, text) in MODEL.items():

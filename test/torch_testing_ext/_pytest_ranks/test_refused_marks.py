@@ -181,7 +181,7 @@ import sys
 
 def test_plain():
     ours = [name for name in sys.modules if name.startswith("torch_testing_ext.")]
-    terminal = ["torch_testing_ext._process", "torch_testing_ext._process.user_terminal"]
+    terminal = ["torch_testing_ext._process", "torch_testing_ext._process.user_shell"]
     assert ours == [*terminal, "torch_testing_ext.pytest_plugin"]
     assert "torch" not in sys.modules
 """

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from torch_testing_ext._spmd.capture import capture_step
+from torch_testing_ext._spmd import compiling
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
@@ -308,7 +308,7 @@ class TestCaptureErrors(DTensorContinuousTestBase):
         model, optimizer = self._model()
         compiled, batch = capture(verify="off")(scaled), self._batch()
         with (
-            mock.patch.object(capture_step, "_MOST_PROGRAMS", 5),
+            mock.patch.object(compiling, "_MOST_PROGRAMS", 5),
             self.assertRaisesRegex(SPMDError, "change from call to call"),
         ):
             for number in range(10):

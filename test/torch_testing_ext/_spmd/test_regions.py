@@ -11,7 +11,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 from spmd_training import MLP, Case, normal_batch, step, train_both
 
-from torch_testing_ext._spmd.capture import region_step
+from torch_testing_ext._spmd import compiling
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, compile
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
@@ -65,12 +65,12 @@ class TestRegions(DTensorTestBase):
         batch = [part.to(self.device_type) for part in normal_batch(12, 10)(self.rank, 0)]
         compiled(model, optimizer, batch)
         before = [param.clone() for param in model.parameters()]
-        plain, region_step.torch.compile = torch.compile, lambda method: lambda *args: _half(method(*args))
+        plain, compiling.torch.compile = torch.compile, lambda method: lambda *args: _half(method(*args))
         try:
             with self.assertRaisesRegex(SPMDError, "not equivalent to the engine"):
                 compiled(model, optimizer, batch)
         finally:
-            region_step.torch.compile = plain
+            compiling.torch.compile = plain
         self.assertEqual(before, list(model.parameters()), rtol=0, atol=0)
         self.assertNotIn("forward", vars(model))
 

@@ -8,8 +8,7 @@ import torch
 from spmd_training import MLP, Mixed, Normed, capture, normal_batch, step, to_device
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext._spmd.capture import verification
-from torch_testing_ext._spmd.lower import buckets
+from torch_testing_ext._spmd import compiling, lowering
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
@@ -20,14 +19,14 @@ STYLES = parametrize("style", ["replicate", "fully_shard"])
 @contextlib.contextmanager
 def doubled_gradients():
     """A fault: the sum of the gradients instead of their mean."""
-    plain = buckets.call
+    plain = lowering.call
 
     def wrong(graph, target, *args, **kwargs):
         if target is torch.ops.aten.mul_.Tensor:
             args = (args[0], 1.0)
         return plain(graph, target, *args, **kwargs)
 
-    with mock.patch.object(buckets, "call", wrong):
+    with mock.patch.object(lowering, "call", wrong):
         yield
 
 
@@ -103,12 +102,12 @@ class TestVerify(DTensorContinuousTestBase):
         self.setup(model=lambda: MLP((10, 8, 4)), momentum=0)
         fault = contextlib.nullcontext()
         if self.rank == 1:
-            record = verification.record_run
+            record = compiling.record_run
 
             def wrong(result, *args):
                 return record(result * 1.5 if result.requires_grad else result, *args)
 
-            fault = mock.patch.object(verification, "record_run", wrong)
+            fault = mock.patch.object(compiling, "record_run", wrong)
         with self.refused("result 0 differs by up to .* on rank 1"), fault:
             self.call(0)
 
@@ -133,13 +132,13 @@ class TestVerify(DTensorContinuousTestBase):
     @STYLES
     def test_random_calls_are_verified(self, style):
         self.setup(style)
-        drawn = [call for call in range(1000) if verification.is_drawn(0, call)]
+        drawn = [call for call in range(1000) if compiling.is_drawn(0, call)]
         self.assertTrue(3 < len(drawn) < 30, drawn)
         for number in range(4):
             self.call(number)
         program = self.step.last
         self.assertEqual(program.verified, 1)
-        with mock.patch.object(verification, "is_drawn", lambda step, call: True):
+        with mock.patch.object(compiling, "is_drawn", lambda step, call: True):
             self.call(4)
             self.assertEqual(program.verified, 2)
             with self.refused("the model is in eval|training of"):
@@ -170,7 +169,7 @@ class TestDifferences(unittest.TestCase):
 
     def compare(self, mine, theirs, **options):
         runs = [{name: torch.tensor(values) for name, values in run.items()} for run in (mine, theirs)]
-        return verification.first_difference(*runs, **options)
+        return compiling.first_difference(*runs, **options)
 
     def test_what_follows_from_a_gradient_that_differs(self):
         """The first two elements of the gradient are sums that cancel: they differ, relative to themselves."""

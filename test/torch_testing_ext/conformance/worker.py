@@ -83,7 +83,7 @@ def named_reason(reason: str) -> str:
     for pattern, name in KIT_REASONS.items():
         if found := re.search(pattern, reason):
             return found.expand(name)
-    for module in ("torch.testing._internal.common_distributed", "torch_testing_ext._marks.needs"):
+    for module in ("torch.testing._internal.common_distributed", "torch_testing_ext._testing.marks.needs"):
         table = getattr(sys.modules.get(module), "TEST_SKIPS", {})
         for key, skip in table.items():
             if skip.message == reason:

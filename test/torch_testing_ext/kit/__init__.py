@@ -5,12 +5,12 @@
 | `outcomes` | `outcome_of`: runs one unittest test case, and tells its outcome |
 | `ranks` | `Ranks`, `OneRank`, `OnCpu`: bases of what runs in ranks; `ranks_told`: the values that their ranks send |
 | `processes` | `run_python`, `start_python`; `is_alive`, `wait_until_gone`, `heed_ctrl_c` |
-| `warm` | `run_warm`, `start_run`: a program, or the zygote of a `run_test.py`, by a warm server of the tests |
+| `warm` | `run_warm`, `start_run`: a program, or the server of a `run_test.py`, by a warm server of the tests |
 | `files` | `write`: a source in a folder; `subject`: the source of a test's subject, beside the test |
 | `settings` | another time-out, another environment |
 | `leftovers` | `nothing_left`: no process, file or descriptor more than before |
 | `pytest_runs` | `run_pytest`, `run_under_torchrun`: runs of pytest with our plugin, and their outcomes |
-| `project` | `Project`: a folder with test files that run in forks of one zygote |
+| `project` | `Project`: a folder with test files that run in forks of one preloaded server |
 | `runs` | `run_test`, `RunsCase`: runs of run_test.py in a folder, as processes |
 | `agents` | `Nodes`: runs over agents on pretended nodes |
 | `slurm` | `SmallSlurm`: a Slurm of its own |

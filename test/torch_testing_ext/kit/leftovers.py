@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch_testing_ext._process import system
-from torch_testing_ext.launch import client
-from torch_testing_ext.launch.fork_server_messages import Dump
+from torch_testing_ext.launch import start
+from torch_testing_ext.launch.fork_server import Dump
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def nothing_left(case: unittest.TestCase) -> Iterator[None]:
 
 def _settle() -> None:
     """Wait until the server has nothing to do: it answers in order, so its answer to a new request comes last."""
-    server = client.launcher().server
+    server = start.launcher().server
     if server is not None and server.unusable is None:
         asked: Any = types.SimpleNamespace(dumped=False, alive=[], lost=None)
         server.runs[-1] = asked
@@ -38,11 +38,11 @@ def _settle() -> None:
 
 
 def _count() -> dict[str, object]:
-    server = client.launcher().server.pid if client.launcher().server else None
+    server = start.launcher().server.pid if start.launcher().server else None
     return {
         "children of the server": system.children(server) if server else [],
         "children besides the server": [pid for pid in system.children(os.getpid()) if pid != server],
-        "files": sorted(p.name for p in client.launcher().session_directory().iterdir()),
+        "files": sorted(p.name for p in start.launcher().session_directory().iterdir()),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "descriptors of the server": len(os.listdir(f"/proc/{server}/fd")) if server else 0,
     }

@@ -1,8 +1,8 @@
 """Finds names of the package's modules in strings, comments and other text, and says which of them do not exist.
 
 An import of a module that has moved fails. A name in a string often does not: `sys.modules.get` answers None, and a
-path that nothing matches is never excluded. Checked are dotted names (`torch_testing_ext.launch.rank`), of which the
-first word after the module must be a name in it, paths (`torch_testing_ext/launch/rank.py`), what `python -m` runs,
+path that nothing matches is never excluded. Checked are dotted names (`torch_testing_ext.launch.in_rank`), of which the
+first word after the module must be a name in it, paths (`torch_testing_ext/launch/in_rank.py`), what `python -m` runs,
 what `from ... import` takes in code inside a string, and the modules of `interpreter.command` and
 `Path(__file__).with_name`.
 """

@@ -1,4 +1,4 @@
-"""A folder with test files, which run in forks of one zygote, without a process of run_test.py."""
+"""A folder with test files, which run in forks of one preloaded server, without a process of run_test.py."""
 
 from __future__ import annotations
 
@@ -11,27 +11,23 @@ from typing import Any
 
 from kit.files import write
 from kit.processes import files_not_kept
-from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine.engine import Engine
-from torch_testing_ext.runner.engine.place import LocalPlace
+from torch_testing_ext.runner import model
+from torch_testing_ext.runner.engine.engine import Engine, LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
-from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.processes.file_processes import FileProcesses
-from torch_testing_ext.runner.processes.zygote_client import ALWAYS, WarmUp
-from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.processes.file_processes import ALWAYS, FileProcesses, WarmUp
+from torch_testing_ext.runner.scheduling.leases import Inventory, Leases, Queue
 from torch_testing_ext.runner.scheduling.plan import plan
-from torch_testing_ext.runner.scheduling.policy import Queue
 
 
 class EventRecorder:
     """A reporter that keeps all events and passes each to `react`."""
 
-    def __init__(self, react: Callable[[events.Event], object] | None = None):
-        self.events: list[events.Event] = []
+    def __init__(self, react: Callable[[model.Event], object] | None = None):
+        self.events: list[model.Event] = []
         self._react = react
 
-    def on_event(self, event: events.Event) -> None:
+    def on_event(self, event: model.Event) -> None:
         self.events.append(event)
         if self._react is not None:
             self._react(event)
@@ -64,27 +60,27 @@ def _short(test: TestId) -> str:
 
 
 class Project:
-    """A folder with test files, and the zygote for them."""
+    """A folder with test files, and the preloaded server for them."""
 
     def __init__(self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False) -> None:
         self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
         # Files of tests are few and small: what collapsing saves with each fork is less than it takes.
         warm_up = WarmUp((*ALWAYS, *preloaded), collapse=False)
-        self.zygote = FileProcesses(self.root, warm_up, drop_in).__enter__()
+        self.preloaded_server = FileProcesses(self.root, warm_up, drop_in).__enter__()
         self._files = 0
 
     @classmethod
     @contextlib.contextmanager
     def beside(cls, other: Project, *preloaded: str, drop_in: bool = False) -> Iterator[Project]:
-        """The same folder with a zygote of its own, which gets the environment of now."""
+        """The same folder with a preloaded server of its own, which gets the environment of now."""
         project = cls(other.root, preloaded, drop_in)
         try:
             yield project
         finally:
-            project.zygote.__exit__(None, None, None)
+            project.preloaded_server.__exit__(None, None, None)
 
     def close(self) -> None:
-        self.zygote.__exit__(None, None, None)
+        self.preloaded_server.__exit__(None, None, None)
         shutil.rmtree(self.root)
 
     def write(self, source: str, name: str = "") -> str:
@@ -94,10 +90,10 @@ class Project:
         return name
 
     def run(
-        self, *files: str, react: Callable[[events.Event], object] | None = None, devices: int = 0, **options: Any
+        self, *files: str, react: Callable[[model.Event], object] | None = None, devices: int = 0, **options: Any
     ) -> FinishedRun:
         """Runs all tests of the files."""
-        discovery = self.zygote.discover(files, devices)
+        discovery = self.preloaded_server.discover(files, devices)
         not_run = (*discovery.broken, *discovery.not_run)
         return self.run_tests_of(discovery.tests, not_run, react, devices, **options)
 
@@ -105,7 +101,7 @@ class Project:
         self,
         tests: Sequence[Test],
         not_run: Sequence[Attempt] = (),
-        react: Callable[[events.Event], object] | None = None,
+        react: Callable[[model.Event], object] | None = None,
         devices: int = 0,
         **options: Any,
     ) -> FinishedRun:
@@ -116,12 +112,14 @@ class Project:
         recorder = EventRecorder(react)
         leases = Leases(inventory.names, chosen.jobs)
         queue = Queue(planned.units, leases)
-        engine = Engine(LocalPlace(self.zygote, chosen, inventory), chosen, inventory, leases, queue, recorder)
+        engine = Engine(
+            LocalPlace(self.preloaded_server, chosen, inventory), chosen, inventory, leases, queue, recorder
+        )
         with files_not_kept():
             summary = engine.run(planned, not_run)
-        for file in self.zygote._files.values():
+        for file in self.preloaded_server._files.values():
             file.close()  # the process of a file without tests has not ended yet
-        while self.zygote._gone:
-            self.zygote.loop.step()
+        while self.preloaded_server._gone:
+            self.preloaded_server.loop.step()
         assert leases.free_slots == chosen.jobs and leases.free_devices == devices, "a lease is still held"
         return FinishedRun(summary, recorder)

@@ -108,7 +108,7 @@ class RayCluster:
 
     def agents(self) -> set[int]:
         """The agents on all nodes, by pid."""
-        return {pid for pid, line in self.of_runs().items() if "runner.agent" in line}
+        return {pid for pid, line in self.of_runs().items() if "runner.cluster.agent" in line}
 
     def of_runs(self) -> dict[int, str]:
         """The processes on all nodes that belong to runs, with their command lines."""
@@ -116,7 +116,7 @@ class RayCluster:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 line = command_line(int(folder.name))
-                is_one = line.startswith("sleep 1000") or "torch_testing_ext.runner.agent" in line
+                is_one = line.startswith("sleep 1000") or "torch_testing_ext.runner.cluster.agent" in line
                 if is_one and f"TMPDIR={self.folder}\0".encode() in (folder / "environ").read_bytes():
                     found[int(folder.name)] = line
         return found

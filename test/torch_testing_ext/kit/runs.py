@@ -74,7 +74,10 @@ class RunsCase(FolderCase):
         cold: bool = False,
         **streams: Any,
     ) -> Any:
-        """Start run_test.py. `cold`: its zygote is its child, a new interpreter; also if other words come before it."""
+        """Start run_test.py.
+
+        `cold`: its preloaded server is its child, a new interpreter; also if other words come before it.
+        """
         given = environ or {}
         env = clean_environ(**{"TMPDIR": str(self.temporary), **given})
         # A run in CI would use no server.

@@ -11,25 +11,19 @@ ROWS = (
     ("_torch",),
     ("_process",),
     ("_collectives",),
-    ("_sanitizer",),
     ("_machine",),
-    ("_utils",),
-    ("_marks",),
-    ("_asserts",),
     ("launch",),
-    ("_threads",),
-    ("_cases",),
-    ("_fsdp", "_dtensor"),
+    ("_testing", "_testing.helpers"),
+    ("_testing.marks",),
+    ("_testing.bases",),
+    ("_testing.sharded",),
     ("_hypothesis",),
     ("_spmd",),
     (MIRROR,),
-    ("upstream",),
-    ("_pytest_ranks",),
-    ("pytest_plugin",),
-    ("moving",),
+    ("upstream", "moving"),
+    ("_pytest_ranks", "pytest_plugin"),
     ("warm",),
-    ("runner",),
-    ("__main__",),
+    ("runner", "__main__"),
 )
 ROW_OF = {folder: number for number, row in enumerate(ROWS) for folder in row}
 LONGEST_SENTENCE = 120
@@ -46,8 +40,9 @@ def modules_below(package: Path) -> dict[str, Path]:
 
 def folder_of(module: str) -> str:
     """The folder of house.md's table that holds a module."""
-    first = module.split(".")[1] if "." in module else ""
-    return first if first in ROW_OF else MIRROR
+    parts = module.split(".")[1:]
+    folders = (".".join(parts[:2]), ".".join(parts[:1]))
+    return next((folder for folder in folders if folder in ROW_OF), MIRROR)
 
 
 # -- imports

@@ -18,8 +18,8 @@ _IDLE = "300"
 # An agent that uses a server, as run_test.py does: those of the product may be on any machine, and use none.
 _AGENT = """
 from functools import partial
-from torch_testing_ext.runner import agent
-from torch_testing_ext.runner.processes.zygote_client import WarmUp
+from torch_testing_ext.runner.cluster import agent
+from torch_testing_ext.runner.processes.file_processes import WarmUp
 from torch_testing_ext.warm.served_process import find_server
 agent.FileProcesses = partial(agent.FileProcesses, warm_up=WarmUp(server=find_server(may_start=True)))
 agent.main()
@@ -64,7 +64,7 @@ def start_run(
     stdout: int | IO[str] = subprocess.PIPE,
     stderr: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    """Start `python run_test.py ...`, which imports no torch itself, but has its zygote from the server."""
+    """Start `python run_test.py ...`, which imports no torch itself, but has its preloaded server from the server."""
     environ = with_server(env)
     server = (environ["XDG_RUNTIME_DIR"], environ.get("PYTHONPATH", ""))
     if server not in _started:
@@ -81,7 +81,10 @@ def start_on_terminal(*words: str, cwd: Path | str, env: Mapping[str, str], term
 
 
 def start_agent(stream: socket.socket, errors: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the agent of a node on a stream, in a session of its own. Its zygote is a program of the server, too."""
+    """Start the agent of a node on a stream, in a session of its own.
+
+    Its preloaded server is a program of the server, too.
+    """
     return subprocess.Popen(
         [sys.executable, "-c", _AGENT],
         env=with_server(env),

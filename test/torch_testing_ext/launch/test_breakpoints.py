@@ -10,10 +10,10 @@ from kit.files import FolderCase
 from kit.processes import clean_environ
 from kit.warm import run_warm, start_on_terminal
 
-from torch_testing_ext._process import user_terminal
-from torch_testing_ext._process.user_terminal import UserTerminal
-from torch_testing_ext.runner.options.config import read_options
-from torch_testing_ext.runner.options.options import UsageError
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext.runner.option_sources import read_options
+from torch_testing_ext.runner.options import UsageError
 
 TESTS = """
 import pytest
@@ -170,20 +170,20 @@ class WithoutATerminalTest(FolderCase):
         def options(*argv, **environ):
             return read_options(argv, environ, self.root, self.root).options
 
-        no_terminal = mock.patch.object(user_terminal, "_at_start", "")
+        no_terminal = mock.patch.object(user_shell, "_at_start", "")
         with no_terminal, mock.patch.dict(os.environ):
-            for name in ("PYTEST_XDIST_WORKER", user_terminal.SETTING):
+            for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
                     options(*argv, **environ).require_terminal()
-        with mock.patch.object(user_terminal, "_at_start", "/dev/pts/9"), mock.patch.dict(os.environ):
-            for name in ("PYTEST_XDIST_WORKER", user_terminal.SETTING):
+        with mock.patch.object(user_shell, "_at_start", "/dev/pts/9"), mock.patch.dict(os.environ):
+            for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
                 os.environ.pop(name, None)
             for argv, written in ((("--pdb",), ":/dev/pts/9"), (("--debug", "x", "--rank", "2"), "2:/dev/pts/9")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
-                self.assertEqual(chosen.environment_of_debugger()[user_terminal.SETTING], written)
+                self.assertEqual(chosen.environment_of_debugger()[user_shell.SETTING], written)
             self.assertTrue(options(TORCH_TESTING_EXT_DEBUG_RANK="1").pdb)
             os.environ["PYTEST_XDIST_WORKER"] = "gw0"
             self.assertIn("without -n", UserTerminal.here().why_not)

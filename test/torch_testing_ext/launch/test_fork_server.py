@@ -22,10 +22,11 @@ from kit.ranks import FourRanks, local_class
 from kit.settings import environ, timeout
 
 from torch_testing_ext import launch
-from torch_testing_ext._process.loop import wait_readable
+from torch_testing_ext._process import system
+from torch_testing_ext._process.child_processes import wait_readable
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import client, fork_server, fork_server_client
-from torch_testing_ext.launch.fork_server_messages import StartMethod
+from torch_testing_ext.launch import fork_server, start
+from torch_testing_ext.launch.fork_server import StartMethod
 
 
 def fifo_of(test):
@@ -82,16 +83,16 @@ class ServerTest(TestCase):
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
     def test_killed_between_tests(self):
-        server = client.launcher().server
+        server = start.launcher().server
         os.kill(server.pid, signal.SIGKILL)
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         seen = outcome_of(Jobs("reduces"))
         # Whether its death is noticed before the launch or by it, another server replaces it.
         self.assertEqual(seen.outcome, "passed", seen.message)
-        self.assertNotEqual(client.launcher().server.pid, server.pid)
+        self.assertNotEqual(start.launcher().server.pid, server.pid)
 
     def test_killed_during_a_test(self):
-        pid = client.launcher().server.pid
+        pid = start.launcher().server.pid
         seen = outcome_of(Jobs("kills_its_server"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn(f"the process that starts the ranks (pid {pid}) was killed by SIGKILL", seen.message)
@@ -122,7 +123,7 @@ class ServerTest(TestCase):
         self.assertEqual(outcome_of(local_class()("passes")).outcome, "passed")
 
     def test_closing_leaves_nothing(self):
-        directory, pid = client.launcher().session_directory(), client.launcher().server.pid
+        directory, pid = start.launcher().session_directory(), start.launcher().server.pid
         launch.close()
         self.assertFalse(directory.exists())
         self.assertEqual(wait_until_gone([pid], 2), [])
@@ -131,10 +132,10 @@ class ServerTest(TestCase):
     def test_each_thread_has_its_own(self):
         seen = []
         for _ in range(2):
-            thread = threading.Thread(target=lambda: seen.append(client.launcher()))
+            thread = threading.Thread(target=lambda: seen.append(start.launcher()))
             thread.start()
             thread.join()
-        self.assertEqual(len({*seen, client.launcher()}), 3)
+        self.assertEqual(len({*seen, start.launcher()}), 3)
 
     def test_a_forked_child_makes_its_own_server(self):
         """As a new interpreter: forked ranks would wait for OpenMP's threads, which the child lacks."""
@@ -143,7 +144,7 @@ class ServerTest(TestCase):
         if pid == 0:
             good = (
                 outcome_of(Jobs("reduces")).outcome == "passed"
-                and client.launcher().server.method is StartMethod.FORK_FRESH
+                and start.launcher().server.method is StartMethod.FORK_FRESH
             )
             launch.close()
             os._exit(0 if good else 1)
@@ -163,17 +164,17 @@ class RobustnessTest(TestCase):
 
     def test_a_launch_that_fails_half_way(self):
         """Not enough descriptors for 32 ranks: they are ended, and do not affect the next test."""
-        soft, hard = resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE, (60, hard))
+        soft, hard = resource.prlimit(start.launcher().server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(start.launcher().server.pid, resource.RLIMIT_NOFILE, (60, hard))
         with nothing_left(self):
             seen = outcome_of(Many("passes"))
             self.assertEqual(seen.outcome, "error")
             self.assertIn("ranks could not be started: OSError: [Errno 24]", seen.message)
-            resource.prlimit(client.launcher().server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+            resource.prlimit(start.launcher().server.pid, resource.RLIMIT_NOFILE, (soft, hard))
             self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
     def test_a_server_that_does_not_answer(self):
-        with unittest.mock.patch.object(fork_server_client, "ANSWER_TIMEOUT", 0.5), timeout(1):
+        with unittest.mock.patch.object(start, "ANSWER_TIMEOUT", 0.5), timeout(1):
             seen = outcome_of(Jobs("stops_its_server"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("did not answer for", seen.message)
@@ -185,8 +186,8 @@ class RobustnessTest(TestCase):
         self.addCleanup(shutil.rmtree, directory, True)
         with unittest.mock.patch.object(launch, "new_directory", return_value=directory):
             (directory / "store").write_text("of the first attempt")
-            os.kill(client.launcher().server.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, client.launcher().server.pid, os.WEXITED | os.WNOWAIT)
+            os.kill(start.launcher().server.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, start.launcher().server.pid, os.WEXITED | os.WNOWAIT)
             seen = outcome_of(case)
         self.assertEqual(seen.outcome, "passed", seen.message)
 
@@ -221,7 +222,7 @@ class RobustnessTest(TestCase):
         self.addCleanup(case.doCleanups)
         with open(fifo_of(case)) as fifo:
             pid = int(fifo.readline())
-        os.kill(client.launcher().server.pid, signal.SIGTERM)
+        os.kill(start.launcher().server.pid, signal.SIGTERM)
         self.assertEqual(wait_until_gone([pid], 5), [])
 
 
@@ -238,7 +239,7 @@ class TestMemory(TestCase):
         super().setUp()
         launch.close()  # a new server inherits the patches
         self.addCleanup(launch.close)
-        note = unittest.mock.patch.object(fork_server.system, "collapse", lambda *region: collapsed.append(region))
+        note = unittest.mock.patch.object(system, "collapse", lambda *region: collapsed.append(region))
         note.start()
         self.addCleanup(note.stop)
 

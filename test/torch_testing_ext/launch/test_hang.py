@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext._collectives.findings import differences
-from torch_testing_ext._collectives.raw import pack, read_entry, read_raw
-from torch_testing_ext._collectives.records import GroupRecord, make_record
+from torch_testing_ext._collectives.records import GroupRecord, make_record, pack, read_entry, read_raw
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
 from torch_testing_ext.launch.judging import judge
@@ -188,7 +187,7 @@ class TestWhere(unittest.TestCase):
         self.assertEqual(hang.where(stacks, TEST), "model.py:3 in forward")
 
     def test_without_one_the_innermost_frame_of_all(self):
-        stacks = stack(self.GLOO, (str(PACKAGE / "_cases" / "multi_process.py"), 9, "run_test"))
+        stacks = stack(self.GLOO, (str(PACKAGE / "_testing" / "bases" / "multi_process.py"), 9, "run_test"))
         self.assertEqual(hang.where(stacks, TEST), "distributed_c10d.py:2810 in all_reduce")
 
     def test_the_standard_library_is_a_library(self):
@@ -248,9 +247,9 @@ class TestWhere(unittest.TestCase):
 
 class TestTidy(unittest.TestCase):
     OURS = (
-        (PACKAGE / "_cases" / "multi_process.py", 300, "run_test"),
-        (PACKAGE / "launch" / "rank.py", 105, "_run"),
-        (PACKAGE / "launch" / "rank.py", 80, "run_and_exit"),
+        (PACKAGE / "_testing" / "bases" / "multi_process.py", 300, "run_test"),
+        (PACKAGE / "launch" / "in_rank.py", 105, "_run"),
+        (PACKAGE / "launch" / "in_rank.py", 80, "run_and_exit"),
         (PACKAGE / "launch" / "fork_server.py", 240, "_start"),
         ("/usr/lib/python3.11/unittest/main.py", 102, "__init__"),
     )
@@ -266,7 +265,7 @@ class TestTidy(unittest.TestCase):
 
     def test_the_answering_thread_is_removed(self):
         answering = stack(
-            (PACKAGE / "launch" / "rank.py", 215, "_answer"), title="Thread 0x1 (most recent call first):"
+            (PACKAGE / "launch" / "in_rank.py", 215, "_answer"), title="Thread 0x1 (most recent call first):"
         )
         own = stack(("/home/me/loader.py", 5, "load"), title="Thread 0x2 (most recent call first):")
         main = stack((TEST, 12, "test_x"), *self.OURS)
@@ -275,7 +274,7 @@ class TestTidy(unittest.TestCase):
         )
 
     def test_a_package_of_the_same_name_elsewhere_is_kept(self):
-        dump = stack(("/home/me/torch_testing_ext/launch/rank.py", 5, "_run"), (TEST, 12, "test_x"))
+        dump = stack(("/home/me/torch_testing_ext/launch/in_rank.py", 5, "_run"), (TEST, 12, "test_x"))
         self.assertEqual(hang.tidy(dump), dump.rstrip())
 
     def test_an_empty_dump(self):
@@ -290,10 +289,10 @@ class TestTidy(unittest.TestCase):
         unittests = [
             (Path(unittest.__file__).with_name(f"{name}.py"), 5, "run") for name in ("case", "async_case", "mock")
         ]
-        ours = (PACKAGE / "_cases" / "test_case.py", 9, "run")
+        ours = (PACKAGE / "_testing" / "bases" / "test_case.py", 9, "run")
         worker = (PACKAGE / "runner" / "processes" / "worker.py", 100, "_run_suite")
         test = ((TEST, 12, "helper"), (unittests[0][0], 700, "assertRaises"), (TEST, 15, "test_x"))
-        dump = stack(*test, *unittests, ours, unittests[0], worker, ("/zygote.py", 1, "main"))
+        dump = stack(*test, *unittests, ours, unittests[0], worker, ("/preloaded_server.py", 1, "main"))
         self.assertEqual(hang.tidy(dump), stack(*test).rstrip())
 
     def test_unittest_itself_hangs(self):

@@ -3,7 +3,7 @@
 import unittest
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch.launchers import Launched
+from torch_testing_ext.launch.environment import Launched
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}

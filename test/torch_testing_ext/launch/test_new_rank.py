@@ -9,7 +9,7 @@ from kit.ranks import FourRanks
 
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import client
+from torch_testing_ext.launch import start
 
 TIMES = 40
 
@@ -68,11 +68,11 @@ class TestNewRank(TestCase):
 
     def test_sigterm_ends_the_rank_and_not_the_server(self):
         self.end(self.start())
-        server = client.launcher().server.pid
+        server = start.launcher().server.pid
         for _ in range(TIMES):
             test = self.start()
             self.assertLessEqual(set(self.terminate(test)), {0, -signal.SIGTERM})
-            self.assertEqual(client.launcher().server.pid, server, client.launcher().server.unusable)
+            self.assertEqual(start.launcher().server.pid, server, start.launcher().server.unusable)
 
     def test_asking_for_stacks_does_not_end_it(self):
         for _ in range(TIMES):
@@ -106,7 +106,7 @@ class TestNewRank(TestCase):
         test = self.start("waits")  # from now on the server holds only its own ends of what it gave to the ranks
         test._launched.dump(600.0)  # a rank that answers has closed what it inherited
         of_ranks = [set(_descriptors(process.pid)) - ours for process in test.processes]
-        of_server = set(_descriptors(client.launcher().server.pid))
+        of_server = set(_descriptors(start.launcher().server.pid))
         # The two ends of a pipe have the same name: the server reads what a rank prints.
         pipes = [os.readlink(f"/proc/{process.pid}/fd/1") for process in test.processes]
         self.assertEqual([_named(held & of_server) for held in of_ranks], [{pipe} for pipe in pipes])

@@ -7,13 +7,12 @@ import unittest
 from types import SimpleNamespace
 
 from torch_testing_ext._collectives.proof import ProofRules
-from torch_testing_ext._collectives.raw import pack
+from torch_testing_ext._collectives.records import pack
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
-from torch_testing_ext.launch.job import Sanitize
-from torch_testing_ext.launch.probes import Asked, Confirming, Pace, Prober, Waiting
-from torch_testing_ext.launch.sanitizer_logs import Logs
-from torch_testing_ext.launch.watch import _FIRST_LOOK
+from torch_testing_ext.launch.in_rank import Sanitize
+from torch_testing_ext.launch.probes import Asked, Confirming, Logs, Pace, Prober, Waiting
+from torch_testing_ext.launch.rank_watch import _FIRST_LOOK
 
 
 def child(code):

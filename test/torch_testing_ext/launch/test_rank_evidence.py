@@ -4,7 +4,7 @@ import unittest
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
-from torch_testing_ext.launch.rank_evidence import RankEvidence
+from torch_testing_ext.launch.rank_watch import RankEvidence
 
 PASSED = (RankReport(0, RankEnding.PASSED), RankReport(1, RankEnding.PASSED))
 FAILED = (RankReport(0, RankEnding.PASSED), RankReport(1, RankEnding.FAILED, summary="AssertionError: no", code=10))

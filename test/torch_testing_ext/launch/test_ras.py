@@ -15,7 +15,7 @@ from kit.outcomes import outcome_of
 from kit.ranks import FourRanks
 from kit.settings import environ
 
-from torch_testing_ext.launch import ras
+from torch_testing_ext.launch import environment as environment_module, rank_watch
 
 STATUS = """NCCL version 2.30.7 compiled with CUDA 13.2
 CUDA runtime version 13020, driver version 13020
@@ -57,7 +57,7 @@ def server(answer, closes=True):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         try:
-            yield {ras.ADDRESS: f"127.0.0.1:{listening.getsockname()[1]}"}, asked
+            yield {environment_module.ADDRESS: f"127.0.0.1:{listening.getsockname()[1]}"}, asked
         finally:
             over.set()
             with contextlib.suppress(OSError):
@@ -71,36 +71,42 @@ class TestAsking(unittest.TestCase):
     def test_the_answer(self):
         """Covered on a GPU by the check `ras`."""
         with server([STATUS[:100].encode(), STATUS[100:].encode()]) as (environment, asked):
-            answer = ras.ask(environment)
+            answer = rank_watch.ask(environment)
         self.assertEqual([b"verbose status\n"], asked)
         self.assertEqual([line for line in STATUS.splitlines() if line], answer.splitlines())
 
     def test_a_server_that_does_not_end_its_answer(self):
         """Covered on a GPU by the check `ras`, which stops a rank."""
         with server([b"half of it\n"], closes=False) as (environment, _):
-            self.assertEqual("half of it", ras.ask(environment, timeout=0.5))
+            self.assertEqual("half of it", rank_watch.ask(environment, timeout=0.5))
 
     def test_nobody_answers(self):
         """No GPU is involved."""
         with server([]) as (environment, _):
             pass
-        self.assertEqual("", ras.ask(environment))
+        self.assertEqual("", rank_watch.ask(environment))
         began = time.monotonic()
-        for odd in ({}, {ras.ADDRESS: ""}, {ras.ADDRESS: "host"}, {ras.ADDRESS: ":12"}, {ras.ADDRESS: "a:b"}):
-            self.assertEqual("", ras.ask(odd))
-        self.assertLess(time.monotonic() - began, ras.ANSWER_TIMEOUT)
+        for odd in (
+            {},
+            {environment_module.ADDRESS: ""},
+            {environment_module.ADDRESS: "host"},
+            {environment_module.ADDRESS: ":12"},
+            {environment_module.ADDRESS: "a:b"},
+        ):
+            self.assertEqual("", rank_watch.ask(odd))
+        self.assertLess(time.monotonic() - began, rank_watch.ANSWER_TIMEOUT)
 
     def test_odd_bytes_and_endless_answers(self):
         """No GPU is involved."""
         with server([b"\xff\xfe\n\n\n"]) as (environment, _):
-            self.assertEqual("\ufffd\ufffd", ras.ask(environment))
+            self.assertEqual("\ufffd\ufffd", rank_watch.ask(environment))
         with server([b"x" * 100_000]) as (environment, _):
-            self.assertEqual(20_000, len(ras.ask(environment)))
+            self.assertEqual(20_000, len(rank_watch.ask(environment)))
 
     def test_ras_that_is_turned_off(self):
         """No GPU is involved."""
         with server([b"status"]) as (environment, asked):
-            self.assertEqual("", ras.ask({**environment, "NCCL_RAS_ENABLE": "0"}))
+            self.assertEqual("", rank_watch.ask({**environment, "NCCL_RAS_ENABLE": "0"}))
         self.assertEqual([], asked)
 
 
@@ -138,7 +144,7 @@ class TestInReports(unittest.TestCase):
     def test_a_hang_without_nccl_says_nothing_of_it(self):
         """No GPU is involved."""
         with mock.patch.dict(os.environ):
-            os.environ.pop(ras.ADDRESS, None)
+            os.environ.pop(environment_module.ADDRESS, None)
             self.assertNotIn("NCCL", outcome_of(Hangs("sleeps")).message)
 
 

@@ -15,13 +15,20 @@ from unittest import mock
 
 import torch_testing_ext
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.child_processes import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail
-from torch_testing_ext._process.reaping import signal_name
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Cause, RankEnding, RankReport
-from torch_testing_ext.launch.account_writer import AccountWriter
-from torch_testing_ext.launch.accounts import LONGEST_TEXT, RESERVED, AccountFile, OwnWarning, RankAccount, read_account
-from torch_testing_ext.launch.rank_report import Exit, assemble_report, report_of
+from torch_testing_ext.launch.own_report import (
+    LONGEST_TEXT,
+    RESERVED,
+    AccountFile,
+    AccountWriter,
+    OwnWarning,
+    RankAccount,
+    read_account,
+)
+from torch_testing_ext.launch.verdict import Exit, assemble_report, report_of
 
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
 
@@ -172,7 +179,7 @@ ON_A_SMALL_DISK = """
 import os
 import sys
 from pathlib import Path
-from torch_testing_ext.launch.accounts import AccountFile, RankAccount, RankEnding, read_account
+from torch_testing_ext.launch.own_report import AccountFile, RankAccount, RankEnding, read_account
 
 disk = Path(sys.argv[1])
 account_file = AccountFile.open(disk / "account")

@@ -1,18 +1,15 @@
-"""Tests what the hub of a launch does next, from what the ranks have said, as a table: no process, no clock."""
+"""Tests what the coordinator of a launch does next, from what the ranks have said, as a table: no process, no clock."""
 
 import unittest
 
 from torch_testing_ext._collectives.records import Site
-from torch_testing_ext._process import grace, messages
-from torch_testing_ext._sanitizer.kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._process import child_processes, messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict
-from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
-from torch_testing_ext.launch.job import Sanitize
-from torch_testing_ext.launch.rank_watch import WatchAction
-from torch_testing_ext.launch.rounds import (
+from torch_testing_ext.launch.coordinator import (
     AskForStacks,
-    FromHub,
+    FromCoordinator,
     FromRank,
     Meeting,
     RankBegins,
@@ -26,6 +23,9 @@ from torch_testing_ext.launch.rounds import (
     RoundRefused,
     RoundState,
 )
+from torch_testing_ext.launch.in_rank import Sanitize
+from torch_testing_ext.launch.own_report import OwnWarning, RankAccount
+from torch_testing_ext.launch.rank_watch import WatchAction
 
 NOTHING = RankStacks("", b"")
 
@@ -142,20 +142,20 @@ class RoundTest(unittest.TestCase):
                 self.setUp()
                 self.run_both()
                 self.end(0, ending, at=10.0)
-                self.assertEqual(self.due(), 10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+                self.assertEqual(self.due(), 10.0 + child_processes.AFTER_FAILURE_FOR_GOOD)
                 self.next(WatchAction.WAIT, 10.0)
-                self.judges_the_rest(10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+                self.judges_the_rest(10.0 + child_processes.AFTER_FAILURE_FOR_GOOD)
                 self.assertFalse(self.round.watch.timed_out)
 
     def test_a_rank_that_leaves_is_named_soon_and_others_get_time(self):
         self.run_both()
         self.round.on_leave(0, 10.0)
         self.next(WatchAction.WAIT, 10.0)
-        self.next(WatchAction.NAME_LOST, 10.0 + grace.AFTER_DEATH)
+        self.next(WatchAction.NAME_LOST, 10.0 + child_processes.AFTER_DEATH)
         self.assertEqual(self.round.lost, [0])
         self.round.watch.on_named()
-        self.next(WatchAction.WAIT, 10.0 + grace.AFTER_DEATH)
-        self.judges_the_rest(10.0 + grace.AFTER_FAILURE_FOR_GOOD)
+        self.next(WatchAction.WAIT, 10.0 + child_processes.AFTER_DEATH)
+        self.judges_the_rest(10.0 + child_processes.AFTER_FAILURE_FOR_GOOD)
 
     def test_a_rank_that_leaves_before_all_have_begun(self):
         self.begin(0, 1)
@@ -163,7 +163,7 @@ class RoundTest(unittest.TestCase):
         self.meeting(Meeting.COMPLETE)
         self.round.start(11.0)
         self.assertEqual(self.round.running, [1])
-        self.next(WatchAction.NAME_LOST, 10.0 + grace.AFTER_DEATH)
+        self.next(WatchAction.NAME_LOST, 10.0 + child_processes.AFTER_DEATH)
 
     def test_a_rank_that_leaves_after_its_test(self):
         self.run_both()
@@ -225,7 +225,7 @@ class TestMessages(unittest.TestCase):
             AskForStacks(),
             RoundJudged(Verdict(Outcome.FAILED, "text", 1, None), (1,), (full, None), True),
         )
-        kinds = messages.by_name(FromRank) | messages.by_name(FromHub)
+        kinds = messages.by_name(FromRank) | messages.by_name(FromCoordinator)
         self.assertEqual({type(message) for message in sent}, set(kinds.values()))
         for message in sent:
             self.assertEqual(messages.from_json(messages.to_json(message), kinds), message)

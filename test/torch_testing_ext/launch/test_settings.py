@@ -5,10 +5,10 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._sanitizer.kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import settings
-from torch_testing_ext.launch.settings import KNOWN_NAMES, Settings, read
+from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.environment import KNOWN_NAMES, Settings, read
 
 
 class TestSettings(unittest.TestCase):
@@ -31,17 +31,19 @@ class TestSettings(unittest.TestCase):
             ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
             ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
             ("SHAKE", "12", {"shake": 12}),
-            ("RANKS_PER_GPU", "4", {}),  # for _machine/sharing.py
+            ("RANKS_PER_GPU", "4", {}),  # for _machine/device_rules.py
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
-            ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/device_locks.py
-            ("TERMINAL", ":/dev/pts/3", {}),  # for _process/user_terminal.py
+            ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/machine_resources.py
+            ("TERMINAL", ":/dev/pts/3", {}),  # for _process/user_shell.py
             ("WARM", "0", {}),  # for warm/
             ("WARM_IDLE", "60", {}),
         ]
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):
-                self.assertEqual(read({settings.PREFIX + name: value}), Settings(**chosen))
-        self.assertEqual({settings.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested")
+                self.assertEqual(read({environment.PREFIX + name: value}), Settings(**chosen))
+        self.assertEqual(
+            {environment.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested"
+        )
 
     def test_several(self):
         given = {"TORCH_TESTING_EXT_START": "spawn", "TORCH_TESTING_EXT_STREAM": "1"}
@@ -73,7 +75,7 @@ class TestSettings(unittest.TestCase):
         for name, values, known in table:
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaises(ValueError) as caught:
-                    read({settings.PREFIX + name: value})
+                    read({environment.PREFIX + name: value})
                 message = f"TORCH_TESTING_EXT_{name}={value!r} is not understood; known values: {known}"
                 self.assertEqual(str(caught.exception), message)
                 self.assertIsNone(caught.exception.__cause__)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from kit.ranks import Ranks
 
-from torch_testing_ext.launch import client
+from torch_testing_ext.launch import start
 
 TESTS = 180
 # By then the server has warmed up, collapsed its memory into huge pages, and run all of its code.
@@ -46,14 +46,14 @@ class Resources:
 
 
 def count_resources() -> Resources:
-    server = client.launcher().server.pid
+    server = start.launcher().server.pid
     return Resources(
         descriptors=descriptors(os.getpid()),
         descriptors_of_server=descriptors(server),
         children=children(os.getpid()),
         children_of_server=children(server),
         threads_of_server=len(os.listdir(f"/proc/{server}/task")),
-        session_entries=os.listdir(client.launcher()._directory),
+        session_entries=os.listdir(start.launcher()._directory),
         temporary_entries=os.listdir(tempfile.gettempdir()),
     )
 
@@ -88,20 +88,20 @@ def run_tests(count: int) -> None:
 class SoakTest(unittest.TestCase):
     def setUp(self) -> None:
         """Use a temporary directory of this test alone, for a new session."""
-        client.close()
+        start.close()
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         patch = mock.patch.object(tempfile, "tempdir", directory.name)
         patch.start()
         self.addCleanup(patch.stop)
-        self.addCleanup(client.close)
+        self.addCleanup(start.close)
 
     def test_nothing_accumulates(self):
         run_tests(WARM_UP)
-        server = client.launcher().server.pid
+        server = start.launcher().server.pid
         before, memory_before = count_resources(), anonymous_megabytes(server)
         run_tests(TESTS - WARM_UP)
-        self.assertEqual(client.launcher().server.pid, server, "the server was replaced meanwhile")
+        self.assertEqual(start.launcher().server.pid, server, "the server was replaced meanwhile")
         after, memory_after = count_resources(), anonymous_megabytes(server)
         self.assertEqual(before, after)
         self.assertLess(memory_after - memory_before, MARGIN, "MB more in the server")

@@ -21,8 +21,8 @@ from kit.settings import environ
 from torch_testing_ext import launch
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import client
-from torch_testing_ext.launch.fork_server_messages import StartMethod
+from torch_testing_ext.launch import start
+from torch_testing_ext.launch.fork_server import StartMethod
 
 
 class Reduces(FourRanks):
@@ -51,7 +51,7 @@ class StartTest(TestCase):
     def test_spawned_ranks(self):
         with environ(TORCH_TESTING_EXT_START="spawn"), nothing_left(self):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client.launcher().server.method, StartMethod.SPAWN)
+            self.assertIs(start.launcher().server.method, StartMethod.SPAWN)
             launch.close()
 
     def test_a_class_that_no_other_interpreter_has(self):
@@ -59,24 +59,24 @@ class StartTest(TestCase):
             seen = outcome_of(local_class()("passes"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("is defined in a function: only ranks forked from this process have it", seen.message)
-        self.assertIsNone(client.launcher().server)  # the next test makes a server of its own
+        self.assertIsNone(start.launcher().server)  # the next test makes a server of its own
 
     def test_changing_the_start_method_changes_the_server(self):
         with environ(TORCH_TESTING_EXT_START="fork"):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client.launcher().server.method, StartMethod.FORK)
+            self.assertIs(start.launcher().server.method, StartMethod.FORK)
         with environ(TORCH_TESTING_EXT_START="spawn"):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client.launcher().server.method, StartMethod.SPAWN)
+            self.assertIs(start.launcher().server.method, StartMethod.SPAWN)
         self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-        self.assertIs(client.launcher().server.method, StartMethod.FORK)
+        self.assertIs(start.launcher().server.method, StartMethod.FORK)
 
     def test_a_process_that_used_an_accelerator_and_has_made_groups(self):
-        launcher = client.Launcher()
+        launcher = start.Launcher()
         self.addCleanup(launcher.close)
         launcher._in_use = True  # as found earlier
-        named = launch.Named.of(client.close)  # of a module that any interpreter can import
-        with mock.patch("torch_testing_ext._torch.launch.made_groups_before", lambda: True):
+        named = launch.Named.of(start.close)  # of a module that any interpreter can import
+        with mock.patch("torch_testing_ext._torch.process_state.made_groups_before", lambda: True):
             server = launcher._make_server("auto", named)
         self.addCleanup(server.close)
         self.assertIs(server.method, StartMethod.FORK_FRESH)
@@ -90,7 +90,7 @@ class StartTest(TestCase):
             file = write(Path(folder), "subject.py", INTERRUPTS)
             subject = launch.Named("subject", "T", str(file), -1)
             with self.assertRaises(KeyboardInterrupt):
-                client.launcher().try_method(StartMethod.FORK_FRESH, subject)
+                start.launcher().try_method(StartMethod.FORK_FRESH, subject)
             pid = file.with_suffix(".pid").read_text()
             self.assertFalse(Path("/proc", pid).exists(), "the server has not been ended and reaped")
 
@@ -102,7 +102,7 @@ class StartTest(TestCase):
         thread.start()
         try:
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(client.launcher().server.method, StartMethod.FORK_FRESH)
+            self.assertIs(start.launcher().server.method, StartMethod.FORK_FRESH)
         finally:
             stop.set()
             thread.join()
@@ -111,7 +111,7 @@ class StartTest(TestCase):
         """OpenMP's idle threads are ended before the fork; otherwise the ranks' matmul would hang."""
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
         self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
-        self.assertIs(client.launcher().server.method, StartMethod.FORK)
+        self.assertIs(start.launcher().server.method, StartMethod.FORK)
 
     def test_threads_that_torch_restarts_in_a_child(self):
         before = torch.get_num_threads()
@@ -120,7 +120,7 @@ class StartTest(TestCase):
         torch.set_num_threads(3)
         self.addCleanup(torch.set_num_threads, before)
         self.assertEqual(outcome_of(Multiplies("multiplies")).outcome, "passed")
-        self.assertIs(client.launcher().server.method, StartMethod.FORK)
+        self.assertIs(start.launcher().server.method, StartMethod.FORK)
 
     def test_ranks_have_torchs_threads_from_the_start(self):
         """Or several threads of theirs might start them at once, and abort. One rank has as many as this process."""
@@ -128,7 +128,7 @@ class StartTest(TestCase):
         torch.set_num_threads(system.cores())
         seen = outcome_of(Alone("has_threads"))
         self.assertEqual(seen.outcome, "passed", seen.message)
-        self.assertIs(client.launcher().server.method, StartMethod.FORK)
+        self.assertIs(start.launcher().server.method, StartMethod.FORK)
 
 
 class Alone(FourRanks):

@@ -28,8 +28,7 @@ from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records import Site
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankEnding, Verdict
-from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.launch.screen import view_of_error
+from torch_testing_ext.launch.judging import judge, view_of_error
 from torch_testing_ext.launch.verdict import is_victim
 
 

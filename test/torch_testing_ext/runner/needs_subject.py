@@ -2,7 +2,7 @@
 
 from unittest import TestCase
 
-from torch_testing_ext._marks.needs import ATTRIBUTE, Need
+from torch_testing_ext._testing.marks.needs import ATTRIBUTE, Need
 from torch_testing_ext.common_distributed import (
     MultiProcessTestCase,
     requires_gloo,

@@ -16,30 +16,31 @@ from kit.agents import AGENT, Nodes, prepare_for
 from kit.processes import clean_environ, descendants, is_alive
 from kit.warm import start_agent
 
-from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner import events
+from torch_testing_ext.runner import model
 from torch_testing_ext.runner.cluster import cluster_nodes
 from torch_testing_ext.runner.cluster.agent_messages import (
     AgentHello,
     AllFilesSent,
     BeganInUnit,
+    ClusterError,
     FileChanged,
     FindTests,
     FromAgent,
+    MessageReader,
     NodeReady,
+    NotAMessage,
     RunUnit,
     ToAgent,
 )
-from torch_testing_ext.runner.cluster.cluster_nodes import ClusterError, ClusterNodes
-from torch_testing_ext.runner.cluster.lines import MessageReader, NotAMessage
-from torch_testing_ext.runner.cluster.node_environment import facts
-from torch_testing_ext.runner.cluster.remote import JoiningNode
+from torch_testing_ext.runner.cluster.cluster_nodes import ClusterNodes, JoiningNode
+from torch_testing_ext.runner.cluster.node_contents import facts
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
-from torch_testing_ext.runner.options.options import OrderHazard
-from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
+from torch_testing_ext.runner.options import OrderHazard
+from torch_testing_ext.runner.scheduling.leases import NodeLeases
 
 KINDS = """
 import os, subprocess, time, unittest
@@ -202,7 +203,7 @@ class LostNodesTest(unittest.TestCase):
         below, self.ended = set(), []
 
         def react(event):
-            if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits":
+            if isinstance(event, model.TestBegan) and event.test.id.method == "test_a_waits":
                 worker = read_pid(fifo)
                 if len(self.ended) < times:
                     agent = nodes.pid(event.lease.node)
@@ -410,7 +411,7 @@ class InterruptedTest(unittest.TestCase):
             below = set()
 
             def react(event):
-                if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits":
+                if isinstance(event, model.TestBegan) and event.test.id.method == "test_a_waits":
                     worker = read_pid(fifo)
                     below.update({worker, *descendants(worker)})
                     for _ in range(times):
@@ -471,7 +472,7 @@ class StreamTest(unittest.TestCase):
 
     def start_waiting_unit(self):
         """The agent runs a unit that waits. Returns the pids below the agent."""
-        self.start(cold=True)  # its zygote is its child
+        self.start(cold=True)  # its preloaded server is its child
         self.stream.sendall(to_line(prepare_for(self.root)))
         self.wait_for(NodeReady)
         fifo = self.root / "fifo"
@@ -483,7 +484,7 @@ class StreamTest(unittest.TestCase):
         worker = read_pid(fifo)
         pids = {*descendants(self.agent.pid), *descendants(worker)}
         self.assertIn(worker, pids)
-        self.assertGreaterEqual(len(pids), 5)  # zygote, file, nanny, worker, helper
+        self.assertGreaterEqual(len(pids), 5)  # preloaded server, file, supervisor, worker, helper
         return pids
 
     def test_hello(self):
@@ -581,9 +582,11 @@ class BeforeTheRunTest(unittest.TestCase):
 
     def test_other_software(self):
         code = (
-            "from torch_testing_ext.runner.cluster import node_environment as f; from dataclasses import replace; "
-            "real = f.facts(); f.facts = lambda: replace(real, torch='1.0', cuda='99'); "
-            "from torch_testing_ext.runner import agent; agent.facts = f.facts; agent.main()"
+            "from dataclasses import replace\n"
+            "from torch_testing_ext.runner.cluster import agent, node_contents\n"
+            "real = node_contents.facts()\n"
+            "agent.facts = node_contents.facts = lambda: replace(real, torch='1.0', cuda='99')\n"
+            "agent.main()\n"
         )
         message, _ = self.refuse("a", command=(AGENT[0], "-c", code))
         self.assertIn(f"a: torch is 1.0, here {facts().torch}", message)

@@ -1,10 +1,9 @@
 """Tests which tests run again, and which results are final: as tables, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.engine.attempts import Results
-from torch_testing_ext.runner.events import TestFinished, Warned
-from torch_testing_ext.runner.model import Attempt, RankLog, Test, TestId, TestOutcome, Unit
-from torch_testing_ext.runner.options.options import CountAs, Options
+from torch_testing_ext.runner.engine.unit_log import Results
+from torch_testing_ext.runner.model import Attempt, RankLog, Test, TestFinished, TestId, TestOutcome, Unit, Warned
+from torch_testing_ext.runner.options import CountAs, Options
 
 PASSED, FAILED, SKIPPED, LEAKED = TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.SKIPPED, TestOutcome.LEAKED
 A, B = (Test(TestId("test_x.py", "T", name)) for name in ("test_a", "test_b"))

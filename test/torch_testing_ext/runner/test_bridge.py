@@ -17,15 +17,22 @@ from unittest import mock
 from kit.agents import prepare_for
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster import bridge as bridge_module, ray_actor, ray_launcher, shipping
-from torch_testing_ext.runner.cluster.bridge import Bridge, RayView
-from torch_testing_ext.runner.cluster.bridge_protocol import CannotConnect, Connect, TakeMore
-from torch_testing_ext.runner.cluster.cluster_nodes import ClusterError
+from torch_testing_ext.runner.cluster import bridge as bridge_module, node_contents, ray_actor, ray_launcher
+from torch_testing_ext.runner.cluster.agent_messages import ClusterError
+from torch_testing_ext.runner.cluster.bridge import Bridge, ProjectStore, RayView, UnfitNode, describe
+from torch_testing_ext.runner.cluster.bridge_messages import (
+    CannotConnect,
+    Connect,
+    HeldState,
+    Room,
+    SeenNode,
+    TakeMore,
+    Wish,
+    choose_nodes,
+)
 from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
-from torch_testing_ext.runner.cluster.held_node import ProjectStore, UnfitNode, describe
-from torch_testing_ext.runner.cluster.node_environment import environment_for_nodes, notes_on_environment, withheld
-from torch_testing_ext.runner.cluster.reservations import HeldState, Room, SeenNode, Wish, choose_nodes
-from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
+from torch_testing_ext.runner.cluster.node_contents import environment_for_nodes, notes_on_environment, withheld
+from torch_testing_ext.runner.scheduling.leases import NodeLeases
 
 HERE = {
     "MINE": "1",
@@ -259,8 +266,8 @@ class TestNodesOfBridge(unittest.TestCase):
 # Says that three agents have joined, and ends: at once, or its connections one after the other.
 DIES = """
 import os, sys, time
-from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext.runner.cluster.bridge_protocol import BridgeWaits, NodeJoined, RayImported, ToBridge
+from torch_testing_ext._process.messages import Channel, socket_pair
+from torch_testing_ext.runner.cluster.bridge_messages import BridgeWaits, NodeJoined, RayImported, ToBridge
 channel = Channel.on(int(sys.argv[1]), ToBridge)
 channel.receive()
 channel.send(RayImported())
@@ -342,7 +349,7 @@ class TestShipping(unittest.TestCase):
         (root / "b.sh").chmod(mode)
         (root / "link").symlink_to("sub/a.py")
         os.utime(root / "b.sh", (1, len(name)))
-        shipping.write(shipping.choose(root), root.with_suffix(".tar"))
+        node_contents.write(node_contents.choose(root), root.with_suffix(".tar"))
         return root.with_suffix(".tar").read_bytes()
 
     def test_the_key(self):
@@ -353,7 +360,7 @@ class TestShipping(unittest.TestCase):
 
     def test_a_file_that_goes_while_the_project_is_packed(self):
         """As another run of the same checkout may remove its own."""
-        with mock.patch.object(shipping, "_walk", lambda root: iter(["gone", "b.sh"])):
+        with mock.patch.object(node_contents, "_walk", lambda root: iter(["gone", "b.sh"])):
             archive = self.pack("one")
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             self.assertEqual(tar.getnames(), ["b.sh"])
@@ -382,7 +389,7 @@ class TestShipping(unittest.TestCase):
         (root / "link").symlink_to("a.py")
         (root / "out").symlink_to(self.folder)
         (root / ".gitignore").write_text("ignored\n*.log\n*.so\n*.pyc\n")
-        sent = shipping.choose(root, ["ignored/test_i.py", "ignored/pack"])
+        sent = node_contents.choose(root, ["ignored/test_i.py", "ignored/pack"])
         names = {
             *(".gitignore", ".gitmodules", "a.py", "link", "out", "module/in_library.py", "module/new.py"),
             *(
@@ -403,15 +410,15 @@ class TestShipping(unittest.TestCase):
         )
         self.assertIn("not sent to the nodes: out (only as a link, which leads out of the project)", others)
         self.assertIn("not sent: x.log (git ignores it)", sent.describe())
-        shipping.write(sent, self.folder / "sent.tar")
+        node_contents.write(sent, self.folder / "sent.tar")
         ray_actor._unpack((self.folder / "sent.tar").read_bytes(), str(self.folder / "node"), {"a.py": 10**18 + 1})
         self.assertTrue((self.folder / "node" / "empty" / "in_empty").is_dir())
         self.assertEqual((self.folder / "node" / "a.py").stat().st_mtime_ns, 10**18 + 1)
         with tarfile.open(self.folder / "sent.tar") as archive:
-            self.assertEqual(shipping.sent_file(archive, "a.py"), b"")
-            self.assertIsNone(shipping.sent_file(archive, "x.log"))
+            self.assertEqual(node_contents.sent_file(archive, "a.py"), b"")
+            self.assertIsNone(node_contents.sent_file(archive, "x.log"))
         (root / "ignored" / "sub").mkdir()
-        inside = shipping.choose(root / "ignored")  # the project is in an ignored folder: git lists nothing
+        inside = node_contents.choose(root / "ignored")  # the project is in an ignored folder: git lists nothing
         self.assertEqual(set(inside.files), {"test_i.py", "other.py", "pack/x.py", "sub"})
 
     def test_entries_of_pythonpath(self):
@@ -420,7 +427,7 @@ class TestShipping(unittest.TestCase):
             ["/p/root/lib", "rel", "../up", "/p/root", "/elsewhere", "/p/root2", "", sys.prefix + "/x"]
         )
         self.assertEqual(
-            shipping.split_path(text, root, cwd), (["lib", "sub/rel", "up", "."], ["/elsewhere", "/p/root2"])
+            node_contents.split_path(text, root, cwd), (["lib", "sub/rel", "up", "."], ["/elsewhere", "/p/root2"])
         )
 
     def test_what_a_node_keeps(self):

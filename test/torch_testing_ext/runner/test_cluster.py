@@ -114,7 +114,7 @@ class TestOnRay(ClusterCase):
         workers = []
         while len(workers) < count:
             workers += map(int, self.wait_for_writer("fifo", process).split())
-        agents = {ancestor(worker, "torch_testing_ext.runner.agent") for worker in workers}
+        agents = {ancestor(worker, "torch_testing_ext.runner.cluster.agent") for worker in workers}
         below = {pid for agent in agents for pid in (agent, *descendants(agent))}
         below |= {pid for worker in workers for pid in descendants(worker)}
         self.assertGreaterEqual(len(below), 5)
@@ -128,7 +128,7 @@ class TestOnRay(ClusterCase):
         """The units of both nodes run again, as the same attempt."""
         process, workers, below = self.start_waiting(2, "-j1")
         first, second = workers
-        os.kill(ancestor(first, "torch_testing_ext.runner.agent"), signal.SIGKILL)
+        os.kill(ancestor(first, "torch_testing_ext.runner.cluster.agent"), signal.SIGKILL)
         os.kill(ancestor(second, "AgentActor"), signal.SIGKILL)
         self.wait_until_gone(below, 10)
         out = self.finish(process, 0)

@@ -5,8 +5,8 @@ import textwrap
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.selection.selection import Selection
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.scheduling.selection import Selection
 
 
 def setUpModule():
@@ -145,7 +145,7 @@ class TestSameNames(CollectionCase):
             def load_tests(loader, tests, pattern): return unittest.TestSuite([One("test_a"), make()("test_a")])
             """
         )
-        tests = PROJECT.zygote.discover([self.file]).tests
+        tests = PROJECT.preloaded_server.discover([self.file]).tests
         self.assertEqual(len(tests), 2)
         for test in tests:
             selection = Selection.of(Options(names=(str(test.id),)), PROJECT.root, PROJECT.root)
@@ -267,7 +267,7 @@ class TestLoadTests(CollectionCase):
 
     def test_an_empty_suite(self):
         self.assertEqual(self.load("return unittest.TestSuite()"), {})
-        self.assertIn(f"{self.file} has no tests: unittest finds none in it", PROJECT.zygote.warnings)
+        self.assertIn(f"{self.file} has no tests: unittest finds none in it", PROJECT.preloaded_server.warnings)
 
     def test_a_suite_that_runs_its_tests_in_its_own_way(self):
         """It cannot be taken apart, and must not be dropped."""

@@ -29,23 +29,27 @@ from kit.invented_runs import (
 import torch_testing_ext
 from torch_testing_ext._collectives.failure import FailureView, RankRow, combined
 from torch_testing_ext._collectives.records import Site
-from torch_testing_ext._process import user_commands
-from torch_testing_ext.runner.events import (
+from torch_testing_ext._process import user_shell
+from torch_testing_ext.runner.model import (
+    FinishedTest,
+    Lease,
     Output,
+    Policy,
     RunBegan,
     Running,
     StatusRequested,
     Stopping,
     TestFinished,
+    TestId,
     TestIsSlow,
+    TestOutcome,
     Warned,
 )
-from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestId, TestOutcome
-from torch_testing_ext.runner.options.options import Options, StatusLevel, Verbosity
-from torch_testing_ext.runner.report import github, make_reporters, text
-from torch_testing_ext.runner.report.console import Console
-from torch_testing_ext.runner.report.terminal import ConsoleLayout, TerminalStream, make_styler
-from torch_testing_ext.runner.scheduling.forecast import Estimate
+from torch_testing_ext.runner.options import Options, StatusLevel, Verbosity
+from torch_testing_ext.runner.report import console_report, make_reporters, text
+from torch_testing_ext.runner.report.console_report import Console
+from torch_testing_ext.runner.report.text import ConsoleLayout, TerminalStream, make_styler
+from torch_testing_ext.runner.scheduling.plan import Estimate
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
@@ -288,19 +292,19 @@ class FinalSummaryTest(unittest.TestCase):
             return printed(run_events(finished)).splitlines()[-3]
 
         name = "test/distributed/test_example.py::ExampleTest::test_0 $x"
-        self.assertEqual(command(1), f"  {user_commands.runner()} '{name}'")
-        self.assertEqual(command(30), f"  {user_commands.runner()} --last-failed test/distributed/test_example.py")
+        self.assertEqual(command(1), f"  {user_shell.runner()} '{name}'")
+        self.assertEqual(command(30), f"  {user_shell.runner()} --last-failed test/distributed/test_example.py")
 
     def test_a_stopped_run_counts_unfinished_tests(self):
         left = (a_test("test_b"), a_test("test_c"))
         report = printed([ended([finished_test("test_a", TestOutcome.PASSED)], interrupted=True, unfinished=left)])
         self.assertIn("2 tests did not finish: the run was interrupted\n", report)
         names = "test/distributed/test_example.py::ExampleTest::test_{}"
-        command = f"{user_commands.runner()} {names.format('b')} {names.format('c')}"
+        command = f"{user_shell.runner()} {names.format('b')} {names.format('c')}"
         self.assertIn(f"\nto run them:\n  {command}\n", report)
         many = tuple(a_test(f"test_{n}") for n in range(30))
         report = printed([ended([finished_test("test_a", TestOutcome.FAILED)], interrupted=True, unfinished=many)])
-        self.assertIn(f"\nto rerun them:\n  {user_commands.runner()} test/distributed/test_example.py\n", report)
+        self.assertIn(f"\nto rerun them:\n  {user_shell.runner()} test/distributed/test_example.py\n", report)
 
     def test_nothing_at_all(self):
         report = printed([ended(())])
@@ -335,11 +339,11 @@ class StreamTest(unittest.TestCase):
             """
             import sys
             from kit.invented_runs import *
-            from torch_testing_ext.runner.options.options import Options
+            from torch_testing_ext.runner.options import Options
             from torch_testing_ext.runner.report import make_reporters
             send(make_reporters(Options(), sys.stdout, {}), list(run_events(every_outcome())))
             sys.exit(int(sys.argv[1]))
-            """
+"""
         )
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
         command = [sys.executable, "-c", script, str(code)]
@@ -387,7 +391,7 @@ class StreamTest(unittest.TestCase):
         self.assertEqual(lines({"GITHUB_ACTIONS": "true"}), [f"::error {where},{title}::100%25 wrong%0Areally"])
         self.assertEqual(lines({}), [])
         bad = finished_test("test_bad", TestOutcome.FAILED, message="x" * 1_000_000)
-        self.assertLess(len(github.annotation([bad], Policy())), 5000)
+        self.assertLess(len(console_report.annotation([bad], Policy())), 5000)
 
     def test_github_tells_each_cause_once_at_the_line_of_the_culprit(self):
         site = Site("/x/test_example.py", 7, "load")
@@ -441,7 +445,7 @@ class OnATerminalTest(unittest.TestCase):
             """
             import os, sys
             from kit.invented_runs import *
-            from torch_testing_ext.runner.options.options import Options
+            from torch_testing_ext.runner.options import Options
             from torch_testing_ext.runner.report import make_reporters
             reporters = make_reporters(Options(), sys.stdout, os.environ)
             live = next((one for one in reporters.reporters if type(one).__name__ == "Live"), None)
@@ -450,7 +454,7 @@ class OnATerminalTest(unittest.TestCase):
                 reporters.on_event(event)
                 if live and live._region.is_started:
                     live._region.refresh()
-            """
+"""
         )
         parent, child = pty.openpty()
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])

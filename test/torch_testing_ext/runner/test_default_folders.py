@@ -5,10 +5,9 @@ import unittest
 
 from kit.files import FolderCase
 
-from torch_testing_ext.runner.options.config import read_options
-from torch_testing_ext.runner.options.options import UsageError
-from torch_testing_ext.runner.options.test_folders import default_folders, project_root
-from torch_testing_ext.runner.selection.discovery import test_files
+from torch_testing_ext.runner.option_sources import default_folders, project_root, read_options
+from torch_testing_ext.runner.options import UsageError
+from torch_testing_ext.runner.scheduling.selection import test_files
 
 TOML = sys.version_info >= (3, 11)
 

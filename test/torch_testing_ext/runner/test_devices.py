@@ -2,10 +2,10 @@
 
 import unittest
 
-from torch_testing_ext.launch import settings
+from torch_testing_ext.launch import environment
 from torch_testing_ext.runner.model import Lease
-from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.scheduling.inventory import FAKE_DEVICES, Inventory, environment_of, make_inventory
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.scheduling.leases import FAKE_DEVICES, Inventory, environment_of, make_inventory
 
 
 def names(environ, kind, count, **options):
@@ -95,7 +95,7 @@ class EnvironmentTest(unittest.TestCase):
     def test_fake_devices_are_named_and_real_ones_hidden(self):
         environ = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
         self.assertEqual(environ[FAKE_DEVICES], "0,3")
-        self.assertIn(FAKE_DEVICES, settings.KNOWN_SETTINGS)
+        self.assertIn(FAKE_DEVICES, environment.KNOWN_SETTINGS)
         self.assertEqual(environ["CUDA_VISIBLE_DEVICES"], "-1")
         self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {FAKE_DEVICES})
 

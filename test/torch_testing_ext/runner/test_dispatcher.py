@@ -1,12 +1,10 @@
 """Tests how waiting units get leases, and how leases end: without processes."""
 
-from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.engine.dispatcher import Dispatcher
-from torch_testing_ext.runner.engine.memory_return import HeldDevice, MemoryReturn
+from torch_testing_ext.runner.engine.engine import Dispatcher, HeldDevice, MemoryReturn
 from torch_testing_ext.runner.model import Test, TestId, Unit
-from torch_testing_ext.runner.scheduling.leases import Leases
-from torch_testing_ext.runner.scheduling.policy import Queue
+from torch_testing_ext.runner.scheduling.leases import Leases, Queue
 
 
 def unit(number, devices=0, file="test_x.py"):

@@ -1,7 +1,7 @@
 """Tests the states of the process of a test file: as a table, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes.file_handle import FileState, after
+from torch_testing_ext.runner.processes.file_processes import FileState, after
 
 S = FileState
 FINAL = (S.UNSAFE, S.SKIPPED, S.BROKEN)
@@ -21,7 +21,10 @@ class TestFileStates(TestCase):
             ([S.OPENING, S.BROKEN, S.CLOSED], S.BROKEN),
             ([S.OPENING, S.BROKEN, S.READY], S.BROKEN),  # it was given up before
             ([S.BROKEN], S.BROKEN),  # the system refused its process
-            ([S.OPENING, S.CLOSED, S.OPENING, S.READY], S.READY),  # it was lost with the zygote, or is for pytest
+            (
+                [S.OPENING, S.CLOSED, S.OPENING, S.READY],
+                S.READY,
+            ),  # it was lost with the preloaded server, or is for pytest
             ([S.OPENING, S.CLOSED, S.OPENING, S.BROKEN, S.CLOSED], S.BROKEN),  # not in time: it is not tried again
         ):
             with self.subTest(changes=changes):

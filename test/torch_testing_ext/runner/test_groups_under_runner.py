@@ -7,7 +7,7 @@ from torch_testing_ext.common_utils import TestCase, run_tests
 SUBJECT = """
 import datetime
 import torch.distributed as dist
-from torch_testing_ext import _torch
+from torch_testing_ext._torch import process_state
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 
 class T(MultiProcessTestCase):
@@ -18,10 +18,10 @@ class T(MultiProcessTestCase):
         self._spawn_processes()
 
     def test_split(self):
-        self.assertFalse(_torch.launch.made_groups_before())
+        self.assertFalse(process_state.made_groups_before())
         store = dist.FileStore(self.file_name, 2)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
-        self.assertTrue(_torch.launch.made_groups_before())
+        self.assertTrue(process_state.made_groups_before())
         part = dist.group.WORLD.split_group([self.rank], datetime.timedelta(seconds=60))
         self.assertEqual(part.size(), 1)
 """

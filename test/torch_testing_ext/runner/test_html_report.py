@@ -9,16 +9,7 @@ from pathlib import Path
 from kit.browser import Browser, needs_chromium
 from kit.invented_runs import SCREEN, attempt, every_outcome, hang_of_ranks, history_of, ranks
 
-from torch_testing_ext.runner.model import (
-    Attempt,
-    FinishedTest,
-    Lease,
-    Policy,
-    RunHeader,
-    Test,
-    TestId,
-    TestOutcome,
-)
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Policy, RunHeader, Test, TestId, TestOutcome
 from torch_testing_ext.runner.report import html_page
 from torch_testing_ext.runner.report.text import printable
 

@@ -7,7 +7,7 @@ from kit.processes import descendants
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes import file_handle
+from torch_testing_ext.runner.processes import file_processes
 
 FINE = "import unittest\nclass T(unittest.TestCase):\n    def test_fine(self): pass\n"
 
@@ -53,7 +53,7 @@ class TestBroken(TestCase):
             time.sleep(1000)
         """
         before = descendants(os.getpid())
-        with mock.patch.object(file_handle, "IMPORT_TIMEOUT", 0.3):
+        with mock.patch.object(file_processes, "IMPORT_TIMEOUT", 0.3):
             self.check(source, "took more than")
         left = descendants(os.getpid()) - before
         self.assertEqual([pid for pid in left if b"sleep" in _command(pid)], [])
@@ -126,9 +126,9 @@ class TestSkipped(TestCase):
                 def test_a(self): pass
             """
         )
-        PROJECT.zygote.discover([file])
-        PROJECT.zygote.file(file).close()
-        planned = PROJECT.zygote.file(file).contents.tests
+        PROJECT.preloaded_server.discover([file])
+        PROJECT.preloaded_server.file(file).close()
+        planned = PROJECT.preloaded_server.file(file).contents.tests
         self.assertEqual(len(planned), 1)
         ran = PROJECT.run_tests_of(planned)
         self.assertEqual(ran.outcomes, {"test_a": "error"})
@@ -146,7 +146,7 @@ class TestUnusual(TestCase):
                 def test_dies(self): os._exit(3)
             """
         )
-        discovery = PROJECT.zygote.discover([file])
+        discovery = PROJECT.preloaded_server.discover([file])
         self.assertEqual(len(discovery.warnings), 1)
         self.assertIn("it runs other threads (helper)", discovery.warnings[0])
         ran = PROJECT.run(file)
@@ -161,7 +161,7 @@ class TestUnusual(TestCase):
             setattr(T, f"test_{os.getpid()}", lambda self: None)
             """
         )
-        listed = {test.id.method for test in PROJECT.zygote.discover([file]).tests}
+        listed = {test.id.method for test in PROJECT.preloaded_server.discover([file]).tests}
         self.assertEqual(set(PROJECT.run(file).outcomes), listed)
 
     def test_a_test_that_is_missing_at_the_second_import_is_an_error(self):

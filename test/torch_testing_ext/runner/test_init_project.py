@@ -10,7 +10,7 @@ from unittest import mock
 from kit.files import FolderCase
 
 from torch_testing_ext.runner import init_project
-from torch_testing_ext.runner.options.options import UsageError
+from torch_testing_ext.runner.options import UsageError
 
 
 class InitTest(FolderCase):

@@ -13,7 +13,7 @@ from kit.project import Project
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner import events
+from torch_testing_ext.runner import model
 
 # The first test waits to be killed; its helper in another session must end, too. The others pass at once.
 SOURCE = """
@@ -63,7 +63,7 @@ class TestKilled(TestCase):
         killed = []
 
         def react(event):
-            if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits" and not killed:
+            if isinstance(event, model.TestBegan) and event.test.id.method == "test_a_waits" and not killed:
                 victim = wait_for_pid(ready)
                 below = descendants(victim)
                 for _ in range(generations):
@@ -87,13 +87,13 @@ class TestKilled(TestCase):
     def test_the_worker(self):
         self.check(self.run_and_kill(0), "the test's process was killed by SIGKILL")
 
-    def test_the_nanny(self):
+    def test_the_supervisor(self):
         self.check(self.run_and_kill(1), "the process that watched it was killed by SIGKILL")
 
     def test_the_process_of_the_file(self):
         self.check(self.run_and_kill(2), "the process that watched it")
 
-    def test_the_zygote(self):
+    def test_the_preloaded_server(self):
         self.check(self.run_and_kill(3), "the process that watched it")
 
 
@@ -159,7 +159,7 @@ class T(unittest.TestCase):
 
     def test_sigkill_leaves_nothing_after_2_seconds(self):
         process, started = self.start(self.WAITS)
-        self.assertGreaterEqual(len(started), 5)  # zygote, file, nanny, worker, sleep
+        self.assertGreaterEqual(len(started), 5)  # preloaded server, file, supervisor, worker, sleep
         process.kill()
         process.wait()
         self.assertEqual(self.wait_until_gone(started, 2.0), [])

@@ -7,9 +7,8 @@ from kit.invented import make_test, make_unit
 
 from torch_testing_ext.runner.model import Attempt, TestOutcome
 from torch_testing_ext.runner.report import listing
-from torch_testing_ext.runner.scheduling.forecast import forecast
-from torch_testing_ext.runner.scheduling.leases import Leases
-from torch_testing_ext.runner.scheduling.policy import Queue
+from torch_testing_ext.runner.scheduling.leases import Leases, Queue
+from torch_testing_ext.runner.scheduling.plan import forecast
 
 FILE = "test/distributed/test_x.py"
 TESTS = [

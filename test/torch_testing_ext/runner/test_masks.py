@@ -9,20 +9,20 @@ from unittest import mock
 from kit.invented import make_unit
 from kit.nvml import linked, uuid
 
+from torch_testing_ext._machine.device_rules import problem_of_mask
 from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError
-from torch_testing_ext._machine.visible_devices import problem_of_mask
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
-from torch_testing_ext.runner.options.options import CannotRun, Options, UsageError
+from torch_testing_ext.runner.options import CannotRun, Options, UsageError
 from torch_testing_ext.runner.processes.worker_messages import DevicesCounted
-from torch_testing_ext.runner.scheduling.inventory import (
+from torch_testing_ext.runner.scheduling.leases import (
     Inventory,
+    Leases,
     all_mig_instances,
     environment_of,
     make_inventory,
     with_gpus,
 )
-from torch_testing_ext.runner.scheduling.leases import Leases
 
 MIG = tuple(
     Gpu(at, uuid(at), mig=True, instances=(MigInstance(f"MIG-{at}a", 1), MigInstance(f"MIG-{at}b", 1)))

@@ -11,28 +11,26 @@ from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
-from torch_testing_ext._process import test_notes
-from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext.launch import device_memory
-from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine.engine import Engine
-from torch_testing_ext.runner.engine.memory_return import (
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext.launch import verdict
+from torch_testing_ext.runner import model
+from torch_testing_ext.runner.engine.engine import (
     MARGIN,
+    Engine,
     HeldDevice,
+    LocalPlace,
     MemoryReturn,
     describe_process,
     uuids_for,
     why_held,
     with_held,
 )
-from torch_testing_ext.runner.engine.place import LocalPlace
 from torch_testing_ext.runner.model import Attempt, DeviceMemory, Lease, TestOutcome
-from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import text
-from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.leases import Inventory, Leases, Queue
 from torch_testing_ext.runner.scheduling.plan import plan
-from torch_testing_ext.runner.scheduling.policy import Queue
 
 GIB = 2**30
 
@@ -187,7 +185,7 @@ class QuarantineTest(unittest.TestCase):
         self.addCleanup(project.close)
         file = project.write(TESTS)
         inventory = Inventory(("0", "1"), fake=True)
-        tests = sorted(project.zygote.discover([file], 2).tests, key=lambda test: test.id)
+        tests = sorted(project.preloaded_server.discover([file], 2).tests, key=lambda test: test.id)
         planned = plan(tests, inventory, lambda test: None)
         self.assertEqual([unit.devices for unit in planned.units], [1, 1, 2])
         recorder = EventRecorder()
@@ -199,9 +197,9 @@ class QuarantineTest(unittest.TestCase):
         taken = {"GPU-0": 2 * GIB, "GPU-1": 0}
         nvml = FakeNvml(free, free, taken)
         memory = MemoryReturn(
-            project.zygote.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, timeout=0.0, quarantine=leases.quarantine
+            project.preloaded_server.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, timeout=0.0, quarantine=leases.quarantine
         )
-        place = LocalPlace(project.zygote, options, inventory)
+        place = LocalPlace(project.preloaded_server, options, inventory)
         engine = Engine(place, options, inventory, leases, queue, recorder, memory=memory)
         summary = engine.run(planned)
         outcomes = {one.test.id.method: one.outcome for one in summary.finished}
@@ -212,7 +210,7 @@ class QuarantineTest(unittest.TestCase):
         messages = {one.test.id.method: one.last.said for one in summary.finished}
         self.assertRegex(messages["test_first"], "^device 0 still had 2.0 GiB more")
         self.assertRegex(messages["test_wide"], "^it was not run: too few devices are left: device 0 still had")
-        warned = [event.text for event in recorder.of(events.Warned)]
+        warned = [event.text for event in recorder.of(model.Warned)]
         self.assertEqual(len(warned), 1)
         self.assertRegex(warned[0], "device 0 .* is not used again in this run")
         self.assertEqual(list(summary.warnings), warned)
@@ -223,20 +221,18 @@ class PeakTest(unittest.TestCase):
     """The most device memory of a test."""
 
     def test_the_sum_of_the_ranks_on_the_fullest_device(self):
-        self.assertEqual(
-            device_memory.highest([((0, 5, 10),), ((0, 6, 20), (1, 1, 25)), ()]), device_memory.DevicePeak(11, 30, 2)
-        )
-        self.assertIsNone(device_memory.highest([]))
+        self.assertEqual(verdict.highest([((0, 5, 10),), ((0, 6, 20), (1, 1, 25)), ()]), verdict.DevicePeak(11, 30, 2))
+        self.assertIsNone(verdict.highest([]))
 
     def test_what_ranks_have_said_belongs_to_one_test(self):
         report = launch.RankReport(0, launch.RankEnding.PASSED, memory=((0, 5, 10),))
-        device_memory.forget()
-        test_notes.note_memory([report.memory, report.memory])
-        self.assertEqual(device_memory.highest(test_notes.take().memory), device_memory.DevicePeak(10, 20, 2))
-        self.assertIsNone(device_memory.highest(test_notes.take().memory))
-        test_notes.note_memory([report.memory])
-        device_memory.forget()
-        self.assertIsNone(device_memory.highest(test_notes.take().memory))
+        verdict.forget_memory()
+        user_shell.note_memory([report.memory, report.memory])
+        self.assertEqual(verdict.highest(user_shell.take().memory), verdict.DevicePeak(10, 20, 2))
+        self.assertIsNone(verdict.highest(user_shell.take().memory))
+        user_shell.note_memory([report.memory])
+        verdict.forget_memory()
+        self.assertIsNone(verdict.highest(user_shell.take().memory))
 
     def test_in_words(self):
         attempt = Attempt(
@@ -246,10 +242,10 @@ class PeakTest(unittest.TestCase):
 
 
 PEAKS = """
-    from torch_testing_ext import _torch
+    from torch_testing_ext._torch import device_state
     from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
-    _torch.cuda_state.peak_memory = lambda: {0: (2**29, 2**30)}
+    device_state.peak_memory = lambda: {0: (2**29, 2**30)}
 
     class Fresh(MultiProcessTestCase):
         world_size = 2

@@ -10,12 +10,11 @@ import unittest
 
 from kit.invented_runs import Terminal, a_test, every_outcome, finished_test, printed, run_events
 
-from torch_testing_ext.runner.events import TestBegan, TestFinished
-from torch_testing_ext.runner.model import Lease, TestOutcome, Unit
-from torch_testing_ext.runner.options.options import Verbosity
-from torch_testing_ext.runner.report import terminal
-from torch_testing_ext.runner.report.terminal import ConsoleLayout, TerminalStream, cut, width
-from torch_testing_ext.runner.scheduling.forecast import Estimate
+from torch_testing_ext.runner.model import Lease, TestBegan, TestFinished, TestOutcome, Unit
+from torch_testing_ext.runner.options import Verbosity
+from torch_testing_ext.runner.report import text
+from torch_testing_ext.runner.report.text import ConsoleLayout, TerminalStream, cut, width
+from torch_testing_ext.runner.scheduling.plan import Estimate
 
 
 class NarrowTerminalTest(unittest.TestCase):
@@ -70,21 +69,21 @@ class NarrowTerminalTest(unittest.TestCase):
         self.addCleanup(os.close, parent)
         with open(child, "w") as stream:
             fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
-            self.assertEqual(terminal.columns(stream, {"TERM": "xterm"}), 47)
-            self.assertEqual(terminal.columns(stream, {"TERM": "xterm", "COLUMNS": "33"}), 33)
+            self.assertEqual(text.columns(stream, {"TERM": "xterm"}), 47)
+            self.assertEqual(text.columns(stream, {"TERM": "xterm", "COLUMNS": "33"}), 33)
             for nonsense in "0", "-1", "x", "", "²":
-                self.assertEqual(terminal.columns(stream, {"TERM": "xterm", "COLUMNS": nonsense}), 47)
+                self.assertEqual(text.columns(stream, {"TERM": "xterm", "COLUMNS": nonsense}), 47)
             fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
-            self.assertIsNone(terminal.columns(stream, {"TERM": "xterm"}))
-        self.assertIsNone(terminal.columns(io.StringIO(), {"TERM": "xterm"}))
-        self.assertIsNone(terminal.columns(Terminal(), {"TERM": "xterm"}))  # it has no descriptor
+            self.assertIsNone(text.columns(stream, {"TERM": "xterm"}))
+        self.assertIsNone(text.columns(io.StringIO(), {"TERM": "xterm"}))
+        self.assertIsNone(text.columns(Terminal(), {"TERM": "xterm"}))  # it has no descriptor
 
     def test_the_live_display_fits(self):
         try:
             from rich.console import Console as RichConsole
         except ImportError:
             self.skipTest("LIVE DISPLAY NOT CHECKED: rich is not installed")
-        from torch_testing_ext.runner.report.live import Live
+        from torch_testing_ext.runner.report.live_display import Live
 
         tests = [a_test("test_" + "試験" * 30), a_test("test_" + "x" * 90), a_test("test_short")]
         for columns in 40, 60, 80, 200:

@@ -1,4 +1,4 @@
-"""A nanny that is free waits for all of its next request."""
+"""A supervisor that is free waits for all of its next request."""
 
 import os
 import socket
@@ -6,16 +6,16 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process.messages import Channel, socket_pair
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes.nanny import Nanny
+from torch_testing_ext.runner.processes.supervisor import Supervisor
 from torch_testing_ext.runner.processes.worker_messages import (
-    FromNanny,
+    FromSupervisor,
     LoadAs,
-    NannyWatches,
     Nothing,
     StartUnit,
-    ToNanny,
+    SupervisorWatches,
+    ToSupervisor,
     UnitSpec,
     WorkerEnded,
 )
@@ -28,37 +28,37 @@ def start(unit: UnitSpec, channel: Channel[Nothing], log: int) -> NoReturn:
 
 
 class RequestInPiecesTest(TestCase):
-    def fork_nanny(self) -> tuple[socket.socket, int]:
+    def fork_supervisor(self) -> tuple[socket.socket, int]:
         ours, theirs = socket_pair()
         pid = os.fork()
         if pid == 0:
             code = 2
             try:
                 ours.close()
-                Nanny(Channel(theirs, ToNanny), start).serve()
+                Supervisor(Channel(theirs, ToSupervisor), start).serve()
                 code = 0
             finally:
                 os._exit(code)
         theirs.close()
         return ours, pid
 
-    def test_a_nanny_waits_for_all_of_it(self) -> None:
+    def test_a_supervisor_waits_for_all_of_it(self) -> None:
         """The request of a class with many tests is longer than what one read returns."""
-        ours, pid = self.fork_nanny()
+        ours, pid = self.fork_supervisor()
         folder = self.make_folder()
         seconds = (1.0,) * len(TESTS)
         spec = UnitSpec(0, "/f.py", LoadAs(), "/", TESTS, seconds, TESTS, TESTS, folder, folder / "ranks", {})
-        channel: Channel[FromNanny] = Channel(ours, FromNanny)
+        channel: Channel[FromSupervisor] = Channel(ours, FromSupervisor)
         for _ in range(2):  # one unit after the other
             worker, theirs = socket_pair()
             channel.send(StartUnit(0, spec), theirs.fileno())
             theirs.close()
-            said: list[FromNanny] = []
+            said: list[FromSupervisor] = []
             while len(said) < 2:
                 said += channel.receive()
             worker.close()
             watches, ended = said
-            assert isinstance(watches, NannyWatches) and isinstance(ended, WorkerEnded)
+            assert isinstance(watches, SupervisorWatches) and isinstance(ended, WorkerEnded)
             self.assertEqual((watches.pid, ended.status, ended.leftovers), (pid, 0, ()))
         channel.close()
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
@@ -68,8 +68,8 @@ class RequestInPiecesTest(TestCase):
         self.addCleanup(folder.cleanup)
         return Path(folder.name)
 
-    def test_a_nanny_ends_with_its_client(self) -> None:
-        ours, pid = self.fork_nanny()
+    def test_a_supervisor_ends_with_its_client(self) -> None:
+        ours, pid = self.fork_supervisor()
         ours.sendall(b'{"StartUnit": ')  # and no more
         ours.close()
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)

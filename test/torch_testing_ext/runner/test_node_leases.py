@@ -5,9 +5,8 @@ import unittest
 from kit.drawing import Drawer, seeds
 from kit.invented import make_unit
 
-from torch_testing_ext.runner.scheduling.forecast import forecast
-from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
-from torch_testing_ext.runner.scheduling.policy import MOST_OVERTAKEN, Queue
+from torch_testing_ext.runner.scheduling.leases import MOST_OVERTAKEN, NodeLeases, Queue
+from torch_testing_ext.runner.scheduling.plan import forecast
 
 
 def make(units, *nodes):

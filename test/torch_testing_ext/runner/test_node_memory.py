@@ -10,7 +10,7 @@ from pathlib import Path
 from kit.agents import Nodes
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster.memory_watch import MOST_SHARE, most_share
+from torch_testing_ext.runner.cluster.agent import MOST_SHARE, most_share
 
 # A test says itself what the system's files show. In its second attempt the fat one does nothing.
 TESTS = """
@@ -39,10 +39,10 @@ class Lean(unittest.TestCase):
 AGENT = """
 import sys
 from pathlib import Path
-from torch_testing_ext._machine.memory import MachineMemory
-from torch_testing_ext._process import child
-from torch_testing_ext.runner import agent
-child.exit_now(agent.serve(MachineMemory(Path(sys.argv[1]))))
+from torch_testing_ext._machine.machine_resources import MachineMemory
+from torch_testing_ext._process import child_processes
+from torch_testing_ext.runner.cluster import agent
+child_processes.exit_now(agent.serve(MachineMemory(Path(sys.argv[1]))))
 """
 LIMIT = 2 << 30
 

@@ -43,7 +43,7 @@ class NothingToRunTest(unittest.TestCase):
         return run
 
     def without_pytest(self):
-        """From here on, pytest cannot be imported by run_test.py, nor by the zygote that is forked from it."""
+        """From here on, neither run_test.py nor the preloaded server that it forks can import pytest."""
         (self.root / "run_test.py").write_text("import sys\nsys.modules['pytest'] = None\n" + RUN_TEST)
 
     def test_tests_for_pytest_without_pytest(self):

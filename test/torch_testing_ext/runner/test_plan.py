@@ -10,11 +10,11 @@ from pathlib import Path
 from kit.drawing import Drawer, seeds
 from kit.invented import finished_test, make_test, make_unit
 
-from torch_testing_ext._machine.device_facts import DeviceFacts, DeviceNeeds
+from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds
 from torch_testing_ext.runner.model import Attempt, FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
-from torch_testing_ext.runner.options.options import Options, Rerun, ShardSpec
+from torch_testing_ext.runner.options import Options, Rerun, ShardSpec
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
-from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.leases import Inventory
 from torch_testing_ext.runner.scheduling.plan import plan, priority, shard, without_result
 
 TWO = Inventory(("0", "1"), "cuda")

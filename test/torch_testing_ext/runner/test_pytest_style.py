@@ -7,9 +7,9 @@ import unittest
 from pathlib import Path
 from unittest.mock import patch
 
-from torch_testing_ext._cases import pytest_style
-from torch_testing_ext._cases.pytest_style import pytest_style_tests
-from torch_testing_ext._process.packages import import_file
+from torch_testing_ext._process.files import import_file
+from torch_testing_ext._testing.bases import unittest_and_pytest
+from torch_testing_ext._testing.bases.unittest_and_pytest import pytest_style_tests
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile
 
 HELPERS = """
@@ -138,8 +138,8 @@ class PytestStyleTest(unittest.TestCase):
         ):
             with self.subTest(source=source):
                 file.write_text(source)
-                self.assertIs(pytest_style.looks_like_pytest(str(file)), expected)
-        self.assertFalse(pytest_style.looks_like_pytest(str(self.root / "there_is_no_such_file.py")))
+                self.assertIs(unittest_and_pytest.looks_like_pytest(str(file)), expected)
+        self.assertFalse(unittest_and_pytest.looks_like_pytest(str(self.root / "there_is_no_such_file.py")))
 
     def test_no_name_stands_for_two_tests(self):
         """A test of unittest that is hidden by a name for pytest must not be lost."""
@@ -153,7 +153,7 @@ class PytestStyleTest(unittest.TestCase):
         )
         path, argv = list(sys.path), list(sys.argv)
         try:
-            with patch.object(pytest_style, "is_installed", return_value=False):
+            with patch.object(unittest_and_pytest, "is_installed", return_value=False):
                 loaded = LoadedFile.load(str(file))
         finally:
             sys.path[:], sys.argv[:] = path, argv

@@ -10,16 +10,13 @@ import unittest
 from kit.invented import make_test, make_unit
 from kit.runs import RunsCase
 
-from torch_testing_ext._machine.device_facts import DeviceFacts, DeviceNeeds
-from torch_testing_ext._machine.sharing import RANKS_PER_GPU, ranks_per_device
+from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, DeviceFacts, DeviceNeeds, ranks_per_device
 from torch_testing_ext.runner.model import Lease
-from torch_testing_ext.runner.options.config import read_options
-from torch_testing_ext.runner.options.options import Options, UsageError
+from torch_testing_ext.runner.option_sources import read_options
+from torch_testing_ext.runner.options import Options, UsageError
 from torch_testing_ext.runner.report import text
-from torch_testing_ext.runner.scheduling.inventory import environment_of, make_inventory, notes_on_sharing
-from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.leases import Leases, Queue, environment_of, make_inventory, notes_on_sharing
 from torch_testing_ext.runner.scheduling.plan import plan
-from torch_testing_ext.runner.scheduling.policy import Queue
 
 GIB = 2**30
 H100 = DeviceFacts("H100", 80 * GIB, (9, 0))

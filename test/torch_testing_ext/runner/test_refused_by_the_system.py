@@ -1,4 +1,4 @@
-"""What run_test.py does when the system refuses what a unit or a process needs. Starts no zygote."""
+"""What run_test.py does when the system refuses what a unit or a process needs. Starts no preloaded server."""
 
 import errno
 import gc
@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._process.channel import socket_pair
+from torch_testing_ext._process.messages import socket_pair
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
-from torch_testing_ext.runner.options.options import CannotRun, Options
-from torch_testing_ext.runner.processes import file_handle, file_processes
+from torch_testing_ext.runner.options import CannotRun, Options
+from torch_testing_ext.runner.processes import file_processes
 from torch_testing_ext.runner.processes.worker_messages import LoadAs, UnitSpec
 
 NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
@@ -31,15 +31,15 @@ class RefusedTest(TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
-        self.zygote = file_processes.FileProcesses(self.root)
-        self.zygote.directory = self.root
-        self.addCleanup(self.zygote.loop.close)
+        self.preloaded_server = file_processes.FileProcesses(self.root)
+        self.preloaded_server.directory = self.root
+        self.addCleanup(self.preloaded_server.loop.close)
         self.told: list[str] = []
 
     def step(self) -> None:
-        self.zygote.loop.step(time.monotonic())
+        self.preloaded_server.loop.step(time.monotonic())
 
-    def start(self, file: file_handle.FileHandle) -> None:
+    def start(self, file: file_processes.FileHandle) -> None:
         ours, theirs = socket_pair()
         self.addCleanup(ours.close)
         self.addCleanup(theirs.close)
@@ -48,9 +48,9 @@ class RefusedTest(TestCase):
     def start_unit(self, timeout: float = 1.0) -> RunningUnit:
         test = Test(TestId("test_x.py", "T", "test_it"))
         options = Options(timeout=timeout, slow=60.0)
-        return RunningUnit(Unit(0, (test,)), Lease(), self.zygote, options, {}, UnitListener(), "command")
+        return RunningUnit(Unit(0, (test,)), Lease(), self.preloaded_server, options, {}, UnitListener(), "command")
 
-    def test_the_first_zygote(self) -> None:
+    def test_the_first_preloaded_server(self) -> None:
         refuse = BlockingIOError(errno.EAGAIN, "no more processes")
         with (
             mock.patch.object(subprocess, "Popen", side_effect=refuse),
@@ -63,23 +63,23 @@ class RefusedTest(TestCase):
         """The unit leaves nothing behind, and the next one tries again, instead of waiting for ever."""
         gc.collect()  # it closes files that earlier tests have left open
         open_before = sorted(os.listdir("/proc/self/fd"))
-        with mock.patch.object(file_handle, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
+        with mock.patch.object(file_processes, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
             self.start_unit()
-        self.assertEqual(self.zygote.file("test_x.py").state, file_handle.FileState.CLOSED)
+        self.assertEqual(self.preloaded_server.file("test_x.py").state, file_processes.FileState.CLOSED)
         self.assertEqual(sorted(os.listdir("/proc/self/fd")), open_before)
         self.assertEqual(os.listdir(self.root), [])
 
-    def test_a_request_to_the_zygote(self) -> None:
-        self.zygote._channel = mock.Mock(**{"send.side_effect": NO_MORE_FILES})
-        self.zygote.start_child(lambda number: number, self.told.append)
+    def test_a_request_to_the_preloaded_server(self) -> None:
+        self.preloaded_server._channel = mock.Mock(**{"send.side_effect": NO_MORE_FILES})
+        self.preloaded_server.start_child(lambda number: number, self.told.append)
         self.assertEqual(self.told, [])
         self.step()
         self.assertEqual(self.told, ["could not be started: [Errno 24] Too many open files"])
-        self.assertEqual(self.zygote._gone, {})
+        self.assertEqual(self.preloaded_server._gone, {})
 
     def test_a_request_to_a_file(self) -> None:
-        file = self.zygote.file("test_x.py")
-        file.state = file_handle.FileState.READY
+        file = self.preloaded_server.file("test_x.py")
+        file.state = file_processes.FileState.READY
         file._process = mock.Mock(units={}, free=[], fresh=set(), **{"channel.send.side_effect": NO_MORE_FILES})
         self.start(file)
         self.assertEqual(self.told, [])
@@ -87,8 +87,8 @@ class RefusedTest(TestCase):
         self.assertEqual(self.told, ["could not be started: [Errno 24] Too many open files"])
 
     def test_a_unit_waits_until_its_file_is_imported(self) -> None:
-        file = self.zygote.file("test_x.py")
-        file.state = file_handle.FileState.OPENING
+        file = self.preloaded_server.file("test_x.py")
+        file.state = file_processes.FileState.OPENING
         self.start(file)
         self.step()
         self.assertEqual(self.told, [])
@@ -96,9 +96,9 @@ class RefusedTest(TestCase):
 
     def test_the_start_of_a_unit_is_no_time_of_its_test(self) -> None:
         """The test has not begun while its file is imported, so it has not timed out."""
-        self.zygote.file("test_x.py").state = file_handle.FileState.OPENING  # its units wait
+        self.preloaded_server.file("test_x.py").state = file_processes.FileState.OPENING  # its units wait
         unit = self.start_unit(timeout=0.001)
-        self.assertFalse(self.zygote.loop.step(time.monotonic() + 0.05), "a timer was due")
+        self.assertFalse(self.preloaded_server.loop.step(time.monotonic() + 0.05), "a timer was due")
         self.assertEqual((unit.cause, unit._stacks_wanted), (EndCause.ITSELF, []))
         unit._close()
 

@@ -30,29 +30,32 @@ from kit.invented_runs import (
 from kit.junit import Invalid, read_junit, validate
 
 import torch_testing_ext
-from torch_testing_ext._process.whole_files import write_atomically
-from torch_testing_ext.runner.events import Importing, RunBegan, UnitBegan, UnitEnded
+from torch_testing_ext._process.files import write_atomically
 from torch_testing_ext.runner.model import (
     Attempt,
     Category,
     FinishedTest,
+    Importing,
     Lease,
     Policy,
+    RunBegan,
     RunHeader,
     Test,
     TestId,
     TestOutcome,
     Unit,
+    UnitBegan,
+    UnitEnded,
 )
-from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.report import json_results, junit, make_reporters, perfetto
-from torch_testing_ext.runner.report.history import Recorder
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.report import make_reporters, result_files
+from torch_testing_ext.runner.report.journal import Recorder
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
 
 def cases(finished, policy=None, **run):
-    root = read_junit(junit.render(history_of(finished, policy, **run)))
+    root = read_junit(result_files.render_junit(history_of(finished, policy, **run)))
     return {case.get("name"): case for case in root.iter("testcase")}
 
 
@@ -62,7 +65,7 @@ def kinds(case):
 
 class JUnitTest(unittest.TestCase):
     def test_counts(self):
-        root = read_junit(junit.render(history_of(every_outcome())))
+        root = read_junit(result_files.render_junit(history_of(every_outcome())))
         expected = {"tests": "12", "failures": "6", "errors": "0"}
         self.assertEqual({name: root.get(name) for name in expected}, expected)
         self.assertEqual([suite.get("skipped") for suite in root], ["2", "0"])
@@ -101,7 +104,7 @@ class JUnitTest(unittest.TestCase):
         case = cases(every_outcome())["test_failed"]
         self.assertEqual(case.get("classname"), "test.distributed.test_example.ExampleTest")
         self.assertEqual(set(case.keys()), {"classname", "name", "time"})
-        root = read_junit(junit.render(history_of(every_outcome())))
+        root = read_junit(result_files.render_junit(history_of(every_outcome())))
         self.assertEqual(root[0].get("file"), "test/distributed/test_example.py")
 
     def test_a_test_that_fails_each_time(self):
@@ -131,7 +134,7 @@ class JUnitTest(unittest.TestCase):
     def test_every_character_is_legal(self):
         every = "".join(map(chr, range(0x300))) + "\ud800\udfff\ufffe\uffff\U0001f600]]>&<'\""
         one = attempt("test_" + every, TestOutcome.FAILED, message=every, output=every, ranks=ranks([every]))
-        root = read_junit(junit.render(history_of([FinishedTest((one,))])))
+        root = read_junit(result_files.render_junit(history_of([FinishedTest((one,))])))
         self.assertIn("\\x00\\x01", root.find(".//failure").text)
         self.assertIn("]]>&<'\"", root.find(".//system-out").text)
 
@@ -144,7 +147,7 @@ class JUnitTest(unittest.TestCase):
         ids = [TestId("a/b.py", "T", "test_x"), TestId("a.b.py", "T", "test_x"), TestId("a/b.py", "T", "test_\x00")]
         ids.append(TestId("a/b.py", "T", "test_\\x00"))
         finished = [FinishedTest((Attempt(Test(one), TestOutcome.PASSED),)) for one in ids]
-        root = read_junit(junit.render(history_of(finished)))
+        root = read_junit(result_files.render_junit(history_of(finished)))
         names = [case.get("name") for case in root.iter("testcase")]
         self.assertEqual(sorted(names), ["test_\\x00", "test_\\x00 #2", "test_x", "test_x #2"])
 
@@ -155,7 +158,9 @@ class JUnitTest(unittest.TestCase):
     def test_tests_that_did_not_run(self):
         good, left = finished_test("test_good", TestOutcome.PASSED), a_test("test_left")
         for interrupted, errors in (False, []), (True, ["run_test.py::the whole run"]):
-            root = read_junit(junit.render(history_of([good], interrupted=interrupted, unfinished=(left,))))
+            root = read_junit(
+                result_files.render_junit(history_of([good], interrupted=interrupted, unfinished=(left,)))
+            )
             why = "did not run: the run was interrupted" if interrupted else "did not run: the run stopped early"
             self.assertEqual([skip.get("message") for skip in root.iter("skipped")], [why])
             red = [
@@ -170,7 +175,7 @@ class JUnitTest(unittest.TestCase):
         for seconds in -0.004, float("nan"), float("inf"), 1e9, 1e-9, 123456.7891:
             one = FinishedTest((Attempt(a_test("test_a"), TestOutcome.PASSED, seconds=seconds),))
             with self.subTest(seconds=seconds):
-                read_junit(junit.render(history_of([one])))
+                read_junit(result_files.render_junit(history_of([one])))
 
     def test_a_message_of_a_million_characters_is_whole_and_its_title_short(self):
         message = "AssertionError: " + "x" * 1_000_000 + " end"
@@ -181,7 +186,7 @@ class JUnitTest(unittest.TestCase):
 
     def test_the_header(self):
         header = RunHeader("python run_test.py -k 'a b'", "abc", True, "node7", "2.13.0", "3.11.4", "1 cuda device: 0")
-        root = read_junit(junit.render(history_of(every_outcome(), header=header)))
+        root = read_junit(result_files.render_junit(history_of(every_outcome(), header=header)))
         for suite in root:
             self.assertEqual(suite.get("hostname"), "node7")
             found = {one.get("name"): one.get("value") for one in suite.iter("property")}
@@ -217,7 +222,7 @@ class JUnitTest(unittest.TestCase):
         finished = (*every_outcome(), finished_test("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT))
         for policy in Policy(), Policy(fail_flaky=True, fail_leaked=True):
             history = history_of(finished, policy)
-            report = junit.render(history).encode()
+            report = result_files.render_junit(history).encode()
             failed = history.summary.count(Category.FAILED)
             for flavour in junitparser, xunit2:
                 read = flavour.JUnitXml.fromstring(report)
@@ -289,7 +294,9 @@ class TraceTest(unittest.TestCase):
             if not isinstance(event, UnitBegan | UnitEnded):
                 recorder.on_event(event)
         recorder.on_event(UnitBegan(unit, lease, 1.0))
-        self.events = json.loads(perfetto.render(recorder.history(ended(finished, seconds=3.0))))["traceEvents"]
+        self.events = json.loads(result_files.render_perfetto(recorder.history(ended(finished, seconds=3.0))))[
+            "traceEvents"
+        ]
 
     def test_lanes(self):
         names = [(e["pid"], e["args"]["name"]) for e in self.events if e["name"] == "thread_name"]
@@ -316,7 +323,7 @@ class TraceOfRanksTest(unittest.TestCase):
         send(recorder, [Importing((), 1, 1, 1_789_999_990.0), Importing(("x.py",), 1, 1, 1_789_999_998.0)])
         *events, end = run_events([hang_of_ranks(4)])
         send(recorder, events)
-        self.events = json.loads(perfetto.render(recorder.history(end)))["traceEvents"]
+        self.events = json.loads(result_files.render_perfetto(recorder.history(end)))["traceEvents"]
 
     def slices(self, category):
         found = [one for one in self.events if one.get("cat") == category and one["ph"] == "X"]
@@ -340,7 +347,7 @@ class TraceOfRanksTest(unittest.TestCase):
 
 class ResultsTest(unittest.TestCase):
     def test_the_document(self):
-        found = json.loads(json_results.render(history_of(every_outcome())))
+        found = json.loads(result_files.render_json(history_of(every_outcome())))
         self.assertEqual(found["verdicts"], {"passed": 4, "failed": 6, "skipped": 2})
         self.assertEqual(found["outcomes"]["error"], 2)
         by_name = {one["id"].split("::")[-1]: one for one in found["tests"]}
@@ -371,14 +378,14 @@ class WritingTest(unittest.TestCase):
             """
             import resource, signal, sys
             from pathlib import Path
-            from torch_testing_ext._process.whole_files import write_atomically
+            from torch_testing_ext._process.files import write_atomically
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             try:
                 write_atomically(Path(sys.argv[1]), "x" * 100_000)
             except OSError as error:
                 print(error.errno)
-            """
+"""
         )
         command = [sys.executable, "-c", script, str(path)]
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -407,7 +414,7 @@ class WritingTest(unittest.TestCase):
     def test_a_run_without_a_start_event(self):
         """A run that stops before it starts still has reports."""
         recorder = Recorder()
-        for render in junit.render, perfetto.render, json_results.render:
+        for render in result_files.render_junit, result_files.render_perfetto, result_files.render_json:
             render(recorder.history(ended(())))
         self.assertEqual(recorder.history(ended(())).run, RunBegan((), (), (), 0, 0.0))
 

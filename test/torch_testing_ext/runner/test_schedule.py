@@ -5,8 +5,7 @@ import unittest
 from kit.drawing import Drawer, seeds
 from kit.invented import make_unit
 
-from torch_testing_ext.runner.scheduling.leases import Leases
-from torch_testing_ext.runner.scheduling.policy import MOST_OVERTAKEN, Queue
+from torch_testing_ext.runner.scheduling.leases import MOST_OVERTAKEN, Leases, Queue
 
 
 def leases_of(devices, slots):

@@ -7,10 +7,9 @@ from pathlib import Path
 from kit.invented import make_test
 
 from torch_testing_ext.runner.model import Test, TestId
-from torch_testing_ext.runner.options.options import Options, UsageError
-from torch_testing_ext.runner.selection import expressions
-from torch_testing_ext.runner.selection.discovery import test_files
-from torch_testing_ext.runner.selection.selection import Selection
+from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.scheduling import selection as selection_module
+from torch_testing_ext.runner.scheduling.selection import Selection, test_files
 
 PARALLEL = "test/distributed/tensor/parallel/test_tp_examples.py"
 PROPERTIES = "test/distributed/tensor/parallel/test_tp_properties.py"
@@ -270,7 +269,7 @@ class KeywordTest(unittest.TestCase):
             ("*mlp* and not *False", True),
         ):
             with self.subTest(text=text):
-                self.assertIs(expressions.parse_expression(text)(self.TEST), expected)
+                self.assertIs(selection_module.parse_expression(text)(self.TEST), expected)
 
     def test_mistakes(self):
         for text, place in (
@@ -284,7 +283,7 @@ class KeywordTest(unittest.TestCase):
             ("not", "the end"),
         ):
             with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"-k .* found {place}"):
-                expressions.parse_expression(text)
+                selection_module.parse_expression(text)
 
     def test_marks(self):
         slow, plain = Test(self.TEST, marks=("gpu", "slow")), Test(self.TEST)
@@ -297,12 +296,12 @@ class KeywordTest(unittest.TestCase):
             ("SLOW", (False, False)),
         ):
             with self.subTest(text=text):
-                matches = expressions.parse_marks(text)
+                matches = selection_module.parse_marks(text)
                 self.assertEqual((matches(slow), matches(plain)), expected)
                 self.assertTrue(matches(Test(self.TEST, marks=None)), "a test that could not be collected is dropped")
         for text in ("", "slow and", "slow(1)"):
             with self.subTest(text=text), self.assertRaisesRegex(ValueError, "-m .*, found "):
-                expressions.parse_marks(text)
+                selection_module.parse_marks(text)
 
 
 if __name__ == "__main__":

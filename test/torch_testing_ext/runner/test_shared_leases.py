@@ -10,19 +10,18 @@ from pathlib import Path
 
 from kit.runs import RunsCase
 
-from torch_testing_ext._machine.device_locks import (
+from torch_testing_ext._machine.machine_resources import (
     LEASED,
     DeviceLocks,
     UnsafeFolder,
     default_folder,
     leased_by_ancestors,
 )
-from torch_testing_ext._process.loop import EventLoop
-from torch_testing_ext.launch import settings
+from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext.launch import environment
 from torch_testing_ext.runner.engine.other_runs import OtherRuns
-from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.scheduling.inventory import make_inventory
-from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.scheduling.leases import Leases, make_inventory
 
 FILE = "test/distributed/test_x.py"
 # Each test says in a file that it holds its devices, which fails if another test does, in this run or another.
@@ -160,11 +159,11 @@ class ConcurrentRunsTest(LeasesCase):
         self.finish(self.start("--fake-gpus=1", "test_second"), 0)
 
     def test_a_device_stays_locked_while_its_test_runs_although_run_test_is_gone(self):
-        """The nanny is stopped, so that it cannot end the test."""
-        first = self.start_holding(cold=True)  # the nanny descends from run_test.py
+        """The supervisor is stopped, so that it cannot end the test."""
+        first = self.start_holding(cold=True)  # the supervisor descends from run_test.py
         path = self.locks / "fake-0"
         owners = [pid for pid in _descendants(first.pid) if _has_open(pid, path)]
-        self.assertEqual(len(owners), 1, "only the nanny has the lock, besides run_test.py")
+        self.assertEqual(len(owners), 1, "only the supervisor has the lock, besides run_test.py")
         os.kill(owners[0], signal.SIGSTOP)
         try:
             first.kill()
@@ -238,7 +237,7 @@ class DeviceLocksTest(unittest.TestCase):
         outer.acquire("nb")
         self.assertFalse(inner.acquire("nb"))
         self.assertEqual(inner.leased(["nb"]), {LEASED: "a,b"})
-        self.assertIn(LEASED, settings.KNOWN_NAMES)
+        self.assertIn(LEASED, environment.KNOWN_NAMES)
 
     def test_a_reservation_does_not_concern_the_devices_of_ancestors(self):
         """A run inside a test would wait for the run that has the reservation, which waits for the test."""

@@ -1,4 +1,4 @@
-"""The zygote imports what the files of the run use, and no more."""
+"""The preloaded server imports what the files of the run use, and no more."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes.zygote_client import WarmUp, warm_up_for
+from torch_testing_ext.runner.processes.file_processes import WarmUp, warm_up_for
 
 PLAIN = """
 import unittest

@@ -272,9 +272,9 @@ engine.Engine.test_began = test_began
         self.write(FILE, SIMPLE)
         self.break_by(
             """
-from torch_testing_ext.runner.report import console
+from torch_testing_ext.runner.report import console_report
 def broken(*a, **k): raise LookupError("a mistake in the console")
-console.Console._test_finished = broken
+console_report.Console._test_finished = broken
 """
         )
         out = self.finish(self.start(*REPORTS), 3)
@@ -284,8 +284,10 @@ console.Console._test_finished = broken
     def test_before_the_first_test(self):
         self.write(FILE, SIMPLE)
         self.break_by(
-            "from torch_testing_ext.runner import run_site, session\n"
-            "def plan(*a, **k): raise LookupError('a mistake in the plan')\nsession.plan = plan\n"
+            "from torch_testing_ext.runner import run_site\n"
+            "from torch_testing_ext.runner import session\n"
+            "def plan(*a, **k): raise LookupError('a mistake in the plan')\n"
+            "session.plan = plan\n"
             "run_site.LocalSite.warnings = ('what the site found before',)\n"
         )
         out = self.finish(self.start(*REPORTS), 3)
@@ -294,9 +296,9 @@ console.Console._test_finished = broken
         self.assertIn("a mistake in the plan", (self.root / "x.xml").read_text())
         self.assertEqual(self.results()["warnings"], ["what the site found before"])
 
-    def test_a_zygote_that_cannot_start(self):
+    def test_a_preloaded_server_that_cannot_start(self):
         self.write(FILE, SIMPLE)
-        self.write("torch.py", "import os; os._exit(9)\n")  # the zygote finds it before torch
+        self.write("torch.py", "import os; os._exit(9)\n")  # the preloaded server finds it before torch
         out = self.finish(self.start(*REPORTS, cold=True), 3)
         self.assertEqual(out.splitlines()[-1], "0 passed, 1 failed, 0 skipped")
         self.assertIn("exited with code 9", (self.root / "x.xml").read_text())

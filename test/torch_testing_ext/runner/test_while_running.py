@@ -12,11 +12,11 @@ from kit.processes import heed_ctrl_c
 from kit.project import Project
 from kit.runs import RunsCase
 
-from torch_testing_ext._process import user_commands
+from torch_testing_ext._process import user_shell
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner import events
+from torch_testing_ext.runner import model
 from torch_testing_ext.runner.engine.running_unit import Deadlines
-from torch_testing_ext.runner.options.options import Options
+from torch_testing_ext.runner.options import Options
 
 HANGS = """
 import os, time, unittest
@@ -73,14 +73,14 @@ def tearDownModule():
 class TestStatus(TestCase):
     def test_a_slow_test_is_announced_and_sigusr1_shows_stacks(self):
         def react(event):
-            if isinstance(event, events.TestIsSlow):
+            if isinstance(event, model.TestIsSlow):
                 os.kill(os.getpid(), signal.SIGUSR1)
-            if isinstance(event, events.StatusRequested):
+            if isinstance(event, model.StatusRequested):
                 os.kill(os.getpid(), signal.SIGINT)
 
         ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow=1.0)
         self.assertTrue(ran.summary.interrupted)
-        running = {one.test.id.method: one for one in ran.recorder.of(events.StatusRequested)[0].running}
+        running = {one.test.id.method: one for one in ran.recorder.of(model.StatusRequested)[0].running}
         self.assertIn("in wait_for_ever", running["test_alone"].stacks)
         self.assertRegex(running["test_ranks"].stacks, r"rank0:\n.*\n *File .* in wait_for_the_other")
         self.assertGreaterEqual(max(one.seconds for one in running.values()), 1.0)
@@ -91,7 +91,7 @@ class TestStatus(TestCase):
         self.assertEqual(ran.outcomes, {"test_ranks": "timeout", "test_alone": "timeout"})
         attempt = ran["test_ranks"]
         self.assertIn("where the running ranks are:", attempt.said)
-        self.assertIn(f"run again:  {user_commands.runner()} ", attempt.said)
+        self.assertIn(f"run again:  {user_shell.runner()} ", attempt.said)
         self.assertEqual([log.output for log in attempt.ranks], ["rank 0 waits\n", ""])
         self.assertIn("in wait_for_the_other", attempt.ranks[0].stacks)
 
@@ -110,11 +110,11 @@ class TestStatus(TestCase):
         )
 
         def react(event):
-            if isinstance(event, events.Output) and event.text == "before\n":
+            if isinstance(event, model.Output) and event.text == "before\n":
                 open(fifo, "w").close()
 
         ran = PROJECT.run(file, react=react, stream=True)
-        self.assertEqual("".join(event.text for event in ran.recorder.of(events.Output)), "before\nafter\n")
+        self.assertEqual("".join(event.text for event in ran.recorder.of(model.Output)), "before\nafter\n")
         self.assertEqual(ran["test_it"].output, "before\nafter\n")
 
     def test_all_output_is_streamed_however_it_is_written(self):
@@ -133,13 +133,13 @@ class TestStatus(TestCase):
         )
 
         def react(event):
-            if isinstance(event, events.Output) and event.text.startswith("half") and fifo.exists():
+            if isinstance(event, model.Output) and event.text.startswith("half") and fifo.exists():
                 open(fifo, "w").close()
                 fifo.unlink()
 
         ran = PROJECT.run(file, react=react, stream=True)
         written = "half of a character: ü\n" + "line\n" * 30_000 + "\n"
-        self.assertTrue("".join(event.text for event in ran.recorder.of(events.Output)) == written)
+        self.assertTrue("".join(event.text for event in ran.recorder.of(model.Output)) == written)
 
 
 class DeadlineTest(TestCase):
@@ -192,14 +192,14 @@ class TestLeases(TestCase):
         file = PROJECT.write(
             """
             import os, unittest
-            from torch_testing_ext._marks import needs
+            from torch_testing_ext._testing.marks import needs
             class T(unittest.TestCase):
                 @needs.requires(needs.Need(lambda: None, devices=2))
                 def test_a(self): print(os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"])
                 test_b = test_c = test_a
                 @needs.requires(needs.Need(lambda: None, devices=9))
                 def test_d(self): pass
-            """
+"""
         )
         ran = PROJECT.run(file, devices=4, jobs=4)
         self.assertEqual(
@@ -209,10 +209,10 @@ class TestLeases(TestCase):
         self.assertEqual((ran.outcomes["test_d"], ran["test_d"].want), ("skipped", "9 devices"))
         held = set()
         for event in ran.recorder.events:
-            if isinstance(event, events.UnitBegan):
+            if isinstance(event, model.UnitBegan):
                 self.assertFalse(held & set(event.lease.devices))
                 held |= set(event.lease.devices)
-            if isinstance(event, events.UnitEnded):
+            if isinstance(event, model.UnitEnded):
                 held -= set(event.lease.devices)
         for name in ("test_a", "test_b", "test_c"):
             self.assertEqual(ran[name].output, ",".join(ran[name].lease.devices) + "\n")
@@ -224,7 +224,7 @@ class TestRanks(TestCase):
             PROJECT.write(
                 """
                 import os, unittest
-                from torch_testing_ext._marks.needs import Skipped, too_few_devices
+                from torch_testing_ext._testing.marks.needs import Skipped, too_few_devices
                 from torch_testing_ext.common_distributed import MultiProcessTestCase
                 class T(MultiProcessTestCase):
                     world_size = 2
@@ -239,7 +239,7 @@ class TestRanks(TestCase):
                     def test_wants(self): raise Skipped(too_few_devices(4))
                     @unittest.expectedFailure
                     def test_fails_as_expected(self): self.fail()
-                """
+"""
             )
         )
         self.assertEqual(

@@ -8,19 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
-from kit.invented_runs import attempt, run_events, send
+from kit.invented_runs import attempt, history_of, run_events, send
 from kit.verdicts import CASE, killed, stopped, world
-from test_html_report import history_of
 
 from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import judging, screen
+from torch_testing_ext.launch import judging
 from torch_testing_ext.runner.model import FinishedTest, Policy, TestOutcome
-from torch_testing_ext.runner.options.options import Options
-from torch_testing_ext.runner.report import brief, github, html_page, journal, junit, show
-from torch_testing_ext.runner.report.terminal import ConsoleLayout
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.report import console_report, html_page, journal, result_files
+from torch_testing_ext.runner.report.text import ConsoleLayout
 
 COMPOSED_BY_JUDGE = ("_compose", "_what_happened", "_line", "describe_exit", "list_of", "_of_all")
 COMPOSED_FOR_THE_SCREEN = ("_did", "_remarks", "_still_running")
@@ -49,7 +48,7 @@ class WordingTest(unittest.TestCase):
     def setUp(self):
         patches = ExitStack()
         self.addCleanup(patches.close)
-        for module, names in ((judging, COMPOSED_BY_JUDGE), (screen, COMPOSED_FOR_THE_SCREEN)):
+        for module, names in ((judging, COMPOSED_BY_JUDGE), (judging, COMPOSED_FOR_THE_SCREEN)):
             for name in names:
                 function = getattr(module, name)
                 patches.enter_context(
@@ -86,13 +85,13 @@ class WordingTest(unittest.TestCase):
             self.assertIn(words, page)
 
     def test_junit(self):
-        root = ET.fromstring(junit.render(history_of(self.finished)))
+        root = ET.fromstring(result_files.render_junit(history_of(self.finished)))
         failures = [(one.get("type"), one.get("message")) for one in root.iter("failure")]
         self.assertEqual(failures, [("timeout", self.hung.title), ("crashed", self.crashed.title)])
 
     def test_one_screen(self):
-        lines = brief.details(self.finished[0].last, ConsoleLayout(show="python run_test.py show"))
-        plain = brief.plain(lines)
+        lines = console_report.brief_details(self.finished[0].last, ConsoleLayout(show="python run_test.py show"))
+        plain = console_report.plain(lines)
         self.assertIn("  rank 0  WAITING FOR RANK 1  test_wording.py:20 in test_x\n", plain)
         self.assertRegex(plain, r"\n  > +20 \| ")
         self.assertIn("all of it:  python run_test.py show test/distributed/test_example.py::Exa", plain)
@@ -102,17 +101,17 @@ class WordingTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, journal.NAME)
             send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(self.finished))
-            hung, crashed = show.accounts([path], [])
+            hung, crashed = console_report.accounts([path], [])
         self.assertIn(self.hung.account, hung)
         self.assertIn(self.crashed.account, crashed)
 
     def test_causes_and_lines_of_annotations(self):
         alike = [self.failing(f"test_{number}", TestOutcome.TIMEOUT, self.hung) for number in range(2)]
-        (group,) = brief.by_cause(alike, Policy())
+        (group,) = console_report.by_cause(alike, Policy())
         self.assertEqual(len(group), 2)
         file = dataclasses.replace(alike[0].test.id, file=f"x/{Path(__file__).name}")
         one = FinishedTest((attempt("", TestOutcome.TIMEOUT, message="", failure=self.hung, test=self.of_file(file)),))
-        self.assertIn(",line=20,", github.annotation([one], Policy()))
+        self.assertIn(",line=20,", console_report.annotation([one], Policy()))
 
     def of_file(self, name):
         return dataclasses.replace(self.finished[0].test, id=name)
@@ -129,7 +128,7 @@ class OldJournalTest(unittest.TestCase):
                 lines = [line.replace(new, "") for line in lines]
             path.write_text("\n".join([*lines, ""]))
             run = journal.read(path)
-            (shown,) = show.accounts([path], [])
+            (shown,) = console_report.accounts([path], [])
         self.assertEqual((run.summary.error, run.summary.finished[0].last.said), ("", "1 != 2\n\nmore"))
         self.assertIn("\n1 != 2\n\nmore\n", shown)
 

@@ -1,4 +1,4 @@
-"""A zygote that does not get ready ends the run in time, and says what it printed."""
+"""A preloaded server that does not get ready ends the run in time, and says what it printed."""
 
 import os
 import tempfile
@@ -7,19 +7,19 @@ from unittest import mock
 
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.options.options import CannotRun
-from torch_testing_ext.runner.processes import file_processes, zygote_client
-from torch_testing_ext.runner.processes.zygote_client import WarmUp
+from torch_testing_ext.runner.options import CannotRun
+from torch_testing_ext.runner.processes import file_processes
+from torch_testing_ext.runner.processes.file_processes import WarmUp
 
 
-class ZygoteStartTest(TestCase):
+class PreloadedServerStartTest(TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
 
     def count_devices(self, source: str) -> None:
-        """Ask a zygote for something, which first imports a module with this source."""
+        """Ask a preloaded server for something, which first imports a module with this source."""
         (self.root / "imported_first.py").write_text(source)
         with file_processes.FileProcesses(self.root, WarmUp(("imported_first",))) as made:
             made.count_devices()
@@ -30,8 +30,8 @@ class ZygoteStartTest(TestCase):
         message = ""
         for seconds in (1, 4, 16, 64):  # on a busy machine, the process does not get as far as that in one
             with (
-                mock.patch.object(zygote_client, "START_TIMEOUT", seconds),
-                mock.patch.object(zygote_client, "QUIT_TIMEOUT", 0.1),
+                mock.patch.object(file_processes, "START_TIMEOUT", seconds),
+                mock.patch.object(file_processes, "QUIT_TIMEOUT", 0.1),
                 self.assertRaises(CannotRun) as raised,
             ):
                 self.count_devices(source)

@@ -24,8 +24,8 @@ from kit.warm_runs import WarmBench
 from torch_testing_ext._process.launcher_variables import LAUNCHERS, TORCHRUN
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.warm import warm_client, warm_program
-from torch_testing_ext.warm.handover import RunProgram
 from torch_testing_ext.warm.read_record import ReadRecord
+from torch_testing_ext.warm.server_link import RunProgram
 
 SHOWS = "import torch, mine; print(torch.initial_seed(), mine.VALUE)"
 
@@ -213,7 +213,7 @@ class AbusesTest(unittest.TestCase):
         if pid == 0:
             try:
                 signal.signal(2, signal.default_int_handler)
-                signal.pthread_sigmask(signal.SIG_BLOCK, [2])  # as its keeper leaves it
+                signal.pthread_sigmask(signal.SIG_BLOCK, [2])  # as its supervisor leaves it
                 sys.orig_argv[:] = [sys.executable, "-c"]
                 program = RunProgram(
                     "-c", [""], environ={}, umask=0, ignored=[], blocked=[], numbers=[], leads=False, adopts=False

@@ -273,7 +273,7 @@ class SameAsColdTest(WarmTestCase):
         process.send_signal(signal.SIGCONT)
         self.assertEqual(process.communicate(timeout=60)[0], "on\n")
 
-    def test_killed_client_server_and_keeper(self) -> None:
+    def test_killed_client_server_and_supervisor(self) -> None:
         code = "import os, sys; print(os.getpid(), os.getppid(), flush=True); sys.stdin.read(); print('done')"
         process = self.bench.start("-c", code, stdin=subprocess.PIPE)
         pid, _ = map(int, process.stdout.readline().split())  # type: ignore[union-attr]
@@ -291,10 +291,10 @@ class SameAsColdTest(WarmTestCase):
         self.assertEqual(self.bench.run("-c", "print(1)").stdout, "1\n")
         self.assertNotEqual(self.bench.server(), server)
         process = self.bench.start("-c", code, stdin=subprocess.PIPE)
-        pid, keeper = map(int, process.stdout.readline().split())  # type: ignore[union-attr]
-        self.assertNotEqual(keeper, os.getpid(), "it ran cold")
+        pid, supervisor = map(int, process.stdout.readline().split())  # type: ignore[union-attr]
+        self.assertNotEqual(supervisor, os.getpid(), "it ran cold")
         gone = os.pidfd_open(pid)
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL)
         process.communicate(timeout=60)
         self.assertEqual(process.returncode, -signal.SIGKILL)
         self._wait(gone)

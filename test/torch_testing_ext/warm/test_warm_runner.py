@@ -1,4 +1,4 @@
-"""run_test.py with a warm server: its zygote is a fork of the server's, and reads test files again."""
+"""run_test.py with a warm server: its preloaded server is a fork of the server's, and reads test files again."""
 
 from __future__ import annotations
 

@@ -5,5 +5,5 @@ from torch_testing_ext._spmd.parallel_modes import (
     DataParallel as DataParallel,
     Override as Override,
     ParallelMode as ParallelMode,
+    SPMDError as SPMDError,
 )
-from torch_testing_ext._spmd.spmd_errors import SPMDError as SPMDError

@@ -10,12 +10,19 @@ import, so its ranks inherit them when they are forked.
 import importlib as _importlib
 import typing as _typing
 
-from torch_testing_ext._cases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
-from torch_testing_ext._cases.distributed_base import run_subtests as run_subtests
-from torch_testing_ext._cases.multi_process import MultiProcessTestCase as MultiProcessTestCase
-from torch_testing_ext._cases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
-from torch_testing_ext._dtensor import devices_used as _devices_used
-from torch_testing_ext._dtensor.dtensor_bases import (
+from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine.flags import share as _share
+from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
+from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests
+from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
+from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
+from torch_testing_ext._testing.marks.needs import (
+    ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
+    TEST_SKIPS as TEST_SKIPS,
+    skip_if_lt_x_gpu as skip_if_lt_x_gpu,
+)
+from torch_testing_ext._testing.sharded import dtensor_bases as dtensor_bases
+from torch_testing_ext._testing.sharded.dtensor_bases import (
     DTensorContinuousTestBase as DTensorContinuousTestBase,
     DTensorOpTestBase as DTensorOpTestBase,
     DTensorTestBase as DTensorTestBase,
@@ -24,23 +31,43 @@ from torch_testing_ext._dtensor.dtensor_bases import (
     skip_unless_torch_gpu as skip_unless_torch_gpu,
     with_comms as with_comms,
 )
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.lazy import share as _share
-from torch_testing_ext._marks.distributed import (
-    ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
-    skip_if_lt_x_gpu as skip_if_lt_x_gpu,
-)
-from torch_testing_ext._marks.needs import TEST_SKIPS as TEST_SKIPS
 
 if _typing.TYPE_CHECKING:
-    from torch_testing_ext._dtensor.converter import *
-    from torch_testing_ext._dtensor.experts import *
-    from torch_testing_ext._dtensor.local_tensor_bases import *
-    from torch_testing_ext._dtensor.mlp import *
-    from torch_testing_ext._dtensor.ordered_shards import *
-    from torch_testing_ext._dtensor.sharding_rules import *
-    from torch_testing_ext._dtensor.transformer import *
-    from torch_testing_ext._utils.mock_group import FakeStore as FakeStore
+    from torch_testing_ext._testing.helpers.mock_group import FakeStore as FakeStore
+    from torch_testing_ext._testing.sharded.dtensor_checks import (
+        DTensorConverter as DTensorConverter,
+        ShardOrder as ShardOrder,
+        check_all_placements as check_all_placements,
+        check_dtensors as check_dtensors,
+        generate_shard_orders as generate_shard_orders,
+        make_full_tensor as make_full_tensor,
+        op_strategy_context as op_strategy_context,
+        patched_distribute_tensor as patched_distribute_tensor,
+        redistribute as redistribute,
+        shard_order_to_placement as shard_order_to_placement,
+        validate_sharding_rule_sample as validate_sharding_rule_sample,
+        validate_sharding_rule_sample_backward as validate_sharding_rule_sample_backward,
+    )
+    from torch_testing_ext._testing.sharded.local_tensor_bases import *
+    from torch_testing_ext._testing.sharded.plain_models import (
+        InOrder as InOrder,
+        MLPModule as MLPModule,
+        MLPStacked as MLPStacked,
+        RMSNormPython as RMSNormPython,
+    )
+    from torch_testing_ext._testing.sharded.transformer import (
+        SHARDED as SHARDED,
+        Attention as Attention,
+        ExpertLayer as ExpertLayer,
+        ExpertParallel as ExpertParallel,
+        ExpertParallelWithTP as ExpertParallelWithTP,
+        Experts as Experts,
+        FeedForward as FeedForward,
+        ModelArgs as ModelArgs,
+        TensorParallelForExpert as TensorParallelForExpert,
+        Transformer as Transformer,
+        TransformerBlock as TransformerBlock,
+    )
 
     DEVICE_COUNT: int
     DEVICE_TYPE: str
@@ -49,8 +76,17 @@ if _typing.TYPE_CHECKING:
 
 # Names to import at their first use, by the module of `_dtensor/` that defines them.
 _LAZY = {
-    "converter": ("DTensorConverter",),
-    "experts": ("ExpertLayer", "ExpertParallel", "ExpertParallelWithTP", "Experts", "TensorParallelForExpert"),
+    "dtensor_checks": (
+        "DTensorConverter",
+        "generate_shard_orders",
+        "make_full_tensor",
+        "patched_distribute_tensor",
+        "redistribute",
+        "shard_order_to_placement",
+        "op_strategy_context",
+        "validate_sharding_rule_sample",
+        "validate_sharding_rule_sample_backward",
+    ),
     "local_tensor_bases": (
         "LocalDTensorContinuousTestBase",
         "LocalDTensorOpTestBase",
@@ -61,24 +97,27 @@ _LAZY = {
         "map_local_tensor_for_rank",
         "reduce_local_int",
     ),
-    "mlp": ("MLPModule", "MLPStacked", "RMSNormPython"),
-    "ordered_shards": (
-        "generate_shard_orders",
-        "make_full_tensor",
-        "patched_distribute_tensor",
-        "redistribute",
-        "shard_order_to_placement",
+    "plain_models": (
+        "MLPModule",
+        "MLPStacked",
+        "RMSNormPython",
     ),
-    "sharding_rules": (
-        "op_strategy_context",
-        "validate_sharding_rule_sample",
-        "validate_sharding_rule_sample_backward",
+    "transformer": (
+        "ExpertLayer",
+        "ExpertParallel",
+        "ExpertParallelWithTP",
+        "Experts",
+        "TensorParallelForExpert",
+        "Attention",
+        "FeedForward",
+        "ModelArgs",
+        "Transformer",
+        "TransformerBlock",
     ),
-    "transformer": ("Attention", "FeedForward", "ModelArgs", "Transformer", "TransformerBlock"),
 }
-_MODULE_OF = {name: f"torch_testing_ext._dtensor.{module}" for module, names in _LAZY.items() for name in names}
+_MODULE_OF = {name: f"torch_testing_ext._testing.sharded.{module}" for module, names in _LAZY.items() for name in names}
 _DEVICE_FACTS = ("DEVICE_COUNT", "DEVICE_TYPE", "NUM_DEVICES", "PG_BACKEND")
-_share(__name__, _devices_used.constants, *_DEVICE_FACTS)
+_share(__name__, dtensor_bases.constants, *_DEVICE_FACTS)
 _FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
 
 __all__ = [name for name in globals() if not name.startswith("_")] + list(_MODULE_OF) + list(_DEVICE_FACTS)
@@ -90,9 +129,9 @@ def __getattr__(name: str) -> _typing.Any:
         globals()[name] = found
         return found
     if name in _FLAGS:
-        return _flags.flag(name)
+        return flags.flag(name)
     if name == "FakeStore":
-        return _importlib.import_module("torch_testing_ext._utils.mock_group").FakeStore
+        return _importlib.import_module("torch_testing_ext._testing.helpers.mock_group").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,32 +13,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.words import first_names
+from torch_testing_ext.runner.engine.engine import Engine, Place
+from torch_testing_ext.runner.engine.running_unit import UnitListener
+from torch_testing_ext.runner.model import Lease, NodeOfRun, Reporter, RunHeader, Unit, Warned
+from torch_testing_ext.runner.options import ALL_CPUS, CannotRun, Options, UsageError
+from torch_testing_ext.runner.processes.file_processes import Discovery, Reads
+from torch_testing_ext.runner.run_site import Found, Work
+from torch_testing_ext.runner.scheduling.leases import Inventory, NodeLeases, Priority, Queue
 
-from ..engine.engine import Engine
-from ..engine.place import Place
-from ..engine.running_unit import UnitListener
-from ..events import Reporter, Warned
-from ..model import Lease, NodeOfRun, RunHeader, Unit
-from ..options.options import ALL_CPUS, CannotRun, Options, UsageError
-from ..processes.file_processes import Discovery, Reads
-from ..run_site import Found, Work
-from ..scheduling.inventory import Inventory
-from ..scheduling.node_leases import NodeLeases
-from ..scheduling.policy import Priority, Queue
-from .agent_messages import CloseFile, FindTests, PrepareNode, RunUnit
-from .bridge_protocol import Connect
-from .cluster_nodes import ClusterError, ClusterNodes, NodeLauncher
-from .node_environment import LOGS, environment_for_nodes, notes_on_environment
-from .project_changes import ComingBack
+from .agent_messages import CloseFile, ClusterError, FindTests, PrepareNode, RunUnit
+from .bridge_messages import Connect, Wish
+from .cluster_nodes import ClusterNodes, NodeLauncher, RemoteNode, RemoteUnit
+from .node_contents import (
+    LOGS,
+    ComingBack,
+    Shipment,
+    choose,
+    environment_for_nodes,
+    notes_on_environment,
+    sent_file,
+    split_path,
+    write,
+)
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
-from .remote import RemoteNode, RemoteUnit
-from .reservations import Wish
-from .shipping import Shipment, choose, sent_file, split_path, write
 from .slurm import SLURM, slurm_launcher
 
 # The folder of the project's copies for TORCH_TESTING_EXT_LOGS.
@@ -229,7 +231,7 @@ def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **m
 
 
 def _say(text: str) -> None:
-    print(f"{user_commands.runner_name()}: {text}", file=sys.stderr, flush=True)
+    print(f"{user_shell.runner_name()}: {text}", file=sys.stderr, flush=True)
 
 
 # -- the place

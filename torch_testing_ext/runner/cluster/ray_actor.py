@@ -1,8 +1,8 @@
 """The actor that holds a node of Ray for us, and carries the bytes of its agent.
 
 It is sent to the node by value, with the module of private folders: before the set-up, the node may not have this
-package. It ends when it is not polled any more: the bridge, or the network, is gone. Below it is the keeper
-(node_keeper.py), which ends the agent and all else that runs on the node.
+package. It ends when it is not polled any more: the bridge, or the network, is gone. Below it is the supervisor
+(node_supervisor.py), which ends the agent and all else that runs on the node.
 """
 
 import contextlib
@@ -46,14 +46,14 @@ RUN_ELSEWHERE = "torch_testing_ext_run_"
 class AgentActor:
     """Starts an agent on its node, and passes bytes to it and from it."""
 
-    def __init__(self, keeper: str, words: list[str], hide: list[str]):
-        """`keeper`: its source. `words`: of the agent's interpreter. `hide`: variables that mask accelerators."""
+    def __init__(self, supervisor: str, words: list[str], hide: list[str]):
+        """`supervisor`: its source. `words`: of the agent's interpreter. `hide`: variables that mask accelerators."""
         threshold = os.environ.get("RAY_memory_usage_threshold")  # noqa: SIM112
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._words = [*words, f"--ray-memory-threshold={threshold}"] if threshold else words
         self._hide = hide
         self._base, self._warnings = _base()
-        # The keeper.
+        # The supervisor.
         self._process: subprocess.Popen[bytes] | None = None
         # The project may be large, and take a while to come.
         self._polled = time.monotonic() + START_TIMEOUT
@@ -93,7 +93,7 @@ class AgentActor:
         self._polled = time.monotonic() + START_TIMEOUT
         folder = ""
         try:
-            folder = self._start_keeper()
+            folder = self._start_supervisor()
             if archive is not None and self._base:
                 keep_archive(self._base, key, archive)
             archive = self._kept if archive is None else archive
@@ -120,7 +120,7 @@ class AgentActor:
         return {"root": root, "gpus": [str(gpu) for gpu in gpus], "warnings": self._warnings}
 
     def _failed(self, error: str) -> dict[str, object]:
-        """Without a job, the keeper removes its folder and ends."""
+        """Without a job, the supervisor removes its folder and ends."""
         self.send(b"")
         return {"error": error}
 
@@ -137,7 +137,7 @@ class AgentActor:
         return {**kept, **environ, "PYTHONPATH": whole_path}
 
     def _start(self, folder: str, job: Mapping[str, object]) -> str:
-        """Have the keeper run the set-up and start the agent. Returns why that failed."""
+        """Have the supervisor run the set-up and start the agent. Returns why that failed."""
         process = self._process
         assert process is not None and process.stdout is not None
         log = os.path.join(folder, "agent.log")
@@ -150,10 +150,10 @@ class AgentActor:
             return "it was ended while it started"
         return str(json.loads(line)["error"])
 
-    def _start_keeper(self) -> str:
-        """Create the folder of this run, and start its keeper. Returns the folder.
+    def _start_supervisor(self) -> str:
+        """Create the folder of this run, and start its supervisor. Returns the folder.
 
-        In a thread that lives as long as this process: the kernel ends the keeper when the thread ends.
+        In a thread that lives as long as this process: the kernel ends the supervisor when the thread ends.
         """
         folder, lock = make_locked(RUN if self._base else RUN_ELSEWHERE, self._base or None)
         started = threading.Event()
@@ -162,7 +162,7 @@ class AgentActor:
         def run() -> None:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", self._keeper, str(os.getpid()), str(folder)],
+                    [sys.executable, "-I", "-S", "-c", self._supervisor, str(os.getpid()), str(folder)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     bufsize=0,
@@ -176,7 +176,7 @@ class AgentActor:
 
         threading.Thread(target=run, daemon=True).start()
         started.wait()
-        # The keeper has it.
+        # The supervisor has it.
         os.close(lock)
         if errors:
             raise errors[0]
@@ -227,10 +227,10 @@ class AgentActor:
     def stop(self) -> None:
         """End the agent, and with it everything below it, and remove the folder."""
         self.send(b"")
-        self._end_keeper(END_TIMEOUT)
+        self._end_supervisor(END_TIMEOUT)
 
-    def _end_keeper(self, by_itself: float) -> None:
-        """SIGKILL would end the keeper alone: it is for one that does not answer."""
+    def _end_supervisor(self, by_itself: float) -> None:
+        """SIGKILL would end the supervisor alone: it is for one that does not answer."""
         process = self._process
         if process is None:
             return
@@ -247,13 +247,13 @@ class AgentActor:
     # -- the watch
 
     def _watch(self) -> None:
-        """End this process when it serves nobody, and with it the keeper."""
+        """End this process when it serves nobody, and with it the supervisor."""
         while True:
             time.sleep(0.5)
             is_orphaned = bool(self._raylet) and os.getppid() != self._raylet
             is_forgotten = time.monotonic() - self._polled > LEASE
             if is_orphaned or is_forgotten or _is_zombie(self._raylet):
-                self._end_keeper(0.0)
+                self._end_supervisor(0.0)
                 os._exit(1)
 
 

@@ -13,16 +13,14 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
-from torch_testing_ext._process import reaping, user_commands
-from torch_testing_ext._process.channel import Channel, socket_pair
+from torch_testing_ext._process import child_processes, user_shell
+from torch_testing_ext._process.child_processes import EventLoop, Timer, wait_readable
 from torch_testing_ext._process.logs import tail
-from torch_testing_ext._process.loop import EventLoop, Timer, wait_readable
-from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
 
-from . import bridge_protocol
-from .agent_messages import PrepareNode
-from .cluster_nodes import ClusterError, ClusterNodes, NodeLauncher
-from .remote import JoiningNode
+from . import bridge_messages
+from .agent_messages import ClusterError, PrepareNode
+from .cluster_nodes import ClusterNodes, JoiningNode, NodeLauncher
 
 BRIDGE = ("-m", "torch_testing_ext.runner.cluster.bridge")
 IMPORT_TIMEOUT = 60.0
@@ -53,7 +51,7 @@ class BridgeState(enum.Enum):
 class RayLauncher(NodeLauncher):
     """The bridge, seen from run_test.py."""
 
-    request: bridge_protocol.Connect
+    request: bridge_messages.Connect
     # Its root and its limits are completed for each node.
     prepare: PrepareNode
     log: Path
@@ -64,7 +62,7 @@ class RayLauncher(NodeLauncher):
     waits_for: str = "the Ray cluster"
     failure: str = ""
     _process: subprocess.Popen[bytes] | None = None
-    cleaned: list[bridge_protocol.NodeCleaned] = field(default_factory=list)
+    cleaned: list[bridge_messages.NodeCleaned] = field(default_factory=list)
     _state: BridgeState = BridgeState.IMPORTS
     _takes_more: bool = True
     # How agents ended.
@@ -76,7 +74,7 @@ class RayLauncher(NodeLauncher):
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
-            missing = f"Ray, which is not installed: {user_commands.install('ray')}"
+            missing = f"Ray, which is not installed: {user_shell.install('ray')}"
             raise ClusterError(f"--cluster {self.request.wish.address} needs {missing}")
         self.expected = self.request.wish.nodes or 0
 
@@ -89,7 +87,7 @@ class RayLauncher(NodeLauncher):
         self._loop, self._nodes = loop, nodes
         self._started = time.monotonic()
         ours, theirs = socket_pair()
-        self._channel: Channel[bridge_protocol.FromBridge] = Channel(ours, bridge_protocol.FromBridge)
+        self._channel: Channel[bridge_messages.FromBridge] = Channel(ours, bridge_messages.FromBridge)
         with theirs, self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *BRIDGE, str(theirs.fileno()), str(os.getpid())],
@@ -131,27 +129,27 @@ class RayLauncher(NodeLauncher):
     def _exit(self) -> str:
         """The end of the bridge, which has closed its channel, in words."""
         assert self._process is not None
-        ended = reaping.how_it_ended(self._process, EXIT_TIMEOUT)
+        ended = child_processes.how_it_ended(self._process, EXIT_TIMEOUT)
         if ended is None:
             return "has closed its connection"
         words = self._last_words()
         return f"{ended}: {words}" if _ERROR.match(words) else ended
 
-    def _on_message(self, message: bridge_protocol.FromBridge) -> None:
+    def _on_message(self, message: bridge_messages.FromBridge) -> None:
         """Handle what the bridge says."""
         match message:
-            case bridge_protocol.RayImported():
+            case bridge_messages.RayImported():
                 self._deadline.cancel()
                 timeout = max(LEAST_CONNECT_TIMEOUT, CONNECT_TIMEOUT - (time.monotonic() - self._started))
                 self._expect(BridgeState.CONNECTS, "connecting to Ray", timeout)
-            case bridge_protocol.CannotConnect(why):
+            case bridge_messages.CannotConnect(why):
                 self._deadline.cancel()
                 self.failure = why
-            case bridge_protocol.BridgeWaits(text):
+            case bridge_messages.BridgeWaits(text):
                 self._deadline.cancel()
                 self._state = BridgeState.CONNECTED
                 self.waits_for = text
-            case bridge_protocol.NodeJoined(name):
+            case bridge_messages.NodeJoined(name):
                 self._gone.pop(name, None)
                 how_it_ended = partial(self._how_it_ended, name)
                 prepare = self._prepare_for(message)
@@ -160,18 +158,18 @@ class RayLauncher(NodeLauncher):
                 self._nodes.join(JoiningNode(name, stream, prepare, how_it_ended, message.warnings, renamed))
                 # Not before: the agent that was there may be released now.
                 self._serials[name] = message.serial
-            case bridge_protocol.NodeGone(name, why):
+            case bridge_messages.NodeGone(name, why):
                 self._gone[name] = why
                 if name not in self._joined:
                     self._nodes.troubles.lose(f"node {name} cannot run tests: {why}")
-            case bridge_protocol.NodeCleaned():
+            case bridge_messages.NodeCleaned():
                 self.cleaned.append(message)
-            case bridge_protocol.NodeDrains(name):
+            case bridge_messages.NodeDrains(name):
                 self._nodes.drain(name)
             case _:
                 unexpected(message)
 
-    def _prepare_for(self, node: bridge_protocol.NodeJoined) -> PrepareNode:
+    def _prepare_for(self, node: bridge_messages.NodeJoined) -> PrepareNode:
         self._joined.add(node.name)
         jobs = node.cpus
         if self.prepare.jobs is not None:
@@ -190,12 +188,12 @@ class RayLauncher(NodeLauncher):
 
     def release(self, name: str, refused: str = "") -> None:
         if name in self._serials and self._state is not BridgeState.GONE:
-            self._channel.send(bridge_protocol.ReleaseNode(self._serials.pop(name), refused))
+            self._channel.send(bridge_messages.ReleaseNode(self._serials.pop(name), refused))
 
     def take_more(self, wanted: bool) -> bool:
         if wanted != self._takes_more and self._state is not BridgeState.GONE:
             self._takes_more = wanted
-            self._channel.send(bridge_protocol.TakeMore(wanted))
+            self._channel.send(bridge_messages.TakeMore(wanted))
         return True
 
     def close(self, at_once: bool) -> None:
@@ -208,7 +206,7 @@ class RayLauncher(NodeLauncher):
             return
         # Until it is connected it holds nothing.
         by_itself = END_TIMEOUT if self._state is BridgeState.CONNECTED and not at_once else 0.1
-        reaping.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
+        child_processes.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -19,16 +19,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from torch_testing_ext._process import interpreter, reaping
-from torch_testing_ext._process.channel import socket_pair
+from torch_testing_ext._process import child_processes
+from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext._process.logs import tail
-from torch_testing_ext._process.loop import EventLoop
+from torch_testing_ext._process.messages import socket_pair
+from torch_testing_ext.runner.options import Options
 
-from ..options.options import Options
-from .agent_messages import PrepareNode
-from .cluster_nodes import ClusterError, ClusterNodes, NodeLauncher
-from .node_environment import withheld
-from .remote import JoiningNode
+from .agent_messages import ClusterError, PrepareNode
+from .cluster_nodes import ClusterNodes, JoiningNode, NodeLauncher
+from .node_contents import withheld
 
 SLURM = "slurm"
 PROGRAMS = ("scontrol", "srun")
@@ -104,7 +103,7 @@ def _steps(
     gpus = _gpus_by_node(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "")
     # An interpreter like this one: the nodes have the same file system.
     path = sys.path if options.drop_in else [str(root), *sys.path]
-    agent = interpreter.command("runner.agent", path)
+    agent = child_processes.command("runner.cluster.agent", path)
     agent = _with_set_up(agent, options.cluster_setup or "", prepare.root)
     commands = {}
     for node in nodes[:wanted]:
@@ -224,7 +223,7 @@ class AllocatingLauncher(NodeLauncher):
 
     def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
         self._loop, self._nodes = loop, nodes
-        command = interpreter.tethered([*self.words, f"--job-name={self._name}", "sh", "-c", _HOLD])
+        command = child_processes.tethered([*self.words, f"--job-name={self._name}", "sh", "-c", _HOLD])
         environ = {name: value for name, value in self.environ.items() if name != _HOLDS_NOTHING}
         self._process, self._stream = _started(command, self._log, environ)
         loop.listen(self._stream, self._receive)
@@ -255,7 +254,7 @@ class AllocatingLauncher(NodeLauncher):
             return
         why = tail(self._log, lines=3)
         if not why:
-            why = reaping.how_it_ended(self._process, KILL_TIMEOUT) or reaping.describe_exit(None)
+            why = child_processes.how_it_ended(self._process, KILL_TIMEOUT) or child_processes.describe_exit(None)
         self._failure = f"{shlex.join(self.words)} has allocated nothing: {why}"
 
     def release(self, name: str, refused: str = "") -> None:
@@ -275,7 +274,7 @@ class AllocatingLauncher(NodeLauncher):
         by_itself = 0.0 if self._launcher is None or at_once else SALLOC_TIMEOUT
         code = -1
         try:
-            code = reaping.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
+            code = child_processes.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
         finally:
             # Also if the user interrupts it.
             if code < 0:
@@ -346,7 +345,7 @@ class CommandLauncher(NodeLauncher):
         process = self._processes.get(name)
         if process is None:
             return "it was given back"
-        how = f"its agent {reaping.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
+        how = f"its agent {child_processes.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
         printed = tail(self._log(name), lines=5)
         return f"{how}: {printed}" if printed else how
 
@@ -363,4 +362,4 @@ class CommandLauncher(NodeLauncher):
 
 
 def _end(process: subprocess.Popen[bytes], timeout: float = END_TIMEOUT) -> None:
-    reaping.end(process, by_itself=timeout, after_sigterm=timeout)
+    child_processes.end(process, by_itself=timeout, after_sigterm=timeout)

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch_testing_ext._machine.device_locks import DeviceLocks
-from torch_testing_ext._process.loop import EventLoop, Timer
-
-from ..events import WaitingForDevices
-from ..model import Lease
-from ..scheduling.leases import Leases
+from torch_testing_ext._machine.machine_resources import DeviceLocks
+from torch_testing_ext._process.child_processes import EventLoop, Timer
+from torch_testing_ext.runner.model import Lease, WaitingForDevices
+from torch_testing_ext.runner.scheduling.leases import Leases
 
 # While other runs have the devices: how often to try again, in seconds. Random, so that two runs do not retry in
 # lockstep.

@@ -1,38 +1,127 @@
-"""One unit while it runs, as run_test.py sees it: the reports of its processes, its deadlines, its end."""
+"""A unit that is running: its processes, what is seen of them, its files."""
 
+from __future__ import annotations
+
+import codecs
 import enum
 import functools
 import os
+import re
+import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from torch_testing_ext._machine.memory import memory_of
-from torch_testing_ext._process import shell, system
-from torch_testing_ext._process.channel import Channel, socket_pair
-from torch_testing_ext._process.loop import EventLoop, Timer
-from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext._process.user_terminal import SETTING, TEST
-from torch_testing_ext.launch.settings import PREFIX
+from torch_testing_ext._collectives.lanes import FILE, RankLane
+from torch_testing_ext._machine.machine_resources import memory_of
+from torch_testing_ext._process import messages, system, user_shell
+from torch_testing_ext._process.child_processes import EventLoop, Timer
+from torch_testing_ext._process.logs import read_ends
+from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
+from torch_testing_ext._process.user_shell import SETTING, TEST
+from torch_testing_ext.launch import hang, rank_watch
+from torch_testing_ext.launch.environment import PREFIX
+from torch_testing_ext.runner.model import Attempt, Event, Lease, Output, RankLog, Running, StatusRequested, Test, Unit
+from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.processes import worker_messages
+from torch_testing_ext.runner.processes.file_processes import FileHandle, FileProcesses
 
-from ..model import Attempt, Lease, Test, Unit
-from ..options.options import Options
-from ..processes import worker_messages
-from ..processes.file_handle import FileHandle
-from ..processes.file_processes import FileProcesses
-from .unit_files import UnitFiles
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
+
+# --------------------------------------------------------------------------------------------------------------------
+# The files that the processes of a unit write on this machine: their output, stacks and lanes, and last messages.
+
+_RANK_FILE = re.compile(r"rank(\d+)\.(log|stacks)$")
+
+
+class UnitFiles:
+    """The files that the processes of a unit write, read as they grow."""
+
+    def __init__(self, spec: worker_messages.UnitSpec):
+        self.spec = spec
+        # How much of each has been read as new.
+        self._read: dict[Path, int] = {}
+        # A character may be written in two parts.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def _new(self, file: Path) -> bytes:
+        with suppress(OSError), file.open("rb") as opened:
+            opened.seek(self._read.get(file, 0))
+            new = opened.read()
+            self._read[file] = opened.tell()
+            return new
+        return b""
+
+    def new_output(self) -> str:
+        """The output since the last call, all of it."""
+        return self._decoder.decode(self._new(self.spec.log))
+
+    def new_stacks(self) -> str:
+        """The stacks that its process and its ranks have written since the last call."""
+        files = [("the test's process", self.spec.stacks)]
+        for file in sorted(self.spec.ranks.glob("*/rank*.stacks")):
+            # A rank's file is named after its rank.
+            files.append((file.stem, file))
+        parts = []
+        for process, file in files:
+            new = hang.tidy(self._new(file).decode(errors="replace"))
+            if new:
+                parts.append(f"{process}:\n{new}")
+        return "\n\n".join(parts)
+
+    def stacks(self) -> str:
+        """All that the unit's own process has written of its stacks."""
+        return hang.tidy(read_ends(self.spec.stacks))
+
+    def output(self, start: int, end: int | None) -> str:
+        return read_ends(self.spec.log, start, end)
+
+    def rank_logs(self, directories: Iterable[str]) -> tuple[RankLog, ...]:
+        """The logs and stacks of each rank, from all directories with files of ranks of one test."""
+        # By the rank and the end of the file's name.
+        texts: defaultdict[tuple[int, str], str] = defaultdict(str)
+        lanes: dict[int, RankLane] = {}
+        for directory in directories:
+            folder = self.spec.ranks / directory
+            for file in sorted(folder.rglob(FILE)):
+                lanes.update((lane.rank, lane) for lane in rank_watch.read_lanes(file))
+            for file in sorted(folder.rglob("rank*")):
+                match = _RANK_FILE.match(file.name)
+                if match:
+                    texts[int(match[1]), match[2]] += read_ends(file)
+        ranks = {*lanes, *(rank for rank, _ in texts)}
+        logs = []
+        for rank in sorted(ranks):
+            stacks = hang.tidy(texts[rank, "stacks"])
+            logs.append(RankLog(rank, texts[rank, "log"], stacks, lanes.get(rank)))
+        return tuple(logs)
+
+    def message_left(self) -> list[worker_messages.FromWorker]:
+        """The message that a worker could only leave in a file."""
+        if not self.spec.broke.exists():
+            return []
+        kinds = messages.by_name(worker_messages.WorkerBroke)
+        return [messages.from_json(self.spec.broke.read_text(), kinds)]
+
+    def remove(self) -> None:
+        shutil.rmtree(self.spec.directory, ignore_errors=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One unit while it runs, as run_test.py sees it: the reports of its processes, its deadlines, its end.
 
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, the answer of NCCL and the verdict
 # take a while.
 BACKSTOP = 15.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
 START_TIMEOUT = 180.0
-# A nanny that takes longer to end its unit is stuck.
-NANNY_TIMEOUT = 10.0
+# A supervisor that takes longer to end its unit is stuck.
+SUPERVISOR_TIMEOUT = 10.0
 LOGS = PREFIX + "LOGS"
 STREAM = PREFIX + "STREAM"
 
@@ -70,8 +159,8 @@ class UnitListener:
 class _Processes(enum.Enum):
     """The processes of a unit, as far as this process knows."""
 
-    WATCHED = "their nanny answers"
-    UNWATCHED = "their nanny has ended, and they may still run"
+    WATCHED = "their supervisor answers"
+    UNWATCHED = "their supervisor has ended, and they may still run"
     GONE = "none is left"
 
     @property
@@ -144,7 +233,7 @@ class Deadlines:
                 self._end()
 
         self._ask_for_stacks(end)
-        timers.append(self._loop.after(NANNY_TIMEOUT, end))
+        timers.append(self._loop.after(SUPERVISOR_TIMEOUT, end))
 
 
 class RunningUnit:
@@ -177,7 +266,7 @@ class RunningUnit:
         self._ending = _Ending()
         self._processes = _Processes.WATCHED
         # Not known yet.
-        self._nanny_pid = 0
+        self._supervisor_pid = 0
         self._backstop: Timer | None = None
         self._stacks_wanted: list[Callable[[str], object]] = []
         spec = self._make_spec(environ, options.stream, command, show_command)
@@ -192,10 +281,10 @@ class RunningUnit:
             ours, theirs = socket_pair()
             on_failure.enter_context(ours)
             on_failure.enter_context(theirs)
-            self._nanny = self._file.start(self._written.spec, theirs, self._gone, locks)
+            self._supervisor = self._file.start(self._written.spec, theirs, self._gone, locks)
             on_failure.pop_all()
         self._worker: Channel[worker_messages.FromWorker] = Channel(ours, worker_messages.FromWorker)
-        self._files.loop.serve(self._nanny.channel, self._nanny_said, self._nanny_ended)
+        self._files.loop.serve(self._supervisor.channel, self._supervisor_said, self._supervisor_ended)
         self._files.loop.serve(self._worker, self._worker_said, lambda: None)
 
     def _make_spec(
@@ -211,7 +300,7 @@ class RunningUnit:
         kept = os.environ.get(LOGS)
         ranks = Path(kept, self._files.directory.name, directory.name) if kept else directory / "ranks"
         tests = self.unit.tests
-        names = [shell.name(str(test.id)) for test in tests]
+        names = [user_shell.name(str(test.id)) for test in tests]
         variables = {**environ, LOGS: str(ranks)}
         if SETTING in environ:
             variables[SETTING] = environ[SETTING].replace(TEST, names[0])
@@ -256,23 +345,23 @@ class RunningUnit:
         self._ending = ending
         self._deadlines.close()
         if not self._processes.are_left:
-            # The nanny may watch another unit.
+            # The supervisor may watch another unit.
             return
-        self._nanny.channel.send(request)
+        self._supervisor.channel.send(request)
         if self._backstop is None:
-            self._backstop = self._files.loop.after(NANNY_TIMEOUT, lambda: self._file.kill(self._nanny))
+            self._backstop = self._files.loop.after(SUPERVISOR_TIMEOUT, lambda: self._file.kill(self._supervisor))
 
     def memory(self) -> int:
         """The bytes that all of its processes have now; none before they have started."""
-        if not self._nanny_pid or not self._processes.are_left:
+        if not self._supervisor_pid or not self._processes.are_left:
             return 0
-        return memory_of(system.descendants(self._nanny_pid))
+        return memory_of(system.descendants(self._supervisor_pid))
 
     def ask_for_stacks(self, answer: Callable[[str], object]) -> None:
         """Ask for the stacks of all of its processes, as far as they have not been read."""
         self._stacks_wanted.append(answer)
         if self._processes is _Processes.WATCHED:
-            self._nanny.channel.send(worker_messages.AboutWorker.TAKE_STACKS)
+            self._supervisor.channel.send(worker_messages.AboutWorker.TAKE_STACKS)
         else:
             self._stacks_taken()
 
@@ -331,13 +420,13 @@ class RunningUnit:
         seconds = max(least, self._deadlines.time_to_end(test))
         self._deadlines.begin(seconds, when_slow)
 
-    def _nanny_said(self, message: worker_messages.FromNanny) -> None:
-        """Handle what the nanny reports; the end of the worker ends the unit."""
+    def _supervisor_said(self, message: worker_messages.FromSupervisor) -> None:
+        """Handle what the supervisor reports; the end of the worker ends the unit."""
         match message:
             case worker_messages.StacksTaken():
                 self._stacks_taken()
-            case worker_messages.NannyWatches(pid):
-                self._nanny_pid = pid
+            case worker_messages.SupervisorWatches(pid):
+                self._supervisor_pid = pid
             case worker_messages.WorkerEnded(status):
                 self._processes = _Processes.GONE
                 self._conclude(
@@ -354,17 +443,17 @@ class RunningUnit:
             case _:
                 unexpected(message)
 
-    def _nanny_ended(self) -> None:
+    def _supervisor_ended(self) -> None:
         if self._processes is _Processes.WATCHED:
             self._processes = _Processes.UNWATCHED
         self._stacks_taken()
 
     def _gone(self, how: str) -> None:
-        """The nanny has ended, and nothing that the unit started is left."""
+        """The supervisor has ended, and nothing that the unit started is left."""
         if not self._processes.are_left:
             return
-        for message in self._nanny.channel.receive_available():
-            self._nanny_said(message)
+        for message in self._supervisor.channel.receive_available():
+            self._supervisor_said(message)
         if not self._processes.are_left:
             return
         # It has ended without a report.
@@ -397,8 +486,8 @@ class RunningUnit:
         self._deadlines.close()
         if self._backstop is not None:
             self._backstop.cancel()
-        self._files.loop.forget(self._nanny.channel)
-        self._file.release(self._nanny)
+        self._files.loop.forget(self._supervisor.channel)
+        self._file.release(self._supervisor)
         self._files.loop.forget(self._worker)
         self._worker.close()
 
@@ -412,3 +501,86 @@ class RunningUnit:
             ranks = self._written.rank_logs(result.ranks)
             attempts.append(replace(result.attempt, output=output, ranks=ranks, lease=self.lease))
         return attempts
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Shows the user the tests that run: their output as it arrives, and where each of them is.
+
+STREAM_INTERVAL = 0.05
+STACKS_TIMEOUT = 3.0
+
+
+@dataclass
+class LiveView:
+    """Reports the output of running units, with -s, and their status, when the user asks for it."""
+
+    running: Mapping[int, UnitHandle]
+    loop: EventLoop
+    report: Callable[[Event], object]
+    stream: bool
+    _copying: Timer | None = None
+    _status: _Status | None = None
+
+    @contextmanager
+    def showing_output(self) -> Iterator[None]:
+        self._copy_output()
+        yield
+        if self._copying is not None:
+            self._copying.cancel()
+
+    def _copy_output(self) -> None:
+        if self.stream:
+            for running in self.running.values():
+                self.copy_output_of(running)
+            self._copying = self.loop.after(STREAM_INTERVAL, self._copy_output)
+
+    def copy_output_of(self, running: UnitHandle) -> None:
+        if not self.stream:
+            return
+        text = running.new_output()
+        if text:
+            self.report(Output(running.test.id, text))
+
+    def show_status(self) -> None:
+        """Report which tests run, and where they are, unless that is being found out already."""
+        if self._status is None:
+            self._status = _Status(tuple(self.running.values()), self._answer)
+            self.loop.after(STACKS_TIMEOUT, self._status.close)
+            self._status.ask()
+
+    def _answer(self, event: StatusRequested) -> None:
+        self._status = None
+        self.report(event)
+
+
+@dataclass
+class _Status:
+    """Asks running units for their stacks. Closes when all have answered, or after a time-out."""
+
+    asked: tuple[UnitHandle, ...]
+    answer: Callable[[StatusRequested], object]
+    _stacks: dict[int, str] = field(default_factory=dict)
+    _closed: bool = False
+
+    def ask(self) -> None:
+        for running in self.asked:
+            running.ask_for_stacks(partial(self._take_answer, running.unit.number))
+        self._close_if_complete()
+
+    def _take_answer(self, unit: int, stacks: str) -> None:
+        self._stacks[unit] = stacks
+        self._close_if_complete()
+
+    def _close_if_complete(self) -> None:
+        if len(self._stacks) == len(self.asked):
+            self.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        tests = []
+        for running in self.asked:
+            stacks = self._stacks.get(running.unit.number, "")
+            tests.append(Running(running.test, running.lease, running.seconds, stacks))
+        self.answer(StatusRequested(tuple(tests)))

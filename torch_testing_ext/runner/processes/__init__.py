@@ -1,1 +1,1 @@
-"""The processes of a run: zygote, one process for each file, a nanny and a worker for each unit."""
+"""The processes of a run: preloaded server, one process for each file, a supervisor and a worker for each unit."""

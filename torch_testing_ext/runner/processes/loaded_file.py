@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
-from torch_testing_ext._cases import pytest_style
-from torch_testing_ext._cases.pytest_style import PytestStyleTest, PytestTest, pytest_style_tests
-from torch_testing_ext._machine.device_facts import DeviceNeeds
-from torch_testing_ext._process import packages, user_commands
-from torch_testing_ext._process.packages import ModulePlace
+from torch_testing_ext._machine.device_rules import DeviceNeeds
+from torch_testing_ext._process import files, user_shell
+from torch_testing_ext._process.files import ModulePlace
 from torch_testing_ext._process.words import first_names
+from torch_testing_ext._testing.bases import unittest_and_pytest
+from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest, pytest_style_tests
+from torch_testing_ext.runner.model import Attempt, Test, TestId, TestOutcome
 
-from ..model import Attempt, Test, TestId, TestOutcome
 from .worker_messages import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
@@ -129,12 +129,12 @@ def _share_out(
     styled = pytest_style_tests(module, tests, _is_fixture)
     if collection is not None:
         # Once, and here: each worker would import it by itself.
-        from . import pytest_run  # noqa: F401
+        from . import pytest_session  # noqa: F401
         from .pytest_items import share_out
 
         return share_out(collection, tests, styled)
-    wants_pytest = styled or any(pytest_style.has_marks(test) for test in tests)
-    if wants_pytest and pytest_style.is_installed():
+    wants_pytest = styled or any(unittest_and_pytest.has_marks(test) for test in tests)
+    if wants_pytest and unittest_and_pytest.is_installed():
         raise NeedsPytest
     return tests, [(test, _why_without_pytest(test)) for test in styled], None
 
@@ -154,23 +154,23 @@ def _is_fixture(function: FunctionType) -> bool:
 def _import(path: str) -> ModuleType:
     """Import a file as a member of its package, or as a program if it is in none or another one has the name."""
     place = ModulePlace.of(path)
-    packages.forget_stdlib_test_package(place)
+    files.forget_stdlib_test_package(place)
     if not place.packages or place.obstacle():
         name = place.name.rpartition(".")[2]
         if name in sys.modules:
             name += "_as_program"
-        return packages.import_file(name, path)
+        return files.import_file(name, path)
     root = str(place.root)
     if root not in sys.path:
         # Behind the file's folder, and last if the root has another torch.
         has_torch = (place.root / "torch").is_dir()
         sys.path.insert(len(sys.path) if has_torch else 1, root)
-    packages.import_packages(place)
+    files.import_packages(place)
     # The package may have imported the file already.
     file = getattr(sys.modules.get(place.name), "__file__", None)
     if file is not None and os.path.realpath(file) == os.path.realpath(path):
         return sys.modules[place.name]
-    return packages.import_file(place.name, path)
+    return files.import_file(place.name, path)
 
 
 def how_to_import(error: BaseException, path: str) -> str:
@@ -208,12 +208,12 @@ def _reason_to_skip(error: BaseException) -> str | None:
 
 def _collect(path: str, load_as: LoadAs) -> Any:
     """Have pytest collect the file if it seems to have tests for it; None otherwise."""
-    is_for_pytest = load_as.by_pytest or pytest_style.looks_like_pytest(path)
-    if not is_for_pytest or not pytest_style.is_installed():
+    is_for_pytest = load_as.by_pytest or unittest_and_pytest.looks_like_pytest(path)
+    if not is_for_pytest or not unittest_and_pytest.is_installed():
         return None
     from .pytest_session import Collection
 
-    packages.forget_stdlib_test_package(ModulePlace.of(path))
+    files.forget_stdlib_test_package(ModulePlace.of(path))
     return Collection.of(path, load_as)
 
 
@@ -280,9 +280,9 @@ def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
 
 def _why_without_pytest(test: PytestStyleTest) -> str:
     return (
-        f"{pytest_style.why_not_run(test)}, and pytest is not installed\n"
-        f"Install pytest ({user_commands.command('-m', 'pip', 'install', 'pytest')}), or make it a method of a "
-        f"unittest.TestCase.\n{pytest_style.if_no_test(test)}"
+        f"{unittest_and_pytest.why_not_run(test)}, and pytest is not installed\n"
+        f"Install pytest ({user_shell.command('-m', 'pip', 'install', 'pytest')}), or make it a method of a "
+        f"unittest.TestCase.\n{unittest_and_pytest.if_no_test(test)}"
     )
 
 
@@ -347,8 +347,8 @@ def describe(named: NamedTest, file: str, devices: int) -> Test:
     test = named.test
     if isinstance(test, PytestTest):
         return _describe_pytest(named, file, devices)
-    from torch_testing_ext._cases.ranked import RankedTestCase
-    from torch_testing_ext._marks.needs import needs_of
+    from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase
+    from torch_testing_ext._testing.marks.needs import needs_of
 
     method = _method(test)
     needs = needs_of(type(test))
@@ -411,7 +411,7 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
     The number that it declares; and at least one per rank, if there are enough and it may use some without a
     declaration: it must not find those of another test.
     """
-    from torch_testing_ext._marks.needs import declared
+    from torch_testing_ext._testing.marks.needs import declared
 
     used = declared(needs, available)
     if not any(need.devices for need in needs):
@@ -427,7 +427,7 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
 
 def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
     """Whether a test may use accelerators although no decorator says how many."""
-    from torch_testing_ext._cases import ranked
+    from torch_testing_ext._testing.bases import tests_in_ranks
     from torch_testing_ext.upstream import drop_in
 
     device_type = _device_type(test)
@@ -437,7 +437,7 @@ def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
     if backends:
         return not backends <= _CPU_BACKENDS
     # PyTorch's tests in one process use accelerators without a declaration that could be read here.
-    return isinstance(test, ranked.RankedTestCase) or drop_in.is_installed()
+    return isinstance(test, tests_in_ranks.RankedTestCase) or drop_in.is_installed()
 
 
 def _device_type(test: Any) -> str:
@@ -453,8 +453,8 @@ def _device_type(test: Any) -> str:
 
 def _certain_needs_of(test: Any) -> tuple[Any, ...]:
     """The needs without which the test skips, whatever its class overrides and other decorators do."""
-    from torch_testing_ext._cases.ranked import RankedTestCase
-    from torch_testing_ext._marks.needs import certain_needs
+    from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase
+    from torch_testing_ext._testing.marks.needs import certain_needs
 
     if isinstance(test, RankedTestCase) and test._decides_about_skips():
         return ()
@@ -463,12 +463,12 @@ def _certain_needs_of(test: Any) -> tuple[Any, ...]:
 
 
 def _timeout(test: Any) -> float | None:
-    from torch_testing_ext._cases import ranked
-    from torch_testing_ext._marks.settings_of_tests import timeout_of
+    from torch_testing_ext._testing.bases import tests_in_ranks
+    from torch_testing_ext._testing.marks.settings_of_tests import timeout_of
 
     if not isinstance(test, unittest.TestCase):
         return None
-    overrides = ranked.TIMEOUT_OVERRIDE if isinstance(test, ranked.RankedTestCase) else {}
+    overrides = tests_in_ranks.TIMEOUT_OVERRIDE if isinstance(test, tests_in_ranks.RankedTestCase) else {}
     return timeout_of(test) or overrides.get(test._testMethodName)
 
 

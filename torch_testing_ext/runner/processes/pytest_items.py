@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._cases import pytest_style
-from torch_testing_ext._cases.pytest_style import PytestStyleTest, PytestTest
-from torch_testing_ext._machine.device_facts import DeviceNeeds
-from torch_testing_ext._marks import needs
-from torch_testing_ext._marks.settings_of_tests import TIMEOUT
+from torch_testing_ext._machine.device_rules import DeviceNeeds
 from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext._pytest_ranks.marks import SPEC
 from torch_testing_ext._pytest_ranks.pytest_internals import (
@@ -22,8 +18,12 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
     fixture_definitions,
     is_of_unittest,
 )
+from torch_testing_ext._testing.bases import unittest_and_pytest
+from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest
+from torch_testing_ext._testing.marks import needs
+from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
+from torch_testing_ext.runner.model import Test, TestId
 
-from ..model import Test, TestId
 from .pytest_session import Collection, names_of_classes
 
 
@@ -50,7 +50,7 @@ def share_out(
     for test in tests:
         if _identity(test) in moved:
             continue
-        if not pytest_style.has_marks(test):
+        if not unittest_and_pytest.has_marks(test):
             by_unittest.append(test)
         elif _identity(test) in deselected:
             left_out.append(f"{type(test).__name__}.{test._testMethodName}")
@@ -97,7 +97,7 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
         marks.read(item)
     if any(SPEC in item.stash for item in items):
         # Once, and not in each worker.
-        importlib.import_module("torch_testing_ext._pytest_ranks.in_parent")
+        importlib.import_module("torch_testing_ext._pytest_ranks.item_in_parent")
     plugins = _packages_of_plugins(items[0].config) if items else frozenset()
     together = _together(items, plugins)
     for number, item in enumerate(items):

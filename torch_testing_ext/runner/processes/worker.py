@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext import launch
-from torch_testing_ext._cases.pytest_style import PytestTest
-from torch_testing_ext._marks.settings_of_tests import TIMEOUT
-from torch_testing_ext._process import child, file_reads, fork_safety, messages, signals, stacks, test_notes
-from torch_testing_ext._process.channel import Channel
-from torch_testing_ext._process.user_terminal import UserTerminal
-from torch_testing_ext._process.whole_files import DESCRIPTORS_CLOSED, file_behind, write_atomically
-from torch_testing_ext.launch import client, stopping
-from torch_testing_ext.launch.turns import StopContext
+from torch_testing_ext._process import child_processes, file_reads, messages, system, user_shell
+from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, write_atomically
+from torch_testing_ext._process.messages import Channel
+from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
+from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
+from torch_testing_ext.launch import in_rank, start
+from torch_testing_ext.launch.terminal_turns import StopContext
+from torch_testing_ext.runner.model import TestOutcome
 
-from ..model import TestOutcome
-from .result import ReportingResult, ReportingSuite
+from .unit_reports import ReportingResult, ReportingSuite
 from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, PreloadModules, UnitSpec, WorkerBroke
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
@@ -90,15 +90,15 @@ def main() -> NoReturn:
 
 def _prepare(unit: UnitSpec, log: int) -> None:
     os.chdir(unit.root)
-    child.detach(log)
+    child_processes.detach(log)
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.environ)
-    stacks.write_on_request(unit.stacks)
-    client.work_in(unit.session)
-    stopping.prepare(StopContext(UserTerminal.here(), unit.directory))
+    system.write_on_request(unit.stacks)
+    start.work_in(unit.session)
+    in_rank.prepare(StopContext(UserTerminal.here(), unit.directory))
     # Its parents were checked before they forked it.
-    fork_safety.mark_fork_safe()
-    signals.unblock()
+    child_processes.mark_fork_safe()
+    child_processes.unblock()
 
 
 def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int:
@@ -126,7 +126,7 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
     hints = _preload_hints(before)
     if hints:
         send(PreloadModules(hints))
-    send(AllOver(test_notes.take_left_running()))
+    send(AllOver(user_shell.take_left_running()))
     return 0
 
 
@@ -136,7 +136,7 @@ def _preload_hints(before: int) -> tuple[str, ...]:
     number = max(0, len(sys.modules) - before)
     new = list(itertools.islice(reversed(sys.modules), number))
     hints = [name for name in reversed(new) if name.startswith("torch.")]
-    hints += client.launcher().preload_hints
+    hints += start.launcher().preload_hints
     return tuple(dict.fromkeys(hints))
 
 
@@ -147,9 +147,9 @@ def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
 
 def _run_by_pytest(unit: UnitSpec, tests: list[tuple[int, Any]], send: Callable[[FromWorker], None]) -> bool:
     """Run the unit by pytest. A function of its own, so that stacks begin here."""
-    from . import pytest_run
+    from . import pytest_session
 
-    return pytest_run.run(unit, tests, send)
+    return pytest_session.run(unit, tests, send)
 
 
 def _report_error(reports: Reports, error: BaseException) -> None:
@@ -167,9 +167,9 @@ def _report_error(reports: Reports, error: BaseException) -> None:
 
 def _leave(code: int) -> NoReturn:
     with suppress(Exception):
-        client.close()
+        start.close()
     with suppress(Exception):
-        module = sys.modules.get("torch_testing_ext._torch.launch")
+        module = sys.modules.get("torch_testing_ext._torch.process_state")
         if module is not None:
             module.end_compile_workers()
-    child.exit_now(code)
+    child_processes.exit_now(code)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._machine.device_facts import DeviceFacts
+from torch_testing_ext._machine.device_rules import DeviceFacts
 from torch_testing_ext._process import messages
-from torch_testing_ext._process.channel import WithDescriptors
-from torch_testing_ext._process.reaping import describe_exit
-from torch_testing_ext._process.test_notes import KitWarning
-
-from ..model import Attempt, DeviceMemory, Test, TestOutcome
+from torch_testing_ext._process.child_processes import describe_exit
+from torch_testing_ext._process.messages import WithDescriptors
+from torch_testing_ext._process.user_shell import KitWarning
+from torch_testing_ext.runner.model import Attempt, DeviceMemory, Test, TestOutcome
 
 # -- the description of one unit
 
@@ -81,7 +80,7 @@ class UnitSpec:
         return spec
 
 
-# -- to the zygote and the processes of files, which fork children on request
+# -- to the preloaded server and the processes of files, which fork children on request
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,10 @@ class CountDevices(WithDescriptors):
 
 @dataclass(frozen=True)
 class StartUnit(WithDescriptors):
-    """Start a unit. The descriptors: the channel of its nanny, unless that gets this, its worker's, and its locks."""
+    """Start a unit.
+
+    The descriptors: the channel of its supervisor, unless that gets this, its worker's, and its locks.
+    """
 
     number: int
     unit: UnitSpec
@@ -127,7 +129,7 @@ class PreloadModules:
     modules: tuple[str, ...]
 
 
-ToZygote: TypeAlias = OpenFile | CountDevices | StartUnit | Kill
+ToPreloadedServer: TypeAlias = OpenFile | CountDevices | StartUnit | Kill
 ToFile: TypeAlias = StartUnit | PreloadModules | Kill
 
 
@@ -135,8 +137,8 @@ ToFile: TypeAlias = StartUnit | PreloadModules | Kill
 
 
 @dataclass(frozen=True)
-class ZygoteReady:
-    """The zygote has imported its modules and is ready, or not safe to fork for the reason `unsafe`."""
+class PreloadedServerReady:
+    """The preloaded server has imported its modules and is ready, or not safe to fork for the reason `unsafe`."""
 
     unsafe: str | None
 
@@ -209,15 +211,15 @@ class DevicesCounted:
     failure: str = ""  # why there is no answer
 
 
-FromZygote: TypeAlias = ZygoteReady | ChildGone
+FromPreloadedServer: TypeAlias = PreloadedServerReady | ChildGone
 FromFile: TypeAlias = FileTests | FileSkipped | FileReady | FileUnsafe | FileBroken | FileNeedsPytest | ChildGone
 
 
-# -- to and from a nanny
+# -- to and from a supervisor
 
 
 class AboutWorker(enum.Enum):
-    """A request to a nanny about the unit that it watches."""
+    """A request to a supervisor about the unit that it watches."""
 
     TAKE_STACKS = "have all processes of the unit write their stacks"
     END = "end the worker: SIGTERM, then SIGKILL"
@@ -239,14 +241,14 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True)
-class NannyWatches:
-    """A nanny begins to watch the unit: all processes of the unit descend from it."""
+class SupervisorWatches:
+    """A supervisor begins to watch the unit: all processes of the unit descend from it."""
 
     pid: int
 
 
-ToNanny: TypeAlias = StartUnit | AboutWorker
-FromNanny: TypeAlias = StacksTaken | WorkerEnded | NannyWatches
+ToSupervisor: TypeAlias = StartUnit | AboutWorker
+FromSupervisor: TypeAlias = StacksTaken | WorkerEnded | SupervisorWatches
 
 
 # -- from a worker. A test is identified by its index in the unit.

@@ -13,27 +13,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from torch_testing_ext._process.kept_accounts import make_cache_folder
+from torch_testing_ext._process.files import make_cache_folder
+from torch_testing_ext.runner.model import Policy, Reporter, Reporters, Warned
+from torch_testing_ext.runner.options import Options, Verbosity
 
-from ..events import Reporter, Reporters, Warned
-from ..model import Policy
-from ..options.options import Options, Verbosity
-from .terminal import ConsoleLayout, LineWriter, TerminalStream, columns, is_terminal, make_styler
+from .text import ConsoleLayout, LineWriter, TerminalStream, columns, is_terminal, make_styler
 
 if TYPE_CHECKING:
-    from .console import Console
-    from .history import Render
-    from .journal import Journal, RecordedRun
-    from .live import Live
-    from .status_line import ImportNote
+    from .console_report import Console
+    from .journal import Journal, RecordedRun, Render
+    from .live_display import Live
+    from .text import ImportNote
+
 
 # A report is imported where it is made: --list, which imports nothing else, needs none of them.
 
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
-    from .github import GitHub
-    from .history import Files
+    from .console_report import GitHub
+    from .journal import Files
 
     terminal = TerminalStream(stream)
     status = None
@@ -57,10 +56,10 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
 def make_status(terminal: TerminalStream, policy: Policy) -> Live | ImportNote:
     """The live display of a run on a terminal; where rich is not installed, a line at its beginning."""
     if importlib.util.find_spec("rich") is None:
-        from .status_line import ImportNote
+        from .text import ImportNote
 
         return ImportNote(terminal)
-    from .live import Live
+    from .live_display import Live
 
     return Live(terminal, policy)
 
@@ -77,7 +76,7 @@ def _make_journal(options: Options, warn: Callable[[str], None]) -> Journal:
 
 def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: RecordedRun) -> Reporters:
     """Makes the reports of a run that is over, and prints its summary."""
-    from .history import Files
+    from .journal import Files
 
     command, policy = run.header.command, run.header.policy
     options = dataclasses.replace(options, verbosity=Verbosity.QUIET)
@@ -99,7 +98,7 @@ def _make_console(
     command: str,
 ) -> Console:
     """The console report of a run."""
-    from .console import Console
+    from .console_report import Console
 
     return Console(
         writer,
@@ -122,12 +121,12 @@ def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Con
 
 
 def _file_reports(options: Options, command: str | None = None) -> dict[Path, Render]:
-    from . import html_page, json_results, junit, perfetto
+    from . import html_page, result_files
 
     renderers: dict[Path | None, Render] = {
-        options.junit: junit.render,
+        options.junit: result_files.render_junit,
         options.report: partial(html_page.render, command=command or options.command),
-        options.trace: perfetto.render,
-        options.results: json_results.render,
+        options.trace: result_files.render_perfetto,
+        options.results: result_files.render_json,
     }
     return {path: render for path, render in renderers.items() if path is not None}

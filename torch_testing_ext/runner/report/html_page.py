@@ -1,25 +1,243 @@
-"""The run as one HTML file, which refers to nothing outside it and is complete without JavaScript. Pure."""
+"""The run as one HTML file.
+
+Pure: results come in, text comes out.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import os
+import re
 import shlex
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
 
-from torch_testing_ext._process import user_commands
-from torch_testing_ext.launch.folding import without_accidents
+from torch_testing_ext._collectives.failure import Cell, CodeLine, FailureView, RankWait, Value
+from torch_testing_ext._collectives.lanes import CallBar, RankLane, bars, meetings
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.words import list_of
+from torch_testing_ext.launch.hang import groups, without_accidents
+from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 
-from ..model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
-from . import brief, text
-from .failure_view import failure
-from .history import History, Lane, lanes
+from . import console_report, text
+from .journal import History, Lane, lanes
 from .text import node
+
+# --------------------------------------------------------------------------------------------------------------------
+# The picture of ranks that wait for each other: an arrow leads from each to those that it waits for. Pure.
+
+WIDTH, BOX, RADIUS = 860, 24, 130  # pixels
+_CURVE = 0.3  # how far an arrow bends away from the middle, as a part of its length
+
+
+def wait_graph(waits: Sequence[RankWait]) -> Iterator[ET.Element]:
+    """The picture of waits; nothing if there are none."""
+    if not waits:
+        return
+    boxes = {list_of(wait.ranks): set(wait.ranks) for wait in waits}
+    for wait in waits:
+        if rest := set(wait.missing).difference(*boxes.values()):
+            boxes[list_of(wait.missing)] = rest
+    height = 120 + 40 * len(boxes)
+    places = _around(list(boxes), height)
+    ends: dict[tuple[str, str], str] = {}
+    for wait in waits:
+        name = list_of(wait.ranks)
+        words = f"{wait.call}, {os.path.basename(wait.site.file)}:{wait.site.line}" if wait.site else wait.call
+        ends |= {(name, other): words for other, ranks in boxes.items() if ranks & set(wait.missing) and other != name}
+    parts = [
+        part
+        for (name, other), words in ends.items()
+        for part in _arrow(words, places[name], places[other], 0 if (other, name) in ends else height / 2)
+    ]
+    parts += [_box(name, place) for name, place in places.items()]
+    view = f"0 0 {WIDTH} {height}"
+    label = "ranks that wait for each other"
+    yield node("svg", *parts, viewBox=view, width=WIDTH, class_="wait-graph", role="img", aria_label=label)
+
+
+def _around(names: list[str], height: int) -> dict[str, tuple[float, float]]:
+    """A place for each box, on an ellipse."""
+    angles = {name: math.pi + 2 * math.pi * number / len(names) for number, name in enumerate(names)}
+    x, y, up = WIDTH / 2, height / 2, height / 2 - 2 * BOX
+    return {name: (x + RADIUS * math.cos(at), y + up * math.sin(at)) for name, at in angles.items()}
+
+
+def _box(name: str, place: tuple[float, float]) -> ET.Element:
+    width = 20 + 7 * len(name)
+    at = {"x": f"{place[0] - width / 2:.0f}", "y": f"{place[1] - BOX / 2:.0f}"}
+    words = node("text", name, x=f"{place[0]:.0f}", y=f"{place[1] + 4:.0f}", text_anchor="middle")
+    return node("g", node("rect", **at, width=width, height=BOX, rx=6), words)
+
+
+def _arrow(words: str, start: tuple[float, float], end: tuple[float, float], centre: float) -> Iterator[ET.Element]:
+    """A curve to the other box and the call beside it. `centre`: it bends away from this height; 0: from its return."""
+    (x1, y1), (x2, y2) = start, end
+    middle, across = ((x1 + x2) / 2, (y1 + y2) / 2), (y1 - y2, x2 - x1)
+    outwards = across[0] * (middle[0] - WIDTH / 2) + across[1] * (middle[1] - centre)
+    bend = -_CURVE if centre and outwards < 0 else _CURVE
+    x, y = middle[0] + bend * across[0], middle[1] + bend * across[1]
+    near = min(1.0, (BOX + abs(x2 - x) / 8) / (math.dist((x, y), end) or 1.0))
+    x2, y2 = x2 + (x - x2) * near, y2 + (y - y2) * near
+    yield node("path", d=f"M {x1:.0f} {y1:.0f} Q {x:.0f} {y:.0f} {x2:.0f} {y2:.0f}", marker_end="url(#arrow)")
+    x, y = (middle[0] + x) / 2, (middle[1] + y) / 2
+    side = "middle" if abs(x - WIDTH / 2) < BOX else "start" if x > WIDTH / 2 else "end"
+    below = 4 if side != "middle" else 16 if y > middle[1] else -8
+    x += {"start": 8, "end": -8}.get(side, 0)
+    yield node("text", words, x=f"{x:.0f}", y=f"{y + below:.0f}", text_anchor=side)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A failure in the page: a table of its ranks, the lines of the source, and a lane for each rank. Pure.
+
+ROW, FAILURE_BAR = 20, 14  # heights, in pixels
+MOST_LANES = 16
+_ALIKE = 3  # lanes that are drawn of ranks that did the same, where there are too many
+_LONGEST, _SHORTEST = 10.0, 2e-3  # seconds before the last call that are drawn
+_BEFORE, _AFTER = 0.05, 0.4  # parts of them that are drawn besides
+
+_KEYWORD = re.compile(
+    r"(?P<comment>#.*)|(?P<string>[rbf]*(?:\"[^\"]*\"|'[^']*'))|"
+    r"\b(?P<word>if|else|elif|for|while|return|raise|def|class|with|try|except|finally|import|from|in|not|and|or|as|"
+    r"assert|lambda|yield|pass|None|True|False|is|del|async|await)\b"
+)
+
+
+def failure(attempt: Attempt) -> Iterator[ET.Element]:
+    """The parts of a failure; another one as its text says it."""
+    view = attempt.failure
+    if view is None or view.text is not None:
+        yield node("pre", text.screen(attempt), class_="message")
+        return
+    parts = view.parts()
+    yield node("p", parts.title, class_="headline")
+    if parts.table:
+        yield node("table", *map(_row, parts.table), class_="ranks")
+    if parts.code:
+        yield node("pre", *_code(parts.code, view), class_="code")
+    lines = [*parts.values, *map(Value, parts.remarks)]
+    lines += [Value(line) for note in parts.notes for line in note.split("\n") if line]
+    if lines:
+        spans = (node("span", f"{line.text}\n", class_=line.kind.value) for line in lines)
+        yield node("pre", *spans, class_="values")
+    yield from wait_graph(view.waits)
+    yield from lanes_of_failure([one.lane for one in attempt.ranks if one.lane is not None])
+
+
+def _row(cell: Cell) -> ET.Element:
+    place = node("td", str(cell.site or ""), class_="place")
+    return node("tr", node("th", cell.ranks, scope="row"), node("td", cell.did), place)
+
+
+def _code(code: Sequence[CodeLine], view: FailureView) -> Iterator[ET.Element]:
+    """The lines, each with its number: that of the culprit, and that of the others, have a colour."""
+    culprit = view.rows[0].site if view.rows else None
+    for line in code:
+        is_culprit = line.is_at_fault and (culprit is None or culprit.line == line.number)
+        kind = "culprit" if is_culprit else "other" if line.is_at_fault else None
+        yield node("span", node("i", f"{line.number:>5}  "), *_tokens(line.text), "\n", class_=kind)
+
+
+def _tokens(line: str) -> Iterator[ET.Element | str]:
+    at = 0
+    for found in _KEYWORD.finditer(line):
+        yield line[at : found.start()]
+        yield node("b", found[0], class_=found.lastgroup)
+        at = found.end()
+    yield line[at:]
+
+
+def lanes_of_failure(found: Sequence[RankLane]) -> Iterator[ET.Element]:
+    """A lane for each rank, with its calls, and an arrow from the first to come to the last one."""
+    if not any(lane.calls for lane in found):
+        return
+    shown = _chosen(found)
+    start, end = _window(found)
+    picture = _Picture(shown, start, end)
+    names = node("div", *(node("div", f"rank {lane.rank}") for lane in shown), class_="lanes")
+    size = {"width": "100%", "height": len(shown) * ROW + 20}
+    drawing = node("svg", *picture.parts(), **size, role="img", aria_label="the calls of each rank", class_="calls")
+    yield node("div", names, node("div", drawing, class_="scroll"), class_="chart")
+    if len(shown) < len(found):
+        yield node("p", f"{len(shown)} of {len(found)} ranks: of those that did the same, the first", class_="facts")
+
+
+def _chosen(found: Sequence[RankLane]) -> Sequence[RankLane]:
+    if len(found) <= MOST_LANES:
+        return found
+    alike = groups(found, lambda lane: (lane.how, *((call.name, call.is_over) for call in lane.calls[-1:])))
+    few = [lane for group in sorted(alike, key=len) for lane in group[:_ALIKE]][:MOST_LANES]
+    return sorted(few, key=lambda lane: lane.rank)
+
+
+def _window(found: Sequence[RankLane]) -> tuple[float, float]:
+    """The time to draw: from the first call to the last one, or the seconds before that, with a margin."""
+    times = [call.at for lane in found for call in lane.calls]
+    length = min(_LONGEST, max(max(times) - min(times), _SHORTEST))
+    start = max(min(lane.began for lane in found), max(times) - length * (1 + _BEFORE))
+    return start, max(times) + length * _AFTER
+
+
+class _Picture:
+    """Draws lanes between two moments; positions are percentages."""
+
+    def __init__(self, lanes: Sequence[RankLane], start: float, end: float):
+        self._lanes = lanes
+        self._start = start
+        self._length = end - start
+        self._meetings = meetings(lanes)
+        self._bars = bars(lanes, self._meetings)
+
+    def parts(self) -> Iterator[ET.Element]:
+        for row, lane in enumerate(self._lanes):
+            yield from self._lane(row, lane)
+        rows = {lane.rank: row for row, lane in enumerate(self._lanes)}
+        for calls in self._meetings:
+            (first, one), (last, other) = calls[0], calls[-1]
+            y1, y2 = (rows[rank] * ROW + ROW / 2 for rank in (first, last))
+            if one.at >= self._start and y1 != y2:
+                kind = "arrow" if all(call.is_over for _, call in calls) else "arrow waits"
+                at = {"x1": self._x(one.at), "y1": y1, "x2": self._x(other.at), "y2": y2}
+                yield node("line", class_=kind, **at, marker_end="url(#arrow)")
+        y = len(self._lanes) * ROW + 14
+        whole = max(lane.ended for lane in self._lanes) - min(lane.began for lane in self._lanes)
+        words = f"{self._length:.2g} s of {whole:.2g} s; an arrow leads to the rank that came last"
+        yield node("text", words, class_="axis", x=0, y=y)
+
+    def _lane(self, row: int, lane: RankLane) -> Iterator[ET.Element]:
+        y = row * ROW + (ROW - FAILURE_BAR) / 2
+        life = {"x": self._x(lane.began), "width": f"{self._share(lane.began, lane.ended) * 100:.3f}%"}
+        yield node("rect", class_="unit", **life, y=y, height=FAILURE_BAR)
+        yield from (self._bar(y, bar) for bar in self._bars if bar.rank == lane.rank and bar.until >= self._start)
+
+    def _bar(self, y: float, bar: CallBar) -> ET.Element:
+        """The bar of a call, in a box that is as long as there is nothing else."""
+        box, over = (self._share(bar.call.at, at) for at in (bar.until, bar.over))
+        shape = node("rect", style=f"width: max(5px, {over / box * 100 if box else 0:.2f}%)", height=FAILURE_BAR)
+        title = node("title", f"rank {bar.rank}: {bar.call.name}\n{bar.call.site}")
+        words = node("text", bar.call.name, x=7, y=FAILURE_BAR - 3)
+        kind = "call" if bar.call.is_over else "call waits"
+        place = {"x": self._x(bar.call.at), "width": f"{box * 100:.3f}%"}
+        return node("svg", title, shape, words, class_=kind, **place, y=y, height=FAILURE_BAR)
+
+    def _at(self, time: float) -> float:
+        return min(1.0, max(0.0, (time - self._start) / self._length))
+
+    def _share(self, began: float, ended: float) -> float:
+        return max(0.0, self._at(ended) - self._at(began))
+
+    def _x(self, at: float) -> str:
+        return f"{self._at(at) * 100:.3f}%"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The run as one HTML file, which refers to nothing outside it and is complete without JavaScript. Pure.
 
 HERE = Path(__file__).parent / "page"
 ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)  # the most important first
@@ -36,10 +254,10 @@ MOST_TICKS = 8
 
 def render(history: History, command: str = "") -> str:
     """The HTML page. `command` runs the tests whose names are appended to it."""
-    parts = _body(history, command or user_commands.runner())
+    parts = _body(history, command or user_shell.runner())
     body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in parts)
     asset = {kind: (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")}
-    title = f"{headline(history.summary)}: {user_commands.runner_name()}"
+    title = f"{headline(history.summary)}: {user_shell.runner_name()}"
     return Template(asset["html"]).substitute(title=title, body=body, style=asset["css"], script=asset["js"])
 
 
@@ -154,14 +372,16 @@ class _Page:
 
     def causes(self) -> Iterator[ET.Element]:
         """The causes that several tests have failed for, with links to these."""
-        groups = [group for group in brief.by_cause(self._summary.failures, self._summary.policy) if len(group) > 1]
+        groups = [
+            group for group in console_report.by_cause(self._summary.failures, self._summary.policy) if len(group) > 1
+        ]
         rows = []
         for group in groups:
             links = [
                 node("a", one.test.id.dotted or one.test.id.file, href=f"#{self._anchors[_key(one)]}") for one in group
             ]
             names = node("span", *(part for link in links for part in (link, " ")), class_="facts")
-            cause = text.reason(brief.failing_attempts(group[0], self._summary.policy)[-1])
+            cause = text.reason(console_report.failing_attempts(group[0], self._summary.policy)[-1])
             rows.append(node("li", node("b", str(len(group))), node("span", f"{cause} ", names)))
         if rows:
             head = node("div", node("h2", "Failures with one cause"), class_="head")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..model import Attempt, Lease, Span, Test, Unit
-from ..scheduling.plan import ExpectedSeconds
+from torch_testing_ext.runner.model import Attempt, Lease, Span, Test, Unit
+from torch_testing_ext.runner.scheduling.plan import ExpectedSeconds
+
 from . import text
 
 

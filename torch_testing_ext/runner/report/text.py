@@ -1,17 +1,238 @@
-"""Wording, number formats and elements of XML that all reports share."""
+"""Wording that all reports share, and the terminal with its colours, widths and last line."""
 
 from __future__ import annotations
 
+import enum
+import os
 import re
+import sys
+import textwrap
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, TextIO
 
-from torch_testing_ext._process.logs import cut_middle, without_colours
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
 from torch_testing_ext._process.words import count as count, size_in_words
+from torch_testing_ext.runner.model import (
+    COUNTS_AS,
+    Attempt,
+    Category,
+    Event,
+    FinishedTest,
+    Importing,
+    Lease,
+    RunBegan,
+    RunHeader,
+    Summary,
+    TestId,
+    TestOutcome,
+)
 
-from ..events import RunBegan
-from ..model import Attempt, FinishedTest, Lease, RunHeader, Summary, TestId, TestOutcome
+# --------------------------------------------------------------------------------------------------------------------
+# The terminal of the console report: its stream, the colours on it, and the width of texts, rules and rows.
+
+WIDEST_RULE = 100
+# A title gets so many columns even if the name of its test leaves fewer.
+SHORTEST_TITLE = 40
+# Without a terminal, as in the log of a CI system, lines may be long, but not endless.
+LONGEST_TERMINAL_TITLE = 300
+# Characters of a message, and of one of its lines, on the console; the files have all of it.
+LONGEST_MESSAGE = 30_000
+LONGEST_LINE = 2_000
+
+
+class LineWriter(Protocol):
+    """Accepts whole lines of text."""
+
+    def write(self, text: str) -> object: ...
+
+
+class TerminalStream:
+    """A stream that may break (a closed pipe, a full disk), after which the run continues without it.
+
+    It has the methods of a stream, so that other libraries can write to it, too.
+    """
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        self._broken = False
+
+    def write(self, text: str) -> int:
+        if not self._broken:
+            try:
+                self.stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+                self.stream.flush()
+            except (OSError, ValueError) as error:
+                # ValueError: it is closed.
+                self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing: all that is written is flushed."""
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return self.stream.encoding or "utf-8"
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = True
+        discard(self.stream)
+        # The reader closed the pipe on purpose.
+        if not isinstance(error, BrokenPipeError):
+            # stderr may be broken, too.
+            with suppress(OSError, ValueError):
+                print(f"{user_shell.runner_name()}: console output stops here: {error}", file=sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Let a stream that is broken end in /dev/null, with the text in its buffer: Python flushes it at its exit."""
+    with suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+class Style(enum.Enum):
+    """Text styles, as ANSI codes."""
+
+    GREEN = "32"
+    RED = "31;1"
+    YELLOW = "33"
+    FAINT = "2"
+    BOLD = "1"
+
+
+STYLE_OF_CATEGORY = {Category.PASSED: Style.GREEN, Category.FAILED: Style.RED, Category.SKIPPED: Style.FAINT}
+STYLE_OF = {
+    **{outcome: STYLE_OF_CATEGORY[category] for outcome, category in COUNTS_AS.items()},
+    TestOutcome.LEAKED: Style.YELLOW,
+    TestOutcome.FLAKY: Style.YELLOW,
+}
+
+
+class Styler:
+    """Applies styles to text, if colours are on."""
+
+    def __init__(self, coloured: bool):
+        self._coloured = coloured
+
+    def __call__(self, style: Style, text: str) -> str:
+        if not self._coloured:
+            return text
+        return f"\x1b[{style.value}m{text}\x1b[0m"
+
+
+def make_styler(stream: TextIO, environ: Mapping[str, str]) -> Styler:
+    """Uses colours on terminals and with FORCE_COLOR, but never with NO_COLOR."""
+    wanted = bool(environ.get("FORCE_COLOR")) or is_terminal(stream, environ)
+    return Styler(wanted and not environ.get("NO_COLOR"))
+
+
+def columns(stream: TextIO, environ: Mapping[str, str]) -> int | None:
+    """The width of the terminal that shows a stream, now; None if there is none. As usual, COLUMNS overrides it."""
+    chosen = environ.get("COLUMNS", "")
+    if chosen.isascii() and chosen.isdigit() and int(chosen):
+        return int(chosen)
+    if not is_terminal(stream, environ):
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        # A stream without a descriptor.
+        return None
+
+
+def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    return stream.isatty() and environ.get("TERM", "dumb") != "dumb"
+
+
+# -- the layout
+
+
+@dataclass(frozen=True)
+class ConsoleLayout:
+    """The space that the report has, where it is shown."""
+
+    # Of the terminal; None if there is none.
+    columns: int | None = None
+    # The report file that has all of a message, if there is one.
+    complete: str = ""
+    # The command that shows all of the failure of a test whose name is appended.
+    show: str = ""
+    # Show all of each failure.
+    whole: bool = False
+
+    def rule(self, character: str) -> str:
+        """A horizontal line."""
+        columns = WIDEST_RULE if self.columns is None else min(WIDEST_RULE, self.columns)
+        return character * columns
+
+    def _room(self, taken: int = 0) -> int:
+        """The columns for a title, in a line of which some are taken."""
+        if self.columns is None:
+            return LONGEST_TERMINAL_TITLE
+        return max(SHORTEST_TITLE, self.columns - taken)
+
+    def with_title(self, name: str, title: str) -> str:
+        """A name and as much of a title as fits, in one line."""
+        if not title:
+            return name
+        return f"{name}: {cut(title, self._room(width(name) + 2))}"
+
+    def wrapped(self, words: str, indent: str, styler: Styler | None = None) -> list[str]:
+        """A text broken between words, each line with an indent and in red if there is a styler."""
+        columns = self._room()
+        wrapped = textwrap.wrap(words, columns, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        lines = []
+        for line in wrapped:
+            line = cut(line, columns)
+            lines.append(line if styler is None else styler(Style.RED, line))
+        return lines
+
+    def rows(self, parts: Sequence[str], separator: str) -> list[list[int]]:
+        """Distributes parts over rows that fit: for each row, the numbers of its parts."""
+        rows: list[list[int]] = [[]]
+        used = 0
+        for number, part in enumerate(parts):
+            more = width(part)
+            if rows[-1]:
+                more += len(separator)
+            # The separator at the end of a row takes columns, too.
+            needed = used + more + len(separator.rstrip())
+            if self.columns is not None and rows[-1] and needed > self.columns:
+                rows.append([])
+                used = 0
+                more = width(part)
+            rows[-1].append(number)
+            used += more
+        return rows
+
+    def message(self, words: str) -> str:
+        """A message; very long lines and very long messages are cut in the middle, with a pointer to all of it."""
+        lines = "\n".join(self._cut(line, LONGEST_LINE, " ") for line in words.split("\n"))
+        return self._cut(lines, LONGEST_MESSAGE, "\n")
+
+    def _cut(self, words: str, longest: int, edge: str) -> str:
+        if len(words) <= longest:
+            return words
+        half = longest // 2
+        where = f"{self.complete} has all of it" if self.complete else "--report FILE.html keeps all of it"
+        note = f"... {len(words) - 2 * half} characters cut here; {where} ..."
+        return f"{words[:half]}{edge}{note}{edge}{words[-half:]}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Wording, number formats and elements of XML that all reports share.
 
 # Characters of one log in a file report. TORCH_TESTING_EXT_LOGS keeps complete logs.
 LONGEST_LOG = 200_000
@@ -251,3 +472,31 @@ def _append(element: ET.Element, child: ET.Element | str) -> None:
         last.tail = (last.tail or "") + added
     else:
         element.text = (element.text or "") + added
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The files that are being imported, in words; on a terminal where rich is not installed, one line says so.
+
+
+def importing(event: Importing) -> str:
+    """The files that are being imported, in words."""
+    if not event.files:
+        return f"importing torch, then {count(event.total, 'file')}"
+    names = ", ".join(printable(name.rpartition("/")[2]) for name in event.files)
+    return f"importing {event.total - event.left + 1}/{event.total}: {names}"
+
+
+@dataclass
+class ImportNote:
+    """Says once that files are imported, on a terminal without a live display. It is also a writer."""
+
+    terminal: LineWriter
+    _has_begun: bool = False
+
+    def write(self, lines: str) -> None:
+        self.terminal.write(lines)
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Importing) and not self._has_begun:
+            self._has_begun = True
+            self.terminal.write(f"{importing(event)}\n")

@@ -1,19 +1,77 @@
-"""Turns selected tests into units to run and tests to skip, splits tests into shards, and checks results. Pure."""
+"""Units to run and tests to skip, shards, and the forecast of a run.
+
+Pure: no process, no file.
+"""
 
 import dataclasses
 import hashlib
+import heapq
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext._machine.device_facts import why_not
+from torch_testing_ext._machine.device_rules import why_not
 from torch_testing_ext._process.words import count, first_names, grouped
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Span, Summary, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.options import Options, Rerun, ShardSpec
 
-from ..model import Attempt, FinishedTest, Summary, Test, TestId, TestOutcome, Unit
-from ..options.options import Options, Rerun, ShardSpec
-from .inventory import Inventory
-from .policy import Priority, no_preference
+from .leases import Inventory, Priority, Queue, RunLeases, no_preference, typical_seconds
+
+# --------------------------------------------------------------------------------------------------------------------
+# Predicts a run from the expected durations of its units: the start of each, and the time left. Pure; no clock.
+
+# Earlier estimates would vary too much.
+SECONDS_BEFORE_ESTIMATE = 2.0
+
+
+def forecast(
+    queue: Queue,
+    leases: RunLeases,
+    seconds_of: Callable[[Unit], float],
+) -> Iterator[Span]:
+    """Simulates the queue: yields the units in the order in which they start."""
+    now = 0.0
+    running: list[tuple[float, int, Lease]] = []
+    while len(queue):
+        unit = queue.take(leases.free_devices, leases.free_slots)
+        if unit is not None:
+            lease = leases.take(unit)
+            end = now + seconds_of(unit)
+            heapq.heappush(running, (end, unit.number, lease))
+            yield Span(unit, lease, now, end)
+        elif running:
+            now, _, lease = heapq.heappop(running)
+            leases.give_back(lease)
+
+
+@dataclass
+class Estimate:
+    """Measures work in expected seconds, and extrapolates from the observed speed."""
+
+    units: Sequence[Unit]
+    _done: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._typical = typical_seconds(self.units)
+        self._total = sum(map(self._work, self.units))
+
+    def _work(self, unit: Unit) -> float:
+        return self._typical if unit.seconds is None else unit.seconds
+
+    def done(self, unit: Unit) -> None:
+        """Call this when a unit has ended."""
+        self._done += self._work(unit)
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the end of the run, or None if it is too early to say."""
+        if now < SECONDS_BEFORE_ESTIMATE or not self._done:
+            return None
+        return max(0.0, self._total - self._done) * now / self._done
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Turns selected tests into units to run and tests to skip, splits tests into shards, and checks results. Pure.
 
 # Seconds that every unit takes in addition to its tests: even a thousand empty tests take time.
 OVERHEAD = 0.05

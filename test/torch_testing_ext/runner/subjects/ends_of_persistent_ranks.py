@@ -3,7 +3,7 @@ import time
 
 import torch.distributed as dist
 
-from torch_testing_ext._cases import continuous
+from torch_testing_ext._testing.bases import continuous
 from torch_testing_ext.common_distributed import MultiProcContinuousTest
 
 continuous.LEAVE_TIMEOUT = 1.0

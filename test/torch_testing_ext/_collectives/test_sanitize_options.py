@@ -1,0 +1,232 @@
+"""How checks are asked for: by names of kinds, which must be known, on a test, a class, the environment or pytest."""
+
+import os
+import re
+import tempfile
+import unittest
+from pathlib import Path
+
+from kit.warm import run_warm
+
+from torch_testing_ext._collectives.sanitizer_kinds import ALL, DEFAULT, SanitizeKind, read_kinds
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, sanitize
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import environment
+
+ROOT = Path(__file__).parents[3]
+
+
+MANY_STEPS = """
+import pytest, torch
+from torch.nn.parallel import DistributedDataParallel
+from torch_testing_ext._collectives import tensor_checks
+from torch_testing_ext._testing.marks.settings_of_tests import sanitize
+
+@sanitize("replicas")
+@pytest.mark.world_size(2)
+def test_many(dist_env):
+    tensor_checks.MOST_BYTES = 2000
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(10):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+"""
+
+
+class SanitizeOptionsTest(unittest.TestCase):
+    def test_kinds(self):
+        self.assertEqual(read_kinds("all"), ALL)
+        self.assertEqual(read_kinds("default"), DEFAULT)
+        self.assertEqual(read_kinds("nan, poison"), {SanitizeKind.NAN, SanitizeKind.POISON, SanitizeKind.CALLS})
+
+    def test_an_unknown_kind_lists_the_known_ones(self):
+        for call in (
+            lambda: read_kinds("nans"),
+            lambda: sanitize("nans"),
+            lambda: environment.read({"TORCH_TESTING_EXT_SANITIZE": "nans"}),
+        ):
+            with self.assertRaisesRegex(
+                ValueError, "nans.*calls, order, waits, .*, races, unbuffered, replicas, hash, all, default"
+            ):
+                call()
+
+    def test_the_decorator_has_to_be_called(self):
+        with self.assertRaisesRegex(ValueError, "has to be called"):
+            sanitize(lambda self: None)
+
+    def test_kinds_of_a_test_and_its_class(self):
+        @sanitize("poison")
+        class T(unittest.TestCase):
+            @sanitize("nan")
+            def test_it(self): ...
+
+            def test_other(self): ...
+
+        self.assertEqual(kinds_of_test(T("test_it")), ("nan", "poison"))
+        self.assertEqual(kinds_of_test(T("test_other")), ("poison",))
+
+    def test_settings(self):
+        found = environment.read(
+            {
+                "TORCH_TESTING_EXT_SANITIZE": "nan",
+                "TORCH_TESTING_EXT_SANITIZE_ORDER": "fail",
+                "TORCH_TESTING_EXT_SHAKE": "7",
+            }
+        ).for_ranks(["poison"])
+        self.assertEqual(found.kinds, {SanitizeKind.CALLS, SanitizeKind.NAN, SanitizeKind.POISON})
+        self.assertTrue(found.fails_for_order)
+        self.assertEqual(found.shake, 7)
+        self.assertFalse(environment.read({}).for_ranks())
+
+    def test_replicas_that_are_not_compared_any_more(self):
+        """Once the digests take too much room, a warning says so."""
+        code, said = self.run_in(MANY_STEPS, "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
+        self.assertEqual(code, 0, said)
+        self.assertEqual(
+            len(re.findall(r"RuntimeWarning: replicas are not compared from here on: .*test_it\.py", said)), 1
+        )
+
+    def run_in(self, text, *command):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "test_it.py").write_text(text)
+            env = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = run_warm("-m", *command, cwd=folder, env=env)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_pytest(self):
+        command = ["pytest", "-q", "-p", "no:cacheprovider", "-p", "torch_testing_ext.pytest_plugin", "test_it.py"]
+        code, said = self.run_in(MISMATCH, *command, "--sanitize=calls")
+        self.assertEqual(code, 1, said)
+        self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
+        code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
+        self.assertIn("'nans' is not a kind of check; known are: calls", said)
+        self.assertNotEqual(code, 0)
+
+    def test_run_test(self):
+        command = ["torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"]
+        code, said = self.run_in(MISMATCH, *command, "--sanitize")
+        self.assertEqual(code, 1, said)
+        self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
+        self.assertIn("python -m torch_testing_ext --cache cache --sanitize=default test_it.py::T::test_it", said)
+        code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
+        self.assertEqual(code, 4, said)
+        self.assertIn("'nans' is not a kind of check; known are: calls", said)
+
+    def test_run_test_warns_of_a_test_that_passes(self):
+        command = ["torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache", "--sanitize"]
+        code, said = self.run_in(CROSSED, *command)
+        self.assertEqual(code, 0, said)
+        for name in ("test_it.T.test_it", "test_marked"):
+            self.assertIn(f"warning: {name}: ranks 0, 1 issue collectives in opposite orders: rank 0 issues", said)
+        self.assertIn("2 passed", said)
+
+    def test_run_test_warns_once_of_what_each_process_says(self):
+        """Of one thing that is said with other reasons, too; of each test for itself."""
+        code, said = self.run_in(
+            TALKATIVE, "torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"
+        )
+        self.assertEqual(code, 0, said)
+        live, _, summary = said.partition("2 passed in")
+        for part in (live, summary):
+            self.assertEqual(part.count("warning: ranks are slow, because of Thread-"), 1, said)
+            self.assertEqual(part.count("warning: it differs"), 1, said)
+            self.assertNotIn("just output", part)
+            for name in ("a", "b"):
+                self.assertEqual(part.count(f"warning: test_{name}: something"), 1, said)
+
+    def test_nothing_is_loaded_without_it(self):
+        """Neither in the ranks nor in their parent."""
+        code, said = self.run_in(UNLOADED, "test_it")
+        self.assertEqual(code, 0, said)
+
+    def test_shake(self):
+        """The same seed gives the same delays, and each run of a test another seed."""
+        command = ["torch_testing_ext.runner", "--tests", ".", "test_it.py", "--cache", "cache"]
+        code, said = self.run_in(SHAKEN, *command, "--shake", "3", "--shake-seed", "8")
+        self.assertEqual(code, 1, said)
+        delays = set(re.findall("AssertionError: delays (.*)", said))
+        self.assertEqual(len(delays), 3, said)
+        for seed in (8, 9, 10):
+            self.assertIn(f"--shake-seed {seed} test_it.py::T::test_it", said)
+        _, again = self.run_in(SHAKEN, *command, "--shake-seed", "9")
+        self.assertLess(set(re.findall("AssertionError: delays (.*)", again)), delays)
+        code, said = self.run_in(SHAKEN, *command, "--shake", "3", "--repeat", "2")
+        self.assertEqual(code, 4, said)
+
+
+HEAD = """
+import torch, torch.distributed as dist
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import run_tests
+class T(MultiProcessTestCase):
+    world_size = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+    def test_it(self):
+        store = dist.FileStore(self.file_name, 2)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
+"""
+MISMATCH = f"""{HEAD}
+        dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
+if __name__ == "__main__":
+    run_tests()
+"""
+CROSSED = f"""{HEAD}
+        cross()
+def cross():
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in groups[:: 1 - 2 * dist.get_rank()]]
+    for work in works:
+        work.wait()
+import pytest
+@pytest.mark.world_size(2)
+def test_marked(dist_env):
+    cross()
+"""
+TALKATIVE = """
+import unittest, sys
+from torch_testing_ext._process.user_shell import warn_user
+class T(unittest.TestCase):
+    def say(self, number):
+        warn_user("ranks are slow", f"of Thread-{number}")
+        warn_user("it differs")
+        warn_user(f"{self._testMethodName}: something")
+        print("torch_testing_ext: just output", file=sys.stderr)
+    def test_a(self): self.say(1)
+    def test_b(self): self.say(2)
+"""
+UNLOADED = f"""{HEAD}
+        import sys
+        dist.all_reduce(torch.ones(4))
+        self.check()
+    def tearDown(self):
+        super().tearDown()
+        self.check()
+    def check(self):
+        import sys
+        from torch_testing_ext.common_distributed import MultiThreadedTestCase
+        names = ("sanitized_rank", "sanitizer_log", "tensor_checks", "watched_works", "sanitizer_kinds", "operation_hook")
+        loaded = {{name for name in names if any(module.endswith(f".{{name}}") for module in sys.modules)}}
+        # The parent may have looked for a mismatch meanwhile, which imports the reader of logs.
+        assert loaded - {{"sanitizer_log"}} == {{"sanitizer_kinds"}}, loaded
+if __name__ == "__main__":
+    run_tests()
+"""
+# Notes the delays instead of waiting.
+SHAKEN = f"""{HEAD}
+        from torch_testing_ext._collectives import tensor_checks
+        delays = []
+        tensor_checks._sleep = delays.append
+        for _ in range(20):
+            dist.barrier()
+        if self.rank == 0:
+            raise AssertionError(f"delays {{delays}}")
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,1 +1,0 @@
-"""Equality of tensors and containers, and expected texts."""

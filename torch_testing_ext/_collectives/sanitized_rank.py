@@ -1,0 +1,475 @@
+"""The sanitizer in a rank: its begin, a note of each call, its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_testing_ext._torch import flight_recorder, operation_hook
+from torch_testing_ext._torch.operation_hook import OpSpec, parts_of
+
+from .records import Call, GroupRecord, Site
+from .sanitizer_kinds import SanitizeKind
+from .sanitizer_log import NO_GROUP, LogWriter, text_of
+from .tensor_checks import Check, Delays, NanCheck, Poison, ReplicaCheck, inputs_of, outputs_of
+from .watched_works import WaitCheck
+
+# --------------------------------------------------------------------------------------------------------------------
+# A rank's note of one collective, send or receive: everything that its peers must agree with.
+
+# A tensor as its shape and the name of its type.
+Tensor = tuple[tuple[int, ...], str]
+
+
+_PUT_TOGETHER = (
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
+    *("gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+)
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One operation as a rank has called it. `splits`: those of the output and of the input, along dimension 0."""
+
+    kind: str
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    op: str | None = None
+    root: int | None = None
+    peer: int | None = None  # of a send or receive, in the group; None: a receive from any rank
+    tag: int = 0
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    size: int = 0  # of the group
+    timeout: float | None = None
+    blocks: bool = False  # the rank goes on only when it is over
+    parts: tuple[str, ...] = ()  # how torch puts parts together: placements of DTensors, or a dimension
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.kind in ("send", "recv")
+
+    @property
+    def is_compared_in_pairs(self) -> bool:
+        """Must it agree with what another member has called, beyond what all have in common?"""
+        return self.is_p2p or self.kind in ("all_to_all", "all_to_all_single")
+
+    def to_call(self) -> Call:
+        """The call as the rules read it, without what only the log knows: its order, its line, its thread."""
+        shown = self.outputs if self.kind == "recv" else self.inputs
+        shapes = tuple(str(list(shape)) for shape, _ in shown)
+        dtypes = (dtype for _, dtype in shown)
+        is_exchange = self.kind in ("all_to_all", "all_to_all_single")
+        return Call(
+            kind=self.kind,
+            shapes=shapes,
+            inputs=tuple(f"{shape} {dtype}" for shape, dtype in zip(shapes, dtypes, strict=True)),
+            agreement=self.agreement(),
+            timeout=self.timeout or math.inf,
+            details=tuple(self._details()),
+            exchange=self._exchange() if is_exchange else None,
+            is_p2p=self.is_p2p,
+            peer=self.peer if self.is_p2p else None,
+            tag=self.tag if self.is_p2p else 0,
+            tells_end=False,
+            blocks=self.blocks,
+            layout=self.layout(),
+            parts=self.parts,
+        )
+
+    def agreement(self) -> tuple[Any, ...]:
+        """The properties in which all members of the group must agree.
+
+        Shapes may differ where the numbers of elements are equal.
+        """
+        inputs, outputs = _counts(self.inputs), _counts(self.outputs)
+        types = tuple(sorted({dtype for _, dtype in (*self.inputs, *self.outputs)}))
+        sizes: tuple[Any, ...]
+        match self.kind:
+            case "scatter":  # the inputs are the root's
+                sizes = outputs[:1]
+            case "all_gather" | "all_gather_coalesced":
+                sizes = (outputs,)
+            case "reduce_scatter":
+                sizes = (inputs,)
+            case "all_to_all" | "all_to_all_single" | "barrier" | "monitored_barrier":
+                sizes = ()
+            case "recv":
+                sizes = outputs
+            case _:
+                sizes = inputs
+        return self.kind, sizes, types, self.op, self.root
+
+    def layout(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the parts that are put together or taken apart, without dimensions of one element.
+
+        Parts of other shapes make a wrong tensor. A flat part has no shape of its own.
+        """
+        if self.kind not in _PUT_TOGETHER:
+            return ()
+        if self.kind == "scatter":
+            parts = self.outputs[:1]
+        elif "scatter" in self.kind:
+            parts = self.outputs
+        else:
+            parts = self.inputs
+        shapes = tuple(tuple(size for size in shape if size != 1) for shape, _ in parts)
+        return shapes if all(len(shape) > 1 for shape in shapes) else ()
+
+    def _details(self) -> list[str]:
+        details = []
+        if self.op is not None:
+            details.append(self.op)
+        if self.root is not None:
+            details.append(f"root {self.root}")
+        if self.splits is not None and any(self.splits):
+            of_outputs, of_inputs = self.splits
+            details.append(f"splits {list(of_inputs)} to {list(of_outputs)}")
+        elif self.kind in ("all_gather", "all_to_all") and len({shape for shape, _ in self.outputs}) > 1:
+            details.append(f"into {[list(shape) for shape, _ in self.outputs]}")
+        return details
+
+    def _exchange(self) -> tuple[tuple[int, ...], ...]:
+        """The number of elements that go to each member, and that come from each."""
+        if self.kind == "all_to_all":
+            return _counts(self.inputs), _counts(self.outputs)
+        of_outputs, of_inputs = self.splits or ((), ())
+        return _parts(self.inputs[0], of_inputs, self.size), _parts(self.outputs[0], of_outputs, self.size)
+
+
+def _parts(tensor: Tensor, splits: Sequence[int], size: int) -> tuple[int, ...]:
+    """The elements of a tensor that go to each of `size` members, or come from it."""
+    shape, _ = tensor
+    if not splits:
+        of_each_member = math.prod(shape) // max(size, 1)
+        return (of_each_member,) * size
+    row = math.prod(shape[1:])
+    return tuple(rows * row for rows in splits)
+
+
+def _counts(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(math.prod(shape) for shape, _ in tensors)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Writes down all that a rank issues, before it is issued, and has the tensors checked.
+
+# Groups that do not communicate, or whose ranks are threads with a log of their own.
+_NOT_COMPARED = ("fake", "threaded")
+_OURS = (str(Path(__file__).parent), str(Path(operation_hook.__file__).parent))
+
+
+class CallRecorder:
+    """Hears of each operation of c10d from the hook. It keeps an error of its own, and raises it to the caller, too."""
+
+    def __init__(self, log: LogWriter, checks: list[Check]):
+        self._log = log
+        self._checks = checks
+        self._after = [check for check in checks if check.wants_results]
+        self._lock = threading.RLock()  # a signal's handler may issue a collective
+        self._groups: weakref.WeakKeyDictionary[Any, tuple[int, int, float | None]] = weakref.WeakKeyDictionary()
+        self._known_groups = 0
+        self._whats: dict[Any, tuple[int, int, bytes | None]] = {}
+        self._sites: dict[tuple[str, int], int] = {}
+        self._is_of_torch: dict[str, bool] = {}
+        self.error = ""
+
+    # -- the listener of the hook
+
+    def before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int]:
+        """Returns the number of the operation in the log, and that of its line."""
+        try:
+            with self._lock:
+                number, site, group = self._before(spec, args)
+            for check in self._checks:
+                check.before(spec, args, site, group)
+            return number, site
+        except Exception as error:
+            self._keep(error)
+            raise
+
+    def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int, Any]:
+        """Write an operation down. Returns its number, that of its line, and its group."""
+        group = operation_hook.group_of(spec, args)
+        known = self._groups.get(group)
+        if known is None:
+            known = self._groups[group] = self._look_up(group)
+        inputs = () if spec.inputs is None else signature(args[spec.inputs])
+        outputs = inputs if spec.outputs == spec.inputs or spec.outputs is None else signature(args[spec.outputs])
+        root, peer, tag = (None if place is None else int(args[place]) for place in (spec.root, spec.peer, spec.tag))
+        splits = None if spec.splits is None else (tuple(args[spec.splits]), tuple(args[spec.splits + 1]))
+        timeout = args[spec.timeout] if spec.timeout is not None and len(args) > spec.timeout else -1
+        kernel = sys._getframe(2)
+        blocks = operation_hook.is_synchronous(spec, args)
+        blocks = blocks or (spec.is_p2p and operation_hook.is_called_as(spec.kind, operation_hook.issuer_of(kernel)))
+        details = (
+            operation_hook.reduce_op_of(spec, args),
+            root,
+            peer,
+            tag,
+            splits,
+            timeout,
+            blocks,
+            self._parts(kernel.f_back),
+        )
+        key = spec.name, known[0], inputs, outputs, details
+        what = self._whats.get(key)
+        if what is None:
+            what = self._whats[key] = self._describe(spec, args, known, *details)
+        site = self.site()
+        return self._log.issue(*what, site), site, group
+
+    def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> None:
+        try:
+            for check in self._after:
+                check.after(spec, args, result, known[1])
+        except Exception as error:
+            self._keep(error)
+            raise
+
+    def raised(self, known: tuple[int, int]) -> None:
+        self._log.raised(known[0])
+
+    def _keep(self, error: Exception) -> None:
+        """Keep an error of ours. One that a signal's handler of the test has raised in between is not."""
+        frames = traceback.extract_tb(error.__traceback__)
+        if not self.error and frames and _is_not_of_the_program(frames[-1].filename):
+            self.error = "".join(traceback.format_exception(error))
+            with suppress(Exception):  # `finish` raises it in any case, unless the rank ends before
+                text = f"the sanitizer failed: {type(error).__name__}: {error}"
+                self._log.note({"kind": "recorder", "text": text})
+
+    # -- what is written
+
+    def _look_up(self, group: Any) -> tuple[int, int, float | None]:
+        """The number of a group among those that the rank has made, its size, and its time-out."""
+        self.note_groups()
+        number = flight_recorder.number_of_group(group)
+        if number is None:
+            return NO_GROUP, 0, None
+        made = flight_recorder.made_groups()[number]
+        if made.backend in _NOT_COMPARED:
+            return NO_GROUP, 0, None
+        # A backend may have none, or hide it.
+        timeout = operation_hook.timeout_of_group(group)
+        return number, len(made.members), made.timeout if timeout is None else timeout
+
+    def note_groups(self) -> None:
+        """Write down the groups that have been made since the last time."""
+        with self._lock:
+            made = flight_recorder.made_groups()
+            for group in made[self._known_groups :]:
+                self._log.add_group(GroupRecord(*group.fields[:-1]))
+            self._known_groups = len(made)
+
+    def has_shorter_timeouts(self) -> bool:
+        """Has a group got a shorter time-out since it was first used?"""
+        for group, (_, _, before) in list(self._groups.items()):
+            now = operation_hook.timeout_of_group(group)
+            if before is not None and now is not None and now < before:
+                return True
+        return False
+
+    def _describe(
+        self,
+        spec: OpSpec,
+        args: tuple[Any, ...],
+        known: tuple[int, int, float | None],
+        op: int | None,
+        root: int | None,
+        peer: int | None,
+        tag: int | None,
+        splits: tuple[tuple[int, ...], tuple[int, ...]] | None,
+        own_timeout: int,
+        blocks: bool,
+        parts: tuple[str, ...],
+    ) -> tuple[int, int, bytes | None]:
+        """The number of the group, or NO_GROUP for tensors without data, as those of a trace; that of the text; and
+        what must agree, if the call is compared with those of all members."""
+        number, size, timeout = known
+        inputs, outputs = inputs_of(spec, args), outputs_of(spec, args)
+        issued = Issued(
+            kind=spec.kind,
+            inputs=_described(inputs),
+            outputs=_described(outputs if spec.outputs is not None else inputs),
+            op=operation_hook.name_of_reduce_op(op),
+            root=root,
+            peer=peer,
+            tag=tag or 0,
+            splits=splits,
+            size=size,
+            timeout=own_timeout / 1000 if own_timeout > 0 else timeout,
+            blocks=blocks,
+            parts=parts,
+        )
+        all_agree = [issued.agreement(), issued.layout(), parts]
+        must_agree = None if issued.is_compared_in_pairs else json.dumps(all_agree).encode()
+        on_meta = any(tensor.is_meta for tensor in (*inputs, *outputs))
+        return NO_GROUP if on_meta else number, self._log.text(text_of(issued.to_call())), must_agree
+
+    def site(self) -> int:
+        """The number of the line of the program that issues an operation now."""
+        frame = self._frame(sys._getframe(2))
+        if frame is None:
+            return 0
+        place = frame.f_code.co_filename, frame.f_lineno
+        number = self._sites.get(place)
+        if number is None:
+            number = self._sites[place] = self._log.text(json.dumps([*place, frame.f_code.co_name]))
+        return number
+
+    def line(self) -> Site | None:
+        """The line of the program that runs now."""
+        frame = self._frame(sys._getframe(1))
+        return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+    def _frame(self, frame: Any) -> Any:
+        """The innermost frame outside of torch; in a thread of torch, as for a callback, that of the main thread."""
+        found = self._outside_of_torch(frame)
+        if found is None and threading.current_thread() is not threading.main_thread():
+            return self._outside_of_torch(sys._current_frames().get(threading.main_thread().ident or 0))
+        return found
+
+    def _outside_of_torch(self, frame: Any) -> Any:
+        while frame is not None:
+            file = frame.f_code.co_filename
+            is_of_torch = self._is_of_torch.get(file)
+            if is_of_torch is None:
+                is_of_torch = self._is_of_torch[file] = _is_not_of_the_program(file)
+            if not is_of_torch:
+                return frame
+            frame = frame.f_back
+        return None
+
+    def _parts(self, frame: Any) -> tuple[str, ...]:
+        """Find what functions of torch that issue an operation say about parts; the outermost knows best."""
+        parts: tuple[str, ...] = ()
+        while frame is not None and self._is_of_torch.get(frame.f_code.co_filename, True):
+            parts = parts_of(frame) or parts
+            frame = frame.f_back
+        return parts
+
+
+def _is_not_of_the_program(file: str) -> bool:
+    return file.startswith(_OURS) or bool(flight_recorder.is_of_torch(file))
+
+
+def signature(value: Any) -> tuple[Any, ...]:
+    """Describe a tensor, a list of tensors, or a list of lists, to be compared quickly."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.is_meta
+    return tuple([signature(item) for item in value])
+
+
+def _described(tensors: list[torch.Tensor]) -> tuple[Tensor, ...]:
+    return tuple((tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Begins and ends the sanitizer in a rank that is a process.
+
+
+class RecorderError(RuntimeError):
+    """The sanitizer itself has failed; what it has not seen is unknown."""
+
+
+class RankSanitizer:
+    """The sanitizer of this rank: a recorder, its log and its checks, which another test replaces."""
+
+    def __init__(self, rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path):
+        self._log = LogWriter(path)
+        self._checks: list[Check] = []
+        if shake is not None:
+            self._checks.append(Delays(shake, rank))
+        if SanitizeKind.NAN in kinds:
+            self._checks.append(NanCheck(self._note))
+        if SanitizeKind.POISON in kinds:
+            self._checks.append(Poison(rank))
+        self._watches_uses = SanitizeKind.RACES in kinds
+        wants_waits = self._watches_uses or SanitizeKind.WAITS in kinds
+        self._waits = WaitCheck(self._note, lambda: self._recorder.site()) if wants_waits else None
+        if self._waits is not None:
+            self._checks.append(self._waits)
+        if SanitizeKind.REPLICAS in kinds:
+            self._checks.append(ReplicaCheck(path, lambda: self._recorder.line()))
+        self._recorder = CallRecorder(self._log, self._checks)
+        self.has_shorter_timeouts = self._recorder.has_shorter_timeouts
+        self._pid = os.getpid()
+        operation_hook.install()
+        operation_hook.listen(self._recorder)
+        flight_recorder.on_error_of_collectives(self._log.error_now)
+        operation_hook.watch_waits(self._on_wait, self._log.error_now, self._waits)
+        if self._waits is not None and self._watches_uses:
+            self._waits.watch_uses(other_threads=True)
+
+    def _note(self, kind: str, text: str, site: int, issued: int) -> None:
+        self._log.note({"kind": kind, "text": text, "issued": issued}, site)
+
+    def _on_wait(self, work: object) -> None:
+        if self._waits is not None:
+            self._waits.waited(work)
+
+    def finish(self) -> None:
+        """The test has returned: what is open now stays open. Raises what the recorder has failed with."""
+        if os.getpid() != self._pid:
+            return
+        _leave_alone()
+        self._recorder.note_groups()
+        for check in self._checks:
+            check.finish()
+        if self._recorder.error:
+            raise RecorderError(f"the sanitizer failed, so its findings are not complete:\n{self._recorder.error}")
+
+
+_current: RankSanitizer | None = None
+
+
+def prepare(wanted: bool) -> None:
+    """Install the hook, for this process and those that it forks, or remove it."""
+    if wanted:
+        operation_hook.install()
+    else:
+        operation_hook.remove()
+
+
+def begin(rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path) -> None:
+    """Sanitize this process from now on; its log is a new file at `path`."""
+    global _current
+    if _current is None:
+        os.register_at_fork(after_in_child=_leave_alone)
+    _current = RankSanitizer(rank, kinds, shake, path)
+
+
+def is_active() -> bool:
+    return _current is not None
+
+
+def has_shorter_timeouts() -> bool:
+    """Has a group got a shorter time-out since it was first used? The log does not know it."""
+    return _current is not None and _current.has_shorter_timeouts()
+
+
+def _leave_alone() -> None:
+    """Sanitize this process no more. One that a test forks shares the memory of the log: it must not write there."""
+    operation_hook.listen(None)
+    flight_recorder.on_error_of_collectives(None)
+    operation_hook.watch_waits(None, None)
+
+
+def finish() -> None:
+    """The test has returned. Raises RecorderError."""
+    global _current
+    current, _current = _current, None
+    if current is not None:
+        current.finish()

@@ -1,0 +1,382 @@
+"""Work that callers got: whether they wait for it, and what they do before, in processes and threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_testing_ext._torch import operation_hook, tensors
+from torch_testing_ext._torch.operation_hook import OpSpec
+
+from .tensor_checks import (
+    Buffer,
+    Check,
+    Note,
+    Span,
+    inputs_of,
+    name_of,
+    outputs_of,
+    overlap,
+    overlap_each_other,
+    pieces_of,
+    shown,
+    storage_of,
+)
+
+# --------------------------------------------------------------------------------------------------------------------
+# Work that Python callers got: whether they wait for it, and what they do to its buffers before that.
+#
+# Work that C++ keeps, such as that of DDP's reducer and of functional collectives, is not followed: its waits are in
+# C++.
+
+# References to a work that only this module has: that of the table, and that of the argument of sys.getrefcount.
+_OURS = 2
+# In these, gloo writes to the memory of its tensors only. Elsewhere it copies tensors, which counts as a write.
+_SILENT = ("all_reduce", "broadcast", "reduce")
+_PLAIN = ("sum", "product", "min", "max", "band", "bor", "bxor")
+
+
+@dataclass
+class _OpenWork:
+    """Work that nobody has waited for yet."""
+
+    work: Any
+    name: str
+    site: int
+    buffers: list[Buffer]
+    outputs: list[Span]
+    # Without outputs.
+    inputs: list[Span]
+    # Operations of one queue, as those of a group on a device, come one after the other.
+    queue: Any = None
+    # The future that somebody has asked the work for.
+    future: Any = None
+    # A finding about its buffers has been made.
+    is_told: bool = False
+
+    @property
+    def is_dropped(self) -> bool:
+        """Has nobody got the work any more, nor its future? `self` has one, and so has the argument."""
+        if sys.getrefcount(self.work) > _OURS:
+            return False
+        return self.future is None or sys.getrefcount(self.future) <= _OURS
+
+    def use_by(self, read: Sequence[Span], written: Sequence[Span]) -> str:
+        """Describe how another use of memory interferes: "" if it does not, or only reads an input."""
+        if overlap(written, self.outputs) or overlap(written, self.inputs):
+            return "written"
+        return "read" if overlap(read, self.outputs) else ""
+
+
+class WaitCheck(Check):
+    """Finds work that nobody waited for, and buffers that are written, resized or freed before the wait."""
+
+    wants_results = True
+
+    def __init__(self, note: Note, site: Callable[[], int]):
+        """`site`: the number of the line that runs now, to find the uses of buffers when they happen."""
+        self._note = note
+        self._site = site
+        self._uses: Any = None
+        self._watches_threads = False
+        self._is_issuing = False
+        self._open: dict[int, _OpenWork] = {}
+        self._lock = threading.RLock()
+
+    def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        outputs = outputs_of(spec, args)
+        if len(outputs) > 1 and overlap_each_other(outputs):
+            self._note("race", f"outputs of {name_of(spec, args)} overlap each other", site, 0)
+        if self._open:
+            with self._lock:
+                written, read = _spans(spec, args)
+                self._find_use(name_of(spec, args), read, written, site, _queue(spec, args))
+
+    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int) -> None:
+        if operation_hook.is_synchronous(spec, args) and not self._open:
+            return
+        with self._lock:
+            self._find_dropped()
+            if operation_hook.is_synchronous(spec, args) or not _is_for_caller(
+                operation_hook.issuer_of(sys._getframe(2))
+            ):
+                return
+            work = operation_hook.work_of(result)
+            if work is None:
+                return
+            outputs, inputs = _spans(spec, args)
+            buffers = _buffers(spec, args)
+            queue = _queue(spec, args)
+            self._add(_OpenWork(work, name_of(spec, args), site, buffers, outputs, inputs, queue))
+
+    def _add(self, entry: _OpenWork) -> None:
+        if not self._open:
+            tensors.listen(self)
+        self._open[id(entry.work)] = entry
+
+    def _remove(self, entry: _OpenWork) -> None:
+        del self._open[id(entry.work)]
+        if not self._open:
+            tensors.unlisten(self)
+
+    @contextmanager
+    def issuing(self) -> Iterator[None]:
+        """A rank that is a thread takes part in an operation: what that does to tensors is no use of a buffer."""
+        with self._lock:
+            buffers = [buffer for entry in self._open.values() for buffer in entry.buffers]
+        watched = [buffer for buffer in buffers if buffer.version is not None]
+        untouched = [buffer for buffer in watched if buffer.version == buffer.tensor._version]
+        self._is_issuing = True
+        try:
+            yield
+        finally:
+            self._is_issuing = False
+            for buffer in untouched:
+                buffer.version = buffer.tensor._version
+
+    def after_in_thread(
+        self,
+        work: Any,
+        name: str,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        site: int,
+        issuer: Any,
+    ) -> None:
+        """An operation of a rank that is a thread is complete; the rank gets this work."""
+        with self._lock:
+            self._find_dropped()
+            if _is_for_caller(issuer):
+                own_inputs = _without_storages_of(outputs, inputs)
+                buffers = [*_buffers_at_rest(outputs), *_buffers_at_rest(own_inputs)]
+                self._add(_OpenWork(work, name, site, buffers, pieces_of(outputs), pieces_of(own_inputs)))
+
+    def waited(self, work: Any) -> None:
+        """Somebody waits for a work, or has been told that it is complete."""
+        with self._lock:
+            entry = self._open.get(id(work))
+            if entry is not None:
+                self._remove(entry)
+        if entry is not None:
+            self._check_buffers(entry)
+
+    def future_taken(self, work: Any, future: Any) -> None:
+        with self._lock:
+            entry = self._open.get(id(work))
+            if entry is not None:
+                entry.future = future
+
+    def _with_future(self, future: Any) -> list[_OpenWork]:
+        return [entry for entry in list(self._open.values()) if entry.future is future]
+
+    def future_used(self, future: Any) -> None:
+        for entry in self._with_future(future):
+            self.waited(entry.work)
+
+    def future_chained(self, future: Any, result: Any) -> None:
+        """A future has a callback that tells nobody that it is complete: only the result does."""
+        for entry in self._with_future(future):
+            entry.future = result
+
+    def watch_uses(self, other_threads: bool = False) -> None:
+        """From now on, look at each operation of this thread, and of those that it starts."""
+        self._uses = operation_hook.TensorUses(self._on_use)
+        self._uses.__enter__()
+        if other_threads and threading.getprofile() is None:
+            self._watches_threads = True
+            threading.setprofile(self._watch_thread)
+
+    def _watch_thread(self, *_: object) -> None:
+        """Called by Python in a new thread."""
+        sys.setprofile(None)
+        if self._uses is not None:
+            operation_hook.TensorUses(self._on_use).__enter__()  # type: ignore[no-untyped-call]
+
+    # -- the listener of reads
+
+    def on_read(self, method: str, tensor: torch.Tensor) -> None:
+        if not self._is_issuing:
+            with self._lock:
+                self._find_use(f"{method}()", pieces_of([tensor]), [])
+
+    def on_alias(self, tensor: torch.Tensor, alias: torch.Tensor) -> None:
+        with self._lock:
+            for entry in self._open.values():
+                if entry.use_by([], pieces_of([tensor])):
+                    entry.buffers.append(Buffer.alias(alias, self._site()))
+
+    def _on_use(self, operation: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
+        if self._open and not self._is_issuing:
+            with self._lock:
+                self._find_use(operation, pieces_of(read), pieces_of(written))
+
+    def _find_use(
+        self, by: str, read: Sequence[Span], written: Sequence[Span], site: int | None = None, queue: Any = None
+    ) -> None:
+        """Note the first use of each buffer before its work is waited for. `site`: of the use; None: of this moment."""
+        for entry in self._open.values():
+            is_ordered = queue is not None and queue == entry.queue
+            if entry.is_told or is_ordered:
+                continue
+            how = entry.use_by(read, written)
+            if how:
+                entry.is_told = True
+                site_of_use = self._site() if site is None else site
+                text = f"a buffer of {entry.name} was {how} by {by} before wait()"
+                self._note("race", text, site_of_use, entry.site)
+
+    def _check_buffers(self, entry: _OpenWork) -> None:
+        """Note what has happened to a buffer of a work until somebody waited for it, at its line if that is known."""
+        if entry.is_told:
+            return
+        happened = [(buffer.site, buffer.what_happened()) for buffer in entry.buffers]
+        changes = [(site, how) for site, how in happened if how]
+        if changes:
+            site, how = max(changes, key=lambda change: change[0])
+            text = f"a buffer of {entry.name} was {how} before wait()"
+            self._note("race", text, site or self._site(), entry.site)
+
+    def _find_dropped(self) -> None:
+        """The caller of the latest operation has its work by now; one that nobody has any more is not waited for."""
+        for number in list(self._open):
+            entry = self._open[number]
+            if entry.is_dropped:
+                self._remove(entry)
+                self._unwaited(entry)
+
+    def finish(self) -> None:
+        if self._uses is not None:
+            self._uses.__exit__(None, None, None)
+            self._uses = None
+        if self._watches_threads:
+            threading.setprofile(None)
+        with self._lock:
+            for entry in list(self._open.values()):
+                self._remove(entry)
+                self._unwaited(entry)
+
+    def _unwaited(self, entry: _OpenWork) -> None:
+        what = "work" if entry.future is None else "future"
+        self._note("unwaited", f"nobody waited for the {what} of {entry.name}", entry.site, 0)
+
+
+def _is_for_caller(issuer: Any) -> bool:
+    """Does the function that issues an operation give its work to a caller in Python, which must wait for it?"""
+    return operation_hook.is_called_by_distributed(issuer) and not operation_hook.is_for_join(issuer)
+
+
+def _queue(spec: OpSpec, args: tuple[Any, ...]) -> Any:
+    """The queue in which a device executes the operations of a group; None on the CPU, where nothing orders them."""
+    tensors = (*inputs_of(spec, args), *outputs_of(spec, args))
+    devices = {tensor.device for tensor in tensors}
+    if torch.device("cpu") in devices:
+        return None
+    return (id(operation_hook.group_of(spec, args)), *devices)
+
+
+def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[Buffer]:
+    """The tensors of an operation. Writes are seen only where the backend does not count as one that writes."""
+    inputs = inputs_of(spec, args)
+    outputs = outputs_of(spec, args)
+    if spec.inputs == spec.outputs:
+        op = operation_hook.name_of_reduce_op(operation_hook.reduce_op_of(spec, args))
+        is_silent = spec.kind in _SILENT and (op is None or op in _PLAIN)
+        is_sent = _is_sent(spec, args)
+        return [Buffer.of(tensor, is_silent, is_sent) for tensor in inputs]
+    own_inputs = _without_storages_of(outputs, inputs)
+    buffers_of_inputs = [Buffer.of(tensor, True, is_input=True) for tensor in own_inputs]
+    buffers_of_outputs = [Buffer.of(tensor, False) for tensor in outputs]
+    return [*buffers_of_inputs, *buffers_of_outputs]
+
+
+def _without_storages_of(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs that share no storage with an output."""
+    written = {storage_of(tensor) for tensor in outputs}
+    return [tensor for tensor in inputs if storage_of(tensor) not in written]
+
+
+def _is_sent(spec: OpSpec, args: tuple[Any, ...]) -> bool:
+    """Are the tensors of an operation that works in place only read in this rank, as at the root of a broadcast?"""
+    if spec.kind != "broadcast" or spec.root is None:
+        return False
+    rank: int = operation_hook.group_of(spec, args).rank()
+    return bool(args[spec.root] == rank)
+
+
+def _buffers_at_rest(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
+    """The tensors of an operation that no longer writes to them. All parts of a storage together have its version."""
+    bytes_of: Counter[int] = Counter()
+    for tensor in tensors:
+        bytes_of[storage_of(tensor)] += tensor.nbytes
+    return [Buffer.of(tensor, True, known=bytes_of[storage_of(tensor)]) for tensor in tensors]
+
+
+def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[Span], list[Span]]:
+    """Locate the outputs of an operation, and the inputs that are no outputs."""
+    inputs = pieces_of(inputs_of(spec, args))
+    if _is_sent(spec, args):
+        return [], inputs
+    outputs = pieces_of(outputs_of(spec, args))
+    return outputs, [span for span in inputs if not overlap([span], outputs)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Work of ranks that are threads: whether they wait for it, and what they do to its buffers before that.
+#
+# Here all work is complete at once. With other ranks, what is found would be a race.
+
+# The file, line and function of a call.
+_Site = tuple[str, int, str] | None
+
+
+class ThreadWaits:
+    """Follows the work of one rank. `note` gets the kind of a finding, a sentence, its line and the work's."""
+
+    def __init__(self, note: Callable[[str, str, _Site, _Site], None], site: Callable[[], _Site]):
+        self._site = site
+        self._sites: list[_Site] = [None]
+
+        def note_sites(kind: str, text: str, place: int, place_of_work: int) -> None:
+            note(kind, text, self._sites[place], self._sites[place_of_work])
+
+        self.check = WaitCheck(note_sites, lambda: self._number_of(site()))
+
+    def _number_of(self, site: _Site) -> int:
+        self._sites.append(site)
+        return len(self._sites) - 1
+
+    @contextmanager
+    def around(self, watches_uses: bool) -> Iterator[None]:
+        """The rank runs its test in this thread. `watches_uses`: look at each operation on tensors, too."""
+        if watches_uses:
+            self.check.watch_uses()
+        try:
+            yield
+        finally:
+            self.check.finish()
+
+    def issued(
+        self, work: Any, kind: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], issuer: Any
+    ) -> None:
+        """A collective is complete, and its caller gets this work. In one that works in place, outputs are all."""
+        tensors = list(inputs or outputs)
+        name = f"{kind} {shown(tensors)}" if tensors else kind
+        number = self._number_of(self._site())
+        self.check.after_in_thread(work, name, outputs, inputs, number, issuer)
+
+
+def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
+    """Tell all ranks of each wait of this process: it is not known whose work that is. Without ranks, of none."""
+
+    def tell(work: Any) -> None:
+        for rank in ranks:
+            rank.check.waited(work)
+
+    operation_hook.watch_waits(tell if ranks else None, None)

@@ -1,1 +1,0 @@
-"""Bases, models and helpers for tests of FSDP."""

@@ -1,1 +1,0 @@
-"""The strategies from which property tests draw: tensors, meshes, placements, groups, programs of collectives."""

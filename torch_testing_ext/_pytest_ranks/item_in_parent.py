@@ -1,0 +1,462 @@
+"""The parent's side of a marked test: leases, forks, shared ranks, the verdict."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import random
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_testing_ext import launch
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.device_rules import by_uuid, identity, masks_for, visible_names
+from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.logs import cut_middle, text_of
+from torch_testing_ext._process.private_folders import UnsafeFolder
+from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._testing.bases import groups_and_devices, invocation, launched_ranks, tests_in_ranks
+from torch_testing_ext._testing.bases.tests_in_ranks import (
+    RankError,
+    expected_imports,
+    job_for_test,
+    print_leftovers,
+    raise_verdict,
+    sanitize_with,
+)
+from torch_testing_ext._testing.marks import needs
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.in_rank import Sanitize
+from torch_testing_ext.launch.persistent_ranks import PersistentRanks
+from torch_testing_ext.launch.rank_watch import RankEvidence
+
+from . import item_in_rank, pytest_internals
+from .marks import COMMAND, SHOW_COMMAND, RankSpec, rank_side, scope_node
+from .reports import LONGEST_SECTION
+
+# --------------------------------------------------------------------------------------------------------------------
+# Leases the accelerators of one test, so that no other test has them at the same time.
+#
+# Other tests may run in other workers of pytest-xdist, in another pytest, or under run_test.py: all of them use the
+# locks of `_machine/device_locks.py`, in the same folder.
+
+# Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
+_RETRY_INTERVAL = (0.02, 0.1)
+# In seconds.
+_RESERVE_AFTER = 2.0
+
+
+@contextmanager
+def leased(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Lease devices for these ranks of a test, as soon as they are free. Yields the environment variables of its ranks.
+
+    No process of the test may be left when the lease ends. `fake`: names of devices in place of those that exist.
+    """
+    count = accelerators.device_count() if groups_and_devices.are_shared(ranks) else ranks
+    if not count:
+        yield {}
+        return
+    kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
+    locks = _open_locks(item, {name: identity(kind, name, uuids) for name in names})
+    try:
+        chosen = _choose(locks, names, count)
+        if fake:
+            shown = {environment.PREFIX + "FAKE_DEVICES": ",".join(chosen)}
+        elif set(chosen) == set(names):
+            shown = {}
+        else:
+            shown = masks_for(chosen, kind)
+        yield {**shown, **locks.leased(chosen)}
+    finally:
+        locks.close()
+
+
+def _visible_devices() -> tuple[str | None, tuple[str, ...], Mapping[str, str]]:
+    """The kind, the names and the UUIDs of the devices that this process may use."""
+    kind = accelerators.runtime()
+    if kind is None:
+        return None, (), {}
+    names = visible_names(os.environ, kind, accelerators.device_count())
+    uuids = accelerators.device_uuids() if names else ()
+    return kind, names, by_uuid(names, uuids)
+
+
+def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
+    """Open locks in the folder of this user; if that cannot be used, in one of this session of pytest."""
+    folder = item.config.getoption("dist_lease_folder", None)
+    owner = f"pid {os.getpid()}: pytest, {item.nodeid}"
+    ancestors = leased_by_ancestors(os.environ)
+    try:
+        return DeviceLocks(Path(folder) if folder else default_folder(), identities, owner, ancestors)
+    except (OSError, UnsafeFolder) as error:
+        warnings.warn(f"other runs may use the same devices at the same time: {error}", stacklevel=1)
+        return DeviceLocks(_folder_of_session(item.config), identities, owner, ancestors)
+
+
+def _folder_of_session(config: Any) -> Path:
+    """Return a folder that all workers of pytest-xdist share."""
+    base = pytest_internals.temporary_base(config)
+    is_worker = hasattr(config, "workerinput")
+    shared = base.parent if is_worker else base
+    return shared / "torch_testing_ext-leases"
+
+
+def _choose(locks: DeviceLocks, names: Sequence[str], count: int) -> tuple[str, ...]:
+    """Lock devices, and wait until there are enough. Only the process with the reservation keeps some meanwhile."""
+    began = time.monotonic()
+    while True:
+        has_reservation = time.monotonic() - began > _RESERVE_AFTER and locks.reserve()
+        reserved = locks.reserved_by_others()
+        got: list[str] = []
+        for name in names:
+            if len(got) < count and name not in reserved and locks.acquire(name):
+                got.append(name)
+        if len(got) == count:
+            locks.end_reservation()
+            return tuple(got)
+        if not has_reservation:
+            for name in got:
+                locks.release(name)
+        time.sleep(random.uniform(*_RETRY_INTERVAL))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ranks that the tests of a class or module share, by `scope` in the mark: each test is a task of persistent ranks.
+#
+# They are forked when the first of the tests is called, and dismissed with the last fixtures of the class or module.
+# All fixtures of these tests are set up in the ranks, where those of a wider scope outlive a test. A test that fails
+# ends the ranks; the next one has others.
+
+# Seconds for idle ranks to tear their fixtures down and exit.
+LEAVE_TIMEOUT = 10.0
+
+_GROUPS: pytest.StashKey[dict[RankSpec, SharedRanks]] = pytest.StashKey()
+
+
+class SharedRanks:
+    """The ranks of one class or module, for tests with equal marks."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.directory = Path()
+        self._ranks: PersistentRanks | None = None
+        # Addresses and devices that the ranks have.
+        self._resources = ExitStack()
+
+    @classmethod
+    def of(cls, item: Any, spec: RankSpec) -> SharedRanks:
+        """The ranks of a test, which end with the fixtures of its class or module."""
+        node = scope_node(item, spec)
+        groups: dict[RankSpec, SharedRanks] = node.stash.setdefault(_GROUPS, {})
+        if spec not in groups:
+            groups[spec] = cls(node.nodeid)
+            node.addfinalizer(lambda: groups.pop(spec).dismiss())
+        return groups[spec]
+
+    def start(self, make_job: Callable[[Path, ExitStack], launch.Job], test: item_in_rank.RankTest) -> None:
+        """Start the ranks, if they are not there or not complete."""
+        if self._ranks is not None and (self._ranks.is_over or not self._ranks.is_complete()):
+            self.dismiss()
+        if self._ranks is None:
+            self.directory = launch.new_directory(self.name)
+            try:
+                self._ranks = PersistentRanks(make_job(self.directory, self._resources), test)
+            except BaseException:
+                self._discard()
+                raise
+
+    def run(
+        self, item: Any, timeout: float | None, expected: launch.Expected, sanitize: Sanitize, directory: Path
+    ) -> RankEvidence:
+        """Run a test in them. Their output during the test, and its log, are then in files of the directory."""
+        assert self._ranks is not None
+        try:
+            self._ranks.start(item.nodeid, sanitize)
+            result = self._ranks.watch(timeout, expected)
+        except BaseException:
+            # Ctrl-C, or the signal of pytest-timeout.
+            self._ranks.end()
+            raise
+        for report in result.reports:
+            (directory / f"rank{report.rank}.log").write_text(self._ranks.output(report.rank), "utf-8")
+            with suppress(OSError):
+                log = item_in_rank.log_file(self.directory, report.rank)
+                log.replace(item_in_rank.log_file(directory, report.rank))
+        return result
+
+    def dismiss(self) -> None:
+        """Let the ranks tear their fixtures down and exit. Raises what goes wrong then."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is None:
+            return
+        try:
+            if ranks.is_over:
+                return
+            result = ranks.dismiss(LEAVE_TIMEOUT)
+            name = f"{self.name} (after {ranks.last.rpartition('::')[2]})"
+            print_leftovers(name, result.reports)
+            message = result.verdict(launch.Case(name)).message
+            if message:
+                raise RankError(message)
+        finally:
+            self._discard()
+
+    def _discard(self) -> None:
+        self._resources.close()
+        launch.discard(self.directory)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The parent's side of a marked test: it forks the ranks when the test is called, and raises their common verdict.
+#
+# Fixtures that need nothing of ranks are set up here, and ranks inherit them. The fork server is forked off this
+# process for each test, when all of that has happened, and ends with the test.
+
+# Keeps these frames out of pytest's tracebacks.
+__tracebackhide__ = True
+
+
+def set_up(item: Any, spec: RankSpec) -> None:
+    """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
+    why = launched_ranks.wrong_size(spec.world_size) if launch.this_launch() is not None else ""
+    if why:
+        raise pytest_internals.skip_at_test(why)
+    are_fake = spec.devices <= len(environment.read().fake_devices)
+    skip = None if are_fake else needs.devices(spec.devices).unmet()
+    if skip is not None:
+        error = pytest_internals.skip_at_test(skip.message)
+        error.want = needs.Skipped(skip).want
+        raise error
+    left_out = rank_side(item, None if launch.this_launch() else spec)
+    names = tuple(sorted(left_out))
+    item.stash[item_in_rank.LEFT_OUT] = names
+    # pytest sets up what is not there yet.
+    item.funcargs.update(dict.fromkeys(names))
+
+
+def run(item: Any, spec: RankSpec) -> None:
+    """Run a test in ranks; raise what it would raise without them, for all of them together."""
+    if launch.this_launch() is not None:
+        _run_in_place(item, spec)
+        return
+    chosen = environment.read()
+    debug_rank = item_in_rank.rank_of(item.config, chosen.debug_rank, spec.world_size)
+    chosen = replace(chosen, debug_rank=debug_rank)
+    item_in_rank.skip_verdicts(item.config)
+    # Here, once: each rank would do it by itself.
+    for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
+        importlib.import_module(name)
+    directory = launch.new_directory(item.nodeid)
+    try:
+        reports, verdict = _run_and_judge(item, spec, directory, chosen)
+        extras = [item_in_rank.read_extras(report) for report in reports]
+        _add_sections(item, directory, spec)
+        item.user_properties.extend(extras[0].properties)
+        tests_in_ranks.warn_again(reports)
+        if any(of_rank.has_quit for of_rank in extras):
+            item.session.shouldstop = "the user has quit the debugger"
+    finally:
+        launch.discard(directory)
+    if verdict.outcome is launch.Outcome.PASSED:
+        print_leftovers(_name_of(item), reports)
+    xfails = []
+    for report, of_rank in zip(reports, extras, strict=True):
+        if launch.failed_by_itself(report):
+            xfails.append(of_rank.xfail)
+    _raise(_name_of(item), verdict, xfails)
+
+
+def _run_and_judge(
+    item: Any, spec: RankSpec, directory: Path, chosen: environment.Settings
+) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
+    """Run a test in new ranks, or in those that it shares. Returns their reports and the common verdict."""
+    case = _case_of(item)
+    expected = launch.Expected(may_differ=_may_differ(item))
+    shared = SharedRanks.of(item, spec) if spec.scope != "function" else None
+    with ExitStack() as resources:
+        terminal = pytest_internals.live_terminal(item.config)
+        if terminal is not None:
+            resources.callback(os.close, terminal)
+        test = item_in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank, terminal=terminal)
+        try:
+            with _terminal_for(item, chosen.debug_rank):
+                if shared is not None:
+                    shared.start(functools.partial(_job, item, spec, chosen, item_in_rank.run_shared), test)
+                else:
+                    job = _job(item, spec, chosen, item_in_rank.run, directory, resources)
+                    run = launch.launch_from_here(job, test)
+        except launch.CannotStart as error:
+            raise RankError(f"{error}\n\n{_REMEDIES}") from None
+        try:
+            timeout = _timeout(item, spec, chosen)
+            if shared is not None:
+                result = shared.run(item, timeout, expected, _sanitize(item), directory)
+            else:
+                result = launch.watch(run, timeout, expected)
+        except pytest.fail.Exception as error:
+            # The signal of pytest-timeout raises this.
+            raise RankError(f"{error}\n\n{_ENDED}") from None
+    # Their output is in sections of the report.
+    reports = tuple(replace(report, output="") for report in result.reports)
+    return reports, replace(result, reports=reports).verdict(case)
+
+
+def _job(
+    item: Any,
+    spec: RankSpec,
+    chosen: environment.Settings,
+    body: Callable[..., object],
+    directory: Path,
+    resources: ExitStack,
+) -> launch.Job:
+    """Make the job of ranks. They have their addresses and devices as long as `resources` is open."""
+    addresses = resources.enter_context(environment.leased(spec.world_size))
+    shown = resources.enter_context(leased(item, spec.devices, chosen.fake_devices))
+    captures_nothing = item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash
+    return job_for_test(
+        body,
+        spec.world_size,
+        directory,
+        {**addresses, **shown},
+        chosen,
+        stream=chosen.stream or captures_nothing,
+        sanitize=_sanitize(item),
+        expects_stops=UserTerminal.here().expects_stops(str(item.path)),
+    )
+
+
+def _may_differ(item: Any) -> bool:
+    return may_differ(item.obj, item.cls)
+
+
+def _sanitize(item: Any) -> Sanitize:
+    return sanitize_with(kinds_on(item.obj, item.cls))
+
+
+_ENDED = (
+    "The ranks have been ended. To see where each of them was, let the mark world_size have a timeout of its own that\n"
+    "is shorter: @pytest.mark.world_size(2, timeout=60)"
+)
+_REMEDIES = (
+    "A fixture or an earlier test of this process may have started the threads, or used an accelerator. Let such a\n"
+    "fixture ask for dist_env, so that it is set up in the ranks; run such tests in another run of pytest; or use the\n"
+    "test classes of torch_testing_ext.common_distributed, which do not inherit fixtures."
+)
+
+
+@contextmanager
+def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
+    """Let the rank that is debugged inherit the terminal, and not the files into which pytest captures output."""
+    capture = pytest_internals.capture_manager(item.config) if debug_rank is not None else None
+    if capture is None:
+        yield
+        return
+    capture.suspend(in_=True)
+    try:
+        yield
+    finally:
+        capture.resume()
+
+
+def _timeout(item: Any, spec: RankSpec, chosen: environment.Settings) -> float | None:
+    if chosen.debug_rank is not None:
+        return None
+    given: float | None = item.config.getoption("dist_timeout", None)
+    return spec.timeout or given or tests_in_ranks.TIMEOUT_DEFAULT
+
+
+def _case_of(item: Any) -> launch.Case:
+    show_command = item.stash.get(SHOW_COMMAND, "")
+    return invocation.case_of(_name_of(item), str(item.path), _command(item), show_command)
+
+
+def _name_of(item: Any) -> str:
+    return str(item.nodeid.partition("::")[2] or item.name)
+
+
+def _command(item: Any) -> str:
+    if COMMAND in item.stash:
+        return str(item.stash[COMMAND])
+    file = str(item.path)
+    with suppress(ValueError):
+        file = os.path.relpath(file)
+    node = f"{file}::{item.nodeid.partition('::')[2]}"
+    return user_shell.command("-m", "pytest", *invocation.pytest_arguments, node)
+
+
+# -- the end
+
+
+def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
+    """Add what each rank has printed and logged to the report of the test."""
+    for rank in range(spec.world_size):
+        files = {
+            "stdout and stderr": directory / f"rank{rank}.log",
+            "log": item_in_rank.log_file(directory, rank),
+        }
+        for kind, file in files.items():
+            text = text_of(file)
+            if text:
+                item.add_report_section("call", f"{kind} of rank {rank}", cut_middle(text, LONGEST_SECTION))
+
+
+def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
+    """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
+    if verdict.outcome is launch.Outcome.SKIPPED:
+        raise pytest_internals.skip_at_test(verdict.message)
+    has_failed = verdict.outcome in (launch.Outcome.FAILED, launch.Outcome.ERROR)
+    if has_failed and xfails and None not in xfails:
+        raise pytest.xfail.Exception(xfails[0] or "")
+    raise_verdict(verdict, name)
+
+
+# -- in the ranks of a launcher
+
+
+def _run_in_place(item: Any, spec: RankSpec) -> None:
+    """Run a test in this process, which a launcher has started as a rank; raise the verdict of all ranks."""
+    own = launch.new_directory(item.nodeid)
+    case = _case_of(item)
+    try:
+        timeout = _timeout(item, spec, environment.read())
+        together = launched_ranks.begin(
+            spec.world_size, case, own, timeout, may_differ=_may_differ(item), sanitize=_sanitize(item)
+        )
+        directory = Path(together.directory)
+
+        def body(context: launch.RankContext) -> None:
+            context.inherited = item_in_rank.RankTest(item, replace(spec, scope="function"))
+            try:
+                item_in_rank.run_in_place(item, context.account)
+            finally:
+                if not launched_ranks.is_first():
+                    _save_captured(item, directory / f"rank{context.rank}.log")
+
+        verdict = launched_ranks.run(together, body)
+        judged = launched_ranks.judged()
+        # The others' files are here, too.
+        if launched_ranks.is_first():
+            _add_sections(item, directory, spec)
+            item.user_properties.extend(item_in_rank.read_extras(judged.accounts[0]).properties)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    failed = [item_in_rank.read_extras(judged.accounts[rank]) for rank in judged.failed]
+    _raise(_name_of(item), verdict, [of_rank.xfail for of_rank in failed])
+
+
+def _save_captured(item: Any, file: Path) -> None:
+    capture = pytest_internals.capture_manager(item.config)
+    if capture is not None and capture.is_globally_capturing():
+        with suppress(OSError):
+            file.write_text("".join(capture.read_global_capture()), "utf-8", "replace")

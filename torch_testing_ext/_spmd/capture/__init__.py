@@ -1,1 +1,0 @@
-"""Capture: records a whole step as one program, which later calls run without Python."""

@@ -1,0 +1,7 @@
+"""Importing this imports dynamo, so that processes forked from this one need not do so each."""
+
+import importlib
+
+from torch_testing_ext._torch import process_state
+
+importlib.import_module(process_state.DYNAMO)

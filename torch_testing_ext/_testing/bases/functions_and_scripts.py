@@ -1,0 +1,554 @@
+"""Functions and scripts in ranks, and what stands in for other projects' starters."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import json
+import os
+import pickle
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+import unittest
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_testing_ext import launch
+from torch_testing_ext._collectives.findings import Finding, first_mismatch
+from torch_testing_ext._collectives.records import RawRecord, unpack
+from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._process import child_processes, messages, system, user_shell
+from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN, without_launch
+from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.run_limited import run_limited
+from torch_testing_ext._process.words import list_of
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext.launch.in_rank import Sanitize, log_of
+from torch_testing_ext.launch.probes import Logs, records_of
+from torch_testing_ext.launch.rank_watch import RankEvidence, with_collectives
+
+from . import launched_ranks, tests_in_ranks
+from .invocation import case_of
+from .tests_in_ranks import (
+    RankError,
+    account_for_error,
+    checked_world_size,
+    raise_verdict,
+    run_rank,
+    run_to_end,
+    sanitize_with,
+    say,
+    say_once,
+)
+
+# --------------------------------------------------------------------------------------------------------------------
+# `run_script`: a script that is meant for torchrun, in ranks of ours, or under torchrun itself.
+
+__unittest = True
+# Does the same in pytest.
+__tracebackhide__ = True
+
+LAUNCHERS = (None, "torchrun")
+LONGEST_OUTPUT = 20_000
+_END_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """A script that has run to its end in every rank."""
+
+    # Stdout and stderr of each rank; of torchrun, one text for all.
+    outputs: tuple[str, ...]
+
+
+def run_script(
+    path: str | os.PathLike[str],
+    *args: object,
+    ranks: int = 4,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    launcher: str | None = None,
+) -> ScriptRun:
+    """Run `python path *args` in each of `ranks` ranks, with torchrun's variables; raise their verdict unless all end.
+
+    Ranks are forked off a new interpreter that has imported torch and has nothing else of this process. `env` is added
+    to the environment. `launcher="torchrun"` has torchrun start the ranks instead, which takes seconds; their
+    collectives are compared at the end only.
+    """
+    size = checked_world_size(ranks, "ranks")
+    launched_ranks.refuse("run_script")
+    script = Path(path).absolute()
+    if not script.is_file():
+        raise ValueError(f"there is no script {script}")
+    if launcher not in LAUNCHERS:
+        raise ValueError(f"launcher is {launcher!r}; it must be one of {LAUNCHERS}")
+    words = [str(arg) for arg in args]
+    if launcher is not None:
+        return ScriptRun((_under_torchrun(script, words, size, env or {}, timeout),))
+    case = case_of(script.name, str(script))
+
+    def start(make_job: Callable[..., launch.Job]) -> launch.Run:
+        job = make_job(_run_in_script, arguments={"script": str(script)})
+        environ = {**job.context.environ, **(env or {})}
+        context = launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words))
+        return launch.launch_fresh(replace(job, context=context))
+
+    return ScriptRun(run_to_end(case, size, timeout, start, launch.Expected()))
+
+
+def _search_path(script: Path) -> tuple[str, ...]:
+    """The sys.path of a script: Python's, and what pytest has inserted in this process."""
+    usual = _usual_path(sys.executable, os.environ.get("PYTHONPATH", ""))
+    inserted = [entry for entry in sys.path if entry not in usual]
+    return (str(script.parent), *usual, *inserted)
+
+
+@functools.cache
+def _usual_path(executable: str, python_path: str) -> tuple[str, ...]:
+    """The sys.path of a new interpreter, without the folder of its script."""
+    code = "import json, sys; print(json.dumps(sys.path[1:]))"
+    result = subprocess.run([executable, "-c", code], capture_output=True, check=True)
+    # What a .pth file or a sitecustomize prints comes before it.
+    *_, path = result.stdout.splitlines()
+    return tuple(json.loads(path))
+
+
+def _run_in_script(context: launch.RankContext, script: str) -> None:
+    def body() -> None:
+        try:
+            _run_as_main(script)
+            _end_as_an_interpreter()
+        except SystemExit:
+            raise
+        except BaseException as error:
+            # A script cannot skip.
+            account_for_error(context.account, error)
+
+    run_rank(context, body)
+
+
+def _run_as_main(script: str) -> None:
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
+
+
+def _end_as_an_interpreter() -> None:
+    """Do what Python does when a script is over, since a rank ends by os._exit."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+
+
+# -- under torchrun
+
+
+def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None) -> str:
+    """Run a script under torchrun; return its output. Raises the verdict on its ranks, unless all pass.
+
+    The collectives that these have issued are compared once torchrun has ended.
+    """
+    sanitize = sanitize_with(())
+    if SanitizeKind.HASH in sanitize.kinds:
+        say_once("ranks that torchrun starts are not checked for: hash")
+        sanitize = replace(sanitize, kinds=sanitize.kinds - {SanitizeKind.HASH})
+    directory = launch.new_directory(script.name)
+    began = launch.now()
+    try:
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
+        wrapper = (str(Path(__file__).with_name("torchrun_rank.py")), str(directory), messages.to_json(sanitize))
+        command = [sys.executable, *launcher, *wrapper, str(script), *words]
+        output, how = _output_of(command, env, timeout or tests_in_ranks.TIMEOUT_DEFAULT, directory / "output")
+        left = _Left(directory, size, sanitize)
+        if how != child_processes.describe_exit(0):
+            finding = left.mismatch()
+            why = f"\n\n{finding.text}" if finding is not None else ""
+            rerun = user_shell.command(*launcher, str(script), *words)
+            raise RankError(
+                f"torchrun {how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
+                f"To run it alone:\n  {rerun}"
+            )
+        print(output, end="")
+        verdict = left.verdict(script, launch.now() - began)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    raise_verdict(verdict)
+    return output
+
+
+def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Path) -> tuple[str, str]:
+    """Run torchrun; return its output, with that of its ranks, and how it ended."""
+    environ = {**without_launch(os.environ), **system.for_gloo(), **env}
+    with log.open("ab") as output:
+        ended = run_limited(command, limit, environ, output, _end_torchrun)
+    return log.read_text(errors="replace"), ended.how
+
+
+def _end_torchrun(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun, which ends its workers; then what is left of it and of them, which have sessions of their own.
+
+    If torchrun has ended by itself, it has done that.
+    """
+    if process.returncode is not None:
+        return
+    workers = system.descendants(process.pid)
+    child_processes.end(process, after_sigterm=_END_TIMEOUT)
+    started_since = [pid for worker in workers for pid in system.descendants(worker)]
+    for pid in (*workers, *started_since):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class _Left:
+    """The files that ranks have left in the folder. A rank that did not come to Python's exit has left nothing."""
+
+    def __init__(self, directory: Path, size: int, sanitize: Sanitize):
+        self._ranks = range(size)
+        self._note = sanitize.note
+        self._logs = Logs([log_of(directory, rank) for rank in self._ranks], sanitize)
+        self._unknown: list[int] = []
+        self._left: list[RawRecord | None] = []
+        for rank in self._ranks:
+            files = list(directory.glob(f"rank{rank}.*.left"))
+            # Of several processes with the number of a rank, it is not known which is the rank.
+            if len(files) == 1:
+                self._left.append(unpack(files[0].read_bytes()))
+            else:
+                self._unknown.append(rank)
+                self._left.append(None)
+
+    def mismatch(self) -> Finding | None:
+        records = [raw.record(rank) for rank, raw in enumerate(self._left) if raw is not None]
+        return first_mismatch(list(records_of(self._logs.read()).values()) or records)
+
+    def verdict(self, script: Path, seconds: float) -> launch.Verdict:
+        """The verdict on ranks that have all passed."""
+        if self._unknown:
+            say(
+                f"{script.name}: the collectives of {list_of(self._unknown)} were not compared with those of others: "
+                "Python did not end there by itself"
+            )
+        reports = [launch.RankReport(rank, launch.RankEnding.PASSED, seconds, launch.now()) for rank in self._ranks]
+        reports = with_collectives(reports, self._logs, self._left)
+        return RankEvidence(tuple(reports), note=self._note).verdict(case_of(script.name, str(script)))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `spawn`: a function in ranks, as torch.multiprocessing.spawn does it, with our start, verdict and clean-up.
+
+# Does the same in pytest.
+
+
+def spawn(
+    function: Callable[..., object],
+    world_size: int,
+    *args: Any,
+    timeout: float | None = None,
+    backend: str | None = None,
+) -> None:
+    """Call `function(rank, *args)` in each of `world_size` fresh ranks; raise their common verdict unless all return.
+
+    The ranks are forked off this process as it is now. Where that is not safe, they are new interpreters: the function
+    must then be importable, and the arguments are pickled. `timeout`: in seconds; by default that of tests, 300.
+    With `backend`, the ranks have a process group before the call.
+    """
+    size = checked_world_size(world_size, "world_size")
+    launched_ranks.refuse("spawn")
+    case = case_of(f"spawn({getattr(function, '__qualname__', function)!s})", source_file(function))
+    run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function), backend)
+
+
+def run_in_ranks(
+    case: launch.Case,
+    function: Callable[..., object],
+    size: int,
+    args: tuple[Any, ...],
+    timeout: float | None,
+    collectives_may_differ: bool,
+    sanitize: Iterable[str] = (),
+    backend: str | None = None,
+) -> None:
+    """Do what `spawn` does, under the name of `case`. `sanitize`: kinds of checks."""
+
+    start = partial(_start, function, args, backend)
+    run_to_end(case, size, timeout, start, launch.Expected(may_differ=collectives_may_differ), sanitize)
+
+
+def _start(
+    function: Callable[..., object], args: tuple[Any, ...], backend: str | None, make_job: Callable[..., launch.Job]
+) -> launch.Run:
+    """Start the ranks. They inherit the call; only new interpreters are sent it, without closures."""
+    try:
+        return launch.launch_from_here(make_job(_run), (function, args, backend))
+    except launch.CannotStart as error:
+        why = error
+    try:
+        named = launch.Named.of(function)
+    except (AttributeError, TypeError):
+        raise RankError(f"{why}\n\nNew interpreters could run only a function that has a name.") from None
+    try:
+        # To pickle them may need the function's module.
+        sent = pickle.dumps((args, backend))
+        return launch.launch_fresh(make_job(_run, arguments={"call": (named, sent)}))
+    except (pickle.PicklingError, TypeError, AttributeError, ImportError) as error:
+        raise RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None
+
+
+def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = None) -> None:
+    """The body of a rank."""
+    if call is None:
+        function, args, backend = context.inherited
+    else:
+        named, sent = call
+        function = named.resolve()
+        args, backend = pickle.loads(sent)
+
+    def body() -> None:
+        with tests_in_ranks.recorded_warnings(context.account):
+            if backend is not None:
+                dist.init_process_group(backend)
+            tests_in_ranks.ran(function(context.rank, *args))
+
+    run_rank(context, body)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Stand-ins for the functions and classes by which projects start the ranks of their tests: the import alone changes.
+#
+# Each has the name and the arguments that it has there, and runs its function in fresh ranks, by `spawn`.
+
+# Does the same in pytest.
+
+
+def _call(rank: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    result = function(*args, **kwargs)
+    if asyncio.iscoroutine(result):
+        asyncio.run(result)
+
+
+# -- accelerate
+
+
+def debug_launcher(function: Callable[..., object], args: Sequence[Any] = (), num_processes: int = 2) -> None:
+    """Call `function(*args)` in ranks on the CPU, which have a group of gloo; for accelerate's function."""
+    spawn(_call_on_cpu, num_processes, function, args, backend="gloo")
+
+
+def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]) -> None:
+    # accelerate sets none of these: they would make one rank a launch.
+    for name in (*OF_ONE_RANK, TORCHRUN.local_world_size):
+        os.environ.pop(name, None)
+    os.environ.update(ACCELERATE_USE_CPU="yes", ACCELERATE_MIXED_PRECISION="no", FORK_LAUNCHED="1")
+    function(*args)
+
+
+def execute_subprocess_async(
+    cmd: Sequence[Any], env: dict[str, str] | None = None, stdin: Any = None, timeout: float = 180, **shown: bool
+) -> Any:
+    """Run the script of a command of `accelerate launch` in ranks, if its only options are the number of processes and
+    how often to look at them; any other command as accelerate does. For accelerate's function.
+    """
+    launched = _script_of([str(word) for word in cmd])
+    if launched is None:
+        from accelerate.test_utils import testing
+
+        return testing.execute_subprocess_async(list(cmd), env, stdin, timeout, **shown)
+    ranks, script, args = launched
+    run = run_script(script, *args, ranks=ranks, env=env, timeout=timeout)
+    lines: list[str] = []
+    for output in run.outputs:
+        lines += output.splitlines()
+    return types.SimpleNamespace(returncode=0, stdout=lines, stderr=[])
+
+
+def _script_of(words: Sequence[str]) -> tuple[int, str, list[str]] | None:
+    """The number of ranks, the script and its arguments in a command of `accelerate launch`; None for any other one."""
+    if list(words[:2]) != ["accelerate", "launch"]:
+        return None
+    options = {}
+    rest = list(words[2:])
+    while rest and rest[0].startswith("--"):
+        name, equals, value = rest.pop(0).removeprefix("--").partition("=")
+        if not equals or name in options or name not in ("num_processes", "monitor_interval"):
+            return None
+        options[name] = value
+    script, *args = rest or [""]
+    ranks = int(options.get("num_processes", 0)) if script.endswith(".py") else 0
+    return (ranks, script, args) if ranks >= 2 else None
+
+
+# -- torch
+
+
+def mp_spawn(
+    fn: Callable[..., object], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, **how: object
+) -> None:
+    """Call `fn(rank, *args)` in ranks; for torch.multiprocessing.spawn. How processes would start does not matter."""
+    if not join:
+        raise ValueError("mp_spawn waits for its ranks: join=False is not possible")
+    spawn(fn, nprocs, *args)
+
+
+def elastic_launch(config: Any, entrypoint: Callable[..., Any]) -> Callable[..., dict[int, Any]]:
+    """Return a function that calls `entrypoint` in ranks, and has their results; for torch.distributed.launcher's."""
+
+    def launched(*args: Any) -> dict[int, Any]:
+        with Pool(config.max_nodes * config.nproc_per_node, backend=None) as pool:
+            return dict(enumerate(pool.starmap(entrypoint, [args] * pool.size)))
+
+    return launched
+
+
+# -- torchsnapshot
+
+
+def run_with_pet(nproc: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run the decorated test, a function or a coroutine function, in ranks; for torchsnapshot's decorator."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        def launched(*args: Any, **kwargs: Any) -> None:
+            spawn(_call, nproc, function, args, kwargs)
+
+        # Not functools.wraps: the copied marks of a coroutine function would have a plugin await the result.
+        functools.update_wrapper(launched, function)
+        return launched
+
+    return decorate
+
+
+run_with_pet_async = run_with_pet
+
+
+# -- torchrec
+
+
+class MultiProcessTestBase(unittest.TestCase):
+    """A base with the methods of torchrec's: a test calls one of them with a function and keyword arguments for it."""
+
+    def _run_multi_process_test(self, *, callable: Callable[..., object], world_size: int = 2, **kwargs: Any) -> None:
+        """Call `callable(rank=, world_size=, **kwargs)` in each rank."""
+        spawn(_call_by_keywords, world_size, callable, world_size, [kwargs] * world_size)
+
+    def _run_multi_process_test_per_rank(
+        self, *, callable: Callable[..., object], world_size: int, kwargs_per_rank: list[dict[str, Any]]
+    ) -> None:
+        """Do as `_run_multi_process_test`, with keyword arguments for each rank."""
+        spawn(_call_by_keywords, world_size, callable, world_size, kwargs_per_rank)
+
+
+def _call_by_keywords(
+    rank: int, function: Callable[..., object], world_size: int, kwargs_per_rank: list[dict[str, Any]]
+) -> None:
+    kwargs = {**kwargs_per_rank[rank], "rank": rank, "world_size": world_size}
+    function(**kwargs)
+
+
+# -- fairscale
+
+
+def spawn_for_all_world_sizes(
+    test_func: Callable[..., object],
+    world_sizes: Iterable[int] | None = None,
+    args: Sequence[Any] = (),
+    deterministic: bool = False,
+) -> None:
+    """Call `test_func(rank, world_size, file, other_file, *args)` in ranks, for each world size; for fairscale's.
+
+    The files do not exist yet; fairscale's `dist_init` has the ranks meet there. By default, there are as many ranks as
+    accelerators: 1, 2, 4 and 8 of them, as far as there are so many.
+    """
+    if world_sizes is None:
+        world_sizes = [size for size in (1, 2, 4, 8) if size <= accelerators.device_count()]
+        if not world_sizes:
+            raise unittest.SkipTest("by default, it needs accelerators; without any, fairscale's calls nothing")
+    for size in world_sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            file = str(Path(folder, "group"))
+            other_file = str(Path(folder, "rpc"))
+            spawn(_call_seeded, size, test_func, deterministic, size, file, other_file, *args)
+
+
+def _call_seeded(rank: int, function: Callable[..., object], deterministic: bool, *args: Any) -> None:
+    if deterministic:
+        import torch
+
+        torch.backends.cudnn.deterministic = True
+        torch.manual_seed(1357)
+    function(rank, *args)
+
+
+# -- multiprocessing
+
+
+class Pool:
+    """A stand-in for a multiprocessing.Pool with a process for each rank: call i of `starmap` runs in rank i.
+
+    Each `starmap` has fresh ranks, which have a process group. `initializer(*initargs)` is called in each before.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        initializer: Callable[..., object] | None = None,
+        initargs: Sequence[Any] = (),
+        backend: str | None = "gloo",
+    ):
+        self.size = processes
+        self._backend = backend
+        self._initializer = None
+        if initializer is not None:
+            self._initializer = functools.partial(initializer, *initargs)
+
+    def starmap(self, func: Callable[..., Any], iterable: Iterable[Sequence[Any]], chunksize: int = 1) -> list[Any]:
+        """Call `func(*arguments)` in a rank of its own for each element; return the results."""
+        calls = [tuple(arguments) for arguments in iterable]
+        if len(calls) != self.size:
+            raise ValueError(f"starmap has {len(calls)} calls for {self.size} ranks: each rank runs one of them")
+        with tempfile.TemporaryDirectory() as folder:
+            spawn(_call_for_result, len(calls), func, calls, self._initializer, folder, backend=self._backend)
+            files = [Path(folder, str(rank)) for rank in range(len(calls))]
+            return [pickle.loads(file.read_bytes()) for file in files]
+
+    def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> list[Any]:
+        return self.starmap(func, [(argument,) for argument in iterable])
+
+    def close(self) -> None:
+        """Do nothing: no process is left."""
+
+    join = terminate = close
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def _call_for_result(
+    rank: int,
+    function: Callable[..., Any],
+    calls: list[tuple[Any, ...]],
+    initializer: Callable[[], object] | None,
+    folder: str,
+) -> None:
+    if initializer is not None:
+        initializer()
+    result = function(*calls[rank])
+    Path(folder, str(rank)).write_bytes(pickle.dumps(result))

@@ -1,0 +1,202 @@
+"""The process groups of a rank, and the accelerators that ranks share."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._machine import accelerators, device_rules
+from torch_testing_ext._machine.device_rules import uses_nccl
+from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._torch import device_state, flight_recorder
+from torch_testing_ext.launch import RankContext
+from torch_testing_ext.launch.in_rank import context_here
+
+# --------------------------------------------------------------------------------------------------------------------
+# Keeps a rank from leaving while its peers still create a process group that it has created already.
+#
+# Ranks create a group together, but none learns when the others are done. A rank exits as soon as its test is over,
+# much sooner than an interpreter, and so would close its connections, and perhaps the store, while a peer is still
+# connecting.
+#
+# A rank holds a lock of a file while it creates a group; the kernel releases it if the rank dies. Before a rank
+# exits, it waits for the locks of its peers, for the groups that it has created itself: its peers have all begun to
+# create these.
+
+# A peer that takes longer does not connect: it waits for a rank that will not come.
+PEERS_TIMEOUT = 20.0
+_FIRST_STEP, _LAST_STEP = 0.0005, 0.1
+# Each rank has a byte of its own in the range of each group.
+_MOST_RANKS = 1 << 12
+_MOST_TIMES = 1 << 12
+
+
+def announce(context: RankContext) -> None:
+    """Let the peers of a rank know from now on while it creates groups."""
+    if context.rank < _MOST_RANKS:
+        context.group_creation = GroupCreation(context.directory / "creating", context.rank)
+        _watch()
+
+
+@functools.cache
+def _watch() -> None:
+    flight_recorder.watch_process_groups(_creating)
+
+
+def _creating(name: str) -> AbstractContextManager[None]:
+    own = _of_this_process()
+    return nullcontext() if own is None else own.creating(name)
+
+
+def wait_for_peers() -> None:
+    """Before we end the rank or its groups: wait until no peer is creating a group that this rank has created."""
+    if (own := _of_this_process()) is not None:
+        own.wait_for_peers()
+
+
+def _of_this_process() -> GroupCreation | None:
+    """A process that a test forks has none: it may create groups with other processes."""
+    context = context_here()
+    return None if context is None else context.group_creation
+
+
+class GroupCreation:
+    """The groups that one rank creates, and the locks by which its peers know."""
+
+    def __init__(self, file: Path, rank: int):
+        self._file = file
+        self._rank = rank
+        # How often each group's name was used: destroyed groups give it free.
+        self._times: Counter[str] = Counter()
+        # Ranges of the groups that this rank has created since it last waited.
+        self.created: list[int] = []
+
+    @contextmanager
+    def creating(self, name: str) -> Iterator[None]:
+        """Hold the lock of a group while this rank creates it."""
+        group = _range_of(name, self._times[name])
+        self._times[name] += 1
+        # A peer that looks holds a lock for a moment.
+        descriptor = self.lock(fcntl.LOCK_EX, group + self._rank, 1)
+        try:
+            yield
+            self.created.append(group)
+        finally:
+            _close(descriptor)
+
+    def wait_for_peers(self) -> None:
+        """Wait until no peer is creating a group that this rank has created."""
+        groups, self.created = self.created, []
+        began = time.monotonic()
+        while groups and (waited := time.monotonic() - began) < PEERS_TIMEOUT:
+            if self.is_complete(groups[-1]):
+                groups.pop()
+            else:
+                # Longer steps the longer it takes: many ranks that wait must not keep the others from creating it.
+                time.sleep(min(max(_FIRST_STEP, waited / 8), _LAST_STEP))
+
+    def is_complete(self, group: int) -> bool:
+        """Is no peer creating the group?"""
+        try:
+            _close(self.lock(fcntl.LOCK_SH | fcntl.LOCK_NB, group, _MOST_RANKS))
+        except BlockingIOError:
+            return False
+        return True
+
+    def lock(self, kind: int, start: int, length: int) -> int | None:
+        """Lock a part of the file; return the descriptor that holds the lock, or None if the file cannot be locked.
+
+        Raises BlockingIOError if a peer holds the lock and `kind` says not to wait.
+        """
+        try:
+            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return None
+        try:
+            fcntl.lockf(descriptor, kind, length, start)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:
+            # No locks on this file system, or a deadlock: then nobody waits.
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+def _range_of(name: str, times: int) -> int:
+    return (zlib.crc32(name.encode()) * _MOST_TIMES + times % _MOST_TIMES) * _MOST_RANKS
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Ranks that share accelerators, as the user has asked: the device, the backend and the memory of each.
+#
+# All of this happens when a rank first uses CUDA: a test on the CPU never touches a device. See
+# `_machine/sharing.py`.
+
+
+def are_shared(world_size: int) -> bool:
+    """Do ranks share devices, where there are this many of them? Only if the user lets them."""
+    return device_rules.ranks_per_device() > 1 and 0 < accelerators.device_count() < world_size
+
+
+def backend() -> str:
+    return device_rules.shared_backend(device_state.nccl_version(), torch.version.hip is not None)
+
+
+def backend_of(kind: str, world_size: int) -> str:
+    """Return the default backend for devices of this kind, also if the ranks share them."""
+    if kind == "cuda" and are_shared(world_size):
+        return backend()
+    return str(dist.get_default_backend_for_device(kind))
+
+
+def check_backend(name: str, world_size: int) -> None:
+    """Skip a test that names NCCL itself, where its ranks share devices and NCCL does not allow that."""
+    if uses_nccl(name) and are_shared(world_size) and backend() != "nccl":
+        version = ".".join(map(str, device_state.nccl_version())) or "of this torch"
+        why = f"NCCL {version} does not let {world_size} ranks share {accelerators.device_count()} GPU(s)"
+        raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, why))
+
+
+def begin(rank: int, world_size: int) -> None:
+    """In a new rank: prepare for devices that it shares with other ranks."""
+    if not are_shared(world_size) or accelerators.accelerator_type() != "cuda":
+        return
+    devices = accelerators.device_count()
+    ranks = device_rules.ranks_on_device(rank, world_size, devices)
+    chosen = backend()
+    if chosen == "nccl":
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        os.environ.setdefault("NCCL_MAX_CTAS", str(device_rules.blocks_for(ranks)))
+    else:
+        names: Any = dist.Backend.default_device_backend_map
+        # For groups whose backend is left to torch.
+        names["cuda"] = chosen
+        device_state.gather_lists_one_by_one()
+    device_state.fold_device_numbers(devices)
+    own = device_rules.device_of(rank, devices)
+
+    def at_first_use() -> None:
+        torch.cuda.set_device(own)
+        total = torch.cuda.get_device_properties(own).total_memory
+        torch.cuda.set_per_process_memory_fraction(device_rules.fraction_for(total, ranks), own)
+
+    device_state.when_cuda_is_first_used(at_first_use)

@@ -1,0 +1,67 @@
+"""The command that runs a test again, as the tests of this process were invoked.
+
+A module that runs tests in another way (upstream's drop-in) sets the variables before it imports the tests.
+"""
+
+import os
+import sys
+import unittest
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch_testing_ext import launch
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.files import source_file
+
+# Between `python` and the file.
+python_arguments: list[str] = []
+# Between `pytest` and the test.
+pytest_arguments: list[str] = []
+
+
+# Returns a text to add to the message of a verdict.
+verdict_note: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Verdict], str] | None = None
+
+
+def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "") -> launch.Case:
+    """The case of a test of this name. Unless a runner keeps its account, and shows it by a command, a file has it."""
+    if show_command:
+        return launch.Case(name, rerun_command, file, "", show_command, "")
+    kept_as = f"{os.path.relpath(file)}::{name}" if file else name
+    return launch.Case(name, rerun_command, file, "", user_shell.to_show(name), kept_as)
+
+
+def case_of_test(test: unittest.TestCase, result: Any) -> launch.Case:
+    cls = type(test)
+    show_command_of = getattr(result, "show_command_of", None)
+    show = "" if show_command_of is None else show_command_of(test)
+    name = f"{cls.__qualname__}.{test._testMethodName}"
+    return case_of(name, source_file(cls), command_of(test, result), show)
+
+
+def command_of(test: unittest.TestCase, result: Any) -> str:
+    """Return the command that runs just this test again. The `result` object of another runner knows its own."""
+    command_of_result = getattr(result, "command_of", None)
+    if command_of_result is not None:
+        return str(command_of_result(test))
+    cls = type(test)
+    file = source_file(cls) or "?"
+    with suppress(ValueError):
+        file = os.path.relpath(file)
+    name = f"{cls.__qualname__}.{test._testMethodName}"
+    # pytest has another type of result.
+    if not isinstance(result, unittest.TestResult):
+        node = f"{file}::{cls.__qualname__.replace('.', '::')}::{test._testMethodName}"
+        return user_shell.command("-m", "pytest", *pytest_arguments, node)
+    if cls.__module__ == "__main__":
+        # Only `python -m` sets the spec of the main module.
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        module = getattr(spec, "name", None)
+        main = ["-m", module] if module else [file]
+        return user_shell.command(*python_arguments, *main, name)
+    if file == cls.__module__.replace(".", os.sep) + ".py":
+        return user_shell.command("-m", "unittest", f"{cls.__module__}.{name}")
+    # unittest found it from another folder: from this one, the module cannot be imported by its name.
+    folder, base = os.path.split(file)
+    return user_shell.command("-m", "unittest", "discover", "-s", folder or ".", "-p", base, "-k", f"*.{name}")

@@ -1,0 +1,195 @@
+"""Test cases in processes that a launcher has started: they run in place, and get the verdict on all ranks."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_testing_ext import launch
+from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._process.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
+from torch_testing_ext._testing.helpers.contexts import changed_environment
+from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext.launch import in_rank, this_launch
+from torch_testing_ext.launch.in_rank import Sanitize, log_of
+
+from . import groups_and_devices, tests_in_ranks
+from .tests_in_ranks import rank_error, say
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.coordinator import Member, Round, RoundJudged
+
+
+__unittest = True
+
+# Read the variables before a test changes them.
+this_launch()
+
+
+def size() -> int:
+    """The number of ranks that the launcher has started."""
+    launched = this_launch()
+    assert launched is not None
+    return launched.world_size
+
+
+def is_first() -> bool:
+    """Is this process rank 0, which reports for all?"""
+    launched = this_launch()
+    return launched is not None and launched.rank == 0
+
+
+def judged() -> RoundJudged:
+    """Return the verdict on the latest test of this process, and the accounts of its ranks."""
+    judged = _member().of_this_process().judged
+    assert judged is not None
+    return judged
+
+
+def _member() -> type[Member]:
+    from torch_testing_ext.launch.coordinator import Member
+
+    return Member
+
+
+def wrong_size(world_size: int) -> str:
+    """Say why a test does not run in this launch; "" if it does."""
+    started = size()
+    if started == world_size:
+        return ""
+    return f"a launcher has started {started} ranks; the test is for {world_size}"
+
+
+def begin(
+    world_size: int,
+    case: launch.Case,
+    directory: Path,
+    timeout: float | None,
+    test: unittest.TestCase | None = None,
+    may_differ: bool = False,
+    sanitize: Sanitize | None = None,
+) -> Round:
+    """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
+    __tracebackhide__ = True
+    from torch_testing_ext.launch.coordinator import WrongRound
+
+    why = wrong_size(world_size)
+    if why:
+        raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
+    try:
+        sanitize = sanitize or Sanitize()
+        _say_if_hashes_are_alike(sanitize)
+        return _member().of_this_process().begin(case, str(directory), timeout, may_differ, sanitize)
+    except WrongRound as error:
+        wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
+    raise rank_error(wrong, test)
+
+
+@functools.cache
+def _say_if_hashes_are_alike(sanitize: Sanitize) -> None:
+    """Say once, in rank 0, that ranks cannot differ in their order of sets."""
+    seed = os.environ.get("PYTHONHASHSEED", "random")
+    if SanitizeKind.HASH in sanitize.kinds and seed != "random" and is_first():
+        text = f"PYTHONHASHSEED={seed} is set, so all ranks of the launcher have the same order of sets"
+        say(text)
+
+
+def refuse(what: str) -> None:
+    """Skip what would start ranks in each of the ranks of a launcher."""
+    if this_launch() is not None:
+        reason = f"{what} starts ranks of its own, and a launcher has started this process as one of {size()}"
+        raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, reason))
+
+
+def stop_if_asked(result: Any) -> None:
+    """Stop a run of unittest if the launcher wants this process to end."""
+    if _member().is_ending():
+        with suppress(AttributeError):
+            result.stop()
+
+
+def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch.Verdict:
+    """Run `body` here, and return the verdict on all ranks. The process goes on: nothing of it is left to its end."""
+    member = _member().of_this_process()
+    account = launch.AccountWriter(None)
+    context = launch.RankContext(member.rank, member.world_size, Path(together.directory), account, fast_exit=False)
+    with _variables(together), context.entered():
+        tests_in_ranks.prepare(context)
+        had_group = _group_exists()
+        try:
+            with tests_in_ranks.recorded_account(account):
+                in_rank.sanitize(member.rank, together.sanitize, log_of(together.directory, member.rank))
+                with tests_in_ranks.recorded_warnings(account):
+                    body(context)
+        except SystemExit as leaving:
+            account.failed(leaving, assertion=False)
+        with account.own_errors("in the tear-down of the process group: "):
+            if not had_group:
+                _end_groups()
+        with account.own_errors():
+            in_rank.end_of_sanitizing()
+        collectives = b""
+        with account.own_errors("the collectives of this rank could not be read: "):
+            collectives = in_rank.collectives(more_follow=True)
+        if account.account is None:
+            account.passed()
+    assert account.account is not None
+    verdict = member.end(together, replace(account.account, collectives=collectives))
+    if is_first():
+        tests_in_ranks.warn_again(judged().accounts)
+    return _here(verdict)
+
+
+def _here(verdict: launch.Verdict) -> launch.Verdict:
+    """The verdict as this rank shows it: rank 0 reports for all, if it is there."""
+    if verdict.outcome is launch.Outcome.PASSED and not is_first():
+        return replace(verdict, text="")
+    if (
+        is_first()
+        or not verdict.message
+        or verdict.outcome is launch.Outcome.SKIPPED
+        or _member().of_this_process().is_alone
+    ):
+        return verdict
+    first = verdict.message.partition("\n")[0]
+    return replace(verdict, text=f"{first}\n\nRank 0 shows the report of all ranks.", failure=None, kept_as="")
+
+
+@contextmanager
+def _variables(together: Round) -> Iterator[None]:
+    """The variables for `env://`: each test has a port of its own, since a used store would confuse the next group."""
+    launched = this_launch()
+    assert launched is not None
+    own: dict[str, str | None] = {
+        TORCHRUN.rank: str(launched.rank),
+        TORCHRUN.local_rank: str(launched.local_rank),
+        TORCHRUN.world_size: str(launched.world_size),
+        ADDRESS: together.address,
+        PORT: str(together.port),
+    }
+    with changed_environment(**own, **own_store(os.environ)):
+        yield
+
+
+def _group_exists() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
+
+
+def _end_groups() -> None:
+    """Destroy the process groups that a test has made, with it: also to wake peers that wait for this rank."""
+    if _group_exists():
+        import torch.distributed as dist
+
+        groups_and_devices.wait_for_peers()
+        # A young exception may refer to a group, which then keeps its connections.
+        gc.collect(1)
+        dist.destroy_process_group()

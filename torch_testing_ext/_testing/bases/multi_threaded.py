@@ -1,0 +1,252 @@
+"""MultiThreadedTestCase: a test method that runs once in each of `world_size` threads of this process.
+
+Threads start much faster than processes but are less realistic: they share Python's globals and one random number
+generator, and communicate by copying. See `multi_threaded_pg`.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import types
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch_testing_ext import launch
+from torch_testing_ext._process.files import source_file
+from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, kinds_on, may_differ
+from torch_testing_ext.launch import environment
+
+from . import tests_in_ranks
+from .invocation import case_of
+from .tests_in_ranks import (
+    DEFAULT_WORLD_SIZE,
+    PARENT,
+    RankedTestCase,
+    RankError,
+    RankFailure,
+    account_for,
+    own_cleanups,
+    raise_verdict,
+    ran,
+    sanitize_threads,
+)
+
+if TYPE_CHECKING:
+    from .threaded_ranks import ExcInfo, RankThreads
+
+
+# Keeps these frames out of tracebacks.
+__unittest = True
+# Does the same in pytest.
+__tracebackhide__ = True
+
+
+def spawn_threads_and_init_comms(
+    func: Any = None, timeout: float = tests_in_ranks.TIMEOUT_DEFAULT, world_size: int = DEFAULT_WORLD_SIZE
+) -> Any:
+    """Decorator, with or without arguments: run a test method in `world_size` threads, each a rank of a process group.
+
+    All threads share `self`. The timeout, in seconds, is for all of them together.
+    """
+    if func is None:
+        return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
+
+    @functools.wraps(func)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        from .threaded_ranks import RankThreads, process_group
+
+        def run_rank(rank: int) -> None:
+            with process_group(rank, world_size, threads.store):
+                func(self, *args, **kwargs)
+
+        method = getattr(self, getattr(self, "_testMethodName", ""), None)
+        sanitize = sanitize_threads(kinds_on(func, method, type(self)))
+        threads = RankThreads(world_size, run_rank, account_for, sanitize)
+        threads.start()
+        case = case_of(f"{type(self).__qualname__}.{func.__name__}", source_file(func))
+        allowed = may_differ(func, method, self)
+        raise_verdict(_verdict_on(threads, timeout, case, allowed), self.id() if hasattr(self, "id") else "", self)
+
+    return wrapper
+
+
+def _verdict_on(
+    threads: RankThreads, timeout: float | None, case: launch.Case, may_differ: bool = False
+) -> launch.Verdict:
+    no_timeouts = environment.read().debug_rank is not None
+    expected = launch.Expected(may_differ=may_differ)
+    return threads.join(None if no_timeouts else timeout, expected, _queued_exceptions).verdict(case)
+
+
+def _queued_exceptions() -> Iterator[tuple[int, ExcInfo]]:
+    """Take the exceptions that overrides of run_test_with_threaded_pg have put into the queue, as PyTorch's does."""
+    with suppress(queue.Empty):
+        while True:
+            yield MultiThreadedTestCase.exception_queue.get_nowait()
+
+
+class FailedRanks(list["tuple[int, ExcInfo]"]):
+    """The exceptions of the ranks of a test, and the verdict that follows from them."""
+
+    def __init__(self, test: unittest.TestCase, ranks: RankThreads, verdict: launch.Verdict):
+        super().__init__(sorted(ranks.errors.items()))
+        hung = TimeoutError(verdict.message)
+        if verdict.outcome is launch.Outcome.TIMEOUT:
+            self.append((verdict.culprit or 0, (TimeoutError, hung, None)))
+        self._complete = list(self)
+        self.test = test
+        self.verdict = verdict
+
+    @property
+    def is_complete(self) -> bool:
+        """Has no override removed or added any?"""
+        return self._complete == list(self)
+
+
+class MultiThreadedTestCase(RankedTestCase):
+    """A test case whose test methods run in threads, one for each rank.
+
+    `setUp` runs in the main thread and must call `_spawn_threads()`; each thread runs `perThreadSetUp`, the test and
+    `perThreadTearDown`, on an instance of its own.
+    """
+
+    _DECIDES_ABOUT_SKIPS = (
+        *RankedTestCase._DECIDES_ABOUT_SKIPS,
+        *("_run", "run_test_with_threaded_pg", "perThreadSetUp", "perThreadTearDown"),
+        *("join_or_run", "_join_threads", "_check_return_codes"),
+    )
+
+    MAIN_THREAD_RANK = PARENT
+    # An override of run_test_with_threaded_pg may put exceptions here: (rank, sys.exc_info()).
+    exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
+    # The store of the ranks' process group.
+    global_store: Any = None
+    # Set by setUp, in the main thread.
+    threads: list[Any]
+    _started: RankThreads | None = None
+    _skip: TestSkip | None = None
+
+    # -- for subclasses to override
+
+    @property
+    def _current_test_name(self) -> str:
+        return self.id().split(".")[-1]
+
+    def _name_in_ranks(self) -> str:
+        return self._current_test_name
+
+    def join_or_run(self, fn: Callable[[], Any]) -> Any:
+        """Return the method that replaces a test: in the main thread it waits for the ranks, in a rank it runs the
+        test."""
+
+        @functools.wraps(fn)
+        def wrapper(self: MultiThreadedTestCase) -> None:
+            if self.rank == self.MAIN_THREAD_RANK:
+                if self._skip is not None:
+                    raise Skipped(self._skip)
+                self._join_threads(self.threads, fn)
+            else:
+                ran(fn())
+
+        return types.MethodType(wrapper, self)
+
+    def perThreadSetUp(self) -> None: ...
+
+    def perThreadTearDown(self) -> None: ...
+
+    # -- the main thread
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.rank = self.MAIN_THREAD_RANK
+        self.threads = []
+
+    def tearDown(self) -> None:
+        super().tearDown()
+        self.threads = []
+
+    def _spawn_threads(self) -> None:
+        """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
+        self._skip = self._known_skip()
+        if self._skip is not None:
+            return
+        from .threaded_ranks import RankThreads
+
+        size, name = self._checked_world_size(), self._current_test_name
+        sanitize = sanitize_threads(kinds_of_test(self))
+        for _ in _queued_exceptions():
+            # The exceptions are those of threads that have outlived their test.
+            pass
+        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, sanitize)
+        self._started.test = self
+        type(self).global_store = self._started.store
+        # If setUp fails later, _join_threads is never called.
+        self.addCleanup(self._started.end)
+        self._started.start()
+        self.threads = self._started.threads
+
+    @classmethod
+    def _join_threads(cls, threads: Sequence[Any], fn: Callable[[], Any]) -> None:
+        started: RankThreads | None = getattr(threads[0], "ranks", None) if threads else None
+        test = getattr(started, "test", None) or getattr(fn, "__self__", None)
+        if started is None or test is None:
+            message = f"no ranks were started: {cls.__qualname__}.setUp() must call self._spawn_threads()"
+            raise test._error(message) if isinstance(test, RankedTestCase) else RankError(message)
+        timeout = test._timeout()
+        verdict = _verdict_on(started, timeout, test._case(), test._collectives_may_differ())
+        cls._check_return_codes(FailedRanks(test, started, verdict), timeout, fn)
+
+    @classmethod
+    def _check_return_codes(
+        cls, failed_ranks: Sequence[tuple[int, ExcInfo]], timeout: float | None, fn: Callable[[], Any]
+    ) -> None:
+        """Raise the exception for what the ranks raised. An override may judge that, or pass on a part of it."""
+        if isinstance(failed_ranks, FailedRanks) and failed_ranks.is_complete:
+            raise_verdict(failed_ranks.verdict, failed_ranks.test.id(), failed_ranks.test)
+            return
+        skips = []
+        texts = []
+        for rank, (_, error, _) in failed_ranks:
+            if isinstance(error, unittest.SkipTest):
+                skips.append(str(error))
+            else:
+                texts.append(f"rank {rank}:\n{launch.format_error(error)}")
+        if texts:
+            raise RankFailure("\n".join(texts))
+        if skips:
+            raise unittest.SkipTest(skips[0])
+
+    # -- a rank
+
+    @classmethod
+    def _run(cls, test_name: str, rank: int, world_size: int, **kwargs: Any) -> None:
+        self = cls(test_name)
+        self.rank = rank
+        self.run_test_with_threaded_pg(test_name, rank, world_size)
+
+    def run_test_with_threaded_pg(self, test_name: str, rank: int, world_size: int) -> None:
+        """Run the test with its thread's set-up and tear-down. The first exception is the rank's error."""
+        from .threaded_ranks import process_group
+
+        with own_cleanups(self), process_group(rank, world_size, type(self).global_store):
+            try:
+                with own_cleanups(self):
+                    self.perThreadSetUp()
+                    getattr(self, test_name)()
+            finally:
+                # It runs without the group.
+                self.addCleanup(self.perThreadTearDown)
+
+    def assertEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
+        """assertEqual on one rank only: the threads share one random number generator, so the numbers that each draws
+        depend on their timing."""
+        if self.rank == rank:
+            self.assertEqual(x, y, msg)
+
+    def assertNotEqualOnRank(self, x: Any, y: Any, msg: Any = None, *, rank: int = 0) -> None:
+        if self.rank == rank:
+            self.assertNotEqual(x, y, msg)

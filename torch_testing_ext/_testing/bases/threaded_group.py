@@ -1,0 +1,730 @@
+"""The process group of ranks that are threads, and its collectives."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from torch_testing_ext._collectives.records import (
+    Call,
+    CallInGroup,
+    GroupRecord,
+    RankRecord,
+    Site,
+    agreement_of,
+    make_record,
+)
+from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._process.words import grouped
+from torch_testing_ext._torch import flight_recorder, process_state
+from torch_testing_ext.launch import Cause
+
+if TYPE_CHECKING:
+    from torch_testing_ext._collectives.watched_works import ThreadWaits
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The effect of each collective on the tensors of all ranks, once they are in one place. Pure, except for the outputs.
+#
+# `arguments[rank]` is what that rank passed to the collective. Results are written through `detach()`: c10d does not
+# record its writes in autograd either.
+
+_Reduction = Callable[[list[Tensor]], Tensor]
+
+
+def _stacked(reduce: Callable[[Tensor], Tensor]) -> _Reduction:
+    return lambda tensors: reduce(torch.stack(tensors))
+
+
+def _pairwise(reduce: Callable[[Tensor, Tensor], Tensor]) -> _Reduction:
+    return lambda tensors: functools.reduce(reduce, tensors)
+
+
+_REDUCTIONS: dict[Any, _Reduction] = {
+    ReduceOp.SUM: _stacked(lambda stack: stack.sum(0)),
+    ReduceOp.AVG: _stacked(lambda stack: stack.mean(0)),
+    ReduceOp.PRODUCT: _stacked(lambda stack: stack.prod(0)),
+    ReduceOp.MIN: _stacked(lambda stack: stack.amin(0)),
+    ReduceOp.MAX: _stacked(lambda stack: stack.amax(0)),
+    ReduceOp.BAND: _pairwise(torch.bitwise_and),
+    ReduceOp.BOR: _pairwise(torch.bitwise_or),
+    ReduceOp.BXOR: _pairwise(torch.bitwise_xor),
+}
+
+
+def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
+    """Reduce on the device of the first tensor."""
+    kind = getattr(op, "op", op)
+    device = tensors[0].device
+    on_device = [tensor.detach().to(device) for tensor in tensors]
+    if kind == ReduceOp.PREMUL_SUM:
+        scaled = [tensor * op.factor for tensor in on_device]
+        return torch.stack(scaled).sum(0)
+    if kind not in _REDUCTIONS:
+        known = ", ".join(str(known) for known in _REDUCTIONS)
+        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {known}")
+    return _REDUCTIONS[kind](on_device)
+
+
+def _write(output: Tensor, source: Tensor) -> None:
+    # Not copy_ alone, which would silently broadcast to an output of another size.
+    output.detach().copy_(source.detach().reshape(output.shape))
+
+
+def all_reduce(arguments: list[list[Tensor]], op: Any) -> None:
+    for tensors in zip(*arguments, strict=True):
+        result = _reduced(tensors, op)
+        for tensor in tensors:
+            _write(tensor, result)
+
+
+def reduce(arguments: list[list[Tensor]], op: Any, root: int) -> None:
+    for tensors in zip(*arguments, strict=True):
+        result = _reduced(tensors, op)
+        _write(tensors[root], result)
+
+
+def broadcast(arguments: list[list[Tensor]], root: int) -> None:
+    for tensors in zip(*arguments, strict=True):
+        source = tensors[root]
+        for tensor in tensors:
+            if tensor is not source:
+                _write(tensor, source)
+
+
+def all_gather(arguments: list[tuple[list[Tensor], Tensor]]) -> None:
+    """A rank passes an output for each rank's tensor, and its own tensor."""
+    for outputs, _ in arguments:
+        for output, (_, tensor) in zip(outputs, arguments, strict=True):
+            _write(output, tensor)
+
+
+def gather(arguments: list[tuple[list[Tensor], Tensor]], root: int) -> None:
+    """A rank passes outputs (at the root only) and its own tensor."""
+    outputs, _ = arguments[root]
+    for output, (_, tensor) in zip(outputs, arguments, strict=True):
+        _write(output, tensor)
+
+
+def scatter(arguments: list[tuple[Tensor, list[Tensor]]], root: int) -> None:
+    """A rank passes its output, and a tensor for each rank (at the root only)."""
+    _, tensors = arguments[root]
+    for (output, _), tensor in zip(arguments, tensors, strict=True):
+        _write(output, tensor)
+
+
+def reduce_scatter(arguments: list[tuple[Tensor, list[Tensor]]], op: Any) -> None:
+    """A rank passes its output, and a tensor for each rank."""
+    outputs = [output for output, _ in arguments]
+    inputs = [tensors for _, tensors in arguments]
+    # Compute all results first: an output may be part of an input.
+    results = [_reduced(tensors, op) for tensors in zip(*inputs, strict=True)]
+    for output, result in zip(outputs, results, strict=True):
+        _write(output, result)
+
+
+def all_to_all(arguments: list[tuple[list[Tensor], list[Tensor]]]) -> None:
+    """A rank passes an output for each rank's tensor, and a tensor for each rank."""
+    for receiver, (outputs, _) in enumerate(arguments):
+        for output, (_, tensors) in zip(outputs, arguments, strict=True):
+            _write(output, tensors[receiver])
+
+
+def split(tensor: Tensor, sizes: Sequence[int] | Tensor | None, count: int) -> list[Tensor]:
+    """Split a buffer along dim 0 into one part for each rank: of these sizes, or of equal ones."""
+    # `split` is untyped in torch.
+    flat: Any = tensor.detach()
+    parts = [] if sizes is None else [int(size) for size in sizes]
+    if parts:
+        return list(flat.split(parts))
+    return list(flat.tensor_split(count))
+
+
+# -- the arguments of a collective in threads: `(outputs, inputs)`, or the tensors of one that works in place
+
+
+def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
+    if isinstance(arguments, torch.Tensor):
+        yield arguments
+    elif isinstance(arguments, (list, tuple)):
+        for part in arguments:
+            yield from tensors_of(part)
+
+
+@dataclass(frozen=True)
+class SanitizedOptions:
+    """Further properties in which the ranks must agree in a sanitized collective.
+
+    `exchange`: of an all_to_all, the elements to and from each member.
+    """
+
+    op: str | None = None
+    root: int | None = None
+    exchange: tuple[tuple[int, ...], ...] | None = None
+
+    def details(self) -> tuple[str, ...]:
+        """The operation and the root in words."""
+        details = []
+        if self.op:
+            details.append(self.op)
+        if self.root is not None:
+            details.append(f"root {self.root}")
+        return tuple(details)
+
+
+def sanitized_options(kind: str, arguments: Any, options: Mapping[str, Any]) -> SanitizedOptions:
+    exchange = None
+    if kind == "all_to_all":
+        outputs, inputs = arguments
+        exchange = tuple(tuple(tensor.numel() for tensor in side) for side in (inputs, outputs))
+    return SanitizedOptions(name_of_op(options), options.get("root"), exchange)
+
+
+def name_of_op(options: Mapping[str, Any]) -> str | None:
+    """The reduce operation of a collective."""
+    op = options.get("op")
+    if op is None:
+        return None
+    kind = str(getattr(op, "op", op))
+    return kind.rpartition(".")[2].lower()
+
+
+def written_and_read(
+    rank: int, kind: str, arguments: Any, options: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that a collective writes in this rank of the group, and those that it reads: perhaps the same."""
+    if isinstance(arguments, tuple) and arguments:
+        outputs, inputs = arguments
+        return list(tensors_of(outputs)), list(tensors_of(inputs))
+    tensors = list(tensors_of(arguments))
+    if kind != "broadcast":
+        return tensors, tensors
+    if options.get("root") == rank:
+        return [], tensors
+    return tensors, []
+
+
+def finish_on_device(arguments: Any) -> None:
+    """Streams belong to threads: work that one has queued on a tensor must end before another touches the tensor."""
+    devices = {tensor.device for tensor in tensors_of(arguments)}
+    for device in devices:
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.current_stream(device).synchronize()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Process groups whose ranks are threads, under the names of torch.testing._internal.distributed.multi_threaded_pg.
+#
+# While a `ThreadLocalWorld` is installed, each thread has a default group of its own, created with
+# backend="threaded". The members of a group wait for each other at its `Rendezvous`; when all have arrived, the first
+# member executes the collective. A member that waits for a thread that has ended gets a `LeftAlone` at once.
+
+# Of each rank.
+_KEPT_CALLS = 1000
+_OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "threaded_ranks.py"))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OURS = (*_OWN_FILES, os.path.join(_PACKAGE, "_collectives", ""), os.path.join(_PACKAGE, "_torch", ""))
+
+
+class LeftAlone(RuntimeError):
+    """Raised in a collective that cannot complete, because a member of the group has ended."""
+
+    cause_of_failure = Cause.LOST_PEER
+
+
+# -- worlds
+
+
+@dataclass
+class WorldData:
+    """The state of c10d about its groups, in one thread."""
+
+    default_pg: dist.ProcessGroup | None = None
+    pg_map: dict[Any, Any] = field(default_factory=dict)
+    pg_names: dict[Any, str] = field(default_factory=dict)
+    pg_group_ranks: dict[Any, dict[int, int]] = field(default_factory=dict)
+    pg_backend_config: dict[Any, str] = field(default_factory=dict)
+    group_count: int = 0
+    tags_to_pg: dict[str, list[Any]] = field(default_factory=dict)
+    pg_to_tag: dict[Any, str] = field(default_factory=dict)
+    pg_coalesce_state: dict[Any, list[Any]] = field(default_factory=dict)
+    # Since 2.15.
+    pg_flight_recorder_hooks: dict[Any, Any] = field(default_factory=dict)
+    comms: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class _Issued:
+    """A collective of a rank that is a thread. `group`: its number among those of the rank.
+
+    `options`: the reduce operation, root and sizes of a sanitized one. Only a record makes a `Call` of it: that takes
+    longer than to note it.
+    """
+
+    kind: str
+    order: int
+    group: int | None
+    shapes: list[torch.Size]
+    types: list[torch.dtype]
+    site: tuple[str, int, str] | None
+    options: SanitizedOptions | None
+    is_over: bool = False
+    raised: bool = False
+
+    def in_group(self) -> CallInGroup:
+        types = [str(dtype).removeprefix("torch.") for dtype in self.types]
+        shapes = [str(list(shape)) for shape in self.shapes]
+        agreement = agreement_of(self.kind, [shape.numel() for shape in self.shapes], types, ())
+        options = self.options or SanitizedOptions()
+        if self.options is not None:
+            agreement = (*agreement, options.op, options.root)
+        call = Call(
+            self.kind,
+            order=self.order,
+            shapes=tuple(shapes),
+            inputs=tuple(f"{shape} {dtype}" for shape, dtype in zip(shapes, types, strict=True)),
+            agreement=agreement,
+            is_over=self.is_over,
+            site=None if self.site is None else Site(*self.site),
+            raised=self.raised,
+            details=options.details(),
+            exchange=options.exchange,
+        )
+        return CallInGroup(call, self.group, "threaded")
+
+
+class ThreadLocalWorld(process_state.world_class()):  # type: ignore[misc]
+    """Replaces c10d's world: holds a WorldData for each thread, and the state that the threads share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._local = threading.local()
+        self._rendezvous: dict[Any, Rendezvous] = {}
+        self.changed = threading.Condition()
+        self.closed = False
+        self.ended: dict[int, str] = {}  # how each rank ended
+        self.issued: dict[int, deque[_Issued]] = {}  # by each rank
+        self.groups: dict[int, list[GroupRecord]] = {}  # that each rank has made
+        # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
+        self.waiting: dict[int, Callable[[], bool]] = {}
+        self.record_ids = itertools.count(1)
+        # What the sanitizer looks for, and what it has found in each rank.
+        self.kinds: frozenset[SanitizeKind] = frozenset()
+        self.notes: dict[int, list[dict[str, Any]]] = {}
+        # Of each rank, if they are shaken.
+        self.delays: dict[int, Any] = {}
+        # Of each rank, if its work is followed.
+        self.waits: dict[int, ThreadWaits] = {}
+
+    def note(self, rank: int, kind: str, text: str, site: Any, issued: Any = None) -> None:
+        """Note what the sanitizer has found in a rank."""
+        notes = self.notes.setdefault(rank, [])
+        notes.append({"kind": kind, "text": text, "site": site, "issued": issued})
+
+    def _get_world(self) -> WorldData:
+        if not hasattr(self._local, "world"):
+            self._local.world = WorldData()
+        world: WorldData = self._local.world
+        return world
+
+    def rendezvous(self, name: str, ranks: tuple[int, ...]) -> Rendezvous:
+        with self.changed:
+            return self._rendezvous.setdefault((name, ranks), Rendezvous(self, name, ranks))
+
+    def leave(self, rank: int, how: str) -> None:
+        with self.changed:
+            self.ended.setdefault(rank, how)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Wake all threads that wait in this world, and let none wait again."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def add_group(self, rank: int, group: GroupRecord) -> int:
+        """Note that a rank has made a group; return the number of the group."""
+        with self.changed:
+            groups = self.groups.setdefault(rank, [])
+            groups.append(group)
+            return len(groups) - 1
+
+    def record_of(self, rank: int) -> RankRecord:
+        issued = list(self.issued.get(rank, ()))
+        calls = [call.in_group() for call in issued]
+        return make_record(rank, self.groups.get(rank, []), calls, len(issued) < _KEPT_CALLS)
+
+
+def _own(name: str) -> property:
+    """The attribute of that name of the thread's own data."""
+
+    def get_own(world: ThreadLocalWorld) -> Any:
+        return getattr(world._get_world(), name)
+
+    def set_own(world: ThreadLocalWorld, value: Any) -> None:
+        setattr(world._get_world(), name, value)
+
+    return property(get_own, set_own)
+
+
+for _name in WorldData.__dataclass_fields__:
+    setattr(ThreadLocalWorld, _name, _own(_name))
+
+
+# The world and the "threaded" backend that were there before ours.
+_before: list[tuple[Any, Any]] = []
+
+
+def _install_threaded_pg() -> ThreadLocalWorld:
+    """Give each thread process groups of its own, initially none."""
+    assert not _before, "a threaded world is installed already"
+    world = ThreadLocalWorld()
+    # PyTorch's own kit registers a backend under the same name; a process may have imported both.
+    _before.append((process_state.get_world(), process_state.backend_plugin("threaded")))
+    process_state.set_backend_plugin("threaded", _PLUGIN)
+    process_state.set_world(world)
+    process_state.isolate_threads(True)
+    return world
+
+
+def _uninstall_threaded_pg() -> None:
+    world, plugin = _before.pop()
+    process_state.set_world(world)
+    process_state.set_backend_plugin("threaded", plugin)
+    process_state.isolate_threads(False)
+
+
+# -- rendezvous
+
+
+@dataclass
+class _Collective:
+    """One collective in progress."""
+
+    arguments: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    is_complete: bool = False
+    error: str = ""
+
+
+class Rendezvous:
+    """The meeting point of the threads of one group, for one collective after another."""
+
+    def __init__(self, world: ThreadLocalWorld, name: str, ranks: tuple[int, ...]):
+        self._world = world
+        self._name = name
+        self._ranks = ranks
+        self._current = _Collective()
+        self._counts = dict.fromkeys(range(len(ranks)), 0)
+        self._numbers: dict[int, int] = {}
+
+    def join(self, rank: int, number: int) -> None:
+        """Note the number that the group has among those of a rank."""
+        self._numbers[rank] = number
+
+    def waits_of(self, rank: int) -> ThreadWaits | None:
+        return self._world.waits.get(self._ranks[rank])
+
+    def take_part(
+        self, rank: int, kind: str, arguments: Any, work: Callable[[list[Any]], None], options: Mapping[str, Any]
+    ) -> None:
+        """Take part in a collective as `rank` of this group; return when it is complete."""
+        finish_on_device(arguments)
+        delays = self._world.delays.get(self._ranks[rank])
+        if delays is not None:
+            delays.wait()
+        if self._world.kinds & {SanitizeKind.NAN, SanitizeKind.POISON}:
+            outputs, inputs = written_and_read(rank, kind, arguments, options)
+            self._check(rank, kind, outputs, inputs, options)
+        with self._world.changed:
+            collective, issued = self._enter(rank, kind, arguments, options)
+            try:
+                if rank == 0:
+                    self._wait(rank, collective, lambda: len(collective.arguments) == len(self._ranks), kind)
+                    self._current = _Collective()
+                else:
+                    self._wait(rank, collective, lambda: collective.is_complete, kind)
+            except LeftAlone:
+                issued.raised = True
+                raise
+        issued.is_over = True
+        if rank == 0:
+            try:
+                self._complete(collective, work)
+            except BaseException:
+                issued.raised = True
+                raise
+        elif collective.error:
+            issued.raised = True
+            raise LeftAlone(f"left alone in {kind}: rank {self._ranks[0]} failed to execute it: {collective.error}")
+
+    def _check(
+        self, rank: int, kind: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Mapping[str, Any]
+    ) -> None:
+        """Note a NaN or infinity in the inputs; overwrite outputs that are no inputs, before other ranks write."""
+        from torch_testing_ext._collectives import tensor_checks  # only where it is asked for
+
+        if SanitizeKind.NAN in self._world.kinds:
+            descriptions = (tensor_checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)
+            text = next(filter(None, descriptions), None)
+            if text is not None:
+                call = f"{kind} {tensor_checks.shown(inputs)}"
+                self._world.note(self._ranks[rank], "nan", f"{text} enter {call}", site_of_call())
+        if SanitizeKind.POISON in self._world.kinds:
+            tensor_checks.Poison(self._ranks[rank]).overwrite(outputs, inputs)
+
+    def _enter(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> tuple[_Collective, _Issued]:
+        self._counts[rank] += 1
+        tensors = list(tensors_of(arguments))
+        issued = _Issued(
+            kind,
+            next(self._world.record_ids),
+            self._numbers.get(rank),
+            [tensor.shape for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            site_of_call(),
+            sanitized_options(kind, arguments, options) if self._world.kinds else None,
+        )
+        self._world.issued.setdefault(self._ranks[rank], deque(maxlen=_KEPT_CALLS)).append(issued)
+        self._current.arguments[rank] = kind, arguments
+        self._world.changed.notify_all()
+        return self._current, issued
+
+    def _wait(self, rank: int, collective: _Collective, done: Callable[[], bool], kind: str) -> None:
+        """Wait until `done`. Raises LeftAlone if that cannot be, since a member has ended, or the test is over."""
+
+        def gone() -> list[int]:
+            missing = [rank for index, rank in enumerate(self._ranks) if index not in collective.arguments]
+            return [rank for rank in missing if rank in self._world.ended]
+
+        self._world.waiting[self._ranks[rank]] = done
+        try:
+            self._world.changed.wait_for(lambda: done() or gone() or self._world.closed)
+        finally:
+            del self._world.waiting[self._ranks[rank]]
+        if not done():
+            why = ", ".join(f"rank {rank} {self._world.ended[rank]}" for rank in gone())
+            raise LeftAlone(f"left alone in {kind}: {why or 'the test is over'}")
+
+    def _complete(self, collective: _Collective, work: Callable[[list[Any]], None]) -> None:
+        try:
+            self._check_agreement(collective)
+            in_order = [arguments for _, (_, arguments) in sorted(collective.arguments.items())]
+            with torch.no_grad():
+                work(in_order)
+            finish_on_device(in_order)
+        except BaseException as error:
+            collective.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            with self._world.changed:
+                collective.is_complete = True
+                self._world.changed.notify_all()
+
+    def _check_agreement(self, collective: _Collective) -> None:
+        arrived = sorted(collective.arguments.items())
+        by_kind = grouped((kind, str(self._ranks[index])) for index, (kind, _) in arrived)
+        if len(by_kind) > 1:
+            calls = "; ".join(f"{kind} by rank {', '.join(ranks)}" for kind, ranks in by_kind.items())
+            raise RuntimeError(f"the ranks of group {self._name} call different collectives at once: {calls}")
+
+
+def _issuer() -> Any:
+    """The frame that has called a method of a group."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _OWN_FILES:
+        frame = frame.f_back
+    return frame
+
+
+def site_of_call() -> tuple[str, int, str] | None:
+    """The line of the program that calls a collective."""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and not flight_recorder.is_of_torch(file):
+            return file, line, frame.f_code.co_name
+    return None
+
+
+# -- the process group
+
+
+# Its stubs forbid overrides with fewer overloads, which c10d itself has.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
+    """One rank of a group of threads. Every collective is complete when its call returns."""
+
+    _rendezvous: Rendezvous
+    _name: str
+
+    def __init__(self, rank: int, world_size: int):
+        super().__init__(rank, world_size)
+        self._rank = rank
+        self._world_size = world_size
+        # A rank's backward must find the rank's groups, so it must not run in autograd's own threads.
+        self._autograd = torch.autograd.set_multithreading_enabled(False)
+
+    @staticmethod
+    def exception_handle(exc: BaseException) -> None:
+        """Nothing to do: a rank's end, by an exception or not, wakes the ranks that wait for it."""
+
+    @classmethod
+    def reset(cls) -> None:
+        """Nothing to do: each test has a world of its own."""
+
+    def size(self) -> int:
+        return self._world_size
+
+    @property
+    def pg_name(self) -> str:
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def getBackendName(self) -> str:
+        return "threaded"
+
+    def __repr__(self) -> str:
+        return f"ThreadedPG world_size:{self._world_size} rank:{self._rank}"
+
+    def _run(self, kind: str, arguments: Any, work: Callable[..., None], **options: Any) -> dist.Work:
+        """Take part in a collective, and return a work that is done."""
+        waits = self._rendezvous.waits_of(self._rank)
+        with nullcontext() if waits is None else waits.check.issuing():
+            self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
+        done = process_state.finished_work(arguments)
+        if waits is not None:
+            outputs, inputs = written_and_read(self._rank, kind, arguments, options)
+            waits.issued(done, kind, outputs, inputs, _issuer())
+        return done
+
+    def _split(self, tensor: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
+        return split(tensor, sizes, self._world_size)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._run("barrier", (), lambda arguments: None)
+
+    def broadcast(self, tensor_list: Any, opts: Any) -> dist.Work:
+        tensors = list(tensors_of(tensor_list))
+        return self._run("broadcast", tensors, broadcast, root=opts.rootRank)
+
+    def allreduce(self, tensor_list: Any, opts: Any = None) -> dist.Work:
+        tensors = list(tensor_list)
+        return self._run("all_reduce", tensors, all_reduce, op=_op(opts))
+
+    def allreduce_coalesced(self, tensor_list: Any, opts: Any = None) -> dist.Work:
+        tensors = list(tensor_list)
+        return self._run("all_reduce_coalesced", tensors, all_reduce, op=_op(opts))
+
+    def reduce(self, tensor_list: Any, opts: Any) -> dist.Work:
+        tensors = list(tensor_list)
+        return self._run("reduce", tensors, reduce, op=_op(opts), root=opts.rootRank)
+
+    def allgather(self, output_tensors: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
+        outputs = list(_only(output_tensors))
+        tensor = _only(input_tensor)
+        return self._run("all_gather", (outputs, tensor), all_gather)
+
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
+        outputs = list(_only(output_tensors)) if output_tensors else []
+        tensor = _only(input_tensors)
+        return self._run("gather", (outputs, tensor), gather, root=opts.rootRank)
+
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> dist.Work:
+        output = _only(output_tensors)
+        tensors = list(_only(input_tensors)) if input_tensors else []
+        return self._run("scatter", (output, tensors), scatter, root=opts.rootRank)
+
+    def reduce_scatter(self, output_tensor: Any, scatter_list: Any, opts: Any = None) -> dist.Work:
+        output = _only(output_tensor)
+        tensors = list(_only(scatter_list))
+        return self._run("reduce_scatter", (output, tensors), reduce_scatter, op=_op(opts))
+
+    def alltoall(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> dist.Work:
+        outputs = list(output_tensor_list)
+        tensors = list(input_tensor_list)
+        return self._run("all_to_all", (outputs, tensors), all_to_all)
+
+    def all_gather_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
+        outputs = self._split(output_tensor)
+        return self.allgather([outputs], [input_tensor], opts)
+
+    def reduce_scatter_single(self, output_tensor: Any, input_tensor: Any, opts: Any = None) -> dist.Work:
+        tensors = self._split(input_tensor)
+        return self.reduce_scatter([output_tensor], [tensors], opts)
+
+    def all_to_all_single(
+        self, output_buffer: Any, input_buffer: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None
+    ) -> dist.Work:
+        outputs = self._split(output_buffer, output_split_sizes)
+        tensors = self._split(input_buffer, input_split_sizes)
+        return self.alltoall(outputs, tensors, opts)
+
+    def all_gather_single_coalesced(self, output_tensor_list: Any, input_tensor_list: Any, opts: Any = None) -> Any:
+        pairs = zip(output_tensor_list, input_tensor_list, strict=True)
+        works = [self.all_gather_single(output, tensor, opts) for output, tensor in pairs]
+        return _last_of(works)
+
+    def reduce_scatter_single_coalesced(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:
+        pairs = zip(output_tensors, input_tensors, strict=True)
+        works = [self.reduce_scatter_single(output, tensor, opts) for output, tensor in pairs]
+        return _last_of(works)
+
+    # The names before torch 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def _last_of(works: list[dist.Work]) -> dist.Work:
+    """The work that stands for all."""
+    for work in works[:-1]:
+        work.wait()
+    return works[-1]
+
+
+def _op(opts: Any) -> Any:
+    return dist.ReduceOp.SUM if opts is None else opts.reduceOp
+
+
+def _only(items: Any) -> Any:
+    """Unpack a list of one item: c10d takes lists from the time when a process had several devices."""
+    (item,) = items
+    return item
+
+
+def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
+    ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))
+    group = ProcessLocalGroup(opts.group_rank, opts.group_size)
+    group._name = opts.group_id
+    world = process_state.get_world()
+    group._rendezvous = world.rendezvous(opts.group_id, ranks)
+    description = "" if opts.global_ranks_in_group else "default_pg"
+    record = GroupRecord(opts.group_id, description, ranks, opts.group_rank)
+    number = world.add_group(ranks[opts.group_rank], record)
+    group._rendezvous.join(opts.group_rank, number)
+    return group
+
+
+dist.Backend.register_backend("threaded", _create_threaded_pg, extended_api=True, devices=["cpu", "cuda", "xpu"])
+_PLUGIN = process_state.backend_plugin("threaded")

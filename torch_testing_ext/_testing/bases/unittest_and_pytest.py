@@ -1,0 +1,334 @@
+"""Reads files as unittest and pytest see them: fixtures as they run, tests that only pytest would run; no torch."""
+
+import ast
+import importlib.util
+import inspect
+import re
+import sys
+import unittest
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch_testing_ext._process.files import source_tree
+from torch_testing_ext._process.logs import content_of
+
+# --------------------------------------------------------------------------------------------------------------------
+# A test suite that says when class and module fixtures run, and in which an exit of a fixture is a failure of it.
+#
+# unittest lets SystemExit through: a tearDownClass that calls sys.exit(0) would end a run as if all was well.
+
+# Keeps these frames out of unittest's tracebacks.
+__unittest = True
+
+_unittest_case: Any = unittest.case
+_unittest_suite: Any = unittest.suite
+
+
+class FixtureSuite(unittest.TestSuite):
+    """Runs tests like its base class. Subclasses learn which fixture runs.
+
+    unittest calls a suite's fixture methods before each test, and each decides whether there is anything to do.
+    """
+
+    def fixture_began(self, name: str, owner: Any, result: Any) -> None:
+        """A fixture begins: `setUpClass (module.T)`. `owner` is the class, or the name of the module."""
+
+    def fixture_ended(self, name: str, result: Any) -> None:
+        """The fixture has returned or raised."""
+
+    # -- overriding unittest
+
+    def _handleModuleFixture(self, test: Any, result: Any) -> None:
+        module = type(test).__module__
+        if module != self._previous_module(result):
+            self._handleModuleTearDown(result)
+            # What unittest would look up again to tear it down, although that has just been done.
+            result._previousTestClass = None
+        if module == self._previous_module(result) or not hasattr(sys.modules.get(module), "setUpModule"):
+            self._base._handleModuleFixture(test, result)
+            return
+        with self._running(f"setUpModule ({module})", module, result) as caught:
+            self._base._handleModuleFixture(test, result)
+        if caught:
+            result._moduleSetUpFailed = True
+
+    def _handleModuleTearDown(self, result: Any) -> None:
+        module = self._previous_module(result)
+        own = hasattr(sys.modules.get(module or ""), "tearDownModule")
+        if module is None or not (own or getattr(_unittest_case, "_module_cleanups", True)):
+            self._base._handleModuleTearDown(result)
+            return
+        with self._running(f"tearDownModule ({module})", module, result):
+            self._base._handleModuleTearDown(result)
+
+    def _handleClassSetUp(self, test: Any, result: Any) -> None:
+        cls = type(test)
+        left_out = getattr(result, "_moduleSetUpFailed", False) or getattr(cls, "__unittest_skip__", False)
+        if left_out or cls is getattr(result, "_previousTestClass", None) or not _overrides(cls, "setUpClass"):
+            self._base._handleClassSetUp(test, result)
+            return
+        with self._running(f"setUpClass ({_name_of(cls)})", cls, result) as caught:
+            self._base._handleClassSetUp(test, result)
+        if caught:
+            cls._classSetupFailed = True
+
+    def _tearDownPreviousClass(self, test: Any, result: Any) -> None:
+        cls: Any = getattr(result, "_previousTestClass", None)
+        changes = cls is not None and cls is not type(test)
+        if not changes or not (_overrides(cls, "tearDownClass") or getattr(cls, "_class_cleanups", False)):
+            self._base._tearDownPreviousClass(test, result)
+            return
+        with self._running(f"tearDownClass ({_name_of(cls)})", cls, result):
+            self._base._tearDownPreviousClass(test, result)
+
+    @property
+    def _base(self) -> Any:
+        return super()
+
+    def _previous_module(self, result: Any) -> str | None:
+        module: str | None = self._get_previous_module(result)  # type: ignore[attr-defined]
+        return module
+
+    @contextmanager
+    def _running(self, name: str, owner: Any, result: Any) -> Iterator[list[BaseException]]:
+        """Report a fixture. Ctrl-C goes through; any other exception that unittest does not catch is its failure."""
+        caught: list[BaseException] = []
+        self.fixture_began(name, owner, result)
+        try:
+            yield caught
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            caught.append(error)
+            result.addError(_unittest_suite._ErrorHolder(name), sys.exc_info())
+        self.fixture_ended(name, result)
+
+
+def prevented(test: unittest.TestCase, result: Any) -> bool:
+    """Does unittest leave out this test, because its class or module fixture failed or skips?"""
+    return getattr(type(test), "_classSetupFailed", False) or getattr(result, "_moduleSetUpFailed", False)
+
+
+def _overrides(cls: Any, name: str) -> bool:
+    own = getattr(cls, name, None)
+    return own is not None and getattr(own, "__func__", own) is not getattr(unittest.TestCase, name).__func__
+
+
+def _name_of(cls: type) -> str:
+    # unittest writes the name of a class in this way.
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Finds out whether a file has tests that only pytest would run: functions, and methods of plain classes.
+#
+# unittest ignores them. pytest collects them where it is installed; it takes time to import, so a file without such
+# tests does without it. The rules are pytest's with its default options, except that imported functions and classes
+# do not count: a helper such as `test_directory` is no test of every file that imports it.
+
+
+@dataclass(frozen=True)
+class PytestStyleTest:
+    """A test that pytest would collect and unittest does not."""
+
+    # "" for a function.
+    cls: str
+    method: str
+    line: int
+
+
+@dataclass(frozen=True)
+class PytestTest:
+    """A test that pytest has collected, and runs."""
+
+    # A pytest_session.Collection.
+    collection: Any
+    item: Any
+    # "" for a function; `Outer::Inner`.
+    cls: str
+    # Its name, with those of its parameters.
+    method: str
+    line: int
+    # Names the fixtures that it shares with others.
+    together: str
+    # The test case, if unittest would run it, too.
+    case: Any
+
+
+# What most files with such tests have in a line of their own, or all files with marks or fixtures of pytest.
+_LOOKS_LIKE_PYTEST = re.compile(
+    rb"^(?:(?:async[ \t]+)?def[ \t]+test|class[ \t]+Test\w*[ \t]*(?:\([ \t]*(?:object[ \t]*)?\))?[ \t]*:)"
+    rb"|\bpytestmark\b|\bpytest[ \t]*\.[ \t]*(?:mark|fixture)\b|^[ \t]*from[ \t]+pytest[ \t]+import\b",
+    re.MULTILINE,
+)
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("pytest") is not None
+
+
+def looks_like_pytest(path: str) -> bool:
+    """Does a file's source look as if pytest had something to do with its tests? It may be wrong both ways."""
+    return _LOOKS_LIKE_PYTEST.search(content_of(Path(path))) is not None
+
+
+def has_marks(test: Any) -> bool:
+    """Has a test of unittest marks of pytest, which unittest does not heed?"""
+    # Not imported, or not installed.
+    if sys.modules.get("pytest") is None:
+        return False
+    cls = type(test)
+    method = getattr(cls, getattr(test, "_testMethodName", ""), None)
+    module = sys.modules.get(cls.__module__)
+    return any(getattr(owner, "pytestmark", None) for owner in (method, cls, module))
+
+
+IsFixture = Callable[[FunctionType], bool]
+
+
+def pytest_style_tests(
+    module: ModuleType, collected: Iterable[Any], is_fixture: IsFixture = lambda function: False
+) -> list[PytestStyleTest]:
+    """Find the tests for pytest that a module defines. `collected`: the tests that unittest has found in it.
+
+    `is_fixture`: of old versions of pytest, whose fixtures are functions.
+    """
+    if _is_excluded(module):
+        return []
+    return list(_Finder(module, list(collected), is_fixture).tests())
+
+
+def why_not_run(test: PytestStyleTest) -> str:
+    kind = f"a method of {test.cls}, which is no unittest.TestCase" if test.cls else "a function"
+    return f"not run: {test.method} is {kind}: unittest does not run it"
+
+
+def if_no_test(test: PytestStyleTest) -> str:
+    """The advice for a test that pytest should not run, either."""
+    return f"If it is no test, give it another name or set {test.cls or test.method}.__test__ = False."
+
+
+class _Finder:
+    """Finds the tests of one module."""
+
+    def __init__(self, module: ModuleType, collected: list[Any], is_fixture: IsFixture):
+        self._module = module
+        self._is_fixture = is_fixture
+        self._names_in_source: frozenset[str] | None = None
+        cases = [thing for thing in vars(module).values() if _is_test_case(thing)]
+        # A mixin's methods are tests of the classes that have it as a base.
+        self._bases: set[type] = set()
+        for cls in (*map(type, collected), *cases):
+            self._bases.update(cls.__mro__)
+        # The identities of the functions.
+        self._run_by_unittest: set[int] = set()
+        for test in collected:
+            self._run_by_unittest.update(map(id, _functions_of(test)))
+
+    def tests(self) -> Iterator[PytestStyleTest]:
+        for name, thing in list(vars(self._module).items()):
+            if isinstance(thing, FunctionType):
+                if self._is_test_function(name, thing) and self._is_defined_here(name, thing):
+                    yield PytestStyleTest("", name, _line(thing))
+            elif isinstance(thing, type) and self._is_test_class(name, thing) and self._is_defined_here(name, thing):
+                yield from self._methods(name, thing)
+
+    def _is_test_function(self, name: str, function: FunctionType) -> bool:
+        return (
+            _looks_like(name, "test", function)
+            and not _is_excluded(function)
+            and not self._is_fixture(function)
+            # Otherwise it is there for a class.
+            and not _first_argument_is_self(function)
+            and self._run_by_unittest.isdisjoint(map(id, _unwrapped(function)))
+        )
+
+    def _is_test_class(self, name: str, cls: type) -> bool:
+        return (
+            _looks_like(name, "Test", cls)
+            and not _is_excluded(cls)
+            and not _is_test_case(cls)
+            and cls not in self._bases
+            and all(getattr(cls, name) is getattr(object, name) for name in ("__init__", "__new__"))
+        )
+
+    def _methods(self, name: str, cls: type) -> Iterator[PytestStyleTest]:
+        attributes: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            attributes.update(vars(base))
+        for attribute, thing in attributes.items():
+            function = thing.__func__ if isinstance(thing, (staticmethod, classmethod)) else thing
+            if isinstance(function, FunctionType):
+                if self._is_test_method(attribute, function):
+                    yield PytestStyleTest(name, attribute, _line(function))
+            elif isinstance(function, type) and self._is_test_class(attribute, function):
+                yield from self._methods(f"{name}.{attribute}", function)
+
+    def _is_test_method(self, name: str, function: FunctionType) -> bool:
+        if not _looks_like(name, "test", function):
+            return False
+        return not _is_excluded(function) and not self._is_fixture(function)
+
+    def _is_defined_here(self, name: str, thing: FunctionType | type) -> bool:
+        """Decide by the module, or by the source: a decorator of another module may have replaced the function."""
+        if thing.__module__ == self._module.__name__:
+            return True
+        if self._names_in_source is None:
+            self._names_in_source = frozenset(_definitions(self._module))
+        return name in self._names_in_source
+
+
+def _is_test_case(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, unittest.TestCase)
+
+
+def _looks_like(name: str, prefix: str, thing: Any) -> bool:
+    return name.startswith(prefix) or getattr(thing, "__test__", None) is True
+
+
+def _first_argument_is_self(function: FunctionType) -> bool:
+    code = function.__code__
+    return code.co_argcount > 0 and code.co_varnames[0] == "self"
+
+
+def _is_excluded(thing: Any) -> bool:
+    return not getattr(thing, "__test__", True)
+
+
+def _functions_of(test: Any) -> Iterator[Any]:
+    """The functions that a test of unittest calls."""
+    method = inspect.getattr_static(type(test), getattr(test, "_testMethodName", ""), None)
+    for function in (method, getattr(test, "_testFunc", None)):
+        yield from _unwrapped(function)
+
+
+def _unwrapped(function: Any) -> Iterator[Any]:
+    """A function, and the functions that its decorators have wrapped."""
+    # By identity: some callables have an `==` of their own. The list keeps them alive.
+    seen: list[Any] = []
+    while function is not None and not any(function is earlier for earlier in seen):
+        seen.append(function)
+        yield function
+        inner = [getattr(function, name, None) for name in ("__wrapped__", "__func__", "func")]
+        function = next(filter(callable, inner), None)
+
+
+def _line(function: FunctionType) -> int:
+    code: CodeType = getattr(inspect.unwrap(function), "__code__", function.__code__)
+    return code.co_firstlineno
+
+
+def _definitions(module: ModuleType) -> Iterator[str]:
+    """The names of all functions and classes that a module's source defines outside of others."""
+    tree = source_tree(module.__file__ or "")
+    statements: list[ast.AST] = [tree] if tree is not None else []
+    while statements:
+        statement = statements.pop()
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield statement.name
+        else:
+            statements.extend(child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.expr))

@@ -1,0 +1,1 @@
+"""Assertions, context managers and small helpers."""

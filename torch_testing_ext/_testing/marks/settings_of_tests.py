@@ -1,0 +1,79 @@
+"""Decorators that set something for one test, or the tests of a class: the timeout, the checks of its collectives."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
+
+T = TypeVar("T")
+TIMEOUT = "_torch_testing_ext_timeout"
+_MAY_DIFFER = "_torch_testing_ext_collectives_may_differ"
+_SANITIZE = "_torch_testing_ext_sanitize"
+
+
+def _set(attribute: str, value: object) -> Callable[[T], T]:
+    def decorate(target: T) -> T:
+        setattr(target, attribute, value)
+        return target
+
+    return decorate
+
+
+def timeout(seconds: float) -> Callable[[T], T]:
+    """Decorator: limit the time of a test, or of each test in a class. A test's own timeout overrides its class's."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not seconds > 0:
+        raise ValueError(f"@timeout({seconds!r}): the timeout must be a number of seconds greater than 0")
+    return _set(TIMEOUT, float(seconds))
+
+
+def timeout_of(test: Any) -> float | None:
+    """Return the seconds that `@timeout` gives to this test case; None without it."""
+    of_class = getattr(test, TIMEOUT, None)
+    return getattr(_method(test), TIMEOUT, of_class)
+
+
+def collectives_may_differ(reason: str) -> Callable[[T], T]:
+    """Decorator: do not fail a test, or the tests of a class, whose ranks disagree in a collective."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError(
+            f"@collectives_may_differ({reason!r}): say why, as in @collectives_may_differ('tests the error')"
+        )
+    return _set(_MAY_DIFFER, reason)
+
+
+def may_differ(*targets: Any) -> bool:
+    """Has one of these functions and classes `@collectives_may_differ`?"""
+    return any(hasattr(target, _MAY_DIFFER) for target in targets)
+
+
+def sanitize(*kinds: str) -> Callable[[T], T]:
+    """Decorator: sanitize a test, or the tests of a class, as by `--sanitize=KINDS`.
+
+    Without kinds, by the default ones. A test's own kinds are checked besides those of its class and of the run.
+    """
+    if any(not isinstance(kind, str) for kind in kinds):
+        raise ValueError("@sanitize takes the names of kinds, and has to be called: @sanitize() or @sanitize('nan')")
+    names = kinds or ("default",)
+    try:
+        kinds_of(names)
+    except ValueError as error:
+        raise ValueError(f"@sanitize{kinds}: {error}") from None
+    return _set(_SANITIZE, names)
+
+
+def kinds_on(*targets: Any) -> tuple[str, ...]:
+    """The kinds that `@sanitize` names on these functions and classes."""
+    kinds: list[str] = []
+    for target in targets:
+        kinds += getattr(target, _SANITIZE, ())
+    return tuple(kinds)
+
+
+def kinds_of_test(test: Any) -> tuple[str, ...]:
+    """The kinds that `@sanitize` names on this test case and on its class."""
+    return kinds_on(_method(test), type(test))
+
+
+def _method(test: Any) -> Any:
+    return getattr(test, test._testMethodName, None)

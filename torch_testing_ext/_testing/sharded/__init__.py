@@ -1,0 +1,1 @@
+"""Bases, models and checks for FSDP and DTensor."""

@@ -1,0 +1,292 @@
+"""The devices that torch was built for, the state of CUDA, and the line that first used an accelerator."""
+
+import functools
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import torch
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options with which torch was built, and its accelerators: which there are, and whether this process uses them.
+
+
+def onednn_uses_arm_compute_library() -> bool:
+    """Does oneDNN use the Arm Compute Library? `torch.ops.mkldnn._is_mkldnn_acl_supported`: 2.11 to 2.15."""
+    return bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
+
+
+def is_internal_build() -> bool:
+    """Was torch built in Meta's own repository? `torch._utils_internal.IS_FBSOURCE`, set only there."""
+    return bool(getattr(torch._utils_internal, "IS_FBSOURCE", False))
+
+
+def extension_device_type() -> str:
+    """Return the device type of an out-of-tree backend. `torch._C._get_privateuse1_backend_name`: 2.11 to 2.15."""
+    return torch._C._get_privateuse1_backend_name()
+
+
+def has_lapack() -> bool:
+    """Was torch built with LAPACK? `torch._C.has_lapack`: 2.11 to 2.15."""
+    return bool(torch._C.has_lapack)
+
+
+def cpu_capabilities() -> dict[str, object]:
+    """Return what the CPU can do, such as "avx512_vnni". `torch.cpu.get_capabilities`: 2.11 to 2.15."""
+    cpu: Any = torch.cpu  # its stubs differ between versions
+    return dict(cpu.get_capabilities())
+
+
+def cpu_kernels() -> str:
+    """Return the instructions for which kernels are chosen, such as "AVX512". `_get_cpu_capability`: 2.11 to 2.15."""
+    return str(torch._C._get_cpu_capability())
+
+
+def accelerator_is_initialised() -> bool:
+    """Does this process have an accelerator context already? `torch.cuda`, `torch.xpu`: 2.11 to 2.15."""
+    cuda: Any = torch.cuda  # untyped in torch
+    xpu: Any = torch.xpu
+    return bool(cuda.is_initialized()) or bool(xpu.is_initialized())
+
+
+def accelerator_is_in_bad_fork() -> bool:
+    """In a forked child: is CUDA or XPU unusable, as the parent initialised it? `_is_in_bad_fork`: 2.11 to 2.15."""
+    return torch.cuda._is_in_bad_fork() or torch.xpu._is_in_bad_fork()
+
+
+def other_accelerator_is_built() -> bool:
+    """Is torch built, or extended, for an accelerator other than CUDA and ROCm?
+
+    `torch.xpu._is_compiled`, `torch._C._mtia_isBuilt`, `_get_privateuse1_backend_name`: 2.11 to 2.15.
+    """
+    return (
+        torch.xpu._is_compiled()
+        or torch._C._mtia_isBuilt()
+        or torch.backends.mps.is_built()
+        or hasattr(torch, "hpu")
+        or hasattr(torch, extension_device_type())
+    )
+
+
+def has_multicast() -> bool:
+    """Does the first CUDA device support multicast? `_SymmetricMemory.has_multicast_support`: 2.11 to 2.15."""
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return _SymmetricMemory.has_multicast_support(DeviceType.CUDA, 0)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# CUDA: its first use, its allocator, the workspaces and versions of its libraries, and devices that ranks share.
+
+
+@contextmanager
+def describing_device(capability: tuple[int, ...], arch: str) -> Iterator[None]:
+    """While it lasts, let torch ask about the first device of CUDA or ROCm without initialising it.
+
+    `torch._dynamo.device_interface.caching_worker_device_properties`: 2.11 to 2.15.
+    """
+    from unittest import mock
+
+    # It takes torch's functions as it is imported: before they are replaced.
+    interface: Any = importlib.import_module("torch._dynamo.device_interface")
+    answers: dict[str, Any] = {
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: capability[:2],
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            gcnArchName=arch, major=capability[0], minor=capability[1]
+        ),
+    }
+    with mock.patch.multiple(torch.cuda, **answers), mock.patch.dict(interface.caching_worker_device_properties):
+        yield
+
+
+def caching_allocator_is_enabled() -> bool:
+    """Does CUDA's allocator cache memory? `_cuda_cudaCachingAllocator_is_enabled`: 2.13 to 2.15."""
+    ask = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    return True if ask is None else bool(ask())
+
+
+def forget_blas_workspaces() -> None:
+    """Free the workspaces of cuBLAS, and give them their default size. `_cuda_clearCublasWorkspaces`: 2.11 to 2.15.
+
+    `_cuda_resetCublasWorkspaceSize`, `_cuda_resetCublasLtWorkspaceSize`: 2.13 to 2.15.
+    """
+    for name in ("_cuda_resetCublasWorkspaceSize", "_cuda_resetCublasLtWorkspaceSize", "_cuda_clearCublasWorkspaces"):
+        if (call := getattr(torch._C, name, None)) is not None:
+            call()
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of NCCL, without asking a device; () without it. `torch.cuda.nccl.version`: 2.11 to 2.15."""
+    if not torch.distributed.is_nccl_available():
+        return ()
+    nccl: Any = torch.cuda.nccl  # untyped in torch
+    return tuple(nccl.version()[:3])
+
+
+def when_cuda_is_first_used(call: Callable[[], None]) -> None:
+    """Call this when this process initialises CUDA, or now if it has. `torch.cuda._lazy_call`: 2.11 to 2.15."""
+    cuda: Any = torch.cuda
+    cuda._lazy_call(call)
+
+
+def fold_device_numbers(count: int) -> None:
+    """Let this process select CUDA device N modulo `count`: a rank may name a device by its own number.
+
+    For `torch.cuda.set_device` and `torch.accelerator.set_device_index`: torch's DeviceMesh, too, selects a device by
+    the number of the rank. Tensors on a device with a larger number remain an error of CUDA.
+    """
+    cuda: Any = torch.cuda
+    accelerator: Any = torch.accelerator
+    if getattr(cuda.set_device, "folds", False):
+        return  # a process that is a rank in several tests
+    cuda.set_device = _folding(cuda.set_device, count)
+    accelerator.set_device_index = _folding(accelerator.set_device_index, count)
+
+
+def _folding(select: Any, count: int) -> Any:
+    @functools.wraps(select)
+    def selecting(device: Any, *args: Any, **kwargs: Any) -> Any:
+        found = torch.device(device) if isinstance(device, str) else device
+        index = found.index if isinstance(found, torch.device) else found
+        return select(index % count if isinstance(index, int) and index >= 0 else device, *args, **kwargs)
+
+    selecting.folds = True  # type: ignore[attr-defined]
+    return selecting
+
+
+@functools.cache
+def gather_lists_one_by_one(key: str = "CUDA") -> Any:
+    """Gather the tensors of a list one after the other, on devices with this dispatch key.
+
+    gloo takes the addresses of a list for memory of the CPU, so CUDA tensors kill the process, and functional
+    collectives and DTensors always gather lists (2.11 to 2.15).
+    """
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+
+    def gather(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Any, *_: Any) -> Any:
+        unboxed = torch._C._distributed_c10d.ProcessGroup.unbox(group)
+        work = unboxed._allgather_base(outputs[0], inputs[0])
+        for output, mine in zip(outputs[1:], inputs[1:], strict=True):
+            work.wait()
+            work = unboxed._allgather_base(output, mine)
+        return work.boxed()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it replaces torch's kernel
+        library.impl("allgather_into_tensor_coalesced_", gather, key)
+    return library
+
+
+def peak_memory() -> dict[int, tuple[int, int]]:
+    """Return the most bytes that this process has had on each CUDA device: in tensors, and held by the allocator.
+
+    Empty if it has not used CUDA. Call it in the process itself: it initialises nothing.
+    """
+    cuda: Any = torch.cuda
+    found = {number: (cuda.max_memory_allocated(number), cuda.max_memory_reserved(number)) for number in _used()}
+    return {number: peak for number, peak in found.items() if any(peak)}
+
+
+def forget_peak_memory() -> None:
+    """Let `peak_memory` start again."""
+    cuda: Any = torch.cuda
+    for number in _used():
+        cuda.reset_peak_memory_stats(number)
+
+
+def _used() -> range:
+    """The devices, if this process has used CUDA, and may."""
+    cuda: Any = torch.cuda
+    return range(cuda.device_count() if cuda.is_initialized() and not cuda._is_in_bad_fork() else 0)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Finds the line that first used an accelerator in this process, after which it is not safe to fork.
+#
+# torch's Python functions, and C++ through them, start CUDA and XPU by a few functions of `torch._C`. Until the first
+# of them is called, each is replaced by a function that notes its caller.
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# `_cuda_init`, `_cuda_getDeviceCount`, `_xpu_init`, `_xpu_getDeviceCount`: 2.11 to 2.15, where torch is built for them.
+_CUDA = "ROCm" if torch.version.hip is not None else "CUDA"
+_ENTRANCES = {
+    "_cuda_init": f"{_CUDA} is initialised",
+    "_cuda_getDeviceCount": f"the driver of {_CUDA} is asked for its devices",
+    "_xpu_init": "XPU is initialised",
+    "_xpu_getDeviceCount": "the driver of XPU is asked for its devices",
+}
+
+_UNTYPED: tuple[Any, Any] = torch.cuda, torch.xpu
+
+_noted: str | None = None
+_originals: dict[str, Any] = {}
+
+
+def note_first_use() -> None:
+    """Note the first line that uses an accelerator, if none has yet."""
+    global _noted
+    if _originals or _noted is not None:
+        return
+    cuda, xpu = _UNTYPED
+    if cuda.is_initialized() or xpu.is_initialized():
+        _noted = "an accelerator was initialised before torch_testing_ext was imported"
+        return
+    for name in _ENTRANCES:
+        if (original := getattr(torch._C, name, None)) is not None:
+            _originals[name] = original
+            setattr(torch._C, name, _noting(name, original))
+
+
+def stop_noting() -> None:
+    """Put the functions of torch back. Ranks have nothing to note: nobody forks them."""
+    for name, original in _originals.items():
+        setattr(torch._C, name, original)
+
+
+def first_use() -> str | None:
+    """The first use of an accelerator, as "CUDA is initialised in test_x.py:12"; None if nothing is known to have."""
+    return _noted
+
+
+def _noting(name: str, original: Any) -> Any:
+    @functools.wraps(original)
+    def entrance(*args: Any) -> Any:
+        _note(name, sys._getframe(1))
+        return original(*args)
+
+    return entrance
+
+
+def _note(name: str, frame: FrameType) -> None:
+    global _noted
+    _noted = _noted or f"{_ENTRANCES[name]}{_place(frame)}"
+    stop_noting()
+
+
+def _place(innermost: FrameType) -> str:
+    """The innermost line that is neither torch's nor ours nor the import system's."""
+    for frame, line in traceback.walk_stack(innermost):
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _PACKAGE, "<frozen ")):
+            return f" in {_shortened(file)}:{line}"
+    return ""
+
+
+def _shortened(file: str) -> str:
+    try:
+        relative = os.path.relpath(file)
+    except (OSError, ValueError):  # the working directory is gone
+        return file
+    return file if relative.startswith("..") or file.startswith("<") else relative
+
+
+note_first_use()

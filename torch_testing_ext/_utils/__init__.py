@@ -1,1 +1,0 @@
-"""Context managers and small helpers for tests."""

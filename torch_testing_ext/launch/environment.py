@@ -1,0 +1,273 @@
+"""Variables: the user's settings, those by which launchers place a process, those that ranks get."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
+from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
+from torch_testing_ext._machine.machine_resources import LEASED, leased_port
+from torch_testing_ext._process import launcher_variables, launcher_variables as variables, system, user_shell
+
+from .in_rank import Job, Sanitize
+
+# --------------------------------------------------------------------------------------------------------------------
+# The place of this process among the ranks that a launcher has started: torchrun, mpirun, srun or another.
+
+# Of each job that runs at the same time on a machine, "host:port".
+ADDRESS = "NCCL_RAS_ADDR"
+
+
+# In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
+SET_BY_US = "_TORCH_TESTING_EXT_RANK"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The description of this process by its launcher."""
+
+    rank: int
+    world_size: int
+    is_one_machine: bool
+    local_rank: int
+    key: str  # the same in all ranks of this launch, and in no others of this machine
+    terminal: int = 2  # the descriptor of what was stderr at the start of this process
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Launched | None:
+        # A process that one of our ranks has started is no rank. A launcher in it sets variables of its own.
+        torchrun = variables.TORCHRUN
+        if environ.get(SET_BY_US) == f"{environ.get(torchrun.rank)}:{environ.get(variables.PORT, '')}":
+            return None
+        for launcher in variables.LAUNCHERS:
+            numbers = [environ.get(name, "") for name in (launcher.rank, launcher.world_size)]
+            # One process, as in an interactive step of Slurm, can start ranks of its own.
+            if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]) > 1:
+                is_one_machine = environ.get(launcher.local_world_size, numbers[1]) == numbers[1]
+                if launcher.nodes:
+                    is_one_machine = environ.get(launcher.nodes, "1") == "1"
+                local_rank = environ.get(torchrun.local_rank) or environ.get(launcher.local_rank) or numbers[0]
+                return cls(int(numbers[0]), int(numbers[1]), is_one_machine, int(local_rank), _key(environ))
+        return None
+
+    @property
+    def address(self) -> str:
+        """The Unix socket at which the ranks of this launch meet."""
+        return f"\0torch_testing_ext-{self.key}"
+
+    def say(self, text: str) -> None:
+        """Write to the terminal, whatever captures the output of tests."""
+        with suppress(OSError):
+            os.write(self.terminal, f"\n{text}\n".encode(errors="replace"))
+
+    def abandon(self, why: str) -> NoReturn:
+        """End this process at once: its main thread is in a test that does not return."""
+        if why:
+            self.say(why)
+        os._exit(1)
+
+
+@functools.cache
+def this_launch() -> Launched | None:
+    """Describe this process as its launcher does; None if no launcher has started it.
+
+    The first call keeps the answer and a way to the terminal. It has to come before tests change the variables, and
+    before pytest captures the descriptor 2: pytest's plugin and the modules of the test classes make it when they are
+    imported.
+    """
+    found = Launched.read(os.environ)
+    return found and replace(found, terminal=os.dup(found.terminal))
+
+
+def _key(environ: Mapping[str, str]) -> str:
+    """Derive the key from the launcher's rendezvous; without one, from the process that has started all ranks."""
+    has_rendezvous = bool(environ.get(variables.PORT))
+    known = [environ.get(name, "") for name in variables.OF_ONE_LAUNCH] if has_rendezvous else [str(os.getppid())]
+    text = json.dumps([os.getuid(), *known])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The variables by which frameworks find their ranks, as a launcher such as torchrun sets them.
+
+# What this process was started with. A test that needs another port sets it before its ranks start.
+_INHERITED_PORT = os.environ.get("MASTER_PORT")
+
+
+@contextmanager
+def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
+    """Yield the variables common to all ranks of a test. Their ports belong to nobody else while the `with` lasts.
+
+    `keep`: leave a MASTER_PORT that the test has set before its ranks start.
+    """
+    with leased_port() as port:
+        environ = common(world_size, port)
+        chosen = os.environ.get("MASTER_PORT")
+        if keep and chosen is not None and chosen != _INHERITED_PORT:
+            environ["MASTER_PORT"] = chosen
+            environ["MASTER_ADDR"] = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        if ADDRESS in os.environ:
+            yield environ
+            return
+        with leased_port() as ras:
+            yield {**environ, ADDRESS: f"localhost:{ras}"}
+
+
+def common(world_size: int, port: int) -> dict[str, str]:
+    """Return the variables common to all ranks. `port`: where rank 0 may listen."""
+    size = str(world_size)
+    own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # Otherwise `env://` would look for the store of a launcher that has started this process.
+    return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
+
+
+def become(rank: int) -> None:
+    """Set the variables of this rank alone."""
+    os.environ.update(dict.fromkeys(launcher_variables.OF_ONE_RANK, str(rank)))
+    os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings from the environment, read at each launch, so that a test may change them.
+#
+# A misspelt name or value is an error that lists the known ones: a setting that silently has no effect costs an hour.
+
+PREFIX = "TORCH_TESTING_EXT_"
+# Options of run_test.py, which reads and checks them itself.
+RUNNER_PREFIX = PREFIX + "RUN_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one launch."""
+
+    start: str = "auto"
+    logs: Path | None = None
+    stream: bool = False
+    lanes: bool = False
+    debug_rank: int | None = None
+    fake_devices: tuple[str, ...] = ()
+    sanitize: frozenset[SanitizeKind] = frozenset()
+    fails_for_order: bool = False
+    shake: int | None = None
+
+    def for_ranks(self, kinds: Iterable[str] = ()) -> Sanitize:
+        """Choose the checks for ranks whose test names these kinds, besides those of the settings."""
+        return Sanitize(self.sanitize | kinds_of(kinds), self.fails_for_order, self.shake)
+
+
+class _Setting(NamedTuple):
+    field: str
+    values: str
+    parse: Callable[[str], Any]
+
+
+def _either(false: str, true: str) -> Callable[[str], bool]:
+    """Read a value that is one of two words."""
+    read_word = _one_of(false, true)
+    return lambda text: read_word(text) == true
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    """Read a value that is one of these words."""
+
+    def read_word(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return read_word
+
+
+def _directory(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+_STARTS = ("auto", "fork", "fork-fresh", "spawn")
+KNOWN_SETTINGS = {
+    PREFIX + "START": _Setting("start", "auto, fork, fork-fresh or spawn", _one_of(*_STARTS)),
+    PREFIX + "LOGS": _Setting("logs", "a directory", _directory),
+    PREFIX + "STREAM": _Setting("stream", "0 or 1", _either("0", "1")),
+    PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
+    PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
+    PREFIX + "SANITIZE": _Setting(
+        "sanitize", f"kinds of checks, separated by commas: {', '.join(KNOWN_KINDS)}", read_kinds
+    ),
+    PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", _either("warn", "fail")),
+    PREFIX + "SHAKE": _Setting("shake", "a seed: 0, 1, 2 ...", _number),
+    # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
+    PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", _names),
+}
+# Those that other modules read.
+_OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
+KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, LEASED, user_shell.SETTING, *_OF_WARM_SERVERS)
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings in force. An empty value counts as not set. Raises ValueError for an unknown name or value."""
+    environ = os.environ if environ is None else environ
+    chosen = {}
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or name.startswith(RUNNER_PREFIX) or not text:
+            continue
+        if name not in KNOWN_NAMES:
+            raise ValueError(f"{name} is not a known setting; known are: {', '.join(KNOWN_NAMES)}")
+        if name not in KNOWN_SETTINGS:
+            continue
+        setting = KNOWN_SETTINGS[name]
+        try:
+            chosen[setting.field] = setting.parse(text)
+        except ValueError:
+            raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
+    ranks_per_device(environ)
+    return Settings(**chosen)
+
+
+# NCCL's backend reads it when a group is made, and then looks for NaN itself, on the device.
+_NAN_CHECK_OF_NCCL = {"TORCH_NCCL_NAN_CHECK": "1"}
+
+
+def complete(job: Job) -> Job:
+    """The job with what the settings say of the sanitizer, unless it says that itself."""
+    chosen = read().for_ranks() if job.sanitize is None else job.sanitize
+    differs = job.differs_in_hash or SanitizeKind.HASH in chosen.kinds
+    if SanitizeKind.NAN in chosen.kinds:
+        job = replace(job, context=replace(job.context, environ={**_NAN_CHECK_OF_NCCL, **job.context.environ}))
+    return replace(job, sanitize=chosen, differs_in_hash=differs)
+
+
+def wanted_start(job: Job) -> str:
+    """Return the start method that the setting wants for a complete job: only new interpreters differ in hash."""
+    return "spawn" if job.differs_in_hash else read().start
+
+
+# More would have some 200 GB of torch, and half a million connections of one group.
+MOST_RANKS = 1024
+
+
+def too_many(world_size: int) -> str:
+    """Why there cannot be so many ranks; "" if there can."""
+    if world_size <= MOST_RANKS:
+        return ""
+    return (
+        f"at most {MOST_RANKS} are possible: every rank is a process of this machine that has imported torch and is "
+        f"connected with all others"
+    )

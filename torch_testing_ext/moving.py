@@ -1,0 +1,105 @@
+"""The command `torchtest moving`, also `python -m torch_testing_ext.moving`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch_testing_ext._process import user_shell
+from torch_testing_ext.upstream.other_projects import PROJECTS
+
+# --------------------------------------------------------------------------------------------------------------------
+# The command line of `python -m torch_testing_ext.moving`, also `torchtest moving`.
+
+_LEFT_OUT = ("site-packages", "node_modules", "__pycache__")
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "python -m torch_testing_ext.moving") -> int:
+    options = _parser(prog).parse_args(argv)
+    try:
+        import libcst  # noqa: F401
+    except ImportError as error:
+        print(f"{prog}: this command needs libcst: {user_shell.install('moving')} ({error})", file=sys.stderr)
+        return 2
+    missing = [str(path) for path in options.paths if not path.exists()]
+    if missing:
+        print(f"{prog}: there is no {', '.join(missing)}", file=sys.stderr)
+        return 2
+    return _convert_all(options.project, sorted(set(_files(options.paths))), options.diff)
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Convert the tests of a project to torch_testing_ext, where that is mechanical. Files change in "
+        "place; a second run changes nothing. Lines with something left to do by hand are listed. docs/moving/ has a "
+        "page for each project.",
+        epilog="exit code: 0, or 1 if a file could not be read and is as it was",
+    )
+    parser.add_argument("--diff", action="store_true", help="show what would change, and change nothing")
+    parser.add_argument("project", choices=sorted(PROJECTS), metavar="PROJECT", help=", ".join(sorted(PROJECTS)))
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files, or folders with them")
+    return parser
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+        for folder, folders, names in os.walk(path):
+            folders[:] = [name for name in folders if not name.startswith(".") and name not in _LEFT_OUT]
+            yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+def _convert_all(project: str, files: Sequence[Path], only_show: bool) -> int:
+    """Convert files, or only show how they would change. Returns the exit code."""
+    from torch_testing_ext.upstream.rewriting import convert
+
+    changed, unread, by_hand = [], [], []
+    for path in files:
+        try:
+            source = path.read_bytes()
+            converted = convert(source, PROJECTS[project], path)
+            if converted.source != source and not only_show:
+                path.write_bytes(converted.source)
+        except Exception as error:
+            why = str(error).partition("\n")[0] or repr(error)
+            unread.append(f"{path}: not converted: {why}")
+            continue
+        by_hand += [f"{path}:{line}: {text}" for line, text in converted.by_hand]
+        if converted.source != source:
+            changed.append(path)
+            if only_show:
+                _show(path, source, converted.source)
+    same = len(files) - len(changed) - len(unread)
+    _tell(changed, same, unread, by_hand, only_show)
+    after = PROJECTS[project].after
+    if after:
+        print(after, file=sys.stderr)
+    return 1 if unread else 0
+
+
+def _show(path: Path, old: bytes, new: bytes) -> None:
+    before = old.decode(errors="replace").splitlines(keepends=True)
+    after = new.decode(errors="replace").splitlines(keepends=True)
+    sys.stdout.writelines(difflib.unified_diff(before, after, str(path), str(path)))
+
+
+def _tell(changed: list[Path], same: int, unread: list[str], by_hand: list[str], only_show: bool) -> None:
+    if not only_show:
+        for path in changed:
+            print(f"converted {path}")
+    for line in unread:
+        print(line, file=sys.stderr)
+    if by_hand:
+        print("left to do by hand:", *by_hand, sep="\n  ", file=sys.stderr)
+    verb = "would change" if only_show else "changed"
+    print(f"{len(changed)} files {verb}, {same} are as they were", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

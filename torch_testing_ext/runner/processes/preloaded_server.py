@@ -1,0 +1,364 @@
+"""The process that has imported torch, and those of the test files, forked off it."""
+
+import importlib
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Generic, NoReturn, TypeVar
+
+from torch_testing_ext import launch
+from torch_testing_ext._collectives.failure import FailureView
+from torch_testing_ext._process import child_processes, file_reads, system
+from torch_testing_ext._process.child_processes import ParentLoop, signal_group
+from torch_testing_ext._process.messages import Channel, unexpected
+from torch_testing_ext._testing.helpers import expectations
+
+from . import supervisor, worker, worker_messages
+from .loaded_file import FileSkips, LoadedFile, NeedsPytest, how_to_import
+from .worker_messages import ChildGone, Kill, StartUnit
+
+# --------------------------------------------------------------------------------------------------------------------
+# The common base of the preloaded server and of the process of a file: a process that forks others on request.
+#
+# One thread, one loop, no timers. It adopts the processes that its children leave behind when they are killed, and
+# ends them; it ends all of its children when its client is gone.
+
+Received = TypeVar("Received")
+
+
+class ForkParent(Generic[Received]):
+    """Forks children, which its client numbers, and reports their ends."""
+
+    def __init__(self, channel: Channel[Received], kept: frozenset[int] = frozenset()):
+        self.channel = channel
+        # Children that live until this process ends.
+        self._kept = kept
+        # By pid, the numbers that the client gave.
+        self._children: dict[int, int] = {}
+        self._loop = ParentLoop(self._reap_children)
+
+    def serve(self) -> None:
+        """Serve until SIGTERM arrives or the client is gone."""
+        try:
+            self._loop.serve(self.channel, self._receive, self._loop.stop)
+            self._loop.run()
+        finally:
+            self._end_all()
+
+    def on_message(self, message: Received) -> None:
+        """Handle a request of the client, except Kill."""
+        raise NotImplementedError
+
+    def start_unit(self, message: StartUnit, start: supervisor.Start) -> None:
+        """Fork the supervisor of a unit."""
+        try:
+            self.fork(message.number, partial(supervisor.run_and_exit, message, start))
+        finally:
+            for fd in message.fds:
+                os.close(fd)
+
+    def fork(self, number: int, run: Callable[[], NoReturn]) -> None:
+        """Fork a child without this process's channel and signal handlers. Its end is reported as ChildGone."""
+
+        def begin() -> None:
+            self._loop.abandon()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            system.adopt_orphans()
+            self.channel.close()
+            child_processes.unblock()
+            run()
+
+        # SIGTERM rather than SIGKILL: the child may have processes to end first.
+        self._children[child_processes.fork_child(begin, killed_by=signal.SIGTERM)] = number
+
+    def _receive(self, message: Received) -> None:
+        """Handle a request. If the system refuses it (a full disk, too many processes), this process lives on."""
+        if isinstance(message, Kill):
+            for pid in [pid for pid, number in self._children.items() if number == message.number]:
+                signal_group(pid, signal.SIGKILL)
+            return
+        try:
+            self.on_message(message)
+        except OSError as error:
+            number = getattr(message, "number", None)
+            if number is not None:
+                self.channel.send(ChildGone(number, 0, f"could not be started: {error}"))
+
+    def _reap_children(self) -> None:
+        ended = list(child_processes.reap())
+        child_processes.end_children(self._children.keys() | self._kept)
+        for pid, status in ended:
+            if pid in self._children:
+                self.channel.send(ChildGone(self._children.pop(pid), status))
+
+    def _end_all(self) -> None:
+        """End all children. They end their own processes; this process kills the rest."""
+        for pid in self._children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        for pid in self._children:
+            child_processes.wait_for_exit(pid)
+        child_processes.end_children()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The process of one test file: it imports the file, lists its tests, and forks a supervisor with a worker for each
+# unit.
+#
+# If the process is not safe to fork, because it runs threads or has queried an accelerator, it reports that, and its
+# units become new interpreters.
+
+# The exit code of a child that has queried accelerators while it listed the tests.
+_QUERIED_ACCELERATORS = 3
+
+
+def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]) -> NoReturn:
+    """Be the process of a file: import it, list its tests, and serve its units."""
+    os.chdir(request.root)
+    try:
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        channel.send(_broken(f"the log of its import cannot be created: {error}"))
+        os._exit(0)
+    child_processes.detach(log)
+    system.adopt_orphans()
+    child_processes.mark_fork_safe()
+    file_reads.begin(request.reads, inherited=True)
+    try:
+        file = LoadedFile.load(request.path, request.load_as)
+        file_reads.add_modules()
+    except NeedsPytest:
+        channel.send(worker_messages.FileNeedsPytest())
+        os._exit(0)
+    except FileSkips as skip:
+        channel.send(worker_messages.FileSkipped(skip.reason, skip.want))
+        os._exit(0)
+    except BaseException as error:
+        channel.send(_broken(_explain(error, request.path), error))
+        os._exit(0)
+    # Every process forked from this one has read the file as it is now.
+    expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
+    from torch_testing_ext._torch import process_state
+
+    process_state.exempt_imported(garbage=2)
+    unsafe = _list_tests(file, request, channel)
+    if unsafe is not None:
+        channel.send(worker_messages.FileUnsafe(unsafe))
+    channel.send(worker_messages.FileReady())
+    if unsafe is None:
+        FileProcess(channel, file, frozenset(system.children(os.getpid()))).serve()
+    os._exit(0)
+
+
+def _broken(text: str, error: BaseException | None = None) -> worker_messages.FileBroken:
+    site = next(iter(launch.sites_of(error)[-1:]), None) if error is not None else None
+    return worker_messages.FileBroken(FailureView.of_text(text, site))
+
+
+def _explain(error: BaseException, path: str) -> str:
+    """The error with its traceback, which begins in the test file or in its package: the import itself is left out."""
+    tb = error.__traceback__
+    while tb is not None and not _is_of_tests(tb.tb_frame.f_code.co_filename, path):
+        tb = tb.tb_next
+    if isinstance(error, SystemExit):
+        title = f"the file called sys.exit({error.code!r}) while it was imported"
+    else:
+        title = launch.summarize(error)
+    text = "".join(traceback.format_exception(type(error), error, tb))
+    parts = (title, how_to_import(error, path), text.rstrip())
+    return "\n\n".join(part for part in parts if part)
+
+
+def _is_of_tests(filename: str, path: str) -> bool:
+    if filename == path:
+        return True
+    return filename.endswith("__init__.py") and Path(path).is_relative_to(Path(filename).parent)
+
+
+def _list_tests(
+    file: LoadedFile,
+    request: worker_messages.OpenFile,
+    channel: Channel[worker_messages.ToFile],
+) -> str | None:
+    """Send all tests from a child, since that may query accelerators. Returns why not to fork this process, or None."""
+    from torch_testing_ext._machine import accelerators
+
+    in_use = accelerators.unsafe_to_fork()
+    unsafe = child_processes.prepare_to_fork()
+    pid = child_processes.fork()
+    if pid == 0:
+        _send_tests_and_exit(file, request, channel)
+    unsafe = unsafe or child_processes.check_after_fork()
+    code = child_processes.wait_for_exit(pid)
+    if code not in (0, _QUERIED_ACCELERATORS):
+        channel.send(_broken(f"the process that listed the tests and their needs ended early (code {code})"))
+        os._exit(0)
+    if in_use:
+        return f"its import uses an accelerator: {in_use}"
+    if not unsafe and code == _QUERIED_ACCELERATORS:
+        return "its import uses an accelerator"
+    return unsafe
+
+
+def _send_tests_and_exit(
+    file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
+) -> NoReturn:
+    """Be the child that lists the tests of a file."""
+    code = 1
+    try:
+        from torch_testing_ext._machine import accelerators
+        from torch_testing_ext._torch import device_state
+
+        queried = device_state.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
+        tests = file.listing(request.file, request.devices)
+        not_run, remark = file.list_not_run(request.file), file.remark(request.file)
+        channel.send(worker_messages.FileTests(tests, not_run, remark))
+        code = _QUERIED_ACCELERATORS if queried else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class FileProcess(ForkParent[worker_messages.ToFile]):
+    """Serves the units of one test file."""
+
+    def __init__(self, channel: Channel[worker_messages.ToFile], file: LoadedFile, kept: frozenset[int]):
+        super().__init__(channel, kept)
+        self._file = file
+
+    def on_message(self, message: worker_messages.ToFile) -> None:
+        match message:
+            case worker_messages.StartUnit():
+                self.start_unit(message, self._run_worker)
+            case worker_messages.PreloadModules(modules):
+                self._preload(modules)
+            case worker_messages.Kill():
+                raise AssertionError("Kill is carried out by ForkParent")
+            case _:
+                unexpected(message)
+
+    def _run_worker(
+        self, unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int
+    ) -> NoReturn:
+        worker.run_and_exit(unit, lambda: self._file.tests, channel, log)
+
+    def _preload(self, modules: tuple[str, ...]) -> None:
+        """Follow preload hints at once: a worker forked before that would have to import the modules itself."""
+        from torch_testing_ext._machine import accelerators
+
+        for name in modules:
+            with suppress(Exception):
+                importlib.import_module(name)
+        why = accelerators.check_to_fork()
+        if why:
+            message = f"modules that its tests import leave a process unsafe to fork: {why}"
+            self.channel.send(worker_messages.FileUnsafe(message))
+
+
+def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int) -> NoReturn:
+    """Turn a process into a new interpreter, whose worker imports its file itself."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.set_inheritable(channel.fileno(), True)
+    words = child_processes.command("runner.processes.worker", sys.path, str(unit.save()), str(channel.fileno()))
+    os.execve(sys.executable, words, {**os.environ, **unit.environ})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The preloaded server: the process that imports torch once for a whole run and forks a process for each test file.
+
+
+def main() -> NoReturn:
+    """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN COLLAPSE MODULES...`; DROP_IN, COLLAPSE: 0 or 1."""
+    parent = int(sys.argv[2])
+    directory = sys.argv[3]
+    file_reads.start()
+    channel: Channel[worker_messages.ToPreloadedServer] = Channel.on(
+        int(sys.argv[1]), worker_messages.ToPreloadedServer
+    )
+    # A warm server has forked this one.
+    is_served = any(type(finder).__name__ == "Stash" for finder in sys.meta_path)
+    child_processes.start_session(os.getppid() if is_served else parent, signal.SIGTERM)
+    system.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.argv[4] == "1":
+        from torch_testing_ext.upstream import drop_in
+
+        drop_in.install()
+    unsafe = _warm_up(sys.argv[6:], sys.argv[5] == "1")
+    preloaded_server = PreloadedServerProcess(channel)
+    channel.send(worker_messages.PreloadedServerReady(unsafe))
+    preloaded_server.serve()
+    # A client that was killed has not removed it. Without a check: getppid() shows that death only after a moment.
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(0)
+
+
+def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
+    """Import modules that the test files will need. Returns the reason if this process is not safe to fork, or None."""
+    for name in modules:
+        # A file that needs the module will report the error.
+        with suppress(Exception):
+            importlib.import_module(name)
+    from torch_testing_ext._machine import accelerators
+    from torch_testing_ext._torch import process_state
+
+    accelerators.prepare_to_seed()
+    file_reads.add_modules()
+    process_state.exempt_imported(garbage=2)
+    unsafe = child_processes.prepare_to_fork()
+    if collapse and not unsafe:
+        system.collapse_all()
+    return unsafe
+
+
+class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):
+    """Serves the requests of run_test.py."""
+
+    def on_message(self, message: worker_messages.ToPreloadedServer) -> None:
+        """Fork the child that run_test.py asks for."""
+        match message:
+            case worker_messages.OpenFile():
+                to_file: Channel[worker_messages.ToFile] = Channel.on(message.fds[0], worker_messages.ToFile)
+                self.fork(message.number, partial(run_and_exit, message, to_file))
+                to_file.close()
+            case worker_messages.CountDevices():
+                to_counter: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
+                self.fork(message.number, partial(_count_devices, to_counter))
+                to_counter.close()
+            case worker_messages.StartUnit():
+                # Of a file that is not safe to fork.
+                self.start_unit(message, start_interpreter)
+            case worker_messages.Kill():
+                raise AssertionError("Kill is carried out by ForkParent")
+            case _:
+                unexpected(message)
+
+
+def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
+    """Count accelerators, in a separate process: one that has queried them is not safe to fork."""
+    import torch
+
+    from torch_testing_ext._machine import accelerators
+    from torch_testing_ext._machine.device_rules import facts_from
+    from torch_testing_ext._torch import device_state
+
+    child_processes.mark_fork_safe()
+    try:
+        kind, count = accelerators.runtime(), accelerators.device_count()
+    except accelerators.DriverDoesNotAnswer as error:
+        channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
+        os._exit(0)
+    uuids = tuple(accelerators.ask_uuids()) if count else ()
+    facts = facts_from(accelerators.ask_facts()) if count else ()
+    nccl = device_state.nccl_version() if count else ()
+    channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl))
+    os._exit(0)

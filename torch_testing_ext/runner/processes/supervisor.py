@@ -1,0 +1,199 @@
+"""The supervisor: the process that watches a unit and owns everything that the unit starts.
+
+It watches one unit after another, as its client asks. It adopts the processes that a unit's processes leave behind, in
+whatever group or session they are. It reports the end of the worker only when no process of the unit is left, so that
+its devices are free by then. If its client is gone, it ends everything at once. If the supervisor itself is killed, the
+kernel ends the worker, and the supervisor's parent ends the rest.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process.child_processes import ParentLoop, signal_group
+from torch_testing_ext._process.logs import content_of
+from torch_testing_ext._process.messages import Channel, unexpected
+
+from . import worker_messages
+
+# If a worker was killed, its ranks are not ended by it but by the fork server.
+GRACE_FOR_ORPHANS = 1.0
+# Stacks are complete when their files have not grown for this long: no process reports that it has written them.
+_QUIET = 0.05
+
+# Runs the worker of a unit with its channel; the last argument is the descriptor of its log.
+Start = Callable[[worker_messages.UnitSpec, Channel[worker_messages.Nothing], int], NoReturn]
+
+
+def run_and_exit(request: worker_messages.StartUnit, start: Start) -> NoReturn:
+    """Watch a unit, and then those that the client asks for."""
+    fd, *more = request.fds
+    supervisor = Supervisor(Channel.on(fd, worker_messages.ToSupervisor), start)
+    supervisor.watch(request.unit, *more)
+    supervisor.serve()
+    os._exit(0)
+
+
+class Supervisor:
+    """Starts the workers of units, one after another, watches them, and ends the processes that they leave."""
+
+    def __init__(self, channel: Channel[worker_messages.ToSupervisor], start: Start):
+        self._channel = channel
+        self._start = start
+        self._unit: worker_messages.UnitSpec
+        # 0: none.
+        self._worker = 0
+        self._locks: list[int] = []
+        self._loop = ParentLoop(self._reap)
+
+    def serve(self) -> None:
+        """Serve the client until it is gone."""
+        self._loop.serve(self._channel, self._on_message, self._loop.stop)
+        self._loop.run()
+        if self._worker:
+            signal_group(self._worker, signal.SIGKILL)
+        child_processes.end_children()
+
+    def watch(self, unit: worker_messages.UnitSpec, channel: int, *locks: int) -> None:
+        """Start the worker of a unit, whose locks are held as long as a process has them."""
+        self._unit = unit
+        self._locks = list(locks)
+        to_worker: Channel[worker_messages.Nothing] = Channel.on(channel, worker_messages.Nothing)
+        self._channel.send(worker_messages.SupervisorWatches(os.getpid()))
+        self._worker = child_processes.fork_child(lambda: self._be_worker(to_worker))
+        to_worker.close()
+
+    def _be_worker(self, channel: Channel[worker_messages.Nothing]) -> None:
+        self._loop.abandon()
+        self._channel.close()
+        self._release_devices()
+        try:
+            log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            channel.send(worker_messages.WorkerBroke(f"the log of its process cannot be created: {error}"))
+            os._exit(1)
+        self._start(self._unit, channel, log)
+
+    def _release_devices(self) -> None:
+        for fd in self._locks:
+            os.close(fd)
+        self._locks = []
+
+    def _reap(self) -> None:
+        ended = dict(child_processes.reap())
+        if self._worker in ended:
+            status = ended[self._worker]
+            at = time.monotonic()
+            self._worker = 0
+            leftovers = self._end_leftovers(os.WIFEXITED(status))
+            self._release_devices()
+            self._channel.send(worker_messages.WorkerEnded(status, at, leftovers))
+
+    def _on_message(self, message: worker_messages.ToSupervisor) -> None:
+        """Do what the client asks for."""
+        match message:
+            case worker_messages.StartUnit():
+                self.watch(message.unit, *message.fds)
+            case _ if not self._worker:
+                # It is about a unit that is over.
+                pass
+            case worker_messages.AboutWorker.TAKE_STACKS:
+                self._take_stacks()
+            case worker_messages.AboutWorker.END:
+                self._end()
+            case worker_messages.AboutWorker.KILL:
+                signal_group(self._worker, signal.SIGKILL)
+            case _:
+                unexpected(message)
+
+    def _end(self) -> None:
+        """Escalate: SIGTERM, then SIGKILL."""
+
+        def has_ended(seconds: float) -> bool:
+            return child_processes.has_ended(self._worker, seconds)
+
+        def send(number: int) -> None:
+            signal_group(self._worker, number)
+
+        # A stopped process does not handle SIGTERM.
+        send(signal.SIGCONT)
+        child_processes.escalate(has_ended, send, after_sigterm=child_processes.AFTER_SIGTERM)
+
+    def _end_leftovers(self, exited: bool) -> tuple[str, ...]:
+        """End the processes that are still running. Returns descriptions of those that should have ended themselves."""
+        if not system.children(os.getpid()):
+            return ()
+        timeout = child_processes.FOR_HELPERS if exited else GRACE_FOR_ORPHANS
+        child_processes.wait_until_gone(system.children(os.getpid()), timeout)
+        left = system.children(os.getpid())
+        descriptions = tuple(describe(pid) for pid in left if not system.is_ending(pid))
+        for pid in left:
+            signal_group(pid, signal.SIGTERM)
+        child_processes.wait_until_gone(left, child_processes.AFTER_SIGTERM)
+        child_processes.end_children()
+        return descriptions
+
+    def _take_stacks(self) -> None:
+        """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
+        silent = [self._worker, *system.descendants(self._worker)]
+        deadline = time.monotonic() + child_processes.FOR_STACKS
+        for number in (system.DUMP_STACKS, system.DUMP_STACKS_NOW):
+            silent = [pid for pid in silent if _handles(pid, number)]
+            if not silent:
+                break
+            at_first = self._sizes_of_stacks(silent)
+            for pid in silent:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+                    os.kill(pid, number)
+            at_last = self._wait_for_stacks(silent, at_first, deadline)
+            silent = [pid for pid in silent if at_last[pid] == at_first[pid]]
+        self._channel.send(worker_messages.StacksTaken())
+
+    def _wait_for_stacks(self, pids: Sequence[int], sizes: dict[int, int], deadline: float) -> dict[int, int]:
+        """Wait until the files of stacks do not grow any more. Returns their sizes."""
+        while True:
+            time.sleep(_QUIET)
+            before = sizes
+            sizes = self._sizes_of_stacks(pids)
+            if sizes == before or time.monotonic() >= deadline:
+                return sizes
+
+    def _sizes_of_stacks(self, pids: Iterable[int]) -> dict[int, int]:
+        """The sizes of the files to which processes write their stacks. A rank of a test has a file of its own."""
+        files = [file.resolve() for file in (*self._unit.ranks.glob("*/*.stacks"), self._unit.stacks)]
+        sizes = {}
+        for pid in pids:
+            opened = set(system.opened(pid))
+            sizes[pid] = 0
+            for file in files:
+                if str(file) in opened:
+                    sizes[pid] = len(content_of(file))
+                    break
+        return sizes
+
+
+def describe(pid: int) -> str:
+    """A process by pid and command line. One that was forked without exec has this process's command line."""
+    description = system.describe(pid)
+    _, _, command = description.partition(": ")
+    _, _, own_command = system.describe(os.getpid()).partition(": ")
+    if command == own_command:
+        return f"pid {pid}: a fork of the test's process"
+    return description
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Does the process have a handler for this signal? Without one the signal would kill it."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            caught = next(line for line in status if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    mask = int(caught.split()[1], 16)
+    bit = 1 << (number - 1)
+    return bool(mask & bit)

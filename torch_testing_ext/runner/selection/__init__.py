@@ -1,1 +1,0 @@
-"""The files and tests that the user selected."""
