@@ -7,13 +7,13 @@ starts a rank.
 import logging as _logging
 import typing as _typing
 
-from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.flags import LazyVal as LazyVal, share as _share
 from torch_testing_ext._machine.machine_resources import (
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
 )
-from torch_testing_ext._testing.bases import tests_in_ranks as tests_in_ranks
+from torch_testing_ext._testing.bases import tests_in_ranks as _tests_in_ranks
 from torch_testing_ext._testing.bases.continuous import (
     GlobalStateWarning as GlobalStateWarning,
     MultiProcContinuousTest as MultiProcContinuousTest,
@@ -37,7 +37,7 @@ from torch_testing_ext._testing.bases.tests_in_ranks import (
     RankFailure as RankFailure,
     get_timeout as get_timeout,
 )
-from torch_testing_ext._testing.helpers import pytorch_helpers as pytorch_helpers
+from torch_testing_ext._testing.helpers import pytorch_helpers as _pytorch_helpers
 from torch_testing_ext._testing.helpers.contexts import captured_output as captured_output
 from torch_testing_ext._testing.helpers.pytorch_helpers import (
     FILE_SCHEMA as FILE_SCHEMA,
@@ -115,7 +115,7 @@ if _typing.TYPE_CHECKING:
 
     HAS_ACCELERATOR: bool
 
-_share(__name__, tests_in_ranks, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
+_share(__name__, _tests_in_ranks, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
 
 logger = _logging.getLogger(__name__)
 
@@ -126,11 +126,11 @@ _FLAGS = {"IS_SANDCASTLE", "TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_WITH
 
 def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
-        return flags.flag(name)
+        return _flags.flag(name)
     if name == "HAS_ACCELERATOR":
-        return any(map(flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
+        return any(map(_flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
     if name == "tmp_dir":
-        return pytorch_helpers.tmp_dir
+        return _pytorch_helpers.tmp_dir
     if name == "ProcessLocalGroup":
         from torch_testing_ext._testing.bases import threaded_group
 

@@ -6,7 +6,7 @@ are read, until a test file sets them.
 
 import typing as _typing
 
-from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.accelerators import set_rng_seed as set_rng_seed
 from torch_testing_ext._machine.flags import share as _share
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
@@ -16,7 +16,7 @@ from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCas
 from torch_testing_ext._testing.helpers.pytorch_helpers import FILE_SCHEMA as FILE_SCHEMA
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS as TEST_SKIPS, TestSkip as TestSkip
 from torch_testing_ext._testing.marks.skips import get_cycles_per_ms as get_cycles_per_ms
-from torch_testing_ext._testing.sharded import fsdp_models as fsdp_models
+from torch_testing_ext._testing.sharded import fsdp_models as _fsdp_models
 from torch_testing_ext._testing.sharded.fsdp_bases import (
     AnyFunction as AnyFunction,
     FSDPTest as FSDPTest,
@@ -76,11 +76,11 @@ if _typing.TYPE_CHECKING:
     DEVICE_TYPE: str
     DISTRIBUTED_BACKEND: str
 
-_share(__name__, fsdp_models.constants, "DEVICE_COUNT", "DEVICE_TYPE", "DISTRIBUTED_BACKEND")
+_share(__name__, _fsdp_models.constants, "DEVICE_COUNT", "DEVICE_TYPE", "DISTRIBUTED_BACKEND")
 _FLAGS = {"TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_XPU"}
 
 
 def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
-        return flags.flag(name)
+        return _flags.flag(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

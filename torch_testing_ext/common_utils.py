@@ -5,7 +5,7 @@ The flags (`IS_*`, `TEST_*`) are computed when they are first read: importing th
 
 import typing as _typing
 
-from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.accelerators import (
     SEED as SEED,
     freeze_rng_state as freeze_rng_state,
@@ -187,7 +187,7 @@ _COMPUTED = {
 def __getattr__(name: str) -> _typing.Any:
     """Compute a flag, or another value that needs a device or a costly module."""
     try:
-        value = _COMPUTED[name]() if name in _COMPUTED else flags.flag(name)
+        value = _COMPUTED[name]() if name in _COMPUTED else _flags.flag(name)
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = value

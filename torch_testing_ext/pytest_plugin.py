@@ -25,7 +25,8 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._process import launcher_variables
+# user_shell looks at stdin before pytest takes it away.
+from torch_testing_ext._process import launcher_variables, user_shell  # noqa: F401
 
 OPTION = "--torch-drop-in"
 _MARK = "world_size"

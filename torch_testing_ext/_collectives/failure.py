@@ -19,7 +19,7 @@ from .records import Site
 
 WIDTH = 80
 # The lines of a failure at that width. The two that a runner adds, with the name of the test, make 15.
-MOST_LINES = 13
+MOST_SCREEN_LINES = 13
 MOST_CONTEXT = 2  # lines before one that is at fault
 MOST_SITES = 2
 MOST_PRINTED = 3
@@ -198,7 +198,7 @@ class FailureView:
         """The parts for which one screen has room. A failure that has only a text has none."""
         for detail in _DETAILS:
             parts = self._parts(detail)
-            if height("\n".join(line.text for line in replace(parts, notes=[]).lines())) <= MOST_LINES:
+            if height("\n".join(line.text for line in replace(parts, notes=[]).lines())) <= MOST_SCREEN_LINES:
                 break
         if self.others:
             parts.remarks.append(f"and {self.others} more failure{'s' * (self.others > 1)} of this test")

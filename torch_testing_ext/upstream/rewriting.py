@@ -11,12 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import libcst as cst
-from libcst.codemod import CodemodContext
-from libcst.codemod.visitors import AddImportsVisitor
-from libcst.helpers import get_full_name_for_node
-from libcst.metadata import MetadataWrapper, QualifiedNameProvider
-
 from torch_testing_ext._process import user_shell
 
 from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, Side, UserError, module_on, moved, source_of, split
@@ -31,8 +25,16 @@ from .other_projects import Project
 
 try:
     import libcst as cst
+    from libcst.codemod import CodemodContext
+    from libcst.codemod.visitors import AddImportsVisitor
     from libcst.helpers import get_full_name_for_node
-    from libcst.metadata import ByteSpanPositionProvider, CodeSpan, MetadataWrapper, PositionProvider
+    from libcst.metadata import (
+        ByteSpanPositionProvider,
+        CodeSpan,
+        MetadataWrapper,
+        PositionProvider,
+        QualifiedNameProvider,
+    )
 except ImportError as error:
     raise UserError(f"this command needs libcst: {user_shell.install('upstream')} ({error})") from None
 

@@ -179,10 +179,12 @@ class PluginTest(PytestCase):
         source = """
 import sys
 
+NAMES = ("launcher_variables", "user_shell")
+
 def test_plain():
     ours = [name for name in sys.modules if name.startswith("torch_testing_ext.")]
-    terminal = ["torch_testing_ext._process", "torch_testing_ext._process.user_shell"]
-    assert ours == [*terminal, "torch_testing_ext.pytest_plugin"]
+    process = ["torch_testing_ext._process", *(f"torch_testing_ext._process.{name}" for name in NAMES)]
+    assert ours == [*process, "torch_testing_ext.pytest_plugin"]
     assert "torch" not in sys.modules
 """
         with tempfile.TemporaryDirectory() as folder:

@@ -38,6 +38,22 @@ FAULTS: dict[str, RankFault] = {}
 
 Body = Callable[[int], None]
 
+_threads_that_hang: list[threading.Thread] = []
+_hangs_end = threading.Event()
+
+
+def _hang() -> None:
+    _threads_that_hang.append(threading.current_thread())
+    _hangs_end.wait()
+
+
+def end_hangs() -> None:
+    """End the ranks that hang as threads of this process: it could not be forked as long as they are there."""
+    _hangs_end.set()
+    while _threads_that_hang:
+        _threads_that_hang.pop().join()
+    _hangs_end.clear()
+
 
 def _fault(outcome: str, pattern: str, in_runner: str = "") -> Callable[[Body], Body]:
     """Add a function to the corpus under its name."""
@@ -115,9 +131,9 @@ def crashes(rank: int) -> None:
 @_fault(ERROR, "timed out after .*rank 1 of 2 still running|rank 1 .*timed out after", in_runner="timeout")
 def hangs(rank: int) -> None:
     if rank == 1:
-        threading.Event().wait()
+        _hang()
 
 
 @_fault(ERROR, "timed out after .*all 2 ranks still running", in_runner="timeout")
 def all_hang(rank: int) -> None:
-    threading.Event().wait()
+    _hang()

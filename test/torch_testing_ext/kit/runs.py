@@ -12,7 +12,7 @@ from typing import Any
 
 from kit.files import FolderCase
 from kit.processes import ROOT as ROOT, clean_environ
-from kit.warm import run_warm, start_cold, start_run
+from kit.warm import run_cold, run_warm, start_cold, start_run
 
 RUN_TEST = """
 import sys
@@ -37,11 +37,14 @@ class FinishedRun:
         return (self.folder / name).read_text(encoding="utf-8")
 
 
-def run_test(folder: Path, *arguments: str, **environ: str) -> FinishedRun:
-    """`python run_test.py` in a project of its own."""
+def run_test(folder: Path, *arguments: str, cold: bool = False, **environ: str) -> FinishedRun:
+    """`python run_test.py` in a project of its own. `cold`: it and all that it starts use no warm server."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
     environ = {**inherited, "PYTHONPATH": str(ROOT), "PROJECT_ATTEMPTS": str(folder / "attempts"), **environ}
-    done = run_warm("run_test.py", *arguments, cwd=folder, env=environ)
+    if cold:
+        done = run_cold("run_test.py", *arguments, cwd=folder, env={**environ, "TORCH_TESTING_EXT_WARM": "0"})
+    else:
+        done = run_warm("run_test.py", *arguments, cwd=folder, env=environ)
     return FinishedRun(folder, done.returncode, done.stdout, done.stderr)
 
 

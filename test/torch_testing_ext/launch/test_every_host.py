@@ -11,7 +11,7 @@ from kit.outcomes import Seen
 from kit.planted_ranks import outcome_with_tear_down
 from kit.project import Project
 from kit.pytest_runs import run_pytest
-from kit.rank_faults import ERROR, FAILED, FAULTS, PASSED, SKIPPED, WORLD_SIZE
+from kit.rank_faults import ERROR, FAILED, FAULTS, PASSED, SKIPPED, WORLD_SIZE, end_hangs
 from kit.ranks import Ranks
 from kit.settings import timeout
 
@@ -109,6 +109,7 @@ class EveryHostTest(unittest.TestCase):
                     continue
                 with self.subTest(host=host, fault=name), timeout(SHORT if fault.hangs else 300.0):
                     seen = Seen(*outcome_with_tear_down(case(name)))
+                    end_hangs()
                     self.check(host, name, seen, WITHOUT_ERRORS[fault.outcome] if host == "function" else fault.outcome)
 
     def test_functions_of_pytest(self):
@@ -128,7 +129,7 @@ class EveryHostTest(unittest.TestCase):
         for name, fault in FAULTS.items():
             with self.subTest(fault=name):
                 test = f"test_{name}"
-                self.check("runner", name, Seen(ran.outcomes[test], ran[test].message), fault.in_runner)
+                self.check("runner", name, Seen(ran.outcomes[test], ran[test].said), fault.in_runner)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class T(unittest.TestCase):
         self.assertEqual(found["test_small"].outcome.value, "passed")
         said = [text for text in self.said if "of memory" in text]
         self.assertEqual(len(said), 1)
-        self.assertRegex(said[0], r"node a: it is at 95 % of its 2.0 GiB of memory, of which tests use \d+ MiB")
+        self.assertRegex(said[0], r"node a: it is at 95 % of its 2.0 GiB of memory, of which tests use [\d.]+ MiB")
 
     def test_below_the_limit_of_ray(self):
         self.assertEqual(most_share(), MOST_SHARE)

@@ -1,13 +1,14 @@
 """Files whose tests are not, or not all, tests of unittest: what run_test.py says and how it exits."""
 
 import json
+import os
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.junit import read_junit
-from kit.runs import run_test
+from kit.runs import ROOT, run_test
 
 from torch_testing_ext.runner.model import ExitCode
 
@@ -29,6 +30,7 @@ class NothingToRunTest(unittest.TestCase):
         self.addCleanup(directory.cleanup)
         self.root = Path(directory.name).resolve()
         (self.root / "run_test.py").write_text(RUN_TEST)
+        self.how = {}
 
     def write(self, **sources):
         for name, source in sources.items():
@@ -37,14 +39,18 @@ class NothingToRunTest(unittest.TestCase):
             file.write_text(source)
 
     def run_test(self, code, last_line, *words, **environ):
-        run = run_test(self.root, *words, "--junit", "x.xml", "--results", "results.json", **environ)
+        run = run_test(self.root, *words, "--junit", "x.xml", "--results", "results.json", **self.how, **environ)
         self.assertEqual(run.code, code, run.console + run.complaints)
         self.assertEqual(run.console.splitlines()[-1], last_line)
         return run
 
     def without_pytest(self):
-        """From here on, neither run_test.py nor the preloaded server that it forks can import pytest."""
-        (self.root / "run_test.py").write_text("import sys\nsys.modules['pytest'] = None\n" + RUN_TEST)
+        """From here on, no interpreter of a run can import pytest."""
+        folder = self.root / "no_pytest"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text("import sys\nsys.modules['pytest'] = None\n")
+        # A warm server has imported it.
+        self.how = {"cold": True, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
     def test_tests_for_pytest_without_pytest(self):
         self.write(test_both=BOTH, test_good=CASE)
@@ -65,9 +71,9 @@ class NothingToRunTest(unittest.TestCase):
 
         # A test of unittest beside them can be green by itself.
         with ThreadPoolExecutor(2) as two_at_once:
-            alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest")
-            function = two_at_once.submit(run_test, self.root, "test_both::test_function")
-            listing = two_at_once.submit(run_test, self.root, "--list", "--json")
+            alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest", **self.how)
+            function = two_at_once.submit(run_test, self.root, "test_both::test_function", **self.how)
+            listing = two_at_once.submit(run_test, self.root, "--list", "--json", **self.how)
         for run, code, last_line in (
             (alone.result(), ExitCode.PASSED, "1 passed, 0 failed, 0 skipped"),
             (function.result(), ExitCode.FAILED, "0 passed, 1 failed, 0 skipped"),
@@ -81,7 +87,7 @@ class NothingToRunTest(unittest.TestCase):
         self.without_pytest()
         seen = []
         for part in ("1/2", "2/2"):
-            run_test(self.root, "--shard", part, "--results", "results.json")
+            run_test(self.root, "--shard", part, "--results", "results.json", **self.how)
             seen += [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
         self.assertEqual(len(seen), 3)
         self.assertEqual(len(set(seen)), 3)

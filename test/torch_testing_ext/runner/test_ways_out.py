@@ -252,11 +252,17 @@ engine.Engine.test_began = test_began
 
     def test_in_one_report(self):
         self.write(FILE, SIMPLE)
-        for broken, name in (("junit", "x.xml"), ("html_page", "x.html"), ("perfetto", "trace.json")):
-            with self.subTest(broken):
+        reports = (
+            ("result_files", "render_junit", "x.xml"),
+            ("html_page", "render", "x.html"),
+            ("result_files", "render_perfetto", "trace.json"),
+        )
+        for module, function, name in reports:
+            with self.subTest(function, file=name):
                 self.break_by(
-                    f"from torch_testing_ext.runner.report import {broken}\n"
-                    f"def render(*a, **k): raise LookupError('a mistake in a report')\n{broken}.render = render\n"
+                    f"from torch_testing_ext.runner.report import {module}\n"
+                    "def broken(*a, **k): raise LookupError('a mistake in a report')\n"
+                    f"{module}.{function} = broken\n"
                 )
                 for _, report in (word.split("=") for word in REPORTS):
                     (self.root / report).unlink(missing_ok=True)

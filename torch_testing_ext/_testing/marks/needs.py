@@ -15,7 +15,6 @@ import torch.distributed as c10d
 
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.device_rules import NCCL, NO_NEEDS, DeviceFacts, DeviceNeeds, read_bytes, uses_nccl
-from torch_testing_ext._process import words
 
 # --------------------------------------------------------------------------------------------------------------------
 # The needs of a test, stored on its function, where the parent and a runner read them before any rank starts.
@@ -36,7 +35,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _devices_skip(count: int, exit_code: int) -> TestSkip:
-    return TestSkip(exit_code, f"Need at least {words.count(count, 'accelerator device')}")
+    return TestSkip(exit_code, f"Need at least {_plural(count, 'accelerator device')}")
 
 
 _DEVICE_CODES = {1: 75, 2: 77, 3: 80, 4: 81, 5: 82, 6: 83, 7: 84, 8: 85}
@@ -44,7 +43,7 @@ _GENERIC = 86
 _MISSING_DEVICES = {
     74: "a CUDA device",
     89: "an accelerator",
-    **{code: words.count(count, "device") for count, code in _DEVICE_CODES.items()},
+    **{code: _plural(count, "device") for count, code in _DEVICE_CODES.items()},
 }
 
 TEST_SKIPS: dict[str, TestSkip] = {

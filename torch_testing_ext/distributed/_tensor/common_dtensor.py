@@ -10,7 +10,7 @@ import, so its ranks inherit them when they are forked.
 import importlib as _importlib
 import typing as _typing
 
-from torch_testing_ext._machine import flags as flags
+from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.flags import share as _share
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests
@@ -21,7 +21,7 @@ from torch_testing_ext._testing.marks.needs import (
     TEST_SKIPS as TEST_SKIPS,
     skip_if_lt_x_gpu as skip_if_lt_x_gpu,
 )
-from torch_testing_ext._testing.sharded import dtensor_bases as dtensor_bases
+from torch_testing_ext._testing.sharded import dtensor_bases as _dtensor_bases
 from torch_testing_ext._testing.sharded.dtensor_bases import (
     DTensorContinuousTestBase as DTensorContinuousTestBase,
     DTensorOpTestBase as DTensorOpTestBase,
@@ -117,7 +117,7 @@ _LAZY = {
 }
 _MODULE_OF = {name: f"torch_testing_ext._testing.sharded.{module}" for module, names in _LAZY.items() for name in names}
 _DEVICE_FACTS = ("DEVICE_COUNT", "DEVICE_TYPE", "NUM_DEVICES", "PG_BACKEND")
-_share(__name__, dtensor_bases.constants, *_DEVICE_FACTS)
+_share(__name__, _dtensor_bases.constants, *_DEVICE_FACTS)
 _FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
 
 __all__ = [name for name in globals() if not name.startswith("_")] + list(_MODULE_OF) + list(_DEVICE_FACTS)
@@ -129,7 +129,7 @@ def __getattr__(name: str) -> _typing.Any:
         globals()[name] = found
         return found
     if name in _FLAGS:
-        return flags.flag(name)
+        return _flags.flag(name)
     if name == "FakeStore":
         return _importlib.import_module("torch_testing_ext._testing.helpers.mock_group").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

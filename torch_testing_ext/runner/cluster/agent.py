@@ -98,9 +98,12 @@ def most_share(of_ray: str = "") -> float:
 # --------------------------------------------------------------------------------------------------------------------
 # The agent of a node: everything below the engine, as a process that speaks lines of JSON on its stdin and stdout.
 #
-# `python -m torch_testing_ext.runner.cluster.agent [--die-with-parent] [--folder=PATH] [--ray-memory-threshold=SHARE]`. When
-# its stdin ends, it ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which start it
-# and carry the bytes.
+#
+#     python -m torch_testing_ext.runner.cluster.agent [--die-with-parent] [--folder=PATH]
+#         [--ray-memory-threshold=SHARE]
+#
+# When its stdin ends, it ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which start
+# it and carry the bytes.
 
 STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the preloaded server, which may be importing torch, has before it is killed.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from torch_testing_ext._collectives.failure import MOST_LINES, WIDTH, Line, LineKind, height
+from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Line, LineKind, height
 from torch_testing_ext._process import files, user_shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.words import grouped
@@ -88,7 +88,7 @@ def brief_details(attempt: Attempt, layout: ConsoleLayout) -> list[Line]:
     end = [*map(Line, remarks)]
     end += [Line(f"all of it:  {show}", LineKind.COMMAND)] if show else []
     end += [Line(f"run again:  {again}", LineKind.COMMAND)] if again else []
-    room = MOST_LINES - height(plain(end)) - bool(end)
+    room = MOST_SCREEN_LINES - height(plain(end)) - bool(end)
     columns = min(WIDTH, layout.columns or WIDTH)
     shown = _ends(text.screen(attempt).strip("\n").splitlines(), room, columns)
     left = room - height("\n".join(shown), columns)
