@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from torch_testing_ext._process import child_processes, system
-from torch_testing_ext._process.child_processes import ParentLoop, signal_group
+from torch_testing_ext._process.child_processes import signal_group
+from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.messages import Channel, LineBuffer, unexpected
 
 from . import in_rank as in_rank
 from .in_rank import Job, Named, UnknownName
 from .own_report import AccountFile, now, summarize
-from .verdict import Exit
 
 # --------------------------------------------------------------------------------------------------------------------
 # The messages between the fork server and its client, the process that needs ranks.
@@ -246,9 +246,8 @@ def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream
 # --------------------------------------------------------------------------------------------------------------------
 # The fork server: the process that starts ranks and waits for them.
 #
-# One thread, one loop. It is the parent of all ranks and adopts the processes that they leave behind, so that it can
-# end them all, and it does so when its client is gone. If no process is safe to fork, the fork server is a plain
-# interpreter that starts each rank as another interpreter.
+# It is the parent of all ranks and adopts the processes that they leave behind, so that it can end them all. If no
+# process is safe to fork, the fork server is a plain interpreter that starts each rank as another interpreter.
 
 # It pays to collapse memory into huge pages, since a fork then copies far fewer page tables: while the server is idle
 # after this launch, or before one of so many ranks.
@@ -256,28 +255,23 @@ COLLAPSE_AT = 2
 MANY_RANKS = 64
 
 
-@dataclass
-class _Rank:
-    """A rank that this server has started. `link`: the socket over which the rank answers requests for stacks."""
+@dataclass(eq=False)
+class _Rank(Child):
+    """A rank of the run with this number. `link`: the socket over which the rank answers requests for stacks."""
 
-    run: int
     rank: int
-    pid: int
     link: socket.socket
     output: StreamedOutput | None = None
 
 
-class ForkServer:
+class ForkServer(ForkHost[ToServer, _Rank]):
     """Starts ranks on request, and reports their ends."""
 
     def __init__(self, client: Channel[ToServer], about: Serve, inherited: Any = None):
         """`inherited` is for the contexts of ranks."""
+        super().__init__(client)
         self._inherited = inherited
-        self._client = client
         self._about = about
-        self._loop = ParentLoop(self._reap_children)
-        # By pid, until reaped.
-        self._ranks: dict[int, _Rank] = {}
         # While ranks are being started.
         self._accounts: list[AccountFile] = []
         self._launches = 0
@@ -288,15 +282,12 @@ class ForkServer:
         self._client_is_gone: bool | None = None
 
     def serve(self) -> NoReturn:
-        """Serve until Quit arrives or the client is gone."""
+        """Serve until Quit or SIGTERM arrives, or the client is gone. Then all ranks end, and this process."""
         try:
-            self._loop.serve(self._client, self._on_message, self._lose_client)
-            self._loop.run()
+            super().serve()
         except BaseException:
             traceback.print_exc()
         finally:
-            # Ranks, and processes outside their groups: these are adopted only when their rank is dead.
-            child_processes.end_children()
             if self._client_is_gone is None:
                 # SIGTERM, which comes as soon as its main thread has ended.
                 child_processes.wait_until_gone([self._about.parent], 0.5)
@@ -304,19 +295,21 @@ class ForkServer:
                 shutil.rmtree(self._about.directory, ignore_errors=True)
             os._exit(0)
 
-    def _lose_client(self) -> None:
+    def on_client_lost(self) -> None:
         # A client that ends properly sends Quit.
         self._client_is_gone = True
-        self._loop.stop()
+        super().on_client_lost()
 
-    def _on_message(self, message: ToServer) -> None:
+    def on_message(self, message: ToServer) -> None:
         match message:
             case Launch():
                 self._launch(message.run, pickle.loads(message.job))
             case Signal(run, number, rank):
-                send = signal_group if rank is None else os.kill
-                for process in self._ranks_of(run, None if rank is None else [rank]):
-                    send(process.pid, number)
+                if rank is None:
+                    self.signal_children(run, number)
+                else:
+                    for process in self._ranks_of(run, [rank]):
+                        os.kill(process.pid, number)
             case Dump():
                 self._dump(message)
             case Probe(run, ranks):
@@ -328,17 +321,15 @@ class ForkServer:
                 self._preload_all(modules, at_once)
             case Quit():
                 self._client_is_gone = False
-                self._loop.stop()
+                self.loop.stop()
             case Serve():
                 raise AssertionError("a second Serve")
             case _:
                 unexpected(message)
 
-    def _ranks_of(self, run: int, ranks: Iterable[int] | None = None) -> list[_Rank]:
-        """The processes of a run, or of these ranks of it, in order."""
-        of_run = [process for process in self._ranks.values() if process.run == run]
-        chosen = of_run if ranks is None else [process for process in of_run if process.rank in ranks]
-        return sorted(chosen, key=lambda process: process.rank)
+    def _ranks_of(self, run: int, ranks: Collection[int]) -> list[_Rank]:
+        """The processes of these ranks of a run, in order."""
+        return [process for process in self.children_of(run) if process.rank in ranks]
 
     # -- starting ranks
 
@@ -347,11 +338,10 @@ class ForkServer:
             self._prepare_for(job)
             self._start_all(run, job)
         except UnknownName as why:
-            self._client.send(StartFailed(run, str(why), needs_new_server=True))
+            self.client.send(StartFailed(run, str(why), needs_new_server=True))
         except OSError as error:
-            for process in self._ranks_of(run):
-                signal_group(process.pid, signal.SIGKILL)
-            self._client.send(StartFailed(run, f"{type(error).__name__}: {error}", needs_new_server=False))
+            self.signal_children(run, signal.SIGKILL)
+            self.client.send(StartFailed(run, f"{type(error).__name__}: {error}", needs_new_server=False))
 
     def _prepare_for(self, job: Job) -> None:
         """Do once what each rank inherits. Raises UnknownName if the client has to make another server."""
@@ -376,7 +366,7 @@ class ForkServer:
             system.collapse_all()
             return
         for region in system.memory_regions():
-            self._loop.when_idle(partial(system.collapse, *region))
+            self.loop.when_idle(partial(system.collapse, *region))
 
     def _start_all(self, run: int, job: Job) -> None:
         try:
@@ -388,7 +378,7 @@ class ForkServer:
             for account in self._accounts:
                 account.close()
             self._accounts.clear()
-        self._client.send(Started(run, tuple(process.pid for process in self._ranks_of(run))))
+        self.client.send(Started(run, tuple(process.pid for process in self.children_of(run))))
 
     def _start(self, run: int, job: Job, rank: int, account: AccountFile) -> None:
         """Start a rank, which begins to run."""
@@ -405,26 +395,28 @@ class ForkServer:
 
                 def run_rank() -> NoReturn:
                     of_server.close()
-                    self._close_inherited(account)
+                    self._close_accounts(account)
                     in_rank.run_and_exit(job, rank, account, theirs, stream, self._inherited)
 
-                pid = child_processes.fork_child(run_rank)
+                pid = self.fork(run_rank)
             of_server.pop_all()
-            self._ranks[pid] = _Rank(run, rank, pid, ours, output)
+            self.children[pid] = _Rank(run, pid, rank, ours, output)
             if output is not None:
-                self._loop.listen(output.pipe, output.copy)
+                self.loop.listen(output.pipe, output.copy)
 
-    def _close_inherited(self, own: AccountFile) -> None:
-        """In a new rank: close the descriptors of the server and of other ranks."""
-        self._client.close()
-        self._loop.abandon()
-        for account in self._accounts:
-            if account is not own:
-                account.close()
-        for sibling in self._ranks.values():
+    def close_inherited(self) -> None:
+        """In a new rank: close the connections of the server, and those to other ranks."""
+        super().close_inherited()
+        for sibling in self.children.values():
             sibling.link.close()
             if sibling.output is not None:
                 sibling.output.close()
+
+    def _close_accounts(self, own: AccountFile) -> None:
+        """In a new rank: close the accounts of other ranks."""
+        for account in self._accounts:
+            if account is not own:
+                account.close()
 
     # -- asking ranks for their stacks and flight recorders
 
@@ -449,7 +441,7 @@ class ForkServer:
         silent = self._ask(chosen, ask_for_stacks, in_rank.STACKS_DONE, soon)
         self._ask(silent, signal_for_stacks, in_rank.STACKS_DONE, deadline)
         self._ask(chosen, ask_for_recorder, in_rank.RECORDER_DONE, deadline)
-        self._client.send(Dumped(message.run))
+        self.client.send(Dumped(message.run))
 
     def _ask(self, ranks: list[_Rank], ask: Callable[[_Rank], object], answer: bytes, deadline: float) -> list[_Rank]:
         """Ask these ranks, and wait for their answers. Returns those that have given none."""
@@ -471,46 +463,31 @@ class ForkServer:
 
     # -- ends of ranks
 
-    def _reap_children(self) -> None:
-        for pid, status in child_processes.reap():
-            at = now()
-            process = self._ranks.pop(pid, None)
-            if process is not None:
-                self._report_exit(process, status, at)
+    def on_end(self, child: _Rank, end: Exit) -> None:
+        if child.output is not None:
+            self.loop.forget(child.output.pipe)
+            child.output.finish()
+        child.link.close()
+        self.client.send(Exited(child.number, child.rank, end))
 
-    def _report_exit(self, process: _Rank, status: int, at: float) -> None:
-        leftovers = self._end_leftovers(process, in_order=os.WIFEXITED(status))
-        if process.output is not None:
-            self._loop.forget(process.output.pipe)
-            process.output.finish()
-        process.link.close()
-        self._client.send(Exited(process.run, process.rank, Exit(status, at, leftovers)))
-
-    def _end_leftovers(self, process: _Rank, in_order: bool) -> tuple[str, ...]:
-        """End the processes that a rank left running: its group, and processes outside it that this server adopted."""
-        leftovers = self._leftovers(process)
-        if leftovers and in_order:
-            child_processes.wait_until_gone(leftovers, child_processes.FOR_HELPERS)
-            leftovers = self._leftovers(process)
-        descriptions = tuple(system.describe(pid) for pid in leftovers if not system.is_ending(pid))
-        for pid in leftovers:
-            signal_group(pid, signal.SIGKILL)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        child_processes.wait_until_gone(leftovers)
-        return descriptions
-
-    def _leftovers(self, process: _Rank) -> list[int]:
-        leftovers = []
+    def leftovers(self, child: _Rank) -> list[int]:
+        """The group of a rank, and processes outside it that this server has adopted."""
+        left = []
         with suppress(ProcessLookupError, PermissionError):
             # It raises if the group is empty: then there is nothing to search.
-            os.killpg(process.pid, 0)
-            leftovers = system.group_members(process.pid)
+            os.killpg(child.pid, 0)
+            left = system.group_members(child.pid)
         # While ranks run, an adopted process may still serve one of them.
-        if not self._ranks_of(process.run):
-            adopted = (pid for pid in system.children(os.getpid()) if pid not in self._ranks)
-            leftovers += [pid for pid in adopted if pid not in leftovers]
-        return leftovers
+        if not self.children_of(child.number):
+            left += [pid for pid in self.adopted() if pid not in left]
+        return left
+
+    def kill_leftovers(self, child: _Rank, left: list[int]) -> None:
+        for pid in left:
+            signal_group(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child_processes.wait_until_gone(left)
 
     # -- work while there is nothing else to do
 
@@ -521,7 +498,7 @@ class ForkServer:
             if at_once:
                 self._preload(name)
             else:
-                self._loop.when_idle(partial(self._preload, name))
+                self.loop.when_idle(partial(self._preload, name))
 
     def _preload(self, name: str) -> None:
         """Import a module. If that leaves threads behind, this process forks no more ranks."""
@@ -533,7 +510,7 @@ class ForkServer:
             print(f"torch_testing_ext: importing {name} failed: {summarize(error)}", file=sys.stderr, flush=True)
         why = accelerators.check_to_fork()
         if why:
-            self._loop.drop_idle()
+            self.loop.drop_idle()
             self._unsafe = f"importing {name} left the process unsafe to fork: {why}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.records import RankRecord, RawRecord, Site, agree
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.child_processes import describe_exit
+from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.user_shell import Peaks
 from torch_testing_ext._process.words import grouped
@@ -62,20 +62,6 @@ def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
 
 # --------------------------------------------------------------------------------------------------------------------
 # Reports of how each rank ended, from its own account and its exit status.
-
-
-@dataclass(frozen=True)
-class Exit:
-    """A rank's end as seen by the process that waits for it: wait status, time, and processes left running."""
-
-    status: int
-    at: float
-    leftovers: tuple[str, ...] = ()
-
-    @property
-    def code(self) -> int:
-        """Return the exit code as subprocess and multiprocessing give it: negative for a signal."""
-        return os.waitstatus_to_exitcode(self.status)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ from .warm_program import FreshInterpreter, ProgramRequest, RecordingEnviron, St
 # it.
 #
 # It is a fork of the stage whose modules the program gets, and needs neither that stage nor the server any more.
+#
+# Neither it nor a stage is a `ForkHost`. It also reports that its program has stopped, and a program can be stopped
+# only if its parent is in the same session. A stage reports no ends, and the programs that it has forked outlive it.
+# And a program leaves the code that has forked it by an exception, in the state of a new interpreter: there may be no
+# loop with handlers of signals and descriptors of its own.
 
 _WOKEN_BY = (signal.SIGCHLD, signal.SIGIO)
 

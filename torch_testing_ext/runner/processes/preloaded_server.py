@@ -15,7 +15,7 @@ from typing import Generic, NoReturn, TypeVar
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import child_processes, file_reads, system
-from torch_testing_ext._process.child_processes import ParentLoop, signal_group
+from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.messages import Channel, unexpected
 from torch_testing_ext._testing.helpers import expectations
 
@@ -24,87 +24,79 @@ from .loaded_file import FileSkips, LoadedFile, NeedsPytest, how_to_import
 from .worker_messages import ChildGone, Kill, StartUnit
 
 # --------------------------------------------------------------------------------------------------------------------
-# The common base of the preloaded server and of the process of a file: a process that forks others on request.
-#
-# One thread, one loop, no timers. It adopts the processes that its children leave behind when they are killed, and
-# ends them; it ends all of its children when its client is gone.
+# The common base of the preloaded server and of the process of a file.
 
 Received = TypeVar("Received")
 
 
-class ForkParent(Generic[Received]):
-    """Forks children, which its client numbers, and reports their ends."""
+class ForkParent(ForkHost[Received, Child], Generic[Received]):
+    """Forks children that have processes of their own to end, and ends what these leave when they are killed."""
 
-    def __init__(self, channel: Channel[Received], kept: frozenset[int] = frozenset()):
-        self.channel = channel
+    def __init__(self, client: Channel[Received], kept: frozenset[int] = frozenset()):
+        super().__init__(client)
         # Children that live until this process ends.
         self._kept = kept
-        # By pid, the numbers that the client gave.
-        self._children: dict[int, int] = {}
-        self._loop = ParentLoop(self._reap_children)
 
-    def serve(self) -> None:
-        """Serve until SIGTERM arrives or the client is gone."""
-        try:
-            self._loop.serve(self.channel, self._receive, self._loop.stop)
-            self._loop.run()
-        finally:
-            self._end_all()
+    def on_request(self, message: Received) -> None:
+        """Handle a message of the client, except Kill."""
+        raise NotImplementedError
 
     def on_message(self, message: Received) -> None:
-        """Handle a request of the client, except Kill."""
-        raise NotImplementedError
+        """Handle a message. A request that the system refuses (a full disk, too many processes) fails alone."""
+        if isinstance(message, Kill):
+            self.signal_children(message.number, signal.SIGKILL)
+            return
+        try:
+            self.on_request(message)
+        except OSError as error:
+            number = getattr(message, "number", None)
+            if number is not None:
+                self.client.send(ChildGone(number, 0, f"could not be started: {error}"))
+
+    def on_end(self, child: Child, end: Exit) -> None:
+        self.client.send(ChildGone(child.number, end.status))
 
     def start_unit(self, message: StartUnit, start: supervisor.Start) -> None:
         """Fork the supervisor of a unit."""
         try:
-            self.fork(message.number, partial(supervisor.run_and_exit, message, start))
+            self.start(message.number, partial(supervisor.run_and_exit, message, start))
         finally:
             for fd in message.fds:
                 os.close(fd)
 
-    def fork(self, number: int, run: Callable[[], NoReturn]) -> None:
-        """Fork a child without this process's channel and signal handlers. Its end is reported as ChildGone."""
+    def start(self, number: int, run: Callable[[], NoReturn]) -> None:
+        """Fork a child with default handlers of signals. Its end is reported as ChildGone."""
 
-        def begin() -> None:
-            self._loop.abandon()
+        def begin() -> NoReturn:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             system.adopt_orphans()
-            self.channel.close()
             child_processes.unblock()
             run()
 
         # SIGTERM rather than SIGKILL: the child may have processes to end first.
-        self._children[child_processes.fork_child(begin, killed_by=signal.SIGTERM)] = number
+        pid = self.fork(begin, killed_by=signal.SIGTERM)
+        self.children[pid] = Child(number, pid)
 
-    def _receive(self, message: Received) -> None:
-        """Handle a request. If the system refuses it (a full disk, too many processes), this process lives on."""
-        if isinstance(message, Kill):
-            for pid in [pid for pid, number in self._children.items() if number == message.number]:
-                signal_group(pid, signal.SIGKILL)
-            return
-        try:
-            self.on_message(message)
-        except OSError as error:
-            number = getattr(message, "number", None)
-            if number is not None:
-                self.channel.send(ChildGone(number, 0, f"could not be started: {error}"))
+    def reap_children(self) -> None:
+        super().reap_children()
+        # Also if no child has ended: an adopted process may have left others.
+        self._end_adopted()
 
-    def _reap_children(self) -> None:
-        ended = list(child_processes.reap())
-        child_processes.end_children(self._children.keys() | self._kept)
-        for pid, status in ended:
-            if pid in self._children:
-                self.channel.send(ChildGone(self._children.pop(pid), status))
+    def end_leftovers(self, child: Child, exited: bool) -> tuple[str, ...]:
+        """End them at once: a child that has not been killed has ended all of its own."""
+        return self._end_adopted()
 
-    def _end_all(self) -> None:
+    def _end_adopted(self) -> tuple[str, ...]:
+        return tuple(child_processes.end_children(self.children.keys() | self._kept))
+
+    def end_all(self) -> None:
         """End all children. They end their own processes; this process kills the rest."""
-        for pid in self._children:
+        for pid in self.children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        for pid in self._children:
+        for pid in self.children:
             child_processes.wait_for_exit(pid)
-        child_processes.end_children()
+        super().end_all()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -234,7 +226,7 @@ class FileProcess(ForkParent[worker_messages.ToFile]):
         super().__init__(channel, kept)
         self._file = file
 
-    def on_message(self, message: worker_messages.ToFile) -> None:
+    def on_request(self, message: worker_messages.ToFile) -> None:
         match message:
             case worker_messages.StartUnit():
                 self.start_unit(message, self._run_worker)
@@ -260,7 +252,7 @@ class FileProcess(ForkParent[worker_messages.ToFile]):
         why = accelerators.check_to_fork()
         if why:
             message = f"modules that its tests import leave a process unsafe to fork: {why}"
-            self.channel.send(worker_messages.FileUnsafe(message))
+            self.client.send(worker_messages.FileUnsafe(message))
 
 
 def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int) -> NoReturn:
@@ -323,16 +315,16 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
 class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):
     """Serves the requests of run_test.py."""
 
-    def on_message(self, message: worker_messages.ToPreloadedServer) -> None:
+    def on_request(self, message: worker_messages.ToPreloadedServer) -> None:
         """Fork the child that run_test.py asks for."""
         match message:
             case worker_messages.OpenFile():
                 to_file: Channel[worker_messages.ToFile] = Channel.on(message.fds[0], worker_messages.ToFile)
-                self.fork(message.number, partial(run_and_exit, message, to_file))
+                self.start(message.number, partial(run_and_exit, message, to_file))
                 to_file.close()
             case worker_messages.CountDevices():
                 to_counter: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
-                self.fork(message.number, partial(_count_devices, to_counter))
+                self.start(message.number, partial(_count_devices, to_counter))
                 to_counter.close()
             case worker_messages.StartUnit():
                 # Of a file that is not safe to fork.

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from torch_testing_ext._process import child_processes, system
-from torch_testing_ext._process.child_processes import ParentLoop, signal_group
+from torch_testing_ext._process.child_processes import signal_group
+from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.logs import content_of
 from torch_testing_ext._process.messages import Channel, unexpected
 
@@ -38,38 +39,33 @@ def run_and_exit(request: worker_messages.StartUnit, start: Start) -> NoReturn:
     os._exit(0)
 
 
-class Supervisor:
+class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
     """Starts the workers of units, one after another, watches them, and ends the processes that they leave."""
 
-    def __init__(self, channel: Channel[worker_messages.ToSupervisor], start: Start):
-        self._channel = channel
+    grace_for_orphans = GRACE_FOR_ORPHANS
+
+    def __init__(self, client: Channel[worker_messages.ToSupervisor], start: Start):
+        super().__init__(client)
         self._start = start
         self._unit: worker_messages.UnitSpec
-        # 0: none.
-        self._worker = 0
         self._locks: list[int] = []
-        self._loop = ParentLoop(self._reap)
 
-    def serve(self) -> None:
-        """Serve the client until it is gone."""
-        self._loop.serve(self._channel, self._on_message, self._loop.stop)
-        self._loop.run()
-        if self._worker:
-            signal_group(self._worker, signal.SIGKILL)
-        child_processes.end_children()
+    @property
+    def _worker(self) -> int:
+        """The pid of the worker, its only child; 0: none."""
+        return next(iter(self.children), 0)
 
     def watch(self, unit: worker_messages.UnitSpec, channel: int, *locks: int) -> None:
         """Start the worker of a unit, whose locks are held as long as a process has them."""
         self._unit = unit
         self._locks = list(locks)
         to_worker: Channel[worker_messages.Nothing] = Channel.on(channel, worker_messages.Nothing)
-        self._channel.send(worker_messages.SupervisorWatches(os.getpid()))
-        self._worker = child_processes.fork_child(lambda: self._be_worker(to_worker))
+        self.client.send(worker_messages.SupervisorWatches(os.getpid()))
+        pid = self.fork(lambda: self._be_worker(to_worker))
+        self.children[pid] = Child(unit.number, pid)
         to_worker.close()
 
-    def _be_worker(self, channel: Channel[worker_messages.Nothing]) -> None:
-        self._loop.abandon()
-        self._channel.close()
+    def _be_worker(self, channel: Channel[worker_messages.Nothing]) -> NoReturn:
         self._release_devices()
         try:
             log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -83,17 +79,17 @@ class Supervisor:
             os.close(fd)
         self._locks = []
 
-    def _reap(self) -> None:
-        ended = dict(child_processes.reap())
-        if self._worker in ended:
-            status = ended[self._worker]
-            at = time.monotonic()
-            self._worker = 0
-            leftovers = self._end_leftovers(os.WIFEXITED(status))
-            self._release_devices()
-            self._channel.send(worker_messages.WorkerEnded(status, at, leftovers))
+    def on_end(self, child: Child, end: Exit) -> None:
+        self._release_devices()
+        self.client.send(worker_messages.WorkerEnded(end.status, end.at, end.leftovers))
 
-    def _on_message(self, message: worker_messages.ToSupervisor) -> None:
+    def end_all(self) -> None:
+        """End the worker and its group at once, and then the rest."""
+        if self._worker:
+            signal_group(self._worker, signal.SIGKILL)
+        super().end_all()
+
+    def on_message(self, message: worker_messages.ToSupervisor) -> None:
         """Do what the client asks for."""
         match message:
             case worker_messages.StartUnit():
@@ -123,19 +119,15 @@ class Supervisor:
         send(signal.SIGCONT)
         child_processes.escalate(has_ended, send, after_sigterm=child_processes.AFTER_SIGTERM)
 
-    def _end_leftovers(self, exited: bool) -> tuple[str, ...]:
-        """End the processes that are still running. Returns descriptions of those that should have ended themselves."""
-        if not system.children(os.getpid()):
-            return ()
-        timeout = child_processes.FOR_HELPERS if exited else GRACE_FOR_ORPHANS
-        child_processes.wait_until_gone(system.children(os.getpid()), timeout)
-        left = system.children(os.getpid())
-        descriptions = tuple(describe(pid) for pid in left if not system.is_ending(pid))
+    def describe(self, pid: int) -> str:
+        return describe(pid)
+
+    def kill_leftovers(self, child: Child, left: list[int]) -> None:
+        """End the processes that are still running: SIGTERM, then SIGKILL."""
         for pid in left:
             signal_group(pid, signal.SIGTERM)
         child_processes.wait_until_gone(left, child_processes.AFTER_SIGTERM)
         child_processes.end_children()
-        return descriptions
 
     def _take_stacks(self) -> None:
         """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
@@ -152,7 +144,7 @@ class Supervisor:
                     os.kill(pid, number)
             at_last = self._wait_for_stacks(silent, at_first, deadline)
             silent = [pid for pid in silent if at_last[pid] == at_first[pid]]
-        self._channel.send(worker_messages.StacksTaken())
+        self.client.send(worker_messages.StacksTaken())
 
     def _wait_for_stacks(self, pids: Sequence[int], sizes: dict[int, int], deadline: float) -> dict[int, int]:
         """Wait until the files of stacks do not grow any more. Returns their sizes."""
