@@ -1,0 +1,31 @@
+"""Rank 1 of 2 fails an assertion; the story ends when unittest has the failure."""
+
+from kit import story
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_utils import run_tests
+
+
+class Story(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def _callTestMethod(self, method):
+        try:
+            super()._callTestMethod(method)
+        finally:
+            story.end()
+
+    def test_sum(self):
+        if self.rank == 1:
+            story.begin()
+            assert 1 + 1 == 3
+
+
+if __name__ == "__main__":
+    run_tests()

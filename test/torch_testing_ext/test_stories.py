@@ -1,0 +1,56 @@
+"""The stories of docs/architecture.md name the files that run in them: these are traced."""
+
+import re
+
+from kit import story
+from kit.files import FolderCase, subject
+from kit.processes import ROOT, clean_environ
+from kit.warm import run_cold
+
+from torch_testing_ext.common_utils import run_tests
+
+TOUR = ROOT / "docs" / "architecture.md"
+FILE = re.compile(r"`([\w/]+\.py)`")
+# Every story runs through these, and no page repeats it.
+BASICS = "_process/"
+
+
+def files_in_section(page: str, heading: str) -> set[str]:
+    """The files of the package that a section of a page names, without the basics."""
+    section = re.split(r"^#+ ", page.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return {file for file in FILE.findall(section) if not file.startswith(BASICS)}
+
+
+class StoriesTest(FolderCase):
+    def trace(self, name: str, *words: str) -> dict[str, list[str]]:
+        """Run Python on a subject in `test_story.py`, and return what has run in its story."""
+        self.write("test_story.py", subject(__file__, name))
+        folder = self.root / "story"
+        environ = story.environment_of_story(folder, clean_environ(TORCH_TESTING_EXT_WARM="0"), [str(ROOT)])
+        done = run_cold(*words, cwd=self.root, env=environ)
+        self.assertEqual(done.returncode, 1, f"{done.stdout}\n{done.stderr}")
+        functions = story.functions_of_story(folder)
+        return {file: names for file, names in functions.items() if not file.startswith(BASICS)}
+
+    def check(self, heading: str, most: int, ran: dict[str, list[str]]) -> None:
+        """The section names exactly the files that ran, and these are at most so many."""
+        named = files_in_section(TOUR.read_text(encoding="utf-8"), heading)
+        not_named = {file: names for file, names in ran.items() if file not in named}
+        self.assertEqual((not_named, named - {*ran}), ({}, set()), "what only ran, and what is only named")
+        self.assertLessEqual(len(ran), most)
+
+    def test_a_rank_raises(self):
+        self.check("A rank raises", 21, self.trace("rank_raises.py", "test_story.py"))
+
+    def test_a_worker_is_killed(self):
+        self.write("run_test.py", subject(__file__, "run_and_report.py"))
+        words = ("run_test.py", "--cold", "--junit=junit.xml", "test_story.py")
+        self.check("A worker is killed", 20, self.trace("worker_dies.py", *words))
+
+    def test_a_function_with_world_size_fails(self):
+        words = ("-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider", "test_story.py")
+        self.check("A function with `world_size` fails", 32, self.trace("marked_function_fails.py", *words))
+
+
+if __name__ == "__main__":
+    run_tests()
