@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of, verb_for
 
-from .records import Call, RankRecord, SharedGroup, Site, alike, shared_groups, whole
+from .records import Call, RankRecord, SharedGroup, Site, ranks_grouped_by, shared_groups, whole_records
 
 # --------------------------------------------------------------------------------------------------------------------
 # Sends and receives: which belong together, and which have no partner yet. Only a log of all calls knows them.
@@ -70,7 +70,7 @@ class _Inbox:
 
 def _inboxes(records: Sequence[RankRecord]) -> list[tuple[SharedGroup, int, _Inbox]]:
     """The inboxes of all ranks, with the group of their messages."""
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     if not any(record.messages for record in by_rank.values()):
         return []
     all_inboxes = []
@@ -281,7 +281,7 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
     `unless_raised`: leave out a mismatch after which a collective has raised. The ranks have not failed for that: the
     test expects it.
     """
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     candidates: list[_Candidate] = []
     for group in shared_groups(records):
         candidate = _first_mismatch_in(group, _calls_in(group, by_rank), unless_raised)
@@ -333,7 +333,7 @@ def _mismatch(
     """The finding about members that disagree in the calls of one place."""
     if len({(call.inputs, call.agreement) for call in calls_there.values()}) == 1:
         calls_there = {rank: _with_parts(call) for rank, call in calls_there.items()}
-    groups = alike(calls_there, lambda call: (call.kind, call.inputs, call.agreement, call.details))
+    groups = ranks_grouped_by(calls_there, lambda call: (call.kind, call.inputs, call.agreement, call.details))
     rest = [rank for ranks, _ in groups[_MOST_WAYS:] for rank in ranks]
     groups = groups[:_MOST_WAYS]
     parts = []
@@ -437,12 +437,12 @@ def _described(call: Call) -> str:
 # -- waiting
 
 
-def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
+def waiting_calls(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
     """The collectives of each rank that are not over, in the order of the calls.
 
     A member of whose collectives nothing is known counts as missing.
     """
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     all_waits: list[Wait] = []
     for group in shared_groups(records):
         issued = _calls_in(group, by_rank)
@@ -544,7 +544,7 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
 
     Whether a collective has completed does not matter here: the ranks of `waiting` have lost their peer or hang.
     """
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     candidates = []
     for group in shared_groups(records):
         calls = _calls_in(group, by_rank)
@@ -588,7 +588,7 @@ def differences(records: Sequence[RankRecord]) -> list[Finding]:
     mismatch = first_mismatch(records)
     if mismatch is not None:
         return [mismatch]
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     found = (_behind(group, _calls_in(group, by_rank)) for group in shared_groups(records))
     return [finding for finding in found if finding is not None]
 
@@ -659,7 +659,7 @@ def first_unmatched(records: Sequence[RankRecord], has_raised: bool = False) -> 
     """
     known = {record.rank for record in records if record.is_whole}
     candidates = []
-    for wait in itertools.chain.from_iterable(waits(records).values()):
+    for wait in itertools.chain.from_iterable(waiting_calls(records).values()):
         call = wait.call
         if call.tells_end or call.raised is not has_raised or not known.issuperset(wait.missing):
             continue

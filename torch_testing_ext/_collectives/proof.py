@@ -10,7 +10,7 @@ from torch_testing_ext._process.files import is_library
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 
 from .blocked import RankState, why_not_blocked
-from .findings import STORE, Finding, FindingKind, Wait, deadlocked, describe_deadlock, first_mismatch, waits
+from .findings import STORE, Finding, FindingKind, Wait, deadlocked, describe_deadlock, first_mismatch, waiting_calls
 from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -135,9 +135,10 @@ def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
 # **Theorem.** Two probes saw each rank of a set S in the same state, with the same calls:
 #
 # 1. each of its calls that are not known to be over lacks a member that is in S as well, or has ended; a receive from
-# any    rank lacks all of its possible senders in this way (`findings.deadlocked`); 2. none of these calls has a
-# time-out that ends before the test does (`ProofRules.endless`); 3. no thread of it that may issue a call can go on,
-# except by the end of one of these calls (`blocked.why_not_blocked`).
+#    any rank lacks all of its possible senders in this way (`findings.deadlocked`);
+# 2. none of these calls has a time-out that ends before the test does (`ProofRules.endless`);
+# 3. no thread of it that may issue a call can go on, except by the end of one of these calls
+#    (`blocked.why_not_blocked`).
 #
 # Then no rank of S ever issues another call, and none of these calls ever ends.
 #
@@ -157,9 +158,10 @@ def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
 # - The probes of the ranks need not be simultaneous: 1 and 3 hold for each rank from its first probe to its second one,
 #   and the first probes of all ranks come before the second ones.
 # - A thread that sleeps in a private futex without a time-out is woken only by threads of its own process. Those of
-# gloo,   known by their names or their loop, only end calls. What a Python thread can reach by its stack is all that it
-# may do   (`launch.reach`). - Nothing outside of the test acts: no debugger, no process that sends signals, other than
-# those that the rank started.
+#   gloo, known by their names or their loop, only end calls. What a Python thread can reach by its stack is all that it
+#   may do (`blocked.can_reach`).
+# - Nothing outside of the test acts: no debugger, no process that sends signals, other than those that the rank
+#   started.
 #
 # `why_not_blocked` reads what the kernel shows of threads, so on systems other than Linux on x86-64 and arm64 nothing
 # is proven.
@@ -201,7 +203,7 @@ class Conclusion:
     doubt: str = ""
 
 
-def conclude(
+def judge_probe(
     before: Evidence,
     running: Mapping[int, RankRecord],
     left: Mapping[int, RankRecord | None],
@@ -210,7 +212,7 @@ def conclude(
 ) -> Conclusion:
     """Judge one probe. `running`: the answers of ranks; `left`: what others have left; `ended`: how these ended."""
     known = [*running.values(), *(record for record in left.values() if record is not None)]
-    waiting = {rank: calls for rank, calls in waits(known).items() if rank in running}
+    waiting = {rank: calls for rank, calls in waiting_calls(known).items() if rank in running}
     mismatch = endless_mismatch(known, [wait.call for calls in waiting.values() for wait in calls], rules)
     if mismatch is not None:
         return _conclude_mismatch(before, mismatch, ended)

@@ -29,11 +29,11 @@ GENERATOR = -1
 def call(graph: fx.Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
     node = graph.call_function(target, args, kwargs)
     if not isinstance(target, torch._ops.OpOverload) or target._schema.returns:
-        refresh(node)
+        refresh_fake_value(node)
     return node
 
 
-def refresh(node: fx.Node) -> None:
+def refresh_fake_value(node: fx.Node) -> None:
     """Compute the fake value of `node` from those of its arguments."""
     target: Any = node.target
     args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), _fake_value)
@@ -53,13 +53,13 @@ def storages(node: fx.Node) -> set[int]:
     return {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-def reads(node: fx.Node) -> set[int]:
+def storages_read(node: fx.Node) -> set[int]:
     """The memory of the arguments of a node."""
     of_arguments: set[int] = set().union(*map(storages, node.all_input_nodes))
     return of_arguments | {GENERATOR} if _draws(node) else of_arguments
 
 
-def writes(node: fx.Node) -> set[int]:
+def storages_written(node: fx.Node) -> set[int]:
     """The memory of the arguments that a node writes to."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
@@ -269,7 +269,7 @@ _ARITHMETIC = ("_operator", "math", "torch")
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}
 
 
-def clean(graph: fx.Graph) -> None:
+def clean_graph(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _SAME_TENSOR:
             node.replace_all_uses_with(node.args[0])
@@ -322,7 +322,7 @@ def _remove_needless_pushes(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         value = node.args[1] if node.target is aten.copy_.default else None
         if not isinstance(value, fx.Node):
-            written |= writes(node)
+            written |= storages_written(node)
         elif value.target is GATHER:
             written -= storages(operand(node))
         elif value.target is ROWS:
@@ -332,12 +332,12 @@ def _remove_needless_pushes(graph: fx.Graph) -> None:
                 graph.erase_node(node)
             written -= whole
         else:
-            written |= writes(node)
+            written |= storages_written(node)
 
 
 def _use_known_rows(graph: fx.Graph) -> None:
     """Replace the rows of a gathered tensor that nothing has written by the rows that it was gathered from."""
-    written = set().union(*map(writes, graph.nodes))
+    written = set().union(*map(storages_written, graph.nodes))
     for node in list(graph.nodes):
         if node.target is not ROWS:
             continue
@@ -353,7 +353,7 @@ def remove_dead_code(graph: fx.Graph, with_writes: bool = False) -> None:
         if not node.users and not _has_effect(node, live):
             graph.erase_node(node)
         elif live is not None:
-            live |= reads(node)
+            live |= storages_read(node)
 
 
 def lasting_storages(graph: fx.Graph) -> set[int]:
@@ -374,7 +374,7 @@ def _has_effect(node: fx.Node, live: set[int] | None) -> bool:
     if torch.Tag.nondeterministic_seeded in target.tags:
         return True
     if target._schema.is_mutable:
-        return live is None or bool(writes(node) & live)
+        return live is None or bool(storages_written(node) & live)
     return is_collective(node) or "assert" in target._schema.name
 
 
@@ -543,7 +543,7 @@ def _erase(graph: fx.Graph, markers: list[fx.Node]) -> None:
         graph.erase_node(marker)
     for node in graph.nodes:
         if storages(node) & replaced:
-            refresh(node)
+            refresh_fake_value(node)
 
 
 def _lower_rows(graph: fx.Graph, layouts: list[Layout]) -> None:
@@ -592,7 +592,7 @@ def _writes_before(position: dict[fx.Node, int]) -> dict[fx.Node, int]:
             created = -1 if shard.op == "placeholder" else position[shard]
             written = [last_write.get(storage, -1) for storage in storages(shard)]
             before[node] = max(created, *written)
-        for storage in writes(node):
+        for storage in storages_written(node):
             last_write[storage] = number
     return before
 
@@ -713,7 +713,7 @@ class _Scheduler:
         Nodes that need none come right before the first one that needs them, while their values are in the cache.
         """
         number = {marker: at for at, bucket in enumerate(self.buckets) for marker in bucket.markers}
-        memory = {node: (reads(node) | storages(node), writes(node)) for node in nodes}
+        memory = {node: (storages_read(node) | storages(node), storages_written(node)) for node in nodes}
         for order, extreme in ((nodes, max), (nodes[::-1], min)):
             # By storage: the bucket that a node needs which writes to it, or which reads or writes it.
             of_writer: dict[int, int] = {}

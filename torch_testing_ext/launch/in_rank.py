@@ -28,7 +28,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, NoReturn
 
 from torch_testing_ext._collectives.blocked import PythonThread, RankState, ThreadState, can_reach, variables_of
-from torch_testing_ext._collectives.records import pack
+from torch_testing_ext._collectives.records import pack_record
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import child_processes, files, messages, system
 from torch_testing_ext._process.files import ModulePlace
@@ -59,7 +59,7 @@ class RankContext:
     is_debugged: bool = False
     # The object that the launching process has handed to the ranks that it forks.
     inherited: Any = None
-    # The groups that it creates: see _cases/group_creation.py.
+    # The groups that it creates: see _testing/bases/groups_and_devices.py.
     group_creation: Any = None
     pid: int = field(default_factory=os.getpid)
 
@@ -331,26 +331,26 @@ def prepare_to_sanitize(wanted: bool) -> None:
     if wanted or "torch_testing_ext._collectives.sanitized_rank" in sys.modules:
         from torch_testing_ext._collectives import sanitized_rank
 
-        sanitized_rank.prepare(wanted)
+        sanitized_rank.prepare_hook(wanted)
 
 
-def sanitize(rank: int, wanted: Sanitize | None, log: Path) -> None:
+def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     """A test begins in this rank."""
     prepare_to_sanitize(bool(wanted))
     if wanted:
         from torch_testing_ext._collectives import sanitized_rank
 
-        sanitized_rank.begin(rank, wanted.kinds, wanted.shake, log)
+        sanitized_rank.begin_sanitizing(rank, wanted.kinds, wanted.shake, log)
 
 
 def end_of_sanitizing() -> None:
     """The test of this rank has returned. Raises what the sanitizer has failed with."""
     sanitized_rank = sys.modules.get("torch_testing_ext._collectives.sanitized_rank")
     if sanitized_rank is not None:
-        sanitized_rank.finish()
+        sanitized_rank.finish_sanitizing()
 
 
-def collectives(more_follow: bool = False) -> bytes:
+def collectives_of_test(more_follow: bool = False) -> bytes:
     """At the end of a test: the collectives of this rank; b"" if it has made no process group."""
     recorder = _recorder_with_groups()
     is_forked_by_test = context_here() is None
@@ -360,7 +360,7 @@ def collectives(more_follow: bool = False) -> bytes:
     return _packed(recorder, dumps, now())
 
 
-def answer(target: Path, with_state: bool) -> None:
+def write_answer(target: Path, with_state: bool) -> None:
     """While the test runs: write the collectives that this rank has issued so far, and what its threads do."""
     from torch_testing_ext._torch import flight_recorder
 
@@ -413,7 +413,7 @@ def _packed(
     creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
     errors = recorder.errors_of_collectives()
-    return pack(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
+    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
 
 
 def _state(recorder: ModuleType) -> RankState | None:
@@ -702,14 +702,14 @@ def _run(job: Job, context: RankContext) -> int:
     account = context.account
     rank = context.rank
     with account.own_errors("the sanitizer could not begin: "):
-        sanitize(rank, job.sanitize, log_of(job.directory, rank))
+        begin_sanitizing(rank, job.sanitize, log_of(job.directory, rank))
     if account.account is not None:
         return account.account.code
     code = _run_body(job, context)
     with account.own_errors():
         end_of_sanitizing()
     with account.own_errors("the collectives of this rank could not be read: "):
-        account.attach(collectives())
+        account.attach(collectives_of_test())
     if code or account.account is None:
         return code
     return account.account.code
@@ -789,12 +789,12 @@ def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, stops
             # The process that started this rank is gone.
             return
         if ASK_STACKS in asked:
-            system.write(file)
+            system.write_stacks(file)
             with suppress(OSError):
                 link.send(STACKS_DONE)
         if ASK_COLLECTIVES in asked:
             with suppress(Exception):
-                answer(target, with_state=True)
+                write_answer(target, with_state=True)
         if ASK_RECORDER in asked:
             _tell(target, in_flight)
             with suppress(OSError):
@@ -806,4 +806,4 @@ def _tell(target: Path, in_flight: Path) -> None:
     with suppress(Exception):
         answer_error(in_flight)
     with suppress(Exception):
-        answer(target, with_state=False)
+        write_answer(target, with_state=False)

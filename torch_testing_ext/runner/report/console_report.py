@@ -31,7 +31,7 @@ from torch_testing_ext.runner.model import (
 from torch_testing_ext.runner.options import StatusLevel, Verbosity
 
 from . import text
-from .journal import JournalError, find, read
+from .journal import JournalError, find_journal, read_journal
 from .text import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, LineWriter, Style, Styler
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def brief_details(attempt: Attempt, layout: ConsoleLayout) -> list[Line]:
         parts = [layout.message(text.account(attempt)), *remarks]
         parts += ["\n".join([_OUTPUT, *output])] if output else []
         return [Line(line, kind_of_value(line)) for line in "\n\n".join(parts).split("\n")]
-    show = f"{layout.show} {user_shell.name(str(attempt.test.id))}" if layout.show else ""
+    show = f"{layout.show} {user_shell.test_as_argument(str(attempt.test.id))}" if layout.show else ""
     failure = attempt.failure
     if failure is not None and failure.text is None:
         # Ranks that the test has started itself do not know its name.
@@ -346,10 +346,10 @@ class FinalSummary:
         if not names:
             return []
         if len(names) <= MOST_NAMES:
-            words = [user_shell.name(str(name)) for name in names]
+            words = [user_shell.test_as_argument(str(name)) for name in names]
         else:
             # All names would be too long to read.
-            files = [user_shell.name(name.file) for name in names]
+            files = [user_shell.test_as_argument(name.file) for name in names]
             words = list(dict.fromkeys(files))
             if not unfinished:
                 words.insert(0, "--last-failed")
@@ -673,12 +673,12 @@ def _escape(words: str, inside: str = "") -> str:
 # `run_test.py show`: all that is known of failures, from the journal of a run and from the files that tests keep.
 
 
-def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
+def accounts_of_failures(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
     """The newest account of each failed test in journals and folders with a cache; of all tests without names."""
     wanted = [text.one_line(name) for name in names]
     newest: dict[str, tuple[float, str]] = {}
     for place in places:
-        for test, account, at in (*_of_run(place), *files.kept(place)):
+        for test, account, at in (*_of_run(place), *files.kept_reports(place)):
             if not _is_named(test, wanted):
                 continue
             before, _ = newest.get(test, (0.0, ""))
@@ -692,8 +692,8 @@ def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
 def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
     """The name, the account and the time of each test that has failed in a run."""
     try:
-        path = find(place)
-        run = read(path)
+        path = find_journal(place)
+        run = read_journal(path)
     except (JournalError, OSError):
         return
     at = path.stat().st_mtime

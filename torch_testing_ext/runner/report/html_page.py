@@ -22,12 +22,12 @@ from torch_testing_ext._collectives.failure import Cell, CodeLine, FailureView, 
 from torch_testing_ext._collectives.lanes import CallBar, RankLane, bars, meetings
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.words import list_of
-from torch_testing_ext.launch.hang import groups, without_accidents
+from torch_testing_ext.launch.hang import group_by, without_accidents
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 
 from . import console_report, text
-from .journal import History, Lane, lanes
-from .text import node
+from .journal import History, Lane, all_lanes
+from .text import xml_element
 
 # --------------------------------------------------------------------------------------------------------------------
 # The picture of ranks that wait for each other: an arrow leads from each to those that it waits for. Pure.
@@ -59,7 +59,7 @@ def wait_graph(waits: Sequence[RankWait]) -> Iterator[ET.Element]:
     parts += [_box(name, place) for name, place in places.items()]
     view = f"0 0 {WIDTH} {height}"
     label = "ranks that wait for each other"
-    yield node("svg", *parts, viewBox=view, width=WIDTH, class_="wait-graph", role="img", aria_label=label)
+    yield xml_element("svg", *parts, viewBox=view, width=WIDTH, class_="wait-graph", role="img", aria_label=label)
 
 
 def _around(names: list[str], height: int) -> dict[str, tuple[float, float]]:
@@ -72,8 +72,8 @@ def _around(names: list[str], height: int) -> dict[str, tuple[float, float]]:
 def _box(name: str, place: tuple[float, float]) -> ET.Element:
     width = 20 + 7 * len(name)
     at = {"x": f"{place[0] - width / 2:.0f}", "y": f"{place[1] - BOX / 2:.0f}"}
-    words = node("text", name, x=f"{place[0]:.0f}", y=f"{place[1] + 4:.0f}", text_anchor="middle")
-    return node("g", node("rect", **at, width=width, height=BOX, rx=6), words)
+    words = xml_element("text", name, x=f"{place[0]:.0f}", y=f"{place[1] + 4:.0f}", text_anchor="middle")
+    return xml_element("g", xml_element("rect", **at, width=width, height=BOX, rx=6), words)
 
 
 def _arrow(words: str, start: tuple[float, float], end: tuple[float, float], centre: float) -> Iterator[ET.Element]:
@@ -85,12 +85,12 @@ def _arrow(words: str, start: tuple[float, float], end: tuple[float, float], cen
     x, y = middle[0] + bend * across[0], middle[1] + bend * across[1]
     near = min(1.0, (BOX + abs(x2 - x) / 8) / (math.dist((x, y), end) or 1.0))
     x2, y2 = x2 + (x - x2) * near, y2 + (y - y2) * near
-    yield node("path", d=f"M {x1:.0f} {y1:.0f} Q {x:.0f} {y:.0f} {x2:.0f} {y2:.0f}", marker_end="url(#arrow)")
+    yield xml_element("path", d=f"M {x1:.0f} {y1:.0f} Q {x:.0f} {y:.0f} {x2:.0f} {y2:.0f}", marker_end="url(#arrow)")
     x, y = (middle[0] + x) / 2, (middle[1] + y) / 2
     side = "middle" if abs(x - WIDTH / 2) < BOX else "start" if x > WIDTH / 2 else "end"
     below = 4 if side != "middle" else 16 if y > middle[1] else -8
     x += {"start": 8, "end": -8}.get(side, 0)
-    yield node("text", words, x=f"{x:.0f}", y=f"{y + below:.0f}", text_anchor=side)
+    yield xml_element("text", words, x=f"{x:.0f}", y=f"{y + below:.0f}", text_anchor=side)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -109,30 +109,30 @@ _KEYWORD = re.compile(
 )
 
 
-def failure(attempt: Attempt) -> Iterator[ET.Element]:
+def render_failure(attempt: Attempt) -> Iterator[ET.Element]:
     """The parts of a failure; another one as its text says it."""
     view = attempt.failure
     if view is None or view.text is not None:
-        yield node("pre", text.screen(attempt), class_="message")
+        yield xml_element("pre", text.screen(attempt), class_="message")
         return
     parts = view.parts()
-    yield node("p", parts.title, class_="headline")
+    yield xml_element("p", parts.title, class_="headline")
     if parts.table:
-        yield node("table", *map(_row, parts.table), class_="ranks")
+        yield xml_element("table", *map(_row, parts.table), class_="ranks")
     if parts.code:
-        yield node("pre", *_code(parts.code, view), class_="code")
+        yield xml_element("pre", *_code(parts.code, view), class_="code")
     lines = [*parts.values, *map(Value, parts.remarks)]
     lines += [Value(line) for note in parts.notes for line in note.split("\n") if line]
     if lines:
-        spans = (node("span", f"{line.text}\n", class_=line.kind.value) for line in lines)
-        yield node("pre", *spans, class_="values")
+        spans = (xml_element("span", f"{line.text}\n", class_=line.kind.value) for line in lines)
+        yield xml_element("pre", *spans, class_="values")
     yield from wait_graph(view.waits)
     yield from lanes_of_failure([one.lane for one in attempt.ranks if one.lane is not None])
 
 
 def _row(cell: Cell) -> ET.Element:
-    place = node("td", str(cell.site or ""), class_="place")
-    return node("tr", node("th", cell.ranks, scope="row"), node("td", cell.did), place)
+    place = xml_element("td", str(cell.site or ""), class_="place")
+    return xml_element("tr", xml_element("th", cell.ranks, scope="row"), xml_element("td", cell.did), place)
 
 
 def _code(code: Sequence[CodeLine], view: FailureView) -> Iterator[ET.Element]:
@@ -141,14 +141,14 @@ def _code(code: Sequence[CodeLine], view: FailureView) -> Iterator[ET.Element]:
     for line in code:
         is_culprit = line.is_at_fault and (culprit is None or culprit.line == line.number)
         kind = "culprit" if is_culprit else "other" if line.is_at_fault else None
-        yield node("span", node("i", f"{line.number:>5}  "), *_tokens(line.text), "\n", class_=kind)
+        yield xml_element("span", xml_element("i", f"{line.number:>5}  "), *_tokens(line.text), "\n", class_=kind)
 
 
 def _tokens(line: str) -> Iterator[ET.Element | str]:
     at = 0
     for found in _KEYWORD.finditer(line):
         yield line[at : found.start()]
-        yield node("b", found[0], class_=found.lastgroup)
+        yield xml_element("b", found[0], class_=found.lastgroup)
         at = found.end()
     yield line[at:]
 
@@ -160,18 +160,22 @@ def lanes_of_failure(found: Sequence[RankLane]) -> Iterator[ET.Element]:
     shown = _chosen(found)
     start, end = _window(found)
     picture = _Picture(shown, start, end)
-    names = node("div", *(node("div", f"rank {lane.rank}") for lane in shown), class_="lanes")
+    names = xml_element("div", *(xml_element("div", f"rank {lane.rank}") for lane in shown), class_="lanes")
     size = {"width": "100%", "height": len(shown) * ROW + 20}
-    drawing = node("svg", *picture.parts(), **size, role="img", aria_label="the calls of each rank", class_="calls")
-    yield node("div", names, node("div", drawing, class_="scroll"), class_="chart")
+    drawing = xml_element(
+        "svg", *picture.parts(), **size, role="img", aria_label="the calls of each rank", class_="calls"
+    )
+    yield xml_element("div", names, xml_element("div", drawing, class_="scroll"), class_="chart")
     if len(shown) < len(found):
-        yield node("p", f"{len(shown)} of {len(found)} ranks: of those that did the same, the first", class_="facts")
+        yield xml_element(
+            "p", f"{len(shown)} of {len(found)} ranks: of those that did the same, the first", class_="facts"
+        )
 
 
 def _chosen(found: Sequence[RankLane]) -> Sequence[RankLane]:
     if len(found) <= MOST_LANES:
         return found
-    alike = groups(found, lambda lane: (lane.how, *((call.name, call.is_over) for call in lane.calls[-1:])))
+    alike = group_by(found, lambda lane: (lane.how, *((call.name, call.is_over) for call in lane.calls[-1:])))
     few = [lane for group in sorted(alike, key=len) for lane in group[:_ALIKE]][:MOST_LANES]
     return sorted(few, key=lambda lane: lane.rank)
 
@@ -204,27 +208,27 @@ class _Picture:
             if one.at >= self._start and y1 != y2:
                 kind = "arrow" if all(call.is_over for _, call in calls) else "arrow waits"
                 at = {"x1": self._x(one.at), "y1": y1, "x2": self._x(other.at), "y2": y2}
-                yield node("line", class_=kind, **at, marker_end="url(#arrow)")
+                yield xml_element("line", class_=kind, **at, marker_end="url(#arrow)")
         y = len(self._lanes) * ROW + 14
         whole = max(lane.ended for lane in self._lanes) - min(lane.began for lane in self._lanes)
         words = f"{self._length:.2g} s of {whole:.2g} s; an arrow leads to the rank that came last"
-        yield node("text", words, class_="axis", x=0, y=y)
+        yield xml_element("text", words, class_="axis", x=0, y=y)
 
     def _lane(self, row: int, lane: RankLane) -> Iterator[ET.Element]:
         y = row * ROW + (ROW - FAILURE_BAR) / 2
         life = {"x": self._x(lane.began), "width": f"{self._share(lane.began, lane.ended) * 100:.3f}%"}
-        yield node("rect", class_="unit", **life, y=y, height=FAILURE_BAR)
+        yield xml_element("rect", class_="unit", **life, y=y, height=FAILURE_BAR)
         yield from (self._bar(y, bar) for bar in self._bars if bar.rank == lane.rank and bar.until >= self._start)
 
     def _bar(self, y: float, bar: CallBar) -> ET.Element:
         """The bar of a call, in a box that is as long as there is nothing else."""
         box, over = (self._share(bar.call.at, at) for at in (bar.until, bar.over))
-        shape = node("rect", style=f"width: max(5px, {over / box * 100 if box else 0:.2f}%)", height=FAILURE_BAR)
-        title = node("title", f"rank {bar.rank}: {bar.call.name}\n{bar.call.site}")
-        words = node("text", bar.call.name, x=7, y=FAILURE_BAR - 3)
+        shape = xml_element("rect", style=f"width: max(5px, {over / box * 100 if box else 0:.2f}%)", height=FAILURE_BAR)
+        title = xml_element("title", f"rank {bar.rank}: {bar.call.name}\n{bar.call.site}")
+        words = xml_element("text", bar.call.name, x=7, y=FAILURE_BAR - 3)
         kind = "call" if bar.call.is_over else "call waits"
         place = {"x": self._x(bar.call.at), "width": f"{box * 100:.3f}%"}
-        return node("svg", title, shape, words, class_=kind, **place, y=y, height=FAILURE_BAR)
+        return xml_element("svg", title, shape, words, class_=kind, **place, y=y, height=FAILURE_BAR)
 
     def _at(self, time: float) -> float:
         return min(1.0, max(0.0, (time - self._start) / self._length))
@@ -252,7 +256,7 @@ LANE, BAR, AXIS = 22, 14, 24  # heights in the timeline, in pixels
 MOST_TICKS = 8
 
 
-def render(history: History, command: str = "") -> str:
+def render_page(history: History, command: str = "") -> str:
     """The HTML page. `command` runs the tests whose names are appended to it."""
     parts = _body(history, command or user_shell.runner())
     body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in parts)
@@ -311,12 +315,16 @@ class _Page:
 
     def header(self) -> ET.Element:
         began = datetime.fromtimestamp(self._history.run.clock, timezone.utc)
-        when = node("time", f"{began:%Y-%m-%d %H:%M} UTC", datetime=began.isoformat(timespec="seconds"))
-        left = node("div", node("h1", headline(self._summary)), node("p", when, self._facts(), class_="facts"))
-        theme = node("button", "light / dark", id="theme", type="button")
+        when = xml_element("time", f"{began:%Y-%m-%d %H:%M} UTC", datetime=began.isoformat(timespec="seconds"))
+        left = xml_element(
+            "div", xml_element("h1", headline(self._summary)), xml_element("p", when, self._facts(), class_="facts")
+        )
+        theme = xml_element("button", "light / dark", id="theme", type="button")
         facts = text.header_facts(self._history.run.header)
-        origin = (node("div", node("dt", name), node("dd", value)) for name, value in facts)
-        return node("header", node("div", left, theme, class_="title"), node("dl", *origin, class_="origin"))
+        origin = (xml_element("div", xml_element("dt", name), xml_element("dd", value)) for name, value in facts)
+        return xml_element(
+            "header", xml_element("div", left, theme, class_="title"), xml_element("dl", *origin, class_="origin")
+        )
 
     def _facts(self) -> str:
         run = self._history.run
@@ -327,48 +335,60 @@ class _Page:
     def shares(self) -> ET.Element:
         """The share of each outcome, as one bar."""
         parts = [
-            node("span", class_=css(outcome.value), style=f"flex: {number}", title=f"{number} {outcome.value}")
+            xml_element(
+                "span", class_=css_class(outcome.value), style=f"flex: {number}", title=f"{number} {outcome.value}"
+            )
             for outcome, number in self._counts.items()
         ]
-        return node("div", *parts, class_="share")
+        return xml_element("div", *parts, class_="share")
 
     def warnings(self) -> Iterator[ET.Element]:
         if self._summary.error:
-            yield node("pre", text.printable(self._summary.error), class_="card warning")
+            yield xml_element("pre", text.printable(self._summary.error), class_="card warning")
         for one in self._summary.warnings:
-            yield node("p", one, class_="card warning")
+            yield xml_element("p", one, class_="card warning")
         if self._summary.unfinished:
             unfinished = text.count(len(self._summary.unfinished), "test")
-            names = [node("li", text.printable(str(test.id))) for test in self._summary.unfinished]
+            names = [xml_element("li", text.printable(str(test.id))) for test in self._summary.unfinished]
             why = text.why_unfinished(self._summary)
-            yield node(
+            yield xml_element(
                 "details",
-                node("summary", f"{unfinished} did not finish: {why}"),
-                node("ul", *names),
+                xml_element("summary", f"{unfinished} did not finish: {why}"),
+                xml_element("ul", *names),
                 class_="card warning",
             )
 
     def timeline(self) -> ET.Element:
-        zoom = node("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0, aria_label="zoom")
-        head = node(
-            "div", node("h2", "Timeline: what ran where, and when"), node("label", "zoom ", zoom), class_="head"
+        zoom = xml_element("input", type="range", id="zoom", min=0, max=6, step=0.25, value=0, aria_label="zoom")
+        head = xml_element(
+            "div",
+            xml_element("h2", "Timeline: what ran where, and when"),
+            xml_element("label", "zoom ", zoom),
+            class_="head",
         )
         # A column of its own, which stays visible when the timeline scrolls.
-        names = [node("div", lane.name, title=lane.name) for lane in lanes(self._history)]
+        names = [xml_element("div", lane.name, title=lane.name) for lane in all_lanes(self._history)]
         links = {key: f"#{anchor}" for key, anchor in self._anchors.items()}
-        drawing = node("div", node("div", timeline(self._history, links), class_="zoomed"), class_="scroll")
-        return node(
-            "section", head, node("div", node("div", *names, class_="lanes"), drawing, class_="chart"), class_="card"
+        drawing = xml_element(
+            "div", xml_element("div", render_timeline(self._history, links), class_="zoomed"), class_="scroll"
+        )
+        return xml_element(
+            "section",
+            head,
+            xml_element("div", xml_element("div", *names, class_="lanes"), drawing, class_="chart"),
+            class_="card",
         )
 
     def tests(self) -> ET.Element:
         hint = "Search names, messages and logs ( / )"
-        search = node("input", type="search", id="search", placeholder=hint, aria_label=hint)
-        sorts = node("select", *(node("option", words, value=key) for key, words in SORTS.items()), id="sort")
-        tools = node("div", search, *self._chips(), node("label", "sort ", sorts), class_="tools")
-        rows = node("div", *(self._test(number, one) for number, one in enumerate(self._ordered)), id="tests")
-        heading = node("h2", "Tests", class_="unseen")
-        return node("section", heading, tools, rows, node("p", id="shown", role="status"), class_="card")
+        search = xml_element("input", type="search", id="search", placeholder=hint, aria_label=hint)
+        sorts = xml_element(
+            "select", *(xml_element("option", words, value=key) for key, words in SORTS.items()), id="sort"
+        )
+        tools = xml_element("div", search, *self._chips(), xml_element("label", "sort ", sorts), class_="tools")
+        rows = xml_element("div", *(self._test(number, one) for number, one in enumerate(self._ordered)), id="tests")
+        heading = xml_element("h2", "Tests", class_="unseen")
+        return xml_element("section", heading, tools, rows, xml_element("p", id="shown", role="status"), class_="card")
 
     def causes(self) -> Iterator[ET.Element]:
         """The causes that several tests have failed for, with links to these."""
@@ -378,29 +398,32 @@ class _Page:
         rows = []
         for group in groups:
             links = [
-                node("a", one.test.id.dotted or one.test.id.file, href=f"#{self._anchors[_key(one)]}") for one in group
+                xml_element("a", one.test.id.dotted or one.test.id.file, href=f"#{self._anchors[_key(one)]}")
+                for one in group
             ]
-            names = node("span", *(part for link in links for part in (link, " ")), class_="facts")
+            names = xml_element("span", *(part for link in links for part in (link, " ")), class_="facts")
             cause = text.reason(console_report.failing_attempts(group[0], self._summary.policy)[-1])
-            rows.append(node("li", node("b", str(len(group))), node("span", f"{cause} ", names)))
+            rows.append(xml_element("li", xml_element("b", str(len(group))), xml_element("span", f"{cause} ", names)))
         if rows:
-            head = node("div", node("h2", "Failures with one cause"), class_="head")
-            yield node("section", head, node("ul", *rows, class_="reasons rest"), class_="card")
+            head = xml_element("div", xml_element("h2", "Failures with one cause"), class_="head")
+            yield xml_element("section", head, xml_element("ul", *rows, class_="reasons rest"), class_="card")
 
     def _chips(self) -> Iterator[ET.Element]:
         for outcome, number in self._counts.items():
-            kind = f"chip {css(outcome.value)}"
-            parts = [node("span", class_="dot"), node("b", str(number)), outcome.value]
-            yield node("button", *parts, class_=kind, type="button", data_outcome=outcome.value, aria_pressed="false")
+            kind = f"chip {css_class(outcome.value)}"
+            parts = [xml_element("span", class_="dot"), xml_element("b", str(number)), outcome.value]
+            yield xml_element(
+                "button", *parts, class_=kind, type="button", data_outcome=outcome.value, aria_pressed="false"
+            )
 
     def _test(self, number: int, one: FinishedTest) -> ET.Element:
         """The first failure is unfolded, since most readers look for it."""
         unfolded = number == 0 and self._summary.policy.verdict_on(one) is Category.FAILED
-        return node(
+        return xml_element(
             "details",
             self._line(one),
-            node("div", *self._details(one), class_="body"),
-            class_=f"test {css(one.outcome.value)}",
+            xml_element("div", *self._details(one), class_="body"),
+            class_=f"test {css_class(one.outcome.value)}",
             id=self._anchors[_key(one)],
             data_outcome=one.outcome.value,
             data_rank=number,
@@ -412,29 +435,29 @@ class _Page:
 
     def _line(self, one: FinishedTest) -> ET.Element:
         titles = (text.title(attempt) for attempt in reversed(one.attempts) if attempt.said)
-        why = node("div", next(titles, ""), class_="why")  # of the last that failed
-        name = node("div", *self._name(one), why)
-        dot = node("span", class_="dot", title=one.outcome.value)
-        return node("summary", dot, name, node("span", *_took(one), class_="took"))
+        why = xml_element("div", next(titles, ""), class_="why")  # of the last that failed
+        name = xml_element("div", *self._name(one), why)
+        dot = xml_element("span", class_="dot", title=one.outcome.value)
+        return xml_element("summary", dot, name, xml_element("span", *_took(one), class_="took"))
 
     def _name(self, one: FinishedTest) -> Iterator[ET.Element]:
         test = one.test.id
         *before, last = (part for part in (test.file, test.cls, test.method) if part)
-        prefix = node("span", "".join(f"{part}::" for part in before), class_="file")
+        prefix = xml_element("span", "".join(f"{part}::" for part in before), class_="file")
         last += text.repetition(one.last, self._history.run.repetitions)
-        yield node("div", prefix, node("b", last), class_="name")
+        yield xml_element("div", prefix, xml_element("b", last), class_="name")
 
     def _details(self, one: FinishedTest) -> Iterator[ET.Element]:
-        yield node("p", self._circumstances(one), class_="facts")
-        rerun = node("code", f"{self._command} {shlex.quote(str(one.test.id))}")
-        yield node("div", rerun, node("button", "copy", class_="copy", type="button"), class_="rerun")
+        yield xml_element("p", self._circumstances(one), class_="facts")
+        rerun = xml_element("code", f"{self._command} {shlex.quote(str(one.test.id))}")
+        yield xml_element("div", rerun, xml_element("button", "copy", class_="copy", type="button"), class_="rerun")
         seen: set[str] = set()
         for attempt in one.attempts:
             pattern = without_accidents(text.screen(attempt))
             alike = ", in the same way as before" if pattern and pattern in seen else ""
             seen.add(pattern)
             if len(one.attempts) > 1:
-                yield node("p", f"attempt {attempt.number}: {attempt.outcome.value}{alike}", class_="attempt")
+                yield xml_element("p", f"attempt {attempt.number}: {attempt.outcome.value}{alike}", class_="attempt")
             yield from _attempt(attempt, bool(alike))
 
     def _circumstances(self, one: FinishedTest) -> str:
@@ -448,26 +471,32 @@ class _Page:
     def skips(self) -> Iterator[ET.Element]:
         reasons = text.skip_reasons(self._summary)
         if reasons:
-            rows = [node("li", node("b", str(number)), node("span", reason)) for reason, number in reasons]
-            head = node("div", node("h2", "Skipped tests, by reason"), class_="head")
-            yield node("section", head, node("ul", *rows, class_="reasons rest"), class_="card")
+            rows = [
+                xml_element("li", xml_element("b", str(number)), xml_element("span", reason))
+                for reason, number in reasons
+            ]
+            head = xml_element("div", xml_element("h2", "Skipped tests, by reason"), class_="head")
+            yield xml_element("section", head, xml_element("ul", *rows, class_="reasons rest"), class_="card")
 
 
 def _attempt(attempt: Attempt, is_known: bool = False) -> Iterator[ET.Element]:
     """The message of an attempt, unless it `is_known`, and all else folded."""
     if attempt.said and not is_known:
-        yield node("div", *failure(attempt), class_=f"failure {css(attempt.outcome.value)}")
+        yield xml_element("div", *render_failure(attempt), class_=f"failure {css_class(attempt.outcome.value)}")
     if attempt.leftovers:
-        yield node("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
+        yield xml_element("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
     logs = [*([("the whole account", text.account(attempt))] if text.has_parts(attempt) else []), *text.logs(attempt)]
-    folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
-    yield node("div", *folded, class_="logs")
+    folded = (
+        xml_element("details", xml_element("summary", title), xml_element("pre", words), class_="log")
+        for title, words in logs
+    )
+    yield xml_element("div", *folded, class_="logs")
 
 
 def _took(one: FinishedTest) -> Iterator[ET.Element | str]:
     """The duration of a test, and its outcome unless it passed: colour alone is not enough for every reader."""
     if one.outcome is not TestOutcome.PASSED:
-        yield node("span", one.outcome.value, class_="word")
+        yield xml_element("span", one.outcome.value, class_="word")
     if one.outcome is not TestOutcome.SKIPPED:
         yield text.duration(one.seconds)
 
@@ -479,18 +508,20 @@ def _key(one: FinishedTest) -> tuple[TestId, int]:
 # -- the timeline
 
 
-def timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Element:
+def render_timeline(history: History, links: dict[tuple[TestId, int], str]) -> ET.Element:
     """An SVG element with a bar for each test on each of its lanes.
 
     `links` has the address of each test in the page, by test and repetition. Positions on the time axis are
     percentages, so that the timeline fits any width without distorting its text.
     """
-    rows = lanes(history)
+    rows = all_lanes(history)
     length = max([history.summary.seconds, *(span.ended for span in history.spans)], default=0.0) or 1.0
     height = len(rows) * LANE + AXIS
     draw = _Timeline(length, height, history.run.repetitions, links)
     parts = [*draw.axis(), *(part for number, lane in enumerate(rows) for part in draw.lane(lane, number))]
-    return node("svg", *parts, class_="timeline", width="100%", height=height, role="group", aria_label="timeline")
+    return xml_element(
+        "svg", *parts, class_="timeline", width="100%", height=height, role="group", aria_label="timeline"
+    )
 
 
 @dataclass
@@ -503,41 +534,43 @@ class _Timeline:
     links: dict[tuple[TestId, int], str]
 
     def axis(self) -> Iterator[ET.Element]:
-        step = tick(self.length)
+        step = tick_step(self.length)
         for number in range(int(self.length * 0.97 / step) + 1):  # a label at the very end would be cut off
             x = self._percent(number * step)
-            yield node("line", class_="tick", x1=x, x2=x, y1=0, y2=self.height - AXIS + 4)
-            yield node("text", _seconds(number * step), class_="axis", x=x, y=self.height - 6)
+            yield xml_element("line", class_="tick", x1=x, x2=x, y1=0, y2=self.height - AXIS + 4)
+            yield xml_element("text", _seconds(number * step), class_="axis", x=x, y=self.height - 6)
 
     def lane(self, lane: Lane, number: int) -> Iterator[ET.Element]:
         y = number * LANE
-        yield node("line", class_="lane", x1=0, x2="100%", y1=y + LANE, y2=y + LANE)
+        yield xml_element("line", class_="lane", x1=0, x2="100%", y1=y + LANE, y2=y + LANE)
         for span in lane.spans:
             yield self._bar(span.began, span.ended, y, "unit")
         for attempt in lane.attempts:
             yield self._test(attempt, y)
 
     def _test(self, attempt: Attempt, y: float) -> ET.Element:
-        bar = self._bar(attempt.began, attempt.began + attempt.seconds, y, f"bar {css(attempt.outcome.value)}")
+        bar = self._bar(attempt.began, attempt.began + attempt.seconds, y, f"bar {css_class(attempt.outcome.value)}")
         took = f"{attempt.outcome.value}, {text.duration(attempt.seconds)} on {text.place(attempt.lease)}"
-        bar.append(node("title", f"{text.name(attempt, self.repetitions)}\n{took}"))
+        bar.append(xml_element("title", f"{text.name(attempt, self.repetitions)}\n{took}"))
         link = self.links.get((attempt.test.id, attempt.repetition))
-        return node("a", bar, href=link) if link else bar
+        return xml_element("a", bar, href=link) if link else bar
 
     def _bar(self, began: float, ended: float, y: float, class_: str) -> ET.Element:
         width = self._percent(max(0.0, ended - began))
-        return node("rect", class_=class_, x=self._percent(began), y=y + (LANE - BAR) / 2, width=width, height=BAR)
+        return xml_element(
+            "rect", class_=class_, x=self._percent(began), y=y + (LANE - BAR) / 2, width=width, height=BAR
+        )
 
     def _percent(self, seconds: float) -> str:
         return f"{seconds / self.length * 100:.4f}%"
 
 
-def css(outcome: str) -> str:
+def css_class(outcome: str) -> str:
     """The CSS class of an outcome."""
     return outcome.replace(" ", "-")
 
 
-def tick(length: float) -> float:
+def tick_step(length: float) -> float:
     """A round step (1, 2 or 5 times a power of ten) that gives an axis at most MOST_TICKS labels."""
     steps = (factor * 10.0**exponent for exponent in itertools.count(-3) for factor in (1, 2, 5))
     return next(step for step in steps if length <= step * MOST_TICKS)

@@ -15,8 +15,8 @@ from torch_testing_ext._collectives.lanes import RankLane, bars, meetings
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, Summary, Test, TestOutcome
 
 from . import text
-from .journal import History, Lane, lanes, lanes_of
-from .text import node
+from .journal import History, Lane, all_lanes, lanes_of
+from .text import xml_element
 
 # --------------------------------------------------------------------------------------------------------------------
 # The run as JSON, for programs that need more than JUnit XML can express. Pure.
@@ -26,10 +26,10 @@ from .text import node
 
 def render_json(history: History) -> str:
     """The content of the JSON report."""
-    return json.dumps(document(history), indent=1) + "\n"
+    return json.dumps(json_document(history), indent=1) + "\n"
 
 
-def document(history: History) -> dict[str, Any]:
+def json_document(history: History) -> dict[str, Any]:
     """The JSON report as a dictionary."""
     run, summary = history.run, history.summary
     return {
@@ -106,10 +106,10 @@ def render_junit(history: History) -> str:
     for one in history.summary.finished:
         cases.add(one.test, _contents(one, history.summary.policy), one.seconds, one)
     for test in history.summary.unfinished:
-        cases.add(test, [node("skipped", message=f"did not run: {text.why_unfinished(history.summary)}")])
+        cases.add(test, [xml_element("skipped", message=f"did not run: {text.why_unfinished(history.summary)}")])
     suites = [*cases.suites(), *_interruption(history.summary)]
     counts = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in COUNTS if name != "skipped"}
-    root = node("testsuites", *suites, name="run_test.py", **counts, time=_seconds(history.summary.seconds))
+    root = xml_element("testsuites", *suites, name="run_test.py", **counts, time=_seconds(history.summary.seconds))
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -137,7 +137,9 @@ class _Cases:
         self._names[name, classname] += 1
         if (number := self._names[name, classname]) > 1:  # a reader would take them for the same test
             name += f" #{number}"
-        self._by_file[file].append(node("testcase", *content, name=name, classname=classname, time=_seconds(seconds)))
+        self._by_file[file].append(
+            xml_element("testcase", *content, name=name, classname=classname, time=_seconds(seconds))
+        )
 
     def suites(self) -> Iterator[ET.Element]:
         header = self._history.run.header
@@ -150,7 +152,9 @@ class _Cases:
                 timestamp=began.isoformat(timespec="milliseconds"),
                 hostname=header.host or None,
                 file=file,
-                properties=node("properties", *(node("property", name=fact, value=value) for fact, value in facts)),
+                properties=xml_element(
+                    "properties", *(xml_element("property", name=fact, value=value) for fact, value in facts)
+                ),
             )
 
 
@@ -159,7 +163,7 @@ def _suite(name: str, cases: Sequence[ET.Element], properties: ET.Element | None
     tags = [{case.tag, *(part.tag for part in case)} for case in cases]
     counts = {count: sum(tag in found for found in tags) for count, tag in COUNTS.items()}
     seconds = sum(float(case.get("time", 0.0)) for case in cases)
-    return node("testsuite", properties, *cases, name=name, **counts, time=_seconds(seconds), **more)
+    return xml_element("testsuite", properties, *cases, name=name, **counts, time=_seconds(seconds), **more)
 
 
 def _interruption(summary: Summary) -> Iterator[ET.Element]:
@@ -167,9 +171,9 @@ def _interruption(summary: Summary) -> Iterator[ET.Element]:
     if summary.interrupted or summary.error:
         why = text.why_unfinished(summary)
         details = f"{why}; {text.count(len(summary.unfinished), 'test')} did not finish\n{summary.error}".rstrip()
-        error = node("error", details, message=why)
+        error = xml_element("error", details, message=why)
         error.set("type", "error" if summary.error else "interrupted")
-        case = node("testcase", error, name="the whole run", classname="run_test.py", time=_seconds(0.0))
+        case = xml_element("testcase", error, name="the whole run", classname="run_test.py", time=_seconds(0.0))
         yield _suite("run_test.py", [case])
 
 
@@ -188,7 +192,7 @@ def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
     category = policy.verdict_on(one)
     failed = [attempt for attempt in one.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
     if category is Category.SKIPPED:
-        yield node("skipped", message=text.title(one.last))
+        yield xml_element("skipped", message=text.title(one.last))
     elif one.outcome is TestOutcome.FLAKY:
         if category is Category.FAILED:
             yield _failure(TestOutcome.FLAKY, one.attempts[0])
@@ -200,13 +204,13 @@ def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
 
 
 def _failure(outcome: TestOutcome, attempt: Attempt) -> ET.Element:
-    return node("failure", text.message(attempt), message=text.title(attempt), type=outcome.value)
+    return xml_element("failure", text.message(attempt), message=text.title(attempt), type=outcome.value)
 
 
 def _rerun(tag: str, attempt: Attempt) -> ET.Element:
     """The failure of another attempt, with its output."""
-    children = [node("stackTrace", text.message(attempt)), *_outputs(attempt)]
-    return node(tag, *children, message=text.title(attempt), type=attempt.outcome.value)
+    children = [xml_element("stackTrace", text.message(attempt)), *_outputs(attempt)]
+    return xml_element(tag, *children, message=text.title(attempt), type=attempt.outcome.value)
 
 
 def _outputs(attempt: Attempt) -> Iterator[ET.Element]:
@@ -215,7 +219,7 @@ def _outputs(attempt: Attempt) -> Iterator[ET.Element]:
     parts += [f"{heading}:\n{words}" for heading, words in text.logs(attempt)]
     parts += text.leftovers(attempt)
     if parts:
-        yield node("system-out", "\n\n".join(parts))
+        yield xml_element("system-out", "\n\n".join(parts))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -238,7 +242,7 @@ def render_perfetto(history: History) -> str:
 def _events(history: History) -> Iterator[TraceEvent]:
     for pid, name in (DEVICES, "devices"), (SLOTS, "CPU slots"):
         yield from _process(pid, name)
-    for number, lane in enumerate(lanes(history)):
+    for number, lane in enumerate(all_lanes(history)):
         place = {"pid": DEVICES if lane.is_device else SLOTS, "tid": number}
         yield from _thread(place, lane.name)
         yield from ({**slice_, **place} for slice_ in _slices(lane, history.run.repetitions))
