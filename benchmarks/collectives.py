@@ -34,7 +34,7 @@ MOST_US = 25.0
 WITHOUT = """
 from torch_testing_ext.launch import probes
 from torch_testing_ext.launch import in_rank
-in_rank.collectives = lambda more_follow=False: b""
+in_rank.collectives_of_test = lambda more_follow=False: b""
 probes.FIRST_PROBE = 1e9
 """
 WITH = "from torch_testing_ext.launch import probes\nfrom torch_testing_ext.launch import in_rank\n"  # the same imports
@@ -78,15 +78,15 @@ for turn in range(12):
     for word in best:
         with tempfile.TemporaryDirectory() as folder:
             if word != "off":
-                sanitized_rank.prepare(True)
-                sanitized_rank.begin(0, read_kinds(word), None, Path(folder, "log"))
+                sanitized_rank.prepare_hook(True)
+                sanitized_rank.begin_sanitizing(0, read_kinds(word), None, Path(folder, "log"))
             for part in range(3):
                 began = time.thread_time()
                 for _ in range(500):
                     dist.all_reduce(mine)
                 best[word] = min(best[word], (time.thread_time() - began) / 500)
-            sanitized_rank.finish()
-            sanitized_rank.prepare(False)
+            sanitized_rank.finish_sanitizing()
+            sanitized_rank.prepare_hook(False)
 for word, seconds in best.items():
     print(word, 1e6 * seconds)
 """

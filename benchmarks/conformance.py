@@ -110,12 +110,12 @@ def run_on_ours(names: Sequence[str], slots: int, drop_in: bool) -> Results:
     if drop_in:
         return run("drop-in", CORPUS, names, slots)
     from torch_testing_ext.upstream.mapping import Side
-    from torch_testing_ext.upstream.rewriting import rewrite
+    from torch_testing_ext.upstream.rewriting import rewrite_file
 
     with tempfile.TemporaryDirectory(prefix="rewritten") as temporary:
         for name in (*names, NOTES):
             path = CORPUS / f"{name}.py"
-            Path(temporary, path.name).write_bytes(rewrite(path.read_bytes(), Side.OURS, path).source)
+            Path(temporary, path.name).write_bytes(rewrite_file(path.read_bytes(), Side.OURS, path).source)
         return run("ours", Path(temporary), names, slots)
 
 

@@ -28,7 +28,7 @@ from torch_testing_ext.upstream.rewriting import (
     is_plain,
     of_the_other_kit,
     only_of_their_side,
-    rewrite,
+    rewrite_file,
 )
 
 # isort: split
@@ -39,7 +39,7 @@ from libcst.helpers import get_full_name_for_node
 from vendoring import INSTEAD
 
 from torch_testing_ext.upstream import mapping, rewriting
-from torch_testing_ext.upstream.mapping import THEIR_KIT, Side, UserError, module_on, moved, source_of
+from torch_testing_ext.upstream.mapping import THEIR_KIT, Side, UserError, module_on, moved_name, source_of
 
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
 
@@ -54,7 +54,7 @@ class Refusal:
 
     def __str__(self) -> str:
         module, _, name = self.name.rpartition(".")
-        why = moved(f"{module_on(Side.THEIRS, module)}.{name}") or instead_of(self.name)
+        why = moved_name(f"{module_on(Side.THEIRS, module)}.{name}") or instead_of(self.name)
         return f"{self.file}:{self.line}: the checkout has no {self.name} ({why})"
 
 
@@ -70,7 +70,7 @@ class OutgoingFile:
 
 def prepare(file: Path, checkout: Path) -> OutgoingFile:
     """Rewrite a file for the checkout, and collect the names that the checkout lacks."""
-    rewritten = for_pytorch(rewriting.read(file), file)
+    rewritten = for_pytorch(rewriting.read_file(file), file)
     unmapped = set(only_of_their_side(rewritten.uses, Side.THEIRS))
     refused = tuple(
         Refusal(file, use.line, _our_name(use))
@@ -122,7 +122,7 @@ def check_checkout(checkout: Path) -> None:
 
 def for_pytorch(source: bytes, path: Path) -> RewrittenFile:
     """Rewrite a file to PyTorch's imports. Undoes what the import of it has done."""
-    return rewrite(source, Side.THEIRS, path, _MergingFinder)
+    return rewrite_file(source, Side.THEIRS, path, _MergingFinder)
 
 
 class _MergingFinder(Finder):

@@ -131,7 +131,7 @@ class _Helper:
 
 def _binding(name: str, source: Path) -> ast.stmt:
     """The statement that gives a name its value, or that imports it."""
-    statements = list(mapping.statements(mapping.parse(source).body))
+    statements = list(mapping.statements(mapping.parse_source(source).body))
     found = [node for node in statements if name in dict(mapping.bound_by(node)) and not _only_declares(node)]
     found = found or [node for node in statements if isinstance(node, ast.ImportFrom) and _by_star(name, node, source)]
     if not found:
@@ -168,7 +168,7 @@ def _text(node: ast.stmt, source: Path) -> str:
 def _end_of_imports(file: Path) -> int:
     """The line after the imports that the module begins with."""
     end = 0
-    for node in mapping.parse(file).body:
+    for node in mapping.parse_source(file).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             end = node.end_lineno or end
         elif not isinstance(node, ast.Expr):
@@ -189,7 +189,7 @@ def public_in(file: Path) -> set[str]:
 
 def reexported_in(file: Path) -> set[str]:
     """The names that a module of ours re-exports: `from x import name as name`, or `from x import *` within our kit."""
-    imports = [node for node in mapping.statements(mapping.parse(file).body) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in mapping.statements(mapping.parse_source(file).body) if isinstance(node, ast.ImportFrom)]
     explicit = {alias.name for node in imports for alias in node.names if alias.asname == alias.name}
     return explicit.union(*(public_in(source) for node in imports if (source := star_source(node, file))))
 

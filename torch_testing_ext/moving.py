@@ -57,13 +57,13 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _convert_all(project: str, files: Sequence[Path], only_show: bool) -> int:
     """Convert files, or only show how they would change. Returns the exit code."""
-    from torch_testing_ext.upstream.rewriting import convert
+    from torch_testing_ext.upstream.rewriting import convert_file
 
     changed, unread, by_hand = [], [], []
     for path in files:
         try:
             source = path.read_bytes()
-            converted = convert(source, PROJECTS[project], path)
+            converted = convert_file(source, PROJECTS[project], path)
             if converted.source != source and not only_show:
                 path.write_bytes(converted.source)
         except Exception as error:

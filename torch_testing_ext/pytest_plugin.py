@@ -180,7 +180,7 @@ def dist_env() -> Iterator[Any]:
             "or fixture, or ask for it in the code of the fixture itself, so that it is set up in the ranks",
             pytrace=False,
         )
-    yield from in_rank.make_dist_env()
+    yield from in_rank.this_dist_env()
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker(_MARK) is not None:
         from torch_testing_ext._pytest_ranks import marks
 
-        marks.expand(metafunc)
+        marks.expand_world_sizes(metafunc)
 
 
 # -- launcher variables, which only ranks have: they start when all tests have been collected
@@ -384,11 +384,11 @@ def pytest_runtest_setup(item: Any) -> None:
         return
     from torch_testing_ext._pytest_ranks import marks
 
-    why = marks.read(item)
+    why = marks.read_marks(item)
     if why:
         from torch_testing_ext._pytest_ranks import marks
 
-        marks.refuse(item, why)
+        marks.note_refusal(item, why)
     of_standalone = item.stash.get(marks.STANDALONE, None)
     spec = item.stash.get(marks.SPEC, None)
     if of_standalone is not None and not hasattr(item.config.option, "dist_is_standalone"):
@@ -400,7 +400,7 @@ def pytest_runtest_setup(item: Any) -> None:
         from torch_testing_ext._pytest_ranks import item_in_parent
 
         item_in_parent.set_up(item, spec)
-        item.runtest = functools.partial(item_in_parent.run, item, spec)
+        item.runtest = functools.partial(item_in_parent.run_in_ranks, item, spec)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -410,7 +410,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     if call.when != "teardown" and (report.passed or error is not None) and _concerns_us(item):
         from torch_testing_ext._pytest_ranks import marks
 
-        marks.report(report, error, item)
+        marks.report_refusal(report, error, item)
     launch = sys.modules.get("torch_testing_ext.launch")
     outcome = getattr(error, "outcome", None)
     if launch is not None and report.failed and isinstance(outcome, launch.Outcome):

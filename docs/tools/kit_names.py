@@ -28,7 +28,7 @@ def public_names(source: Path) -> set[str]:
 
 def _declared_in(file: Path) -> set[str]:
     """The names that a module lists in its `__all__`."""
-    assigned = (node for node in mapping.statements(mapping.parse(file).body) if isinstance(node, ast.Assign))
+    assigned = (node for node in mapping.statements(mapping.parse_source(file).body) if isinstance(node, ast.Assign))
     lists = (node.value for node in assigned if "__all__" in dict(mapping.bound_by(node)))
     parts = (part for found in lists if isinstance(found, (ast.List, ast.Tuple)) for part in found.elts)
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
@@ -58,7 +58,7 @@ def version_of(root: Path) -> str:
 def _value_of(name: str, source: Path) -> str:
     assigned = (
         node
-        for node in mapping.parse(source).body
+        for node in mapping.parse_source(source).body
         if isinstance(node, ast.Assign) and name in dict(mapping.bound_by(node))
     )
     values = [node.value.value for node in assigned if isinstance(node.value, ast.Constant)]

@@ -43,6 +43,14 @@ KNOWN_PRIVATE_NAMES = {
         "torch.testing._internal",
     },
 }
+# The parts that could be products of their own. Each has doors: the modules that the rest may import, and nothing else.
+DOORS = {
+    # The compiler, whose door is that of the mirror.
+    ("_spmd", "distributed._spmd"): {"distributed._spmd"},
+    ("runner.cluster",): {"runner.cluster.cluster_site"},
+    # What moves tests, to here and back.
+    ("upstream", "moving"): {"upstream.drop_in", "moving"},
+}
 MIRROR_MODULES = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
 TESTS = sorted(file for file in Path(__file__).parent.rglob("*.py") if not {"kit"}.intersection(file.parts[:-1]))
@@ -100,6 +108,22 @@ def runner_folder_of(module):
     """`report` for torch_testing_ext.runner.report.text; empty for modules outside the runner's folders."""
     parts = module.split(".")
     return parts[2] if parts[1:2] == ["runner"] and len(parts) > 2 else ""
+
+
+def imports_past_doors(imports, part, doors):
+    """The imports by which others enter a part of the package, given by its folders, past its doors."""
+
+    def is_inside(module):
+        return any(within(folder, [module]) for folder in part)
+
+    entered = []
+    for module, found in imports.items():
+        for imported, line in found:
+            name = imported.removeprefix(f"{PACKAGE.name}.")
+            importer = module.removeprefix(f"{PACKAGE.name}.")
+            if is_inside(name) and not is_inside(importer) and name not in doors:
+                entered.append(f"{importer}:{line} imports {name}")
+    return entered
 
 
 MODULES = modules_below(PACKAGE)
@@ -268,6 +292,25 @@ class TestBoundaries(unittest.TestCase):
                     self.assertEqual(within("torch_testing_ext.upstream", [module]), [], where)
                 if inside:
                     self.assertNotEqual(module.partition(".")[0], "torch", where)
+
+    def test_parts_are_entered_by_their_doors(self):
+        """So each can be read, changed or left out alone."""
+        for part, doors in DOORS.items():
+            with self.subTest(part=part):
+                known = {module.removeprefix(f"{PACKAGE.name}.") for module in MODULES}
+                self.assertLessEqual(doors, known)
+                self.assertEqual(imports_past_doors(IMPORTS, part, doors), [])
+
+    def test_imports_past_a_door_are_found(self):
+        graph = {
+            "shop": [("part.door", 1), ("part.inner", 2)],
+            "part.door": [("part.inner", 3)],
+            "party": [("part", 4)],
+        }
+        self.assertEqual(
+            imports_past_doors(graph, ("part",), {"part.door"}),
+            ["shop:2 imports part.inner", "party:4 imports part"],
+        )
 
     def test_only_the_runner_imports_the_runner(self):
         for file in SOURCES:

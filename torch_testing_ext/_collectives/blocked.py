@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import inspect
+import os
+import signal
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # --------------------------------------------------------------------------------------------------------------------
-# Whether a thread can reach torch.distributed from its stack: one that cannot never issues a collective.
+# Threads that can reach torch.distributed from their stack. One that cannot never issues a collective.
 #
 # The search follows variables, closures, attributes and the names that functions use. Functions of the standard
 # library and of torch count as harmless by themselves. What is too large to search counts as one that can.
@@ -317,3 +322,151 @@ def _waits_without_end(thread: ThreadState, machine: str, may_be_timed: bool) ->
     is_private = bool(operation & _FUTEX_PRIVATE)
     has_timeout = int(arguments[3], 16) != 0
     return is_wait and is_private and (may_be_timed or not has_timeout)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The state of the threads of this process, which a rank reports when it is probed.
+
+_METHODS_OF_STORES = ("get", "multi_get", "wait")
+# The deepest stack that is compared between two probes.
+_MOST_FRAMES = 30
+
+
+def state_of_process(recorder: types.ModuleType) -> RankState | None:
+    """The state of the threads of this process, without the one that asks; None if the system does not show it."""
+    stack, calling = _main_stack()
+    try:
+        threads = _other_threads()
+    except OSError:
+        return None
+    calls = ""
+    owners = None
+    if calling is not None:
+        calls = _method_called(*calling)
+        owners = _owners(*calling) if calls in _METHODS_OF_STORES else None
+    return RankState(
+        machine=os.uname().machine,
+        main=os.getpid(),
+        threads=threads,
+        frames=stack,
+        in_torch=bool(stack) and recorder.is_of_torch(stack[0][0]),
+        calls=calls,
+        others=_python_threads(recorder),
+        # The parent finds that.
+        p2p=False,
+        timers=any(signal.getitimer(signal.ITIMER_REAL)),
+        children=_has_children(),
+        for_work=_waits_for_work(threading.main_thread().ident or 0),
+        at_store=recorder.timeout_of_store(owners),
+    )
+
+
+def _other_threads() -> tuple[ThreadState, ...]:
+    """The threads of this process, without the one that asks. Raises OSError if the system does not show them."""
+    own = threading.get_native_id()
+    numbers = (int(name) for name in os.listdir("/proc/self/task"))
+    return tuple(_thread_state(number) for number in numbers if number != own)
+
+
+def _main_stack() -> tuple[tuple[tuple[str, int, str], ...], tuple[types.CodeType, int] | None]:
+    """The main thread's stack, and its innermost code with the instruction.
+
+    A frame that is held here keeps the variables of its function after it has returned. The test may notice: autograd
+    copies a gradient that somebody else refers to. So these are gone before another thread can run.
+    """
+    main = threading.main_thread().ident
+    frames = sys._current_frames()
+    frame = innermost = frames.get(main or 0)
+    stack: list[tuple[str, int, str]] = []
+    while frame is not None and len(stack) < _MOST_FRAMES:
+        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    calling = (innermost.f_code, innermost.f_lasti) if innermost is not None else None
+    return tuple(stack), calling
+
+
+def _owners(code: types.CodeType, last: int) -> list[Any] | None:
+    """The objects of which the main thread may call a method now, with one argument; None if it calls another one.
+
+    With more arguments, a store may have another time-out than its own.
+    """
+    instructions = dis.get_instructions(code)
+    call = next((instruction for instruction in instructions if instruction.offset == last), None)
+    if call is None or call.opname not in ("CALL", "CALL_METHOD") or call.arg != 1:
+        return None
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or (frame.f_code, frame.f_lasti) != (code, last):
+        return None
+    owners = list(variables_of(frame))
+    owners += [frame.f_globals.get(name) for name in code.co_names]
+    attributes: list[Any] = []
+    for owner in owners:
+        attributes += getattr(owner, "__dict__", {}).values()
+    return owners + attributes
+
+
+def _python_threads(recorder: types.ModuleType) -> tuple[PythonThread, ...]:
+    """The threads that run Python, without the main one and the one that asks."""
+    frames = sys._current_frames()
+    for number in (threading.main_thread().ident, threading.get_ident()):
+        frames.pop(number or 0, None)
+    known = {thread.ident: thread for thread in threading.enumerate()}
+    others = []
+    for number, frame in frames.items():
+        calls = _method_called(frame.f_code, frame.f_lasti)
+        is_in_torch = bool(recorder.is_of_torch(frame.f_code.co_filename))
+        in_torch = is_in_torch or calls == "wait" or _waits_for_work(number)
+        # The frame itself if all are of the standard library.
+        shown = next(_outside(frame), frame)
+        place = f"{os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno}"
+        thread = known.get(number)
+        name = thread.name if thread else number
+        native_id = (thread and thread.native_id) or 0
+        others.append(PythonThread(native_id, f"thread {name} ({place})", can_reach(frame), in_torch))
+    return tuple(others)
+
+
+def _outside(innermost: types.FrameType) -> Iterator[types.FrameType]:
+    """The frames of a thread outside of the standard library, innermost first."""
+    for frame, _ in traceback.walk_stack(innermost):
+        package, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
+        if package not in sys.stdlib_module_names:
+            yield frame
+
+
+def _waits_for_work(thread: int) -> bool:
+    """Is the thread known to wait for a work? Only where the hook is installed."""
+    hook = sys.modules.get("torch_testing_ext._torch.operation_hook")
+    return hook is not None and bool(hook.is_waiting_for_work(thread))
+
+
+def _has_children() -> bool:
+    """Has this process started others, which may send it a signal? True where the system does not say."""
+    try:
+        return any(Path(f"/proc/self/task/{name}/children").read_text() for name in os.listdir("/proc/self/task"))
+    except OSError:
+        return True
+
+
+def _thread_state(number: int) -> ThreadState:
+    folder = Path(f"/proc/self/task/{number}")
+    # Behind the name in parentheses, which may hold anything.
+    _, _, fields = (folder / "stat").read_text().rpartition(")")
+    status = fields.split()[0]
+    name = (folder / "comm").read_text().strip()
+    call = (folder / "syscall").read_text().strip()
+    ran = (folder / "schedstat").read_text().strip()
+    return ThreadState(number, name, status, call, ran)
+
+
+def _method_called(code: types.CodeType, last: int) -> str:
+    """The method that a frame calls now, from its instructions; "" if it is not certain."""
+    name = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.offset > last:
+            break
+        if instruction.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+            name = str(instruction.argval)
+        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            name = ""
+    return name

@@ -11,12 +11,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of, verb_for
 
-from .records import Call, RankRecord, SharedGroup, Site, alike, shared_groups, whole
+from .records import Call, RankRecord, SharedGroup, Site, ranks_grouped_by, shared_groups, whole_records
 
 # --------------------------------------------------------------------------------------------------------------------
 # Sends and receives: which belong together, and which have no partner yet. Only a log of all calls knows them.
 
 Peer = TypeVar("Peer", int, int | None)
+# The records of the ranks of a test.
+Records = Sequence[RankRecord]
+# The calls of each rank in a group, and one call of each.
+CallsByRank = Mapping[int, Sequence[Call]]
+CallOfRank = Mapping[int, Call]
+# The ranks that have ended, and how.
+Ended = Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,9 @@ class _Inbox:
     received: dict[int | None, list[Call]]
 
 
-def _inboxes(records: Sequence[RankRecord]) -> list[tuple[SharedGroup, int, _Inbox]]:
+def _inboxes(records: Records) -> list[tuple[SharedGroup, int, _Inbox]]:
     """The inboxes of all ranks, with the group of their messages."""
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     if not any(record.messages for record in by_rank.values()):
         return []
     all_inboxes = []
@@ -97,7 +104,7 @@ def _put(inboxes: Mapping[tuple[int, int], _Inbox], group: SharedGroup, rank: in
         inboxes[rank, call.tag].received.setdefault(peer, []).append(call)
 
 
-def pairs_of(records: Sequence[RankRecord]) -> list[Pair]:
+def pairs_of(records: Records) -> list[Pair]:
     """The sends and receives that belong together. Where a rank receives from any, that is not known."""
     pairs = []
     for group, target, inbox in _inboxes(records):
@@ -110,7 +117,7 @@ def pairs_of(records: Sequence[RankRecord]) -> list[Pair]:
     return pairs
 
 
-def unpaired(records: Sequence[RankRecord]) -> list[Wait]:
+def unpaired(records: Records) -> list[Wait]:
     """The sends and receives without a partner. Where a rank receives from any, only their numbers are compared."""
     waits: list[Wait] = []
     for group, target, inbox in _inboxes(records):
@@ -168,14 +175,19 @@ class FindingKind(enum.Enum):
     MISMATCH = "mismatch"
     DEADLOCK = "deadlock"
     LEFT_ALONE = "left alone"
-    BEHIND = "behind"  # members of a group that hangs have not come to the latest call of the others
-    UNMATCHED = "unmatched"  # a call that lacks its peers, although all ranks have passed
-    ORDER = "order"  # opposite orders that happened to pass
-    PARTED = "parted"  # tensors that ranks must hold alike
+    # Members of a group that hangs have not come to the latest call of the others.
+    BEHIND = "behind"
+    # A call that lacks its peers, although all ranks have passed.
+    UNMATCHED = "unmatched"
+    # Opposite orders that happened to pass.
+    ORDER = "order"
+    # Tensors that ranks must hold alike.
+    PARTED = "parted"
     UNWAITED = "unwaited"
     RACE = "race"
     NAN = "nan"
-    RECORDER = "recorder"  # the sanitizer itself has failed
+    # The sanitizer itself has failed.
+    RECORDER = "recorder"
 
 
 class Doing(NamedTuple):
@@ -184,11 +196,14 @@ class Doing(NamedTuple):
     rank: int
     did: str
     site: Site | None
-    awaited: tuple[int, ...] = ()  # the ranks for which it waits
-    call: str = ""  # in which it waits for them
+    # The ranks for which it waits.
+    awaited: tuple[int, ...] = ()
+    # The call in which it waits for them.
+    call: str = ""
 
     def __str__(self) -> str:
-        return f"rank {self.rank}: {self.did}" + (f"   {self.site}" if self.site else "")
+        text = f"rank {self.rank}: {self.did}"
+        return f"{text}   {self.site}" if self.site else text
 
 
 @dataclass(frozen=True)
@@ -268,20 +283,20 @@ def _calls_in(group: SharedGroup, by_rank: Mapping[int, RankRecord]) -> dict[int
     return {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
 
 
-def _of_group(group: SharedGroup) -> str:
+def _of_named_group(group: SharedGroup) -> str:
     return "" if group.title == "the default group" else f" of {group.title}"
 
 
 # -- mismatch
 
 
-def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -> Finding | None:
+def first_mismatch(records: Records, unless_raised: bool = False) -> Finding | None:
     """The first collective of a group in which members disagree; of several groups, the one that was issued first.
 
     `unless_raised`: leave out a mismatch after which a collective has raised. The ranks have not failed for that: the
     test expects it.
     """
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     candidates: list[_Candidate] = []
     for group in shared_groups(records):
         candidate = _first_mismatch_in(group, _calls_in(group, by_rank), unless_raised)
@@ -295,9 +310,7 @@ def first_mismatch(records: Sequence[RankRecord], unless_raised: bool = False) -
     return _first_of(candidates)
 
 
-def _first_mismatch_in(
-    group: SharedGroup, calls: Mapping[int, Sequence[Call]], unless_raised: bool
-) -> _Candidate | None:
+def _first_mismatch_in(group: SharedGroup, calls: CallsByRank, unless_raised: bool) -> _Candidate | None:
     """The first collective of this group in which members disagree: what comes after it is not looked at."""
     most = max(map(len, calls.values()), default=0)
     for place in range(1, most + 1):
@@ -311,9 +324,7 @@ def _first_mismatch_in(
     return None
 
 
-def _mismatch_at(
-    group: SharedGroup, place: int, calls_there: Mapping[int, Call], calls: Mapping[int, Sequence[Call]]
-) -> Finding | None:
+def _mismatch_at(group: SharedGroup, place: int, calls_there: CallOfRank, calls: CallsByRank) -> Finding | None:
     """The mismatch among the calls of one place, if there is one."""
     agreements = {call.agreement for call in calls_there.values()}
     if len(agreements) > 1 or _have_other_parts(calls_there):
@@ -327,13 +338,11 @@ def _with_parts(call: Call) -> Call:
     return replace(call, details=(*call.details, " to ".join(call.parts)))
 
 
-def _mismatch(
-    group: SharedGroup, place: int, calls_there: Mapping[int, Call], calls: Mapping[int, Sequence[Call]]
-) -> Finding:
+def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: CallsByRank) -> Finding:
     """The finding about members that disagree in the calls of one place."""
     if len({(call.inputs, call.agreement) for call in calls_there.values()}) == 1:
         calls_there = {rank: _with_parts(call) for rank, call in calls_there.items()}
-    groups = alike(calls_there, lambda call: (call.kind, call.inputs, call.agreement, call.details))
+    groups = ranks_grouped_by(calls_there, lambda call: (call.kind, call.inputs, call.agreement, call.details))
     rest = [rank for ranks, _ in groups[_MOST_WAYS:] for rank in ranks]
     groups = groups[:_MOST_WAYS]
     parts = []
@@ -357,16 +366,14 @@ def _mismatch(
     )
 
 
-def _have_other_parts(calls: Mapping[int, Call]) -> bool:
+def _have_other_parts(calls: CallOfRank) -> bool:
     """Do members put together parts of other shapes or placements, although they have as many elements?"""
     layouts = {call.layout for call in calls.values()} - {()}
     parts = {call.parts for call in calls.values()} - {()}
     return len(layouts) > 1 or len(parts) > 1
 
 
-def _side_by_side(
-    groups: Sequence[tuple[Sequence[int], Call]], place: int, calls: Mapping[int, Sequence[Call]]
-) -> tuple[str, ...]:
+def _side_by_side(groups: Sequence[tuple[Sequence[int], Call]], place: int, calls: CallsByRank) -> tuple[str, ...]:
     """The calls that lead to a mismatch, a column for all ranks that agree there, with a mark where they differ."""
     first = max(1, place - _CALLS_BEFORE)
     columns = []
@@ -386,7 +393,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _WIDEST_COLUMN else f"{text[: _WIDEST_COLUMN - 3]}..."
 
 
-def _wrong_exchange(group: SharedGroup, place: int, calls: Mapping[int, Call]) -> Finding | None:
+def _wrong_exchange(group: SharedGroup, place: int, calls: CallOfRank) -> Finding | None:
     """The first pair of ranks of which one sends another number of elements than the other expects."""
     exchanges = {rank: call.exchange for rank, call in calls.items() if call.exchange is not None}
     for (at, sender), (to, receiver) in itertools.product(enumerate(group.ranks), repeat=2):
@@ -426,7 +433,7 @@ def _wrong_pair(pair: Pair) -> Finding:
     )
 
 
-def _doing(calls: Mapping[int, Call]) -> tuple[Doing, ...]:
+def _doing(calls: CallOfRank) -> tuple[Doing, ...]:
     return tuple(Doing(rank, _described(call), call.site) for rank, call in sorted(calls.items()))
 
 
@@ -437,12 +444,12 @@ def _described(call: Call) -> str:
 # -- waiting
 
 
-def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
+def waiting_calls(records: Records) -> dict[int, list[Wait]]:
     """The collectives of each rank that are not over, in the order of the calls.
 
     A member of whose collectives nothing is known counts as missing.
     """
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     all_waits: list[Wait] = []
     for group in shared_groups(records):
         issued = _calls_in(group, by_rank)
@@ -459,7 +466,7 @@ def waits(records: Sequence[RankRecord]) -> dict[int, list[Wait]]:
     return grouped((wait.rank, wait) for wait in in_order)
 
 
-def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) -> dict[int, Wait]:
+def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Ended) -> dict[int, Wait]:
     """The ranks that cannot go on if each waits for one of its collectives, with the one that keeps it from going on.
 
     `ended`: the ranks that issue nothing any more. A rank may go on as long as one of its collectives lacks no member,
@@ -474,12 +481,12 @@ def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Mapping[int, str]) 
             del left[rank]
 
 
-def _never_ends(wait: Wait, left: Mapping[int, object], ended: Mapping[int, str]) -> bool:
+def _never_ends(wait: Wait, left: Mapping[int, object], ended: Ended) -> bool:
     never = (member in left or member in ended for member in wait.missing)
     return all(never) if wait.any_of else any(never)
 
 
-def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], suspected: bool = False) -> Finding:
+def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: bool = False) -> Finding:
     """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
     lines = tuple(_waiting(rank, wait) for rank, wait in sorted(deadlocked.items()))
     left_alone = _left_alone(deadlocked, ended)
@@ -496,28 +503,30 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Mapping[int, str], 
         hidden = len(parts) - _LONGEST_CYCLE
         parts[_LONGEST_CYCLE - 1 : -1] = [f"which waits for {hidden + 1} more in turn"]
     sentence = ", ".join(parts)
-    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}" if suspected else sentence, lines, tuple(cycle))
+    if suspected:
+        sentence = f"suspected: {sentence}"
+    return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(cycle))
 
 
 def _waiting(rank: int, wait: Wait) -> Doing:
-    call = f"{wait.name}{_of_group(wait.group)}"
+    call = f"{wait.name}{_of_named_group(wait.group)}"
     return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
 
 
-def _left_alone(deadlocked: Mapping[int, Wait], ended: Mapping[int, str]) -> tuple[str, tuple[int, ...]] | None:
+def _left_alone(deadlocked: Mapping[int, Wait], ended: Ended) -> tuple[str, tuple[int, ...]] | None:
     for _, wait in sorted(deadlocked.items()):
         gone = tuple(rank for rank in wait.missing if rank in ended)
         if gone:
-            same = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
-            return left_alone_sentence(gone, ended, wait, same), gone
+            waiting = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
+            return left_alone_sentence(gone, ended, wait, waiting), gone
     return None
 
 
-def _is_same_call(one: Wait, other: Wait) -> bool:
-    return one.group.key == other.group.key and one.call.place == other.call.place
+def _is_same_call(first: Wait, second: Wait) -> bool:
+    return first.group.key == second.group.key and first.call.place == second.call.place
 
 
-def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wait, waiting: Sequence[int]) -> str:
+def left_alone_sentence(gone: Sequence[int], ended: Ended, wait: Wait, waiting: Sequence[int]) -> str:
     """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
     verb = verb_for(waiting, "waits", "wait")
@@ -526,7 +535,7 @@ def left_alone_sentence(gone: Sequence[int], ended: Mapping[int, str], wait: Wai
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
         return f"{list_of(gone)} {how} without {doing} that for which {list_of(waiting)} {verb} ({wait.title})"
-    return f"{list_of(gone)} {how} without {wait.call}{_of_group(wait.group)}, in which {list_of(waiting)} {verb}"
+    return f"{list_of(gone)} {how} without {wait.call}{_of_named_group(wait.group)}, in which {list_of(waiting)} {verb}"
 
 
 def _cycle(deadlocked: Mapping[int, Wait]) -> list[int]:
@@ -539,12 +548,12 @@ def _cycle(deadlocked: Mapping[int, Wait]) -> list[int]:
     return path[path.index(rank) :]
 
 
-def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], waiting: Sequence[int]) -> Finding | None:
+def first_left_alone(records: Records, ended: Ended, waiting: Sequence[int]) -> Finding | None:
     """A rank that ended by itself without a collective that ranks of `waiting` have issued.
 
     Whether a collective has completed does not matter here: the ranks of `waiting` have lost their peer or hang.
     """
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     candidates = []
     for group in shared_groups(records):
         calls = _calls_in(group, by_rank)
@@ -565,8 +574,8 @@ def first_left_alone(records: Sequence[RankRecord], ended: Mapping[int, str], wa
 def _left_alone_at(
     group: SharedGroup,
     place: int,
-    calls: Mapping[int, Sequence[Call]],
-    ended: Mapping[int, str],
+    calls: CallsByRank,
+    ended: Ended,
     waiting: Sequence[int],
 ) -> list[_Candidate]:
     """The finding about ranks that have ended before their call of this place, if ranks of `waiting` are in it."""
@@ -580,7 +589,7 @@ def _left_alone_at(
     return [_Candidate(call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone))]
 
 
-def differences(records: Sequence[RankRecord]) -> list[Finding]:
+def differences(records: Records) -> list[Finding]:
     """Explain ranks that hang: by the first mismatch or, for each group, by the members that lag behind the others.
 
     Only the *issuing* of a collective counts: gloo records its completion late, or never.
@@ -588,12 +597,12 @@ def differences(records: Sequence[RankRecord]) -> list[Finding]:
     mismatch = first_mismatch(records)
     if mismatch is not None:
         return [mismatch]
-    by_rank = whole(records)
-    found = (_behind(group, _calls_in(group, by_rank)) for group in shared_groups(records))
-    return [finding for finding in found if finding is not None]
+    by_rank = whole_records(records)
+    findings = [_behind(group, _calls_in(group, by_rank)) for group in shared_groups(records)]
+    return [finding for finding in findings if finding is not None]
 
 
-def _behind(group: SharedGroup, calls: Mapping[int, Sequence[Call]]) -> Finding | None:
+def _behind(group: SharedGroup, calls: CallsByRank) -> Finding | None:
     """The finding about members that have not come to the latest call of the others, if there are some."""
     most = max(map(len, calls.values()), default=0)
     if most == 0:
@@ -604,12 +613,12 @@ def _behind(group: SharedGroup, calls: Mapping[int, Sequence[Call]]) -> Finding 
         return None
     call = next(iter(in_front.values()))
     who_waits = f"{list_of(list(in_front))} {verb_for(in_front, 'waits', 'wait')}"
-    sentence = f"{list_of(behind)} never reached {call}{_of_group(group)}, in which {who_waits}"
+    sentence = f"{list_of(behind)} never reached {call}{_of_named_group(group)}, in which {who_waits}"
     lines = tuple(Doing(rank, f"in {call}", call.site) for rank, call in in_front.items())
     return Finding(FindingKind.BEHIND, sentence, lines, behind)
 
 
-def is_uneven(records: Sequence[RankRecord]) -> bool:
+def is_uneven(records: Records) -> bool:
     """Has a rank issued more in a group than another member?"""
     by_rank = {record.rank: record for record in records}
     for group in shared_groups(records):
@@ -619,7 +628,7 @@ def is_uneven(records: Sequence[RankRecord]) -> bool:
     return False
 
 
-def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
+def first_uneven(records: Records) -> Finding | None:
     """A collective that some members have issued and others have not, although all ranks have passed.
 
     Nobody has missed it. Where something has raised, the ranks may have left it out for that.
@@ -638,28 +647,28 @@ def first_uneven(records: Sequence[RankRecord]) -> Finding | None:
         if issued and len(calls) == len(group.ranks):
             gone = tuple(rank for rank in group.ranks if rank not in issued)
             first = next(iter(issued.values()))
-            sentence = _without(gone, first, group, list(issued))
+            sentence = _passed_without(gone, first, group, list(issued))
             finding = Finding(FindingKind.UNMATCHED, sentence, _doing(issued), gone, is_hazard=True)
             candidates.append(_Candidate(first.order, finding))
     return _first_of(candidates)
 
 
-def _without(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
+def _passed_without(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
     have = verb_for(issuers, "has", "have")
-    return f"{list_of(gone)} passed without {call}{_of_group(group)}, which {list_of(issuers)} {have} issued"
+    return f"{list_of(gone)} passed without {call}{_of_named_group(group)}, which {list_of(issuers)} {have} issued"
 
 
 # -- only with logs
 
 
-def first_unmatched(records: Sequence[RankRecord], has_raised: bool = False) -> Finding | None:
+def first_unmatched(records: Records, has_raised: bool = False) -> Finding | None:
     """A call of ranks that have all passed which lacks members or its peer: nobody has missed it.
 
     `has_raised`: only a call that has raised for that, as a warning.
     """
     known = {record.rank for record in records if record.is_whole}
     candidates = []
-    for wait in itertools.chain.from_iterable(waits(records).values()):
+    for wait in itertools.chain.from_iterable(waiting_calls(records).values()):
         call = wait.call
         if call.tells_end or call.raised is not has_raised or not known.issuperset(wait.missing):
             continue
@@ -680,14 +689,16 @@ def _unmatched(wait: Wait) -> str:
         verb = "received" if wait.call.kind == "send" else "sent"
         return f"nobody has {verb} the message of rank {wait.rank}'s {wait.title}"
     issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
-    return _without(wait.missing, wait.call, wait.group, issuers)
+    return _passed_without(wait.missing, wait.call, wait.group, issuers)
 
 
 def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
     """The finding that a rank has written into its log."""
     site = Site(*note["site"]) if note.get("site") else None
     issued = Site(*note["issued"]) if note.get("issued") else None
-    where = f" ({site})" if site else ""
-    where += f", issued at {issued}" if issued else ""
-    kind = FindingKind(note["kind"])
-    return Finding(kind, f"rank {rank}: {note['text']}{where}", (Doing(rank, note["text"], site),), (rank,))
+    sentence = f"rank {rank}: {note['text']}"
+    if site:
+        sentence += f" ({site})"
+    if issued:
+        sentence += f", issued at {issued}"
+    return Finding(FindingKind(note["kind"]), sentence, (Doing(rank, note["text"], site),), (rank,))

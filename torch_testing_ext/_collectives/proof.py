@@ -10,8 +10,22 @@ from torch_testing_ext._process.files import is_library
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 
 from .blocked import RankState, why_not_blocked
-from .findings import STORE, Finding, FindingKind, Wait, deadlocked, describe_deadlock, first_mismatch, waits
+from .findings import (
+    STORE,
+    Ended,
+    Finding,
+    FindingKind,
+    Records,
+    Wait,
+    deadlocked,
+    describe_deadlock,
+    first_mismatch,
+    waiting_calls,
+)
 from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site
+
+RecordsByRank = Mapping[int, RankRecord]
+WaitsByRank = Mapping[int, list[Wait]]
 
 # --------------------------------------------------------------------------------------------------------------------
 # Waits at a store: for a key, or for the other members of a group that a rank makes.
@@ -20,7 +34,7 @@ from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site
 _LATEST = 1_000_000_000
 
 
-def waits_at_stores(running: Mapping[int, RankRecord], known: Iterable[RankRecord]) -> dict[int, Wait]:
+def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict[int, Wait]:
     """The ranks that wait at a store, each with the ranks that may end that: members of its group, or any rank.
 
     A process that a rank has started may set a key, too.
@@ -67,7 +81,7 @@ def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
     return any(other.members == group.members for other in _of_that_name(record, group))
 
 
-def suspected_creation(records: Sequence[RankRecord]) -> Finding | None:
+def suspected_creation(records: Records) -> Finding | None:
     """Suspect the members for which a rank that makes a group waits: they make another one, or none."""
     making: dict[int, GroupRecord] = {}
     for record in records:
@@ -135,9 +149,10 @@ def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
 # **Theorem.** Two probes saw each rank of a set S in the same state, with the same calls:
 #
 # 1. each of its calls that are not known to be over lacks a member that is in S as well, or has ended; a receive from
-# any    rank lacks all of its possible senders in this way (`findings.deadlocked`); 2. none of these calls has a
-# time-out that ends before the test does (`ProofRules.endless`); 3. no thread of it that may issue a call can go on,
-# except by the end of one of these calls (`blocked.why_not_blocked`).
+#    any rank lacks all of its possible senders in this way (`findings.deadlocked`);
+# 2. none of these calls has a time-out that ends before the test does (`ProofRules.endless`);
+# 3. no thread of it that may issue a call can go on, except by the end of one of these calls
+#    (`blocked.why_not_blocked`).
 #
 # Then no rank of S ever issues another call, and none of these calls ever ends.
 #
@@ -157,9 +172,10 @@ def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
 # - The probes of the ranks need not be simultaneous: 1 and 3 hold for each rank from its first probe to its second one,
 #   and the first probes of all ranks come before the second ones.
 # - A thread that sleeps in a private futex without a time-out is woken only by threads of its own process. Those of
-# gloo,   known by their names or their loop, only end calls. What a Python thread can reach by its stack is all that it
-# may do   (`launch.reach`). - Nothing outside of the test acts: no debugger, no process that sends signals, other than
-# those that the rank started.
+#   gloo, known by their names or their loop, only end calls. What a Python thread can reach by its stack is all that it
+#   may do (`blocked.can_reach`).
+# - Nothing outside of the test acts: no debugger, no process that sends signals, other than those that the rank
+#   started.
 #
 # `why_not_blocked` reads what the kernel shows of threads, so on systems other than Linux on x86-64 and arm64 nothing
 # is proven.
@@ -183,7 +199,7 @@ class ProofRules:
 class Evidence:
     """The results of the probes so far."""
 
-    records: Mapping[int, RankRecord] = field(default_factory=dict)
+    records: RecordsByRank = field(default_factory=dict)
     # The calls that each rank waited in.
     waits: frozenset[tuple[int, int]] = frozenset()
     # Seen once: by now the others may have come to the call, or answered.
@@ -201,16 +217,16 @@ class Conclusion:
     doubt: str = ""
 
 
-def conclude(
+def judge_probe(
     before: Evidence,
-    running: Mapping[int, RankRecord],
+    running: RecordsByRank,
     left: Mapping[int, RankRecord | None],
-    ended: Mapping[int, str],
+    ended: Ended,
     rules: ProofRules,
 ) -> Conclusion:
     """Judge one probe. `running`: the answers of ranks; `left`: what others have left; `ended`: how these ended."""
     known = [*running.values(), *(record for record in left.values() if record is not None)]
-    waiting = {rank: calls for rank, calls in waits(known).items() if rank in running}
+    waiting = {rank: calls for rank, calls in waiting_calls(known).items() if rank in running}
     mismatch = endless_mismatch(known, [wait.call for calls in waiting.values() for wait in calls], rules)
     if mismatch is not None:
         return _conclude_mismatch(before, mismatch, ended)
@@ -228,7 +244,7 @@ def conclude(
     return Conclusion(evidence, doubt=next(iter(doubts.values()), ""))
 
 
-def _conclude_mismatch(before: Evidence, mismatch: Finding, ended: Mapping[int, str]) -> Conclusion:
+def _conclude_mismatch(before: Evidence, mismatch: Finding, ended: Ended) -> Conclusion:
     """A mismatch counts at once if no member has yet to come, or if it is seen for the second time."""
     all_have_come = ended.keys() >= set(mismatch.awaited)
     if before.has_mismatch or all_have_come:
@@ -236,9 +252,7 @@ def _conclude_mismatch(before: Evidence, mismatch: Finding, ended: Mapping[int, 
     return Conclusion(replace(before, has_mismatch=True), is_suspicious=True)
 
 
-def _with_waits_at_stores(
-    waiting: Mapping[int, list[Wait]], running: Mapping[int, RankRecord], known: Sequence[RankRecord]
-) -> dict[int, list[Wait]]:
+def _with_waits_at_stores(waiting: WaitsByRank, running: RecordsByRank, known: Records) -> dict[int, list[Wait]]:
     """The waits of each rank, with those at stores."""
     all_waits = dict(waiting)
     for rank, wait in waits_at_stores(running, known).items():
@@ -250,7 +264,7 @@ def _with_waits_at_stores(
     return all_waits
 
 
-def _suspects(waiting: Mapping[int, list[Wait]], ended: Mapping[int, str], rules: ProofRules) -> dict[int, Wait]:
+def _suspects(waiting: WaitsByRank, ended: Ended, rules: ProofRules) -> dict[int, Wait]:
     """The ranks that wait for ever if they do nothing but wait: points 1 and 2 of the theorem."""
     endless = {}
     for rank, in_calls in waiting.items():
@@ -259,7 +273,7 @@ def _suspects(waiting: Mapping[int, list[Wait]], ended: Mapping[int, str], rules
     return deadlocked(endless, ended)
 
 
-def _doubts(suspects: Iterable[int], before: Evidence, running: Mapping[int, RankRecord]) -> dict[int, str]:
+def _doubts(suspects: Iterable[int], before: Evidence, running: RecordsByRank) -> dict[int, str]:
     """Why suspects may do something else than wait: point 3 of the theorem. Those that certainly wait are left out."""
     doubts = {}
     for rank in sorted(suspects):
@@ -270,7 +284,7 @@ def _doubts(suspects: Iterable[int], before: Evidence, running: Mapping[int, Ran
     return doubts
 
 
-def endless_mismatch(known: Sequence[RankRecord], latest: Iterable[Call], rules: ProofRules) -> Finding | None:
+def endless_mismatch(known: Records, latest: Iterable[Call], rules: ProofRules) -> Finding | None:
     """The first mismatch. A test of a group's own time-out goes on by itself: its end shows what the mismatch means."""
     shortest = min(rules.endless, DEFAULT_OF_GROUPS)
     is_endless = all(call.timeout >= shortest for call in latest)

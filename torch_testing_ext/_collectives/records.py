@@ -20,8 +20,8 @@ from .blocked import RankState
 # --------------------------------------------------------------------------------------------------------------------
 # The collectives that a rank has issued, as the rules read them.
 #
-# Three sources give them, each as calls with the number of their group: torch's flight recorders (`raw`), the log of
-# `--sanitize`, and ranks that are threads.
+# Three sources give them, each as calls with the number of their group: torch's flight recorders (`unpack_record`), the
+# log of `--sanitize`, and ranks that are threads.
 
 # Collectives whose inputs must be alike on all ranks, with any backend.
 _ALIKE = (
@@ -169,7 +169,7 @@ class RankRecord:
         return max((calls[-1] for calls in self.calls.values()), key=lambda call: call.order, default=None)
 
 
-def whole(records: Sequence[RankRecord]) -> dict[int, RankRecord]:
+def whole_records(records: Sequence[RankRecord]) -> dict[int, RankRecord]:
     """The records that lack nothing, by rank: only these can be compared call by call."""
     return {record.rank: record for record in records if record.is_whole}
 
@@ -309,7 +309,7 @@ def _knows_another(keys: Iterable[GroupKey], wanted: GroupKey) -> bool:
     return bool(of_that_name) and (wanted.generation, wanted.world) not in of_that_name
 
 
-def alike(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:
+def ranks_grouped_by(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:
     """The ranks grouped by a property of their calls, the smallest group first, each with its first rank's call."""
     by_key = grouped((key(call), rank) for rank, call in sorted(calls.items()))
     return [(ranks, calls[ranks[0]]) for ranks in sorted(by_key.values(), key=len)]
@@ -339,7 +339,7 @@ _DTYPES = {
 }
 
 
-def pack(
+def pack_record(
     groups: Sequence[tuple[Any, ...]],
     dumps: Sequence[tuple[int, bytes]],
     errors: Sequence[int],
@@ -531,7 +531,7 @@ def keys_of(groups: Sequence[GroupRecord]) -> list[GroupKey]:
     return [GroupKey(group.name, number, "", group.world) for group, number in zip(groups, used, strict=True)]
 
 
-def unpack(data: bytes) -> RawRecord | None:
+def unpack_record(data: bytes) -> RawRecord | None:
     """Read the record that a rank has left; None if there is none, or it is incomplete."""
     try:
         return RawRecord(data) if data else None
@@ -541,11 +541,11 @@ def unpack(data: bytes) -> RawRecord | None:
 
 def read_raw(rank: int, data: bytes) -> RankRecord | None:
     """The record of a rank from what it has left."""
-    raw = unpack(data)
+    raw = unpack_record(data)
     return raw.record(rank) if raw is not None else None
 
 
-def agree(records: Sequence[RawRecord | None]) -> bool:
+def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
     """Have all members of every group issued the same? If not, look closer: the inputs of a scatter are its root's."""
     seen: dict[GroupKey, list[tuple[Any, ...]]] = {}
     for record in records:

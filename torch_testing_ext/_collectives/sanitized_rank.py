@@ -246,7 +246,7 @@ class CallRecorder:
         frames = traceback.extract_tb(error.__traceback__)
         if not self.error and frames and _is_not_of_the_program(frames[-1].filename):
             self.error = "".join(traceback.format_exception(error))
-            with suppress(Exception):  # `finish` raises it in any case, unless the rank ends before
+            with suppress(Exception):  # `finish_sanitizing` raises it in any case, unless the rank ends before
                 text = f"the sanitizer failed: {type(error).__name__}: {error}"
                 self._log.note({"kind": "recorder", "text": text})
 
@@ -435,7 +435,7 @@ class RankSanitizer:
 _current: RankSanitizer | None = None
 
 
-def prepare(wanted: bool) -> None:
+def prepare_hook(wanted: bool) -> None:
     """Install the hook, for this process and those that it forks, or remove it."""
     if wanted:
         operation_hook.install()
@@ -443,7 +443,7 @@ def prepare(wanted: bool) -> None:
         operation_hook.remove()
 
 
-def begin(rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path) -> None:
+def begin_sanitizing(rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path) -> None:
     """Sanitize this process from now on; its log is a new file at `path`."""
     global _current
     if _current is None:
@@ -467,7 +467,7 @@ def _leave_alone() -> None:
     operation_hook.watch_waits(None, None)
 
 
-def finish() -> None:
+def finish_sanitizing() -> None:
     """The test has returned. Raises RecorderError."""
     global _current
     current, _current = _current, None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 
 from .findings import Doing, Finding, FindingKind, Wait, describe_deadlock, pairs_of
-from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, shared_groups, whole
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, shared_groups, whole_records
 
 # --------------------------------------------------------------------------------------------------------------------
 # Collectives of overlapping groups that ranks have issued in opposite orders, although it passed this time.
@@ -40,7 +40,7 @@ def first_inversion(records: Sequence[RankRecord]) -> Finding | None:
     The calls of each thread of a rank are ordered; those of two threads may be in any order, and wait for each other
     nowhere. Calls that lack a member are left out.
     """
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     groups = {group.key: group for group in shared_groups(records) if by_rank.keys() >= set(group.ranks)}
     edges: dict[_Node, dict[_Node, _Edge]] = {}
     for rank, calls in _calls_of_threads(by_rank, groups):
@@ -324,7 +324,7 @@ def _programs(records: Sequence[RankRecord]) -> list[_Program]:
     for pair in pairs_of(records):
         add(pair.source, pair.send, pair.group, [(pair.target, pair.receive.order)])
         add(pair.target, pair.receive, pair.group, [(pair.source, pair.send.order)])
-    by_rank = whole(records)
+    by_rank = whole_records(records)
     for group in shared_groups(records):
         if not by_rank.keys() >= set(group.ranks):
             continue

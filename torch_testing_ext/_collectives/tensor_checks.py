@@ -95,7 +95,7 @@ def _pieces(tensor: torch.Tensor) -> list[Span]:
     return pieces if len(pieces) <= _MOST_PIECES else []
 
 
-def overlap(some: Sequence[Span], others: Sequence[Span]) -> bool:
+def do_overlap(some: Sequence[Span], others: Sequence[Span]) -> bool:
     for start, end in some:
         for other_start, other_end in others:
             if start < other_end and other_start < end:
@@ -218,14 +218,14 @@ def outputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [] if spec.outputs is None else list(tensors_of(args[spec.outputs]))
 
 
-def shown(tensors: list[torch.Tensor]) -> str:
+def shapes_in_words(tensors: list[torch.Tensor]) -> str:
     return " ".join(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
 
 
-def name_of(spec: OpSpec, args: tuple[Any, ...]) -> str:
+def operation_in_words(spec: OpSpec, args: tuple[Any, ...]) -> str:
     """An operation for a sentence: its kind, and its tensors."""
     tensors = outputs_of(spec, args) if spec.inputs is None else inputs_of(spec, args)
-    return f"{spec.kind} {shown(tensors)}".rstrip()
+    return f"{spec.kind} {shapes_in_words(tensors)}".rstrip()
 
 
 def _is_root(spec: OpSpec, args: tuple[Any, ...], group: Any) -> bool:
@@ -267,7 +267,7 @@ class NanCheck(Check):
         for tensor in inputs_of(spec, args):
             text = describe_non_finite(tensor, op)
             if text:
-                self._note("nan", f"{text} enter {name_of(spec, args)}", site, 0)
+                self._note("nan", f"{text} enter {operation_in_words(spec, args)}", site, 0)
                 self._noted.add(site)
                 return
 
@@ -293,7 +293,7 @@ class Poison(Check):
         read = pieces_of(inputs)
         for tensor in outputs:
             memory = pieces_of([tensor])
-            if memory and not overlap(memory, read) and not _is_expanded(tensor):
+            if memory and not do_overlap(memory, read) and not _is_expanded(tensor):
                 operation_hook.overwrite(tensor, self._pattern(tensor.dtype))
 
     def _pattern(self, dtype: torch.dtype) -> float | int | bool:
@@ -413,7 +413,7 @@ class ReplicaCheck(Check):
                 continue
             if any(id(param) in stepped for param in owner.parameters()):
                 for key in keys.values():
-                    replicas[key] = sharding.of_ddp(owner)
+                    replicas[key] = sharding.tensors_of_ddp(owner)
         keys_of_groups: dict[Any, str | None] = {}
         for group, replica in sharding.dtensors_of(optimizer, lambda: self._names_of(optimizer)):
             if group not in keys_of_groups:

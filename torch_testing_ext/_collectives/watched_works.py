@@ -20,13 +20,13 @@ from .tensor_checks import (
     Check,
     Note,
     Span,
+    do_overlap,
     inputs_of,
-    name_of,
+    operation_in_words,
     outputs_of,
-    overlap,
     overlap_each_other,
     pieces_of,
-    shown,
+    shapes_in_words,
     storage_of,
 )
 
@@ -70,9 +70,9 @@ class _OpenWork:
 
     def use_by(self, read: Sequence[Span], written: Sequence[Span]) -> str:
         """Describe how another use of memory interferes: "" if it does not, or only reads an input."""
-        if overlap(written, self.outputs) or overlap(written, self.inputs):
+        if do_overlap(written, self.outputs) or do_overlap(written, self.inputs):
             return "written"
-        return "read" if overlap(read, self.outputs) else ""
+        return "read" if do_overlap(read, self.outputs) else ""
 
 
 class WaitCheck(Check):
@@ -93,11 +93,11 @@ class WaitCheck(Check):
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
         outputs = outputs_of(spec, args)
         if len(outputs) > 1 and overlap_each_other(outputs):
-            self._note("race", f"outputs of {name_of(spec, args)} overlap each other", site, 0)
+            self._note("race", f"outputs of {operation_in_words(spec, args)} overlap each other", site, 0)
         if self._open:
             with self._lock:
                 written, read = _spans(spec, args)
-                self._find_use(name_of(spec, args), read, written, site, _queue(spec, args))
+                self._find_use(operation_in_words(spec, args), read, written, site, _queue(spec, args))
 
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int) -> None:
         if operation_hook.is_synchronous(spec, args) and not self._open:
@@ -114,17 +114,17 @@ class WaitCheck(Check):
             outputs, inputs = _spans(spec, args)
             buffers = _buffers(spec, args)
             queue = _queue(spec, args)
-            self._add(_OpenWork(work, name_of(spec, args), site, buffers, outputs, inputs, queue))
+            self._add(_OpenWork(work, operation_in_words(spec, args), site, buffers, outputs, inputs, queue))
 
     def _add(self, entry: _OpenWork) -> None:
         if not self._open:
-            tensors.listen(self)
+            tensors.listen_to_reads(self)
         self._open[id(entry.work)] = entry
 
     def _remove(self, entry: _OpenWork) -> None:
         del self._open[id(entry.work)]
         if not self._open:
-            tensors.unlisten(self)
+            tensors.stop_listening_to_reads(self)
 
     @contextmanager
     def issuing(self) -> Iterator[None]:
@@ -324,7 +324,7 @@ def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[Span], list[Span]]
     if _is_sent(spec, args):
         return [], inputs
     outputs = pieces_of(outputs_of(spec, args))
-    return outputs, [span for span in inputs if not overlap([span], outputs)]
+    return outputs, [span for span in inputs if not do_overlap([span], outputs)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class ThreadWaits:
     ) -> None:
         """A collective is complete, and its caller gets this work. In one that works in place, outputs are all."""
         tensors = list(inputs or outputs)
-        name = f"{kind} {shown(tensors)}" if tensors else kind
+        name = f"{kind} {shapes_in_words(tensors)}" if tensors else kind
         number = self._number_of(self._site())
         self.check.after_in_thread(work, name, outputs, inputs, number, issuer)
 

@@ -196,7 +196,7 @@ def choose_search() -> None:
     os.environ[_VARIABLE] = _SEARCH
 
 
-def phrase_of(arguments: Mapping[str, Any], examples: Examples | None) -> str | None:
+def reason_of_example(arguments: Mapping[str, Any], examples: Examples | None) -> str | None:
     """Return what a replayed example is there for; None for another example."""
     for phrase, wanted in examples or ():
         if all(arguments.get(name) is value for name, value in wanted.items()):

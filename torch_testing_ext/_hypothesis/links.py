@@ -45,7 +45,7 @@ _CREATION_TIMEOUT = timedelta(seconds=120)
 _cache: dict[Any, Any] = {}
 
 
-def cached(key: Any, create: Callable[[], Any]) -> Any:
+def cached_for_group(key: Any, create: Callable[[], Any]) -> Any:
     """Call `create` once for each default group. All ranks must ask for the same keys in the same order."""
     if key not in _cache:
         _cache[key] = create()

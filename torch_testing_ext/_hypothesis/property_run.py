@@ -20,7 +20,7 @@ from hypothesis.errors import Flaky, StopTest, Unsatisfiable
 
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase, ProcessRanksTestCase
-from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase, ran
+from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase, refuse_what_ran_nothing
 from torch_testing_ext.launch import Cause
 
 from . import examples, hypothesis_internals
@@ -110,11 +110,11 @@ class Participant:
     def perform(self, body: Body, drawn: Mapping[str, Any]) -> ExampleOutcome:
         """Run the body on this rank's share of the drawn values."""
         self.notes, self.scores = [], {}
-        self.describe_current = functools.partial(describe, body, drawn)
+        self.describe_current = functools.partial(show_call, body, drawn)
         self.watchdog.enter(self.number, self.describe_current)
         try:
             arguments = {name: examples.for_rank(value, self.rank) for name, value in drawn.items()}
-            ran(body(**arguments))
+            refuse_what_ran_nothing(body(**arguments))
         except BaseException as error:
             # Torch's CheckpointException is no Exception.
             interrupted = self.watchdog.leave()
@@ -152,7 +152,7 @@ class Leader(Participant):
         self.count += 1
         self.arguments = drawn
         self.watchdog.begin(self.number)
-        self.describe_current = functools.partial(describe, body, drawn)
+        self.describe_current = functools.partial(show_call, body, drawn)
         interactive = {name: value for name, value in drawn.items() if isinstance(value, st.DataObject)}
         self._send(_example(self.number, drawn, tuple(interactive), body))
         own = dict(drawn)
@@ -338,7 +338,7 @@ def _can_be_pickled(value: Any) -> bool:
     return True
 
 
-def describe(body: Body, drawn: Mapping[str, Any]) -> str:
+def show_call(body: Body, drawn: Mapping[str, Any]) -> str:
     """Show the example as a call of the test."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in drawn.items())
     return f"{body.func.__name__}({arguments})"
@@ -357,7 +357,7 @@ _LONGEST_BEFORE_CAUSE = 200
 _SURVIVOR_DELAY = 0.1
 
 
-def run(test: Any, prop: Callable[..., None], body: Body) -> None:
+def run_property(test: Any, prop: Callable[..., None], body: Body) -> None:
     """Run a property in this rank. `prop` is the body after `hypothesis.given`."""
     examples = hypothesis_internals.replayed(prop, int(test.world_size))
     own_settings = hypothesis_internals.settings_of(prop)
@@ -452,7 +452,9 @@ def _lead(
             leader.recreate_groups()
     except PropertyFailure as failure:
         lines += getattr(failure, "__notes__", ())
-        result = _failed(leader, failure, lines, seed, hypothesis_internals.phrase_of(leader.arguments, examples))
+        result = _failed(
+            leader, failure, lines, seed, hypothesis_internals.reason_of_example(leader.arguments, examples)
+        )
     except Flaky:
         if leader.last_failed is None:
             raise
@@ -600,7 +602,7 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
             hypothesis_internals.copy_decorations(test, prop)
             case = args[0] if args else None
             if _is_rank(case):
-                run(case, prop, functools.partial(body, *args, **kwargs))
+                run_property(case, prop, functools.partial(body, *args, **kwargs))
                 return
             if isinstance(case, RankedTestCase) and not isinstance(case, MultiProcessTestCase):
                 raise TypeError(

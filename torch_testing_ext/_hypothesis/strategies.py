@@ -17,7 +17,7 @@ from torch_testing_ext._process.words import grouped
 from torch_testing_ext._torch import sharding
 
 from .examples import Blueprint, PerRank
-from .links import cached
+from .links import cached_for_group
 from .property_run import Participant
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class MeshPlan(Blueprint):
         return self.shape[dim]
 
     def build(self) -> DeviceMesh:
-        mesh: DeviceMesh = cached(self, self._create)
+        mesh: DeviceMesh = cached_for_group(self, self._create)
         return mesh
 
     def _create(self) -> DeviceMesh:
@@ -139,14 +139,14 @@ class PartitionPlan(Blueprint):
     blocks: Blocks
 
     def build(self) -> Partition:
-        partition: Partition = cached(self, self._create)
+        partition: Partition = cached_for_group(self, self._create)
         return partition
 
     def _create(self) -> Partition:
         groups = []
         for block in self.blocks:
             create = functools.partial(dist.new_group, list(block))
-            groups.append(cached(block, create))
+            groups.append(cached_for_group(block, create))
         own = groups[_own_block(self.blocks)]
         return Partition(self.blocks, own)
 

@@ -132,7 +132,7 @@ def facts_from(answer: Sequence[dict[str, Any]]) -> tuple[DeviceFacts, ...]:
     return tuple(facts)
 
 
-def renumbered(facts: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[DeviceFacts, ...]:
+def facts_of_chosen(facts: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[DeviceFacts, ...]:
     """The facts of the chosen devices, which are numbered in this order from now on."""
     new_number = {old: new for new, old in enumerate(chosen)}
 
@@ -147,19 +147,19 @@ def renumbered(facts: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[Dev
     return tuple(result)
 
 
-def suits(facts: DeviceFacts, needs: DeviceNeeds) -> bool:
+def meets_needs(facts: DeviceFacts, needs: DeviceNeeds) -> bool:
     return facts.memory >= needs.memory and facts.capability >= needs.capability
 
 
 def why_not(facts: Sequence[DeviceFacts], needs: DeviceNeeds, count: int = 1) -> str | None:
     """Say why no `count` of these devices meet the needs, to follow "needs ...: "; None if some do."""
-    if next(groups(facts, needs, count), None) is not None:
+    if next(groups_that_meet(facts, needs, count), None) is not None:
         return None
     if not facts:
         return "there is no device of which this is known"
-    fitting = [device for device in facts if suits(device, needs)]
+    fitting = [device for device in facts if meets_needs(device, needs)]
     if len(fitting) < count:
-        others = [_lacking(device, needs) for device in facts if not suits(device, needs)]
+        others = [_lacking(device, needs) for device in facts if not meets_needs(device, needs)]
         best = "; ".join(dict.fromkeys(others))
         enough = len(fitting) or "none"
         return f"{enough} of {len(facts)} devices, {count} needed ({best})"
@@ -178,12 +178,12 @@ def _lacking(facts: DeviceFacts, needs: DeviceNeeds) -> str:
     return f"{name} has {' and '.join(has)}"
 
 
-def groups(
+def groups_that_meet(
     facts: Sequence[DeviceFacts], needs: DeviceNeeds, count: int, among: Iterable[int] | None = None
 ) -> Iterator[tuple[int, ...]]:
     """Yield the groups of `count` devices, by their numbers, that meet the needs. `among`: those to choose from."""
     chosen = range(len(facts)) if among is None else among
-    fitting = [number for number in chosen if suits(facts[number], needs)]
+    fitting = [number for number in chosen if meets_needs(facts[number], needs)]
     combinations = itertools.combinations(fitting, count)
     for group in itertools.islice(combinations, _MOST_GROUPS):
         pairs = itertools.permutations(group, 2)
@@ -331,7 +331,7 @@ def by_uuid(names: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, uuids, strict=True))
 
 
-def identity(kind: str | None, name: str, uuids: Mapping[str, str]) -> str:
+def identity_of_device(kind: str | None, name: str, uuids: Mapping[str, str]) -> str:
     """The identity of a device on this machine: its UUID if it is known, else its number, each with its kind."""
     return f"{kind}-{uuids.get(name, name)}"
 

@@ -69,7 +69,7 @@ class ComputedNames:
         return name in vars(self)
 
 
-def share(module: str, holder: Any, *names: str) -> None:
+def share_names(module: str, holder: Any, *names: str) -> None:
     """Make these names of a module those of `holder`: reading, setting and deleting one in the module does it there."""
     target = sys.modules[module]
     shared = {name: _property(holder, name) for name in names}
@@ -267,7 +267,7 @@ _FLAGS: dict[str, Flag] = {
 }
 
 
-def names() -> list[str]:
+def names_of_flags() -> list[str]:
     return sorted(_FLAGS)
 
 

@@ -242,7 +242,7 @@ def gpus_by_name(
     in_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     by_name = {}
     for name in names:
-        matches = matching(identities.get(name, name), gpus)
+        matches = matching_gpus(identities.get(name, name), gpus)
         is_number = name.isdecimal() and name not in identities
         if len(matches) == 1:
             by_name[name] = matches[0]
@@ -251,7 +251,7 @@ def gpus_by_name(
     return by_name
 
 
-def matching(uuid: str, gpus: Iterable[Gpu]) -> list[Gpu]:
+def matching_gpus(uuid: str, gpus: Iterable[Gpu]) -> list[Gpu]:
     """The GPUs with this UUID or one that begins so, and those that have such an instance."""
     wanted = _core(uuid)
     if not wanted or uuid.isdecimal():
@@ -271,13 +271,13 @@ def _core(uuid: str) -> str:
     return core
 
 
-def preferred(free: Sequence[str], count: int, gpus: Mapping[str, Gpu]) -> tuple[str, ...]:
+def preferred_devices(free: Sequence[str], count: int, gpus: Mapping[str, Gpu]) -> tuple[str, ...]:
     """The `count` devices that work best together, of those that are free; the first ones if nothing is known."""
     groups = itertools.combinations(free, count)
-    return tuple(best(groups, free, count, gpus) or free[:count])
+    return tuple(best_group(groups, free, count, gpus) or free[:count])
 
 
-def best(
+def best_group(
     groups: Iterable[tuple[str, ...]], free: Sequence[str], count: int, gpus: Mapping[str, Gpu]
 ) -> tuple[str, ...] | None:
     """The best of these groups of free devices; the first one if nothing is known. None if there is no group."""
@@ -355,7 +355,7 @@ _EFFECTS = {
 }
 
 
-def warnings_of(gpus: Mapping[str, Gpu]) -> list[str]:
+def warnings_about_devices(gpus: Mapping[str, Gpu]) -> list[str]:
     """Warnings about the devices of a run, by name."""
     warnings = []
     for mode, effect in _EFFECTS.items():

@@ -625,7 +625,7 @@ _AS_USUAL = (
 def fork_child(run: Callable[[], object], killed_by: int = signal.SIGKILL) -> int:
     """Fork a child in a session of its own. It gets signal `killed_by` when this process dies. Returns its pid.
 
-    The child runs `run`, which ends with os._exit. Signals stay blocked in it until it calls signals.unblock().
+    The child runs `run`, which ends with os._exit. Signals stay blocked in it until it calls `unblock`.
     """
     parent = os.getpid()
     # Otherwise both processes would write the buffered text.

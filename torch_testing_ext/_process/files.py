@@ -31,7 +31,7 @@ Lockable: TypeAlias = "int | IO[str] | IO[bytes]"
 
 
 @contextmanager
-def opened(path: Path, mode: str) -> Iterator[IO[str]]:
+def open_locked(path: Path, mode: str) -> Iterator[IO[str]]:
     """Open a file of text, once nobody else has it locked, for the length of a `with`. Reading begins at its start."""
     with path.open(mode, encoding="utf-8") as file:
         lock(file)
@@ -304,7 +304,7 @@ _FOLDER = "failures"
 _MOST = 100  # the newest
 
 
-def keep(test: str, account: str) -> None:
+def keep_report(test: str, account: str) -> None:
     """Keep the account of a test's failure, in place of an earlier one. It may fail: the test does not fail by that."""
     safe = words.file_name(test)[-100:]
     folder = Path(CACHE, _FOLDER)
@@ -323,7 +323,7 @@ def make_cache_folder(folder: Path) -> None:
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
-def kept(cache: Path) -> Iterator[tuple[str, str, float]]:
+def kept_reports(cache: Path) -> Iterator[tuple[str, str, float]]:
     """The tests with kept accounts: the name, the account and the time, the newest first."""
     for file in sorted(cache.glob(f"{_FOLDER}/*.txt"), key=_age, reverse=True):
         with suppress(OSError):

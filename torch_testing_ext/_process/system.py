@@ -17,14 +17,14 @@ from pathlib import Path
 from .logs import text_of
 
 # --------------------------------------------------------------------------------------------------------------------
-# Functions that differ between operating systems. No other module of this folder reads sys.platform.
+# Functions that differ between operating systems. No other module of `_process` reads sys.platform.
 
 LINUX = sys.platform.startswith("linux")
 # macOS can fork, but its frameworks start threads that a child lacks, and there is no way to see them.
 CAN_FORK = LINUX
 # A real-time signal where they exist: tests use SIGUSR1 and SIGUSR2 for purposes of their own.
 DUMP_STACKS: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-# See stacks.py.
+# Answered at once, by faulthandler: see the end of this file.
 DUMP_STACKS_NOW = DUMP_STACKS - 1
 LOOPBACK = "lo" if LINUX else "lo0"
 
@@ -270,7 +270,7 @@ def collapse(start: int, length: int) -> None:
 # change.
 
 
-def take() -> str:
+def stacks_of_this_process() -> str:
     """The stacks of all threads, this one's without this function."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
@@ -278,10 +278,10 @@ def take() -> str:
         return "".join(line for line in file if f'"{__file__}"' not in line)
 
 
-def write(file: int) -> None:
+def write_stacks(file: int) -> None:
     # Closed by the test, a full disk, too deep a recursion: nothing of that is the test's.
     with suppress(Exception):
-        os.write(file, take().encode())
+        os.write(file, stacks_of_this_process().encode())
 
 
 def write_on_request(path: Path, chain: bool = False) -> int:
@@ -290,7 +290,7 @@ def write_on_request(path: Path, chain: bool = False) -> int:
     `chain`: then call the handler that DUMP_STACKS_NOW has now. Returns the descriptor of the file.
     """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    signal.signal(DUMP_STACKS, lambda *_: write(file))
+    signal.signal(DUMP_STACKS, lambda *_: write_stacks(file))
     signal.siginterrupt(DUMP_STACKS, False)
     faulthandler.enable(file=file)
     faulthandler.register(DUMP_STACKS_NOW, file=file, all_threads=True, chain=chain)

@@ -41,7 +41,7 @@ def join(words: Iterable[str]) -> str:
     return " ".join(map(quote, words))
 
 
-def name(test: str) -> str:
+def test_as_argument(test: str) -> str:
     """The name of a file or test as an argument: one that begins with a dash is not an option."""
     if test.startswith("-"):
         test = f"./{test}"
@@ -104,7 +104,7 @@ def forget_memory() -> None:
     _memory.clear()
 
 
-def take() -> Notes:
+def take_notes() -> Notes:
     """Return all notes since the last call."""
     notes = Notes(tuple(_warnings), take_left_running(), tuple(_memory))
     _warnings.clear()
@@ -171,7 +171,7 @@ def runner() -> str:
         return quote(_from(os.getcwd(), given))
     if _is_of_project(given):
         script = _from(os.getcwd(), given)
-        return f"{python()} {name(script)}"
+        return f"{python()} {test_as_argument(script)}"
     return f"{python()} -m {PACKAGE}"
 
 
@@ -180,7 +180,7 @@ def to_show(test: str) -> str:
     beside_python = Path(sys.executable).with_name(SCRIPT)
     is_found = shutil.which(SCRIPT) == str(beside_python)
     runner = SCRIPT if is_found else f"{python()} -m {PACKAGE}"
-    return f"{runner} {SHOW} {name(test)}"
+    return f"{runner} {SHOW} {test_as_argument(test)}"
 
 
 def runner_name() -> str:

@@ -27,7 +27,7 @@ from .marks import DIST_ENV, NAME, RANKS_CLASS, RankSpec, checked_class, spec_fo
 # A fixture that runs in ranks of its own, before the test that asks for it.
 
 
-def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
+def run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> DistributedFixture:
     """Start the ranks of a fixture, from pytest's process. Its class has been checked at collection."""
     __tracebackhide__ = True
     spec = spec_for(cls.world_size, {}, checked_class(cls))
@@ -56,10 +56,10 @@ def run(cls: type[DistributedFixture], request: Any, given: dict[str, Any]) -> D
 
 def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spec: RankSpec, directory: Path) -> None:
     with changed_environment(**dict(spec.environ)):
-        group = item_in_rank.make(spec, directory, rank)
+        group = item_in_rank.open_dist_env(spec, directory, rank)
         if instance.init_distributed:
             next(group)
-        tests_in_ranks.ran(instance.run(**given))
+        tests_in_ranks.refuse_what_ran_nothing(instance.run(**given))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _function_of(cls: type[DistributedFixture]) -> Callable[..., object]:
         request = values["request"]
         given = {name: value for name, value in values.items() if name in parameters}
 
-        return run(cls, request, given)
+        return run_fixture(cls, request, given)
 
     names = dict.fromkeys(["request", *parameters])
     keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]

@@ -19,7 +19,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_rules import by_uuid, identity, masks_for, visible_names
+from torch_testing_ext._machine.device_rules import by_uuid, identity_of_device, masks_for, visible_names
 from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import cut_middle, text_of
@@ -49,7 +49,7 @@ from .reports import LONGEST_SECTION
 # Leases the accelerators of one test, so that no other test has them at the same time.
 #
 # Other tests may run in other workers of pytest-xdist, in another pytest, or under run_test.py: all of them use the
-# locks of `_machine/device_locks.py`, in the same folder.
+# locks of `_machine/machine_resources.py`, in the same folder.
 
 # Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
 _RETRY_INTERVAL = (0.02, 0.1)
@@ -58,7 +58,7 @@ _RESERVE_AFTER = 2.0
 
 
 @contextmanager
-def leased(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str]]:
+def leased_devices(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str]]:
     """Lease devices for these ranks of a test, as soon as they are free. Yields the environment variables of its ranks.
 
     No process of the test may be left when the lease ends. `fake`: names of devices in place of those that exist.
@@ -68,7 +68,7 @@ def leased(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str
         yield {}
         return
     kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
-    locks = _open_locks(item, {name: identity(kind, name, uuids) for name in names})
+    locks = _open_locks(item, {name: identity_of_device(kind, name, uuids) for name in names})
     try:
         chosen = _choose(locks, names, count)
         if fake:
@@ -232,7 +232,7 @@ def set_up(item: Any, spec: RankSpec) -> None:
     why = launched_ranks.wrong_size(spec.world_size) if launch.this_launch() is not None else ""
     if why:
         raise pytest_internals.skip_at_test(why)
-    are_fake = spec.devices <= len(environment.read().fake_devices)
+    are_fake = spec.devices <= len(environment.read_settings().fake_devices)
     skip = None if are_fake else needs.devices(spec.devices).unmet()
     if skip is not None:
         error = pytest_internals.skip_at_test(skip.message)
@@ -245,13 +245,13 @@ def set_up(item: Any, spec: RankSpec) -> None:
     item.funcargs.update(dict.fromkeys(names))
 
 
-def run(item: Any, spec: RankSpec) -> None:
+def run_in_ranks(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
     if launch.this_launch() is not None:
         _run_in_place(item, spec)
         return
-    chosen = environment.read()
-    debug_rank = item_in_rank.rank_of(item.config, chosen.debug_rank, spec.world_size)
+    chosen = environment.read_settings()
+    debug_rank = item_in_rank.rank_with_terminal(item.config, chosen.debug_rank, spec.world_size)
     chosen = replace(chosen, debug_rank=debug_rank)
     item_in_rank.skip_verdicts(item.config)
     # Here, once: each rank would do it by itself.
@@ -294,7 +294,7 @@ def _run_and_judge(
                 if shared is not None:
                     shared.start(functools.partial(_job, item, spec, chosen, item_in_rank.run_shared), test)
                 else:
-                    job = _job(item, spec, chosen, item_in_rank.run, directory, resources)
+                    job = _job(item, spec, chosen, item_in_rank.run_in_rank, directory, resources)
                     run = launch.launch_from_here(job, test)
         except launch.CannotStart as error:
             raise RankError(f"{error}\n\n{_REMEDIES}") from None
@@ -321,8 +321,8 @@ def _job(
     resources: ExitStack,
 ) -> launch.Job:
     """Make the job of ranks. They have their addresses and devices as long as `resources` is open."""
-    addresses = resources.enter_context(environment.leased(spec.world_size))
-    shown = resources.enter_context(leased(item, spec.devices, chosen.fake_devices))
+    addresses = resources.enter_context(environment.leased_variables(spec.world_size))
+    shown = resources.enter_context(leased_devices(item, spec.devices, chosen.fake_devices))
     captures_nothing = item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash
     return job_for_test(
         body,
@@ -429,7 +429,7 @@ def _run_in_place(item: Any, spec: RankSpec) -> None:
     own = launch.new_directory(item.nodeid)
     case = _case_of(item)
     try:
-        timeout = _timeout(item, spec, environment.read())
+        timeout = _timeout(item, spec, environment.read_settings())
         together = launched_ranks.begin(
             spec.world_size, case, own, timeout, may_differ=_may_differ(item), sanitize=_sanitize(item)
         )

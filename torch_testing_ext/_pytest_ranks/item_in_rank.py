@@ -30,14 +30,14 @@ from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.launch import environment
 
 from . import pytest_internals, reports
-from .marks import DIST_ENV, RANKS, RankSpec, read
+from .marks import DIST_ENV, RANKS, RankSpec, read_marks
 from .reports import Ending
 
 # --------------------------------------------------------------------------------------------------------------------
 # --pdb and --trace for tests that run in ranks: one rank has the terminal, and its own debugger.
 
 
-def rank_of(config: Any, from_environment: int | None, world_size: int) -> int | None:
+def rank_with_terminal(config: Any, from_environment: int | None, world_size: int) -> int | None:
     """The rank that has the terminal, if any. --pdb and --trace need one."""
     chosen = config.getoption("dist_debug_rank", None)
     if chosen is None:
@@ -120,7 +120,7 @@ class RankEnv:
         """Choose the device of this rank."""
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         device = torch.device("cpu")
-        if spec.devices and not environment.read().fake_devices:
+        if spec.devices and not environment.read_settings().fake_devices:
             accelerator = torch.accelerator.current_accelerator()
             assert accelerator is not None, "the parent has counted accelerators"
             device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
@@ -138,7 +138,7 @@ class DistEnv(RankEnv):
     store: Any = field(repr=False)
 
 
-def make(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
+def open_dist_env(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
     """Choose the device of this rank and make the group, which the rank destroys when it ends."""
     rank_env = RankEnv.of(spec, rank)
     store = None
@@ -233,9 +233,9 @@ def _context_and_test() -> tuple[launch.RankContext, RankTest]:
     return context, context.inherited
 
 
-def make_dist_env() -> Iterator[DistEnv]:
+def this_dist_env() -> Iterator[DistEnv]:
     context, test = _context_and_test()
-    return make(test.spec, context.directory, context.rank)
+    return open_dist_env(test.spec, context.directory, context.rank)
 
 
 def this_rank() -> RankEnv:
@@ -256,7 +256,7 @@ def log_file(directory: Path, rank: int) -> Path:
     return directory / f"rank{rank}.logging"
 
 
-def run(context: launch.RankContext) -> None:
+def run_in_rank(context: launch.RankContext) -> None:
     """Run the test as the body of a rank."""
     test: RankTest = context.inherited
 
@@ -303,7 +303,7 @@ def _do_as_the_parent_did(item: Any, first: Any) -> None:
         setattr(item, name, copy.copy(getattr(first, name)))
     pytest_internals.begin_caplog(item, first)
     os.environ["PYTEST_CURRENT_TEST"] = f"{item.nodeid} (call)"
-    read(item)
+    read_marks(item)
     pytest_internals.read_xfail_marks(item)
     done = pytest.CallInfo.from_call(lambda: None, "setup")
     item.ihook.pytest_runtest_makereport(item=item, call=done)
@@ -525,7 +525,7 @@ class _LiveLog(logging.Handler):
         try:
             text = self.format(record)
             lines = [f"[rank{self._rank}] {line}\n" for line in text.splitlines()]
-            with files.opened(self._turn, "a+") as turn:
+            with files.open_locked(self._turn, "a+") as turn:
                 if turn.read() != self._test:
                     turn.truncate(0)
                     turn.write(self._test)

@@ -191,7 +191,7 @@ def scope_node(item: Any, spec: RankSpec) -> Any:
     return of_class or item.getparent(pytest.Module)
 
 
-def expand(metafunc: pytest.Metafunc) -> None:
+def expand_world_sizes(metafunc: pytest.Metafunc) -> None:
     """Make one test for each world size of a list. A mark that is wrong is refused later, with every other fault."""
     mark = metafunc.definition.get_closest_marker(NAME)
     if mark is None or not mark.args or not isinstance(mark.args[0], (list, tuple)):
@@ -387,7 +387,7 @@ def marks_of(item: Any) -> _Marks:
     return tuple(marks)
 
 
-def read(item: Any) -> str:
+def read_marks(item: Any) -> str:
     """Read the marks that a test has by now into its stash, and return what is wrong with them, or "".
 
     They are read again if they have changed: hooks and plugins mark tests at any time before these are set up.
@@ -594,11 +594,11 @@ class Refused(Exception):
     """A marked test is not run, since it cannot run as it is."""
 
 
-def refuse(item: Any, why: str) -> NoReturn:
+def note_refusal(item: Any, why: str) -> NoReturn:
     raise Refused(f"{_without_parameters(item)}: {why}")
 
 
-def report(made: Any, error: BaseException | None, item: Any) -> None:
+def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
     """Turn the report of a refused test, and that of a test which was marked too late, into a failure that says so."""
     if isinstance(error, Refused):
         text = str(error)

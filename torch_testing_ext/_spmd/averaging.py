@@ -24,7 +24,7 @@ from torch_testing_ext._torch.tracing import (
     storage_key,
 )
 
-from .gradient_buckets import BackwardPlan, BucketProgress, ManagedParam, Wire, agreed_order, managed_by, mark
+from .gradient_buckets import BackwardPlan, BucketProgress, ManagedParam, Wire, agreed_order, managed_by, mark_work
 from .parallel_modes import SPMDError
 from .roster import READS_KEPT, READS_UPDATED, Roster
 
@@ -243,7 +243,7 @@ class MeetingPoint:
         raise SPMDError(problem, remedy=remedy)
 
     def _send(self) -> None:
-        with mark("header", 8 * len(self.header)):
+        with mark_work("header", 8 * len(self.header)):
             self._pending = self.wire.gather_numbers(torch.tensor(self.header, device=self.device))
 
 

@@ -20,7 +20,7 @@ from torch_testing_ext._torch.tracing import (
     tree,
 )
 
-from .gradient_buckets import forget, managed_by
+from .gradient_buckets import forget_parameter, managed_by
 from .parallel_modes import DataParallel, Layout, SPMDError
 from .resting_state import shard_states, why_whole
 from .roster import FoundState, ParamSlot, Roster
@@ -386,6 +386,6 @@ class Enrolment:
         """Restore model and optimizers, if this call was the first to have them."""
         if self._before is not None:
             for managed in self._fresh:
-                forget(managed)
+                forget_parameter(managed)
             self._engine.forget(self.roster, self._history, self._optimizers)
             self._before.restore()

@@ -181,14 +181,14 @@ def managed_by(tensor: torch.Tensor) -> ManagedParam | None:
     return find() if find is not None and reference is not None and reference() is tensor else None
 
 
-def forget(managed: ManagedParam) -> None:
+def forget_parameter(managed: ManagedParam) -> None:
     """Let a parameter be as if no step had had it."""
     managed.listener = None
     for tensor in (managed.plain, managed.rest):
         _known.pop(id(tensor), None)
 
 
-def manage(plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> ManagedParam:
+def manage_parameter(plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> ManagedParam:
     managed = ManagedParam(plain, layout, name, rest)
     _know(plain, weakref.ref(managed) if rest is not None else lambda: managed)
     if rest is not None:
@@ -216,11 +216,11 @@ class Wire:
 
     def add(self, flat: torch.Tensor) -> Any:
         """Start to sum a flat tensor over ranks, in place. Returns the work to wait for."""
-        return dist.all_reduce(real(flat), group=self.group, async_op=True)
+        return dist.all_reduce(as_real(flat), group=self.group, async_op=True)
 
     def start_gather(self, into: torch.Tensor, mine: torch.Tensor) -> Any:
         """Start to fill `into` with the tensors of all ranks, one after the other."""
-        return gather_into(real(into), real(mine), self.group)
+        return gather_into(as_real(into), as_real(mine), self.group)
 
     def gather_numbers(self, numbers: torch.Tensor) -> Callable[[], list[list[int]]]:
         """Start to gather a row of integers from each rank. Returns a function that waits for all rows."""
@@ -263,7 +263,7 @@ class Wire:
             tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
 
 
-def real(flat: torch.Tensor) -> torch.Tensor:
+def as_real(flat: torch.Tensor) -> torch.Tensor:
     """A view of a complex tensor as real numbers; another tensor itself."""
     return torch.view_as_real(flat) if flat.is_complex() else flat
 
@@ -283,13 +283,13 @@ _is_drawing = False
 Event = dict[str, Any]
 
 
-def mark(title: str, nbytes: int) -> AbstractContextManager[Any]:
+def mark_work(title: str, nbytes: int) -> AbstractContextManager[Any]:
     """Name a part of the work and its data, for a picture that may be recorded."""
     return record_function(f"{MARK}{nbytes}|{title}") if _is_drawing else _NOTHING
 
 
 @contextmanager
-def picture(rank: int, gather: Callable[[Any], list[Any]], path: str | os.PathLike[str]) -> Iterator[None]:
+def record_picture(rank: int, gather: Callable[[Any], list[Any]], path: str | os.PathLike[str]) -> Iterator[None]:
     """Record the work in this context, which all ranks enter, and let rank 0 write their picture to `path`.
 
     `gather` returns the objects of all ranks.
@@ -418,7 +418,7 @@ class GradientBucket:
     def _start(self, wire: Wire, flag: bool, number: int) -> None:
         assert self._flat is not None
         if flag or number:
-            self._tail.copy_(torch.tensor([float(flag), *bits(number)]))
+            self._tail.copy_(torch.tensor([float(flag), *lowest_bits(number)]))
         else:
             self._tail.zero_()
         self._work = wire.add(self._flat)
@@ -481,7 +481,7 @@ class GradientBucket:
                 managed.rows(view).add_(managed.kept)
 
 
-def bits(number: int) -> list[float]:
+def lowest_bits(number: int) -> list[float]:
     """The lowest bits of a number, each as 0 or 1. Hashes of two calls differ, so that a collision lasts one call."""
     return [*map(float, f"{number & _MASK:0{_BITS}b}")]
 
@@ -517,18 +517,18 @@ class BackwardPlan:
 
     def start(self, wire: Wire, number: int, flag: bool, told: int) -> None:
         """Start one bucket, which also carries a flag and a number."""
-        with mark(f"start bucket {number}", self.buckets[number].nbytes):
+        with mark_work(f"start bucket {number}", self.buckets[number].nbytes):
             self.buckets[number].start(wire, flag, told)
 
     def wait(self) -> None:
         for number, bucket in enumerate(self.buckets):
-            with mark(f"wait for bucket {number}", bucket.nbytes):
+            with mark_work(f"wait for bucket {number}", bucket.nbytes):
                 bucket.wait()
 
     def write_back(self, wanted: Callable[[ManagedParam], bool] | None = None) -> None:
         """Overwrite gradients, by default all, with their means."""
         for number, bucket in enumerate(self.buckets):
-            with mark(f"write back bucket {number}", bucket.nbytes):
+            with mark_work(f"write back bucket {number}", bucket.nbytes):
                 bucket.write_back(wanted)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
 
 from torch_testing_ext._torch.tracing import storage_key, tree
 
@@ -26,17 +27,17 @@ _tree = tree()
 GENERATOR = -1
 
 
-def call(graph: fx.Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+def call(graph: Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     node = graph.call_function(target, args, kwargs)
     if not isinstance(target, torch._ops.OpOverload) or target._schema.returns:
-        refresh(node)
+        refresh_fake_value(node)
     return node
 
 
-def refresh(node: fx.Node) -> None:
+def refresh_fake_value(node: Node) -> None:
     """Compute the fake value of `node` from those of its arguments."""
     target: Any = node.target
-    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), _fake_value)
+    args, kwargs = map_aggregate((node.args, node.kwargs), _fake_value)
     modes = [leaf.fake_mode for leaf in _tree.tree_leaves((args, kwargs)) if hasattr(leaf, "fake_mode")]
     mode = modes[0] if modes else contextlib.nullcontext()
     with mode, torch.no_grad():
@@ -44,22 +45,22 @@ def refresh(node: fx.Node) -> None:
 
 
 def _fake_value(argument: Any) -> Any:
-    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+    return argument.meta.get("val") if isinstance(argument, Node) else argument
 
 
-def storages(node: fx.Node) -> set[int]:
+def storages(node: Node) -> set[int]:
     """The memory of the value of a node."""
     leaves = _tree.tree_leaves(node.meta.get("val"))
     return {storage_key(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
-def reads(node: fx.Node) -> set[int]:
+def storages_read(node: Node) -> set[int]:
     """The memory of the arguments of a node."""
     of_arguments: set[int] = set().union(*map(storages, node.all_input_nodes))
     return of_arguments | {GENERATOR} if _draws(node) else of_arguments
 
 
-def writes(node: fx.Node) -> set[int]:
+def storages_written(node: Node) -> set[int]:
     """The memory of the arguments that a node writes to."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
@@ -68,12 +69,12 @@ def writes(node: fx.Node) -> set[int]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             for leaf in _tree.tree_leaves(given):
-                if isinstance(leaf, fx.Node):
+                if isinstance(leaf, Node):
                     written |= storages(leaf)
     return written
 
 
-def _draws(node: fx.Node) -> bool:
+def _draws(node: Node) -> bool:
     """Does an operation draw random numbers? Attention, for example, does so only with dropout."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
@@ -86,19 +87,19 @@ def _draws(node: fx.Node) -> bool:
     return True
 
 
-def placeholders(graph: fx.Graph) -> list[fx.Node]:
+def placeholders(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
-def is_collective(node: fx.Node) -> bool:
+def is_collective(node: Node) -> bool:
     return getattr(node.target, "namespace", "") == "_c10d_functional" and "wait_tensor" not in str(node.target)
 
 
-def param_of(marker: fx.Node) -> int:
+def param_of(marker: Node) -> int:
     return marker.args[1]  # type: ignore[return-value]
 
 
-def operand(node: fx.Node) -> fx.Node:
+def operand(node: Node) -> Node:
     return node.args[0]  # type: ignore[return-value]
 
 
@@ -152,22 +153,22 @@ class Bucket:
     collective: str
     dtype: torch.dtype
     # In the recorded graph.
-    markers: list[fx.Node] = field(default_factory=list)
+    markers: list[Node] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     nbytes: int = 0
-    started: fx.Node | None = None
+    started: Node | None = None
 
     @property
     def params(self) -> list[int]:
         return [*map(param_of, self.markers)]
 
-    def add(self, marker: fx.Node, names: list[str], nbytes: int) -> None:
+    def add(self, marker: Node, names: list[str], nbytes: int) -> None:
         self.markers.append(marker)
         self.names.append(names[param_of(marker)])
         self.nbytes += nbytes
 
 
-def _pack(graph: fx.Graph, tensors: list[fx.Node]) -> fx.Node:
+def _pack(graph: Graph, tensors: list[Node]) -> Node:
     if len(tensors) > 1:
         return call(graph, aten.flatten_dense_tensors.default, tensors)
     flat = call(graph, aten.reshape.default, tensors[0], [-1])
@@ -176,29 +177,29 @@ def _pack(graph: fx.Graph, tensors: list[fx.Node]) -> fx.Node:
 
 def is_packed(node: Any) -> bool:
     """Is this one flat tensor, as packing makes it, with one user?"""
-    if not isinstance(node, fx.Node) or len(node.users) != 1:
+    if not isinstance(node, Node) or len(node.users) != 1:
         return False
     return node.target in (aten.flatten_dense_tensors.default, aten.cat.default) and len(node.args) == 1
 
 
-def _unpack(graph: fx.Graph, flat: fx.Node, templates: list[fx.Node]) -> list[fx.Node]:
+def _unpack(graph: Graph, flat: Node, templates: list[Node]) -> list[Node]:
     """Views of `flat` in the shapes of `templates`, which are alive in any case."""
     views = call(graph, aten.unflatten_dense_tensors.default, flat, templates)
     return _items(graph, views, len(templates))
 
 
-def _items(graph: fx.Graph, tensors: fx.Node, count: int) -> list[fx.Node]:
+def _items(graph: Graph, tensors: Node, count: int) -> list[Node]:
     return [call(graph, operator.getitem, tensors, number) for number in range(count)]
 
 
-def _split(graph: fx.Graph, tensor: fx.Node, sizes: list[int], dim: int, target: Any) -> list[fx.Node]:
+def _split(graph: Graph, tensor: Node, sizes: list[int], dim: int, target: Any) -> list[Node]:
     if len(sizes) == 1:
         return [tensor]
     parts = call(graph, target, tensor, sizes, dim)
     return _items(graph, parts, len(sizes))
 
 
-def _padded(graph: fx.Graph, rows: fx.Node, layout: Layout) -> fx.Node:
+def _padded(graph: Graph, rows: Node, layout: Layout) -> Node:
     if layout.even:
         return rows
     # Two numbers for each dimension, the last one first.
@@ -207,7 +208,7 @@ def _padded(graph: fx.Graph, rows: fx.Node, layout: Layout) -> fx.Node:
     return call(graph, aten.constant_pad_nd.default, rows, [*of_other_dimensions, 0, missing])
 
 
-def start_mean(graph: fx.Graph, grads: list[fx.Node], scatter: bool, options: CollectiveOptions) -> fx.Node:
+def start_mean(graph: Graph, grads: list[Node], scatter: bool, options: CollectiveOptions) -> Node:
     """Start to average gradients. Like in DDP they are divided first: the same rounding, and no overflow in half."""
     factor = 1.0 / options.world
     if scatter:
@@ -218,9 +219,7 @@ def start_mean(graph: fx.Graph, grads: list[fx.Node], scatter: bool, options: Co
     return call(graph, c10d.all_reduce_.default, scaled, "sum", options.group)
 
 
-def finish_mean(
-    graph: fx.Graph, started: fx.Node, layouts: list[Layout], params: list[fx.Node], scatter: bool
-) -> list[fx.Node]:
+def finish_mean(graph: Graph, started: Node, layouts: list[Layout], params: list[Node], scatter: bool) -> list[Node]:
     """Wait, and return the mean gradients, or this rank's rows of them. `params` have their shapes."""
     flat = call(graph, c10d.wait_tensor.default, started)
     if not scatter:
@@ -239,15 +238,13 @@ def finish_mean(
     return rows
 
 
-def start_all_gather(
-    graph: fx.Graph, shards: list[fx.Node], layouts: list[Layout], options: CollectiveOptions
-) -> fx.Node:
+def start_all_gather(graph: Graph, shards: list[Node], layouts: list[Layout], options: CollectiveOptions) -> Node:
     padded = [_padded(graph, shard, layout) for shard, layout in zip(shards, layouts, strict=True)]
     flat = _pack(graph, padded)
     return call(graph, c10d.all_gather_into_tensor.default, flat, options.world, options.group)
 
 
-def finish_all_gather(graph: fx.Graph, started: fx.Node, layouts: list[Layout], world: int) -> list[fx.Node]:
+def finish_all_gather(graph: Graph, started: Node, layouts: list[Layout], world: int) -> list[Node]:
     flat = call(graph, c10d.wait_tensor.default, started)
     sizes = [layout.padded_numel for layout in layouts]
     # With a row for each rank.
@@ -269,7 +266,7 @@ _ARITHMETIC = ("_operator", "math", "torch")
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}
 
 
-def clean(graph: fx.Graph) -> None:
+def clean_graph(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target in _SAME_TENSOR:
             node.replace_all_uses_with(node.args[0])
@@ -285,7 +282,7 @@ def clean(graph: fx.Graph) -> None:
     remove_dead_code(graph, with_writes=True)
 
 
-def _use_number(read: fx.Node) -> None:
+def _use_number(read: Node) -> None:
     """Let an input that is only read as a number be that number: a learning rate."""
     source = operand(read)
     if {*source.users} == {read} and source.meta.get("is_number"):
@@ -293,14 +290,14 @@ def _use_number(read: fx.Node) -> None:
         read.replace_all_uses_with(source)
 
 
-def _remove_copy_of_gradient(copy: fx.Node) -> None:
+def _remove_copy_of_gradient(copy: Node) -> None:
     """Use a gradient itself where autograd has copied it to a new tensor, and nothing else uses it."""
     new, grad = copy.args[:2]
-    assert isinstance(new, fx.Node)
+    assert isinstance(new, Node)
     is_copy_to_new = new.target is aten.new_empty_strided.default and new.args[0] is grad
     if not is_copy_to_new or set(new.users) != {copy}:
         return
-    assert isinstance(grad, fx.Node)
+    assert isinstance(grad, Node)
     kept = copy.meta["val"]
     has_other_users = set(grad.users) != {new, copy}
     if has_other_users or grad.meta["val"].stride() != kept.stride() or not _is_own(grad):
@@ -312,17 +309,17 @@ def _remove_copy_of_gradient(copy: fx.Node) -> None:
     grad.meta["val"] = kept
 
 
-def _is_own(node: fx.Node) -> bool:
+def _is_own(node: Node) -> bool:
     return node.op == "call_function" and not any(storages(node) & storages(arg) for arg in node.all_input_nodes)
 
 
-def _remove_needless_pushes(graph: fx.Graph) -> None:
+def _remove_needless_pushes(graph: Graph) -> None:
     """Do not copy a whole parameter back to its rows if nothing has written to it since it was gathered."""
     written: set[int] = set()
     for node in list(graph.nodes):
         value = node.args[1] if node.target is aten.copy_.default else None
-        if not isinstance(value, fx.Node):
-            written |= writes(node)
+        if not isinstance(value, Node):
+            written |= storages_written(node)
         elif value.target is GATHER:
             written -= storages(operand(node))
         elif value.target is ROWS:
@@ -332,12 +329,12 @@ def _remove_needless_pushes(graph: fx.Graph) -> None:
                 graph.erase_node(node)
             written -= whole
         else:
-            written |= writes(node)
+            written |= storages_written(node)
 
 
-def _use_known_rows(graph: fx.Graph) -> None:
+def _use_known_rows(graph: Graph) -> None:
     """Replace the rows of a gathered tensor that nothing has written by the rows that it was gathered from."""
-    written = set().union(*map(writes, graph.nodes))
+    written = set().union(*map(storages_written, graph.nodes))
     for node in list(graph.nodes):
         if node.target is not ROWS:
             continue
@@ -346,23 +343,23 @@ def _use_known_rows(graph: fx.Graph) -> None:
             node.replace_all_uses_with(operand(whole))
 
 
-def remove_dead_code(graph: fx.Graph, with_writes: bool = False) -> None:
+def remove_dead_code(graph: Graph, with_writes: bool = False) -> None:
     """Erase nodes without users and effects, in place; also writes to memory that nothing reads any more."""
     live = lasting_storages(graph) if with_writes else None
     for node in reversed(graph.nodes):
         if not node.users and not _has_effect(node, live):
             graph.erase_node(node)
         elif live is not None:
-            live |= reads(node)
+            live |= storages_read(node)
 
 
-def lasting_storages(graph: fx.Graph) -> set[int]:
+def lasting_storages(graph: Graph) -> set[int]:
     """The memory that a program shares with others: its inputs, captured tensors, the random generator."""
     given = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
     return {GENERATOR}.union(*map(storages, given))
 
 
-def _has_effect(node: fx.Node, live: set[int] | None) -> bool:
+def _has_effect(node: Node, live: set[int] | None) -> bool:
     """Must a node stay even if no other node uses its value?"""
     if node.op != "call_function":
         return node.op in ("placeholder", "output", "call_module", "call_method")
@@ -374,7 +371,7 @@ def _has_effect(node: fx.Node, live: set[int] | None) -> bool:
     if torch.Tag.nondeterministic_seeded in target.tags:
         return True
     if target._schema.is_mutable:
-        return live is None or bool(writes(node) & live)
+        return live is None or bool(storages_written(node) & live)
     return is_collective(node) or "assert" in target._schema.name
 
 
@@ -402,7 +399,7 @@ def is_large(grad: torch.Tensor) -> bool:
     return grad.device.type == "cpu" and grad.nbytes >= _LARGE and grad.nbytes % _ALIGNMENT == 0
 
 
-def write_to_buckets(module: fx.GraphModule) -> None:
+def write_to_buckets(module: GraphModule) -> None:
     """Change `module` in place, so that large gradients are not copied to their buckets."""
     for node in list(module.graph.nodes):
         if node.target is not c10d.all_reduce_.default:
@@ -416,7 +413,7 @@ def write_to_buckets(module: fx.GraphModule) -> None:
 class _DirectBucket:
     """A bucket whose large gradients are written to it directly: `packed`, `scaled` and then reduced until now."""
 
-    def __init__(self, graph: fx.Graph, reduce: fx.Node, scaled: fx.Node):
+    def __init__(self, graph: Graph, reduce: Node, scaled: Node):
         self.graph = graph
         self.reduce = reduce
         self.scaled = scaled
@@ -446,7 +443,7 @@ class _DirectBucket:
         for node in (self.scaled, self.packed, *itertools.chain.from_iterable(self.chains)):
             self.graph.erase_node(node)
 
-    def _make_bucket(self) -> tuple[fx.Node, list[fx.Node]]:
+    def _make_bucket(self) -> tuple[Node, list[Node]]:
         """The bucket, before the first node that writes to it, and its parts: large gradients, and all small ones."""
         bucket: torch.Tensor = self.packed.meta["val"]
         sizes = [tensor.meta["val"].numel() for tensor in self.large]
@@ -465,21 +462,21 @@ class _DirectBucket:
             places = [call(self.graph, operator.getitem, parts, number) for number in range(len(sizes))]
         return flat, places
 
-    def _write_directly(self, source: fx.Node, place: fx.Node) -> None:
+    def _write_directly(self, source: Node, place: Node) -> None:
         """Let the operation that computes a gradient write to its place, and divide there: it is still in the cache."""
         with self.graph.inserting_before(source):
             view = call(self.graph, aten.view.default, place, list(source.meta["val"].shape))
             call(self.graph, _WITH_OUT[source.target], *source.args, **source.kwargs, out=view)
             call(self.graph, aten.mul_.Tensor, place, self.factor)
 
-    def _write_scaled(self, tensor: fx.Node, place: fx.Node) -> None:
+    def _write_scaled(self, tensor: Node, place: Node) -> None:
         """Copy a gradient to its place and divide it, in one pass."""
         with self.graph.inserting_before(self.packed):
             view = call(self.graph, aten.view.default, place, list(tensor.meta["val"].shape))
             call(self.graph, aten.mul.out, tensor, self.factor, out=view)
 
 
-def _chain(tensor: fx.Node, packed: fx.Node, tensors: list[fx.Node]) -> list[fx.Node]:
+def _chain(tensor: Node, packed: Node, tensors: list[Node]) -> list[Node]:
     """`tensor`, the views that it is of, and the operation that can write to the bucket instead, if it may."""
     chain, user = [tensor], packed
     while tensors.count(tensor) == 1:
@@ -510,7 +507,7 @@ class _Gathering(Bucket):
     first_use: int = 0
 
 
-def lower_gathers(graph: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions) -> list[Bucket]:
+def lower_gathers(graph: Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions) -> list[Bucket]:
     """Replace the markers GATHER and ROWS of `graph` in place, and return the buckets."""
     _lower_rows(graph, layouts)
     nodes = list(graph.nodes)
@@ -536,17 +533,17 @@ def lower_gathers(graph: fx.Graph, layouts: list[Layout], names: list[str], opti
     return [*gatherings]
 
 
-def _erase(graph: fx.Graph, markers: list[fx.Node]) -> None:
+def _erase(graph: Graph, markers: list[Node]) -> None:
     """Erase markers that nothing uses any more, and compute the fake values of what were views of them."""
     replaced = set().union(*map(storages, markers))
     for marker in markers:
         graph.erase_node(marker)
     for node in graph.nodes:
         if storages(node) & replaced:
-            refresh(node)
+            refresh_fake_value(node)
 
 
-def _lower_rows(graph: fx.Graph, layouts: list[Layout]) -> None:
+def _lower_rows(graph: Graph, layouts: list[Layout]) -> None:
     for node in list(graph.nodes):
         if node.target is not ROWS:
             continue
@@ -560,7 +557,7 @@ def _lower_rows(graph: fx.Graph, layouts: list[Layout]) -> None:
         graph.erase_node(node)
 
 
-def _grouped(position: dict[fx.Node, int], names: list[str], limit: int) -> list[_Gathering]:
+def _grouped(position: dict[Node, int], names: list[str], limit: int) -> list[_Gathering]:
     """The markers in buckets of at most this size, by type, in the order of their first use.
 
     A bucket is used for the first time after the last write to any of its shards.
@@ -582,17 +579,17 @@ def _grouped(position: dict[fx.Node, int], names: list[str], limit: int) -> list
     return gatherings
 
 
-def _writes_before(position: dict[fx.Node, int]) -> dict[fx.Node, int]:
+def _writes_before(position: dict[Node, int]) -> dict[Node, int]:
     """For each marker, the position at which its shard was made or written last; -1 for an input that was not."""
     last_write: dict[int, int] = {}
-    before: dict[fx.Node, int] = {}
+    before: dict[Node, int] = {}
     for node, number in position.items():
         if node.target is GATHER:
             shard = operand(node)
             created = -1 if shard.op == "placeholder" else position[shard]
             written = [last_write.get(storage, -1) for storage in storages(shard)]
             before[node] = max(created, *written)
-        for storage in writes(node):
+        for storage in storages_written(node):
             last_write[storage] = number
     return before
 
@@ -608,23 +605,23 @@ _MARKERS = (AVERAGE, SCATTER)
 
 
 def schedule_gradients(
-    old: fx.Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions
-) -> tuple[fx.Graph, list[Bucket]]:
+    old: Graph, layouts: list[Layout], names: list[str], options: CollectiveOptions
+) -> tuple[Graph, list[Bucket]]:
     scheduler = _Scheduler(old, layouts, options)
     scheduler.plan(names)
     return scheduler.run(), scheduler.buckets
 
 
 class _Scheduler:
-    def __init__(self, old: fx.Graph, layouts: list[Layout], options: CollectiveOptions) -> None:
+    def __init__(self, old: Graph, layouts: list[Layout], options: CollectiveOptions) -> None:
         self.old = old
         self.layouts = layouts
         self.options = options
         self.markers = [node for node in old.nodes if node.target in _MARKERS]
-        self.new = fx.Graph()
-        self.new_of: dict[fx.Node, fx.Node] = {}
+        self.new = Graph()
+        self.new_of: dict[Node, Node] = {}
         self.buckets: list[Bucket] = []
-        self.bucket_of: dict[fx.Node, Bucket] = {}
+        self.bucket_of: dict[Node, Bucket] = {}
         # Parameters are the first inputs.
         self.params = placeholders(old)
 
@@ -648,11 +645,11 @@ class _Scheduler:
                 self.bucket_of[marker] = bucket
             self.buckets.append(bucket)
 
-    def _generations(self) -> dict[fx.Node, int]:
+    def _generations(self) -> dict[Node, int]:
         """Number the markers so that no mean is needed before all gradients of its number are ready."""
-        numbers: dict[fx.Node, int] = {}
+        numbers: dict[Node, int] = {}
         number = 0
-        current: set[fx.Node] = set()
+        current: set[Node] = set()
         for node in self.old.nodes:
             if node.target in _MARKERS:
                 numbers[node] = number
@@ -662,11 +659,11 @@ class _Scheduler:
                 current = set()
         return numbers
 
-    def run(self) -> fx.Graph:
+    def run(self) -> Graph:
         """Make the new graph: start each bucket when it is full, and sort what follows the last gradient."""
         nodes = list(self.old.nodes)
         end = nodes.index(self.markers[-1]) + 1 if self.markers else len(nodes) - 1
-        ready: set[fx.Node] = set()
+        ready: set[Node] = set()
         for node in nodes[:end]:
             if node.target in _MARKERS:
                 ready.add(node)
@@ -682,10 +679,10 @@ class _Scheduler:
         self._emit(nodes[-1])
         return self.new
 
-    def _emit(self, node: fx.Node) -> None:
+    def _emit(self, node: Node) -> None:
         self.new_of[node] = self.new.node_copy(node, self._result)
 
-    def _result(self, node: fx.Node) -> fx.Node:
+    def _result(self, node: Node) -> Node:
         """The new node for an old one; for a marker, wait for its bucket first."""
         if node not in self.new_of:
             self._finish(self.bucket_of[node])
@@ -707,13 +704,13 @@ class _Scheduler:
         results = finish_mean(self.new, bucket.started, layouts, params, scatter)
         self.new_of.update(zip(bucket.markers, results, strict=True))
 
-    def _by_bucket(self, nodes: list[fx.Node]) -> list[fx.Node]:
+    def _by_bucket(self, nodes: list[Node]) -> list[Node]:
         """Sort nodes by the last bucket that they need, directly or through values and memory.
 
         Nodes that need none come right before the first one that needs them, while their values are in the cache.
         """
         number = {marker: at for at, bucket in enumerate(self.buckets) for marker in bucket.markers}
-        memory = {node: (reads(node) | storages(node), writes(node)) for node in nodes}
+        memory = {node: (storages_read(node) | storages(node), storages_written(node)) for node in nodes}
         for order, extreme in ((nodes, max), (nodes[::-1], min)):
             # By storage: the bucket that a node needs which writes to it, or which reads or writes it.
             of_writer: dict[int, int] = {}

@@ -25,7 +25,7 @@ from torch_testing_ext._torch.tracing import (
 )
 
 from .averaging import MeetingPoint, ReadWatch
-from .gradient_buckets import ManagedParam, Wire, manage, managed_by, mark, plan_buckets
+from .gradient_buckets import ManagedParam, Wire, manage_parameter, managed_by, mark_work, plan_buckets
 from .parallel_modes import Layout, SPMDError
 from .roster import READS_KEPT, READS_UPDATED, ParamSlot, Roster, refuse_held, registered
 
@@ -58,7 +58,7 @@ class Checksum:
             self._views = {}
         turn %= _TURNS
         if turn not in self._views:
-            views = [sample(tensor, turn) for tensor in tensors if tensor.numel()]
+            views = [sampled_elements(tensor, turn) for tensor in tensors if tensor.numel()]
             by_kind = grouped(((view.dtype, view.device), view) for view in views)
             self._views[turn] = list(by_kind.values())
         sums = [torch.cat(alike).sum(dtype=torch.int64) for alike in self._views[turn]]
@@ -67,7 +67,7 @@ class Checksum:
         return sum(sums[1:], start=sums[0])
 
 
-def sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
+def sampled_elements(tensor: torch.Tensor, turn: int) -> torch.Tensor:
     """A view of some elements of a tensor, as integers."""
     tensor = tensor.detach()
     if tensor.is_complex():
@@ -85,7 +85,7 @@ def sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
     return flat.view(_INTEGERS[flat.element_size()])
 
 
-def sum_of(tensors: Sequence[torch.Tensor], turn: int = 0) -> torch.Tensor | None:
+def checksum_of(tensors: Sequence[torch.Tensor], turn: int = 0) -> torch.Tensor | None:
     """The checksum of tensors that will not be summed again."""
     return Checksum().of([tensor for tensor in tensors if tensor.layout is torch.strided], turn)
 
@@ -366,14 +366,14 @@ def make_states_whole(optimizer: Optimizer) -> None:
 # The state between calls: the model and its optimizers hold DTensors; in a call they hold whole, plain parameters.
 
 
-def distribute(plain: torch.Tensor, layout: Layout, name: str, mesh: DeviceMesh) -> tuple[ManagedParam, DTensor]:
+def dtensor_at_rest(plain: torch.Tensor, layout: Layout, name: str, mesh: DeviceMesh) -> tuple[ManagedParam, DTensor]:
     """Create the DTensor that stands for a parameter between calls."""
     _refuse_updates_between_calls()
     values = plain.detach().resolve_conj().resolve_neg()
     local = layout.local_part(values) if layout.sharded else plain.detach()
-    rest = nn.Parameter(wrap(local, layout, plain, mesh), requires_grad=plain.requires_grad)
+    rest = nn.Parameter(with_part(local, layout, plain, mesh), requires_grad=plain.requires_grad)
     rest.__dict__.update(plain.__dict__)
-    managed = manage(plain, layout, name, rest)
+    managed = manage_parameter(plain, layout, name, rest)
     if plain.grad is not None:
         dense = plain.grad if plain.grad.layout is torch.strided else plain.grad.to_dense()
         rest.grad = dtensor_like(rest, layout.local_part(dense))
@@ -401,14 +401,14 @@ def _refuse_updates_between_calls() -> None:
     register_optimizer_step_pre_hook(refuse)
 
 
-def adopt(rest: DTensor, layout: Layout, name: str) -> ManagedParam:
+def plain_parameter(rest: DTensor, layout: Layout, name: str) -> ManagedParam:
     """Create the plain parameter for a DTensor that the engine has not made."""
     local = local_tensor(rest)
     whole = local if not layout.sharded else local.new_empty(0)
-    return manage(nn.Parameter(whole, requires_grad=rest.requires_grad), layout, name, rest)
+    return manage_parameter(nn.Parameter(whole, requires_grad=rest.requires_grad), layout, name, rest)
 
 
-def wrap(local: torch.Tensor, layout: Layout, like: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+def with_part(local: torch.Tensor, layout: Layout, like: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """A DTensor of the shape of `like` with this part."""
     return DTensor.from_local(
         local, mesh, [layout.placement], run_check=False, shape=torch.Size(like.shape), stride=like.stride()
@@ -536,7 +536,7 @@ class RestingState:
 
     def add_sums(self, tensors: list[torch.Tensor]) -> None:
         """Sum whole values, which must be the same on all ranks: the next call compares them."""
-        found = sum_of(tensors)
+        found = checksum_of(tensors)
         if found is not None and self.roster is not None:
             self.roster.sums.append(found)
 
@@ -544,7 +544,7 @@ class RestingState:
         size = sum(gather.whole.nbytes for gather in gathers)
         if size:
             self.bytes[title] = self.bytes.get(title, 0) + size
-        with mark(title, size):
+        with mark_work(title, size):
             gather_rows(self.wire, gathers)
 
     # -- out of a call
@@ -581,7 +581,7 @@ class RestingState:
         for optimizer in roster.optimizers:
             rekey(optimizer, _form_of(lambda managed: managed.rest))
         for managed in resting:
-            empty(managed)
+            free_memory(managed)
 
     def _leave_param(self, managed: ManagedParam, rest: Any) -> Any:
         plain, local = managed.plain, local_tensor(rest)
@@ -612,12 +612,12 @@ class RestingState:
         layout = managed.layout
         managed.layout = Layout(torch.Size(data.shape), layout.sharded and data.dim() > 0, layout.rank, layout.world)
         local = managed.layout.local_part(data)
-        rest = nn.Parameter(wrap(local, managed.layout, data, old.device_mesh), requires_grad=old.requires_grad)
+        rest = nn.Parameter(with_part(local, managed.layout, data, old.device_mesh), requires_grad=old.requires_grad)
         managed.set_rest(rest)
         return rest
 
 
-def empty(managed: ManagedParam) -> None:
+def free_memory(managed: ManagedParam) -> None:
     """Free the memory of a whole parameter at rest. Its graph, if any is left, can no longer be used."""
     managed.at_rest, plain = True, managed.plain
     if managed.sharded:

@@ -22,9 +22,18 @@ from torch_testing_ext._process.words import first_names, size_in_words
 from torch_testing_ext._torch.tracing import tree
 
 from .averaging import Averager, CallHeader, MeetingPoint, UseWatch
-from .gradient_buckets import BackwardPlan, BucketStore, ManagedParam, Wire, manage, managed_by, mark, picture
+from .gradient_buckets import (
+    BackwardPlan,
+    BucketStore,
+    ManagedParam,
+    Wire,
+    manage_parameter,
+    managed_by,
+    mark_work,
+    record_picture,
+)
 from .parallel_modes import DataParallel, Layout, SPMDError
-from .resting_state import Checksum, RestingState, adopt, distribute, why_whole
+from .resting_state import Checksum, RestingState, dtensor_at_rest, plain_parameter, why_whole
 from .roster import (
     EARLY,
     FoundState,
@@ -269,13 +278,13 @@ class RosterMaker:
         if known is not None and self._is_managed(tensor):
             return known, tensor
         if isinstance(tensor, DTensor):
-            return adopt(tensor, layout, name), tensor
+            return plain_parameter(tensor, layout, name), tensor
         if layout.sharded or (plan.mode.between == "dtensor" and id(tensor) in plan.in_modules):
-            return distribute(tensor, layout, name, self._mesh(plan, tensor))
+            return dtensor_at_rest(tensor, layout, name, self._mesh(plan, tensor))
         if known is not None:
             known.layout, known.kind = layout, (tensor.shape, tensor.dtype)
             return known, tensor
-        return manage(tensor, layout, name), tensor
+        return manage_parameter(tensor, layout, name), tensor
 
     def _mesh(self, plan: RosterPlan, tensor: Any) -> DeviceMesh:
         if self.mesh is None:
@@ -485,7 +494,7 @@ class StateEngine:
         if roster.buffers and self.wire.world > 1 and trains:
             self.meeting.meet()
             roster.shared = sum(each.nbytes for each in roster.buffers if each.layout is torch.strided)
-            with torch.no_grad(), mark("buffers of rank 0", roster.shared):
+            with torch.no_grad(), mark_work("buffers of rank 0", roster.shared):
                 self.wire.broadcast(roster.buffers, self.meeting.device)
 
     # -- after the step
@@ -595,4 +604,4 @@ class EngineStep:
     def picture(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
         """Record the calls in a context of all ranks; rank 0 writes them to `path`, which Perfetto opens."""
         wire = current_engine().wire
-        return picture(wire.rank, wire.gather_objects, path)
+        return record_picture(wire.rank, wire.gather_objects, path)

@@ -28,7 +28,7 @@ from .lowering import (
     SCATTER,
     Bucket,
     CollectiveOptions,
-    clean,
+    clean_graph,
     is_collective,
     lasting_storages,
     lower_gathers,
@@ -36,8 +36,8 @@ from .lowering import (
     remove_dead_code,
     schedule_gradients,
     storages,
+    storages_written,
     write_to_buckets,
-    writes,
 )
 from .parallel_modes import GraphPass, Layout, Override, SPMDError, raised_by_user, replace_submodules, user_line_of
 from .resting_state import put_parameter, rekey, why_whole
@@ -164,7 +164,7 @@ class RecordedStep:
     changed_by_user: bool = False  # by an override or a pass
 
 
-def record(
+def record_step(
     step: Callable[..., Any], call: CallArguments, state: CapturedState, overrides: list[Override]
 ) -> RecordedStep:
     """Record a step. Model and optimizers are as before, whether it succeeds or fails."""
@@ -372,7 +372,7 @@ class StepProgram:
     def __init__(self, recorded: RecordedStep, state: CapturedState, leaves: list[Any]) -> None:
         self.recorded, self.effects, self.present = recorded, recorded.effects, state.present_grads()
         self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]  # alive, as keys have their ids
-        self.run = emit(recorded.module)
+        self.run = function_of_graph(recorded.module)
         self.verified, self.calls, self.key = 0, 0, state.key()
         self.bind(state)
 
@@ -429,7 +429,7 @@ class StepProgram:
         return recipe.constant if recipe.source is None else self.state.object(recipe.source, leaves)
 
 
-def emit(module: fx.GraphModule) -> Callable[..., Any]:
+def function_of_graph(module: fx.GraphModule) -> Callable[..., Any]:
     """A function that takes the values of all placeholders, in order, and returns the graph's outputs."""
     code = module.graph.python_code("self")
     names = dict(code.globals)
@@ -506,8 +506,8 @@ def make_program(
     step: Callable[..., Any], call: CallArguments, state: CapturedState, wire: Wire, passes: GraphPasses
 ) -> StepProgram:
     """Make the program for a call, without communication: ranks may record at different times."""
-    recorded = record(step, call, state, passes.overrides)
-    clean(recorded.module.graph)
+    recorded = record_step(step, call, state, passes.overrides)
+    clean_graph(recorded.module.graph)
     names = [managed.name for managed in state.roster.params]
     options = CollectiveOptions(wire.group.group_name, wire.world, passes.bucket_bytes)
     module, recorded.buckets = _lower(recorded.module, state.layouts, names, options)
@@ -547,7 +547,7 @@ def _number_of(graph: fx.Graph, effects: list[str]) -> int:
 
     `effects` are other changes. The number is 0 if the program neither communicates nor changes what ranks share.
     """
-    written = lasting_storages(graph).intersection(set().union(*map(writes, graph.nodes)))
+    written = lasting_storages(graph).intersection(set().union(*map(storages_written, graph.nodes)))
     lines = [*map(_describe, filter(is_collective, graph.nodes)), *effects]
     lines += [f"changes input {i}" for i, node in enumerate(placeholders(graph)) if storages(node) & written]
     return 1 + zlib.crc32("\n".join(lines).encode()) if lines else 0

@@ -1,1 +1,4 @@
-"""The test bases: ranks as fresh processes, as persistent processes and as threads; and `run_tests`."""
+"""The test kit that test files use, by PyTorch's names: bases, decorators, assertions, and parts of PyTorch's suites.
+
+Imports `launch` and all below it. The mirror gives its names; nothing here imports the mirror, pytest or the runner.
+"""

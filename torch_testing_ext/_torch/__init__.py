@@ -1,7 +1,8 @@
 """The only package that uses private names of torch, with a module for each subject.
 
-Every function hides one private name, and its docstring gives the versions of torch in which it is known to work.
-At module level, it imports nothing beyond `import torch, torch.distributed`.
+It imports nothing of this package; every room may import it. Every function hides one private name, and its docstring
+gives the versions of torch in which it is known to work. At module level, it imports nothing beyond
+`import torch, torch.distributed`.
 """
 
 from . import (

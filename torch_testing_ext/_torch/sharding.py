@@ -267,7 +267,7 @@ def compiling_in_this_process() -> contextlib.AbstractContextManager[Any]:
 # -- state dicts of sharded models: to compare them with those of unsharded ones, and to store them
 
 
-def gathered(state_dict: dict[str, Any]) -> dict[str, Any]:
+def gather_sharded_tensors(state_dict: dict[str, Any]) -> dict[str, Any]:
     """Gather each sharded tensor. `torch.distributed._state_dict_utils._gather_state_dict`: 2.11 to 2.15."""
     from torch.distributed._state_dict_utils import _gather_state_dict
 
@@ -319,7 +319,7 @@ class Replica(NamedTuple):
     is_buffer: bool = False
 
 
-def of_ddp(ddp: Any) -> list[Replica]:
+def tensors_of_ddp(ddp: Any) -> list[Replica]:
     """The tensors of a DDP model that are alike when its optimizer steps.
 
     Left out are all if the ranks average them only now and then, and the statistics of a norm, which each rank has for

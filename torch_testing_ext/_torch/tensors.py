@@ -161,7 +161,7 @@ _listeners: list[ReadListener] = []
 _replaced: dict[str, Any] = {}  # the attributes that `torch.Tensor` had itself; None for one of its base
 
 
-def listen(listener: ReadListener) -> None:
+def listen_to_reads(listener: ReadListener) -> None:
     """Tell a listener of all reads from now on. Only while somebody listens are the methods of tensors others."""
     _listeners.append(listener)
     if len(_listeners) == 1:
@@ -170,7 +170,7 @@ def listen(listener: ReadListener) -> None:
             setattr(torch.Tensor, name, _watched(name, getattr(torch.Tensor, name)))
 
 
-def unlisten(listener: ReadListener) -> None:
+def stop_listening_to_reads(listener: ReadListener) -> None:
     """Tell it no more."""
     _listeners.remove(listener)
     if not _listeners:

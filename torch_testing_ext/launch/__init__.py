@@ -1,5 +1,7 @@
 """Starts, watches, ends and judges ranks. Depends on processes, files and signals, not on a test framework.
 
+Imports `_process`, `_collectives`, `_machine` and `_torch`, and torch itself only in ranks.
+
 run = launch(Job(...))            start the ranks, in milliseconds; each runs a body in its RankContext
 result = watch(run, ...)          watch them until all have ended
 verdict = result.verdict(Case())  judge them: one outcome and one message for all ranks
@@ -31,7 +33,7 @@ from .own_report import (
     sites_of as sites_of,
     summarize as summarize,
 )
-from .rank_watch import end as end, watch as watch
+from .rank_watch import end_run as end_run, watch as watch
 from .start import (
     CannotStart as CannotStart,
     Run as Run,

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from torch_testing_ext._collectives.records import unpack
+from torch_testing_ext._collectives.records import unpack_record
 from torch_testing_ext._machine import machine_resources
 from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.child_processes import EventLoop
@@ -250,7 +250,7 @@ class RoundState:
             at = self.left[rank]
             return RankReport(rank, RankEnding.LOST, max(0.0, at - self.began), at, summary=HAS_LEFT)
         text = stacks[rank].text if rank in stacks else ""
-        return RankReport(rank, RankEnding.STOPPED, now - self.began, now, stacks=hang.tidy(text))
+        return RankReport(rank, RankEnding.STOPPED, now - self.began, now, stacks=hang.without_harness(text))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class Coordinator(threading.Thread):
         ranks = range(self._world_size)
         logs = Logs([log_of(first.directory, rank) for rank in ranks], first.sanitize)
         reports = [self._round.report(rank, now(), self._stacks) for rank in ranks]
-        left = [unpack(self._collectives(rank)) for rank in ranks]
+        left = [unpack_record(self._collectives(rank)) for rank in ranks]
         return RankEvidence(
             tuple(with_collectives(reports, logs, left)),
             timed_out,
@@ -774,12 +774,12 @@ def _connection(launched: Launched) -> tuple[socket.socket, CoordinatorAddress, 
 
 
 def _stacks() -> str:
-    threads = system.take().split("\n\n")
+    threads = system.stacks_of_this_process().split("\n\n")
     return "\n\n".join(thread for thread in threads if __file__ not in thread and __file__ not in thread)
 
 
 def _collectives() -> bytes:
     # In the middle of a test: better without than no stacks.
     with suppress(Exception):
-        return in_rank.collectives()
+        return in_rank.collectives_of_test()
     return b""

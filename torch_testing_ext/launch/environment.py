@@ -103,13 +103,13 @@ _INHERITED_PORT = os.environ.get("MASTER_PORT")
 
 
 @contextmanager
-def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
+def leased_variables(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
     """Yield the variables common to all ranks of a test. Their ports belong to nobody else while the `with` lasts.
 
     `keep`: leave a MASTER_PORT that the test has set before its ranks start.
     """
     with leased_port() as port:
-        environ = common(world_size, port)
+        environ = common_variables(world_size, port)
         chosen = os.environ.get("MASTER_PORT")
         if keep and chosen is not None and chosen != _INHERITED_PORT:
             environ["MASTER_PORT"] = chosen
@@ -121,7 +121,7 @@ def leased(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
             yield {**environ, ADDRESS: f"localhost:{ras}"}
 
 
-def common(world_size: int, port: int) -> dict[str, str]:
+def common_variables(world_size: int, port: int) -> dict[str, str]:
     """Return the variables common to all ranks. `port`: where rank 0 may listen."""
     size = str(world_size)
     own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -129,7 +129,7 @@ def common(world_size: int, port: int) -> dict[str, str]:
     return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
 
 
-def become(rank: int) -> None:
+def set_variables_of_rank(rank: int) -> None:
     """Set the variables of this rank alone."""
     os.environ.update(dict.fromkeys(launcher_variables.OF_ONE_RANK, str(rank)))
     os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"
@@ -221,7 +221,7 @@ _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
 KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, LEASED, user_shell.SETTING, *_OF_WARM_SERVERS)
 
 
-def read(environ: Mapping[str, str] | None = None) -> Settings:
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """The settings in force. An empty value counts as not set. Raises ValueError for an unknown name or value."""
     environ = os.environ if environ is None else environ
     chosen = {}
@@ -245,9 +245,9 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
 _NAN_CHECK_OF_NCCL = {"TORCH_NCCL_NAN_CHECK": "1"}
 
 
-def complete(job: Job) -> Job:
+def complete_job(job: Job) -> Job:
     """The job with what the settings say of the sanitizer, unless it says that itself."""
-    chosen = read().for_ranks() if job.sanitize is None else job.sanitize
+    chosen = read_settings().for_ranks() if job.sanitize is None else job.sanitize
     differs = job.differs_in_hash or SanitizeKind.HASH in chosen.kinds
     if SanitizeKind.NAN in chosen.kinds:
         job = replace(job, context=replace(job.context, environ={**_NAN_CHECK_OF_NCCL, **job.context.environ}))
@@ -256,7 +256,7 @@ def complete(job: Job) -> Job:
 
 def wanted_start(job: Job) -> str:
     """Return the start method that the setting wants for a complete job: only new interpreters differ in hash."""
-    return "spawn" if job.differs_in_hash else read().start
+    return "spawn" if job.differs_in_hash else read_settings().start
 
 
 # More would have some 200 GB of torch, and half a million connections of one group.

@@ -156,7 +156,7 @@ def warnings_once(output: str, times: int = 1) -> str:
     return "\n".join(kept)
 
 
-def groups(items: Sequence[Item], key: Callable[[Item], object]) -> list[list[Item]]:
+def group_by(items: Sequence[Item], key: Callable[[Item], object]) -> list[list[Item]]:
     """Items with equal keys together, in the order of each group's first item."""
     return list(grouped((key(item), item) for item in items).values())
 
@@ -180,13 +180,13 @@ _PYTEST_FOLDER = re.compile(r"/(?:_pytest|pluggy)/")
 _FIRST = re.compile(r"^__first_frames__ = (\(.*\))", re.MULTILINE)
 
 
-def explain(reports: Sequence[RankReport], file: str, findings: Sequence[Finding]) -> str:
+def explain_hang(reports: Sequence[RankReport], file: str, findings: Sequence[Finding]) -> str:
     """A table with a line for each rank that was still running, and below it what the collectives of all ranks show."""
     has_line_each = len(reports) <= MOST_LINES
     alike: dict[tuple[str, int], list[int]] = {}
     for report in reports:
         if report.ending is RankEnding.STOPPED:
-            lines = [f"{where(report.stacks, file)}; {_last(report.recorder)}", *_by_group(report.recorder)]
+            lines = [f"{site_in_words(report.stacks, file)}; {_last(report.recorder)}", *_by_group(report.recorder)]
             key = "\n    ".join(lines), report.rank if has_line_each else -1
             alike.setdefault(key, []).append(report.rank)
     rows = few([f"  {list_of(ranks)}: {text}" for (text, _), ranks in alike.items()])
@@ -199,10 +199,10 @@ def _last(record: RankRecord | None) -> str:
         return "its collectives are not known (it did not answer)"
     if record.latest is None:
         return "no collective yet"
-    return f"last collective: {shown(record, record.latest)}"
+    return f"last collective: {call_in_words(record, record.latest)}"
 
 
-def shown(record: RankRecord, call: Call) -> str:
+def call_in_words(record: RankRecord, call: Call) -> str:
     """A call with its number, unless earlier ones were dropped: then it is unknown."""
     return str(call) if record.is_whole else " ".join([call.kind, *call.shapes])
 
@@ -219,14 +219,14 @@ def _by_group(record: RankRecord | None) -> list[str]:
         group = record.groups[key]
         latest = []
         if key in record.calls:
-            latest.append(shown(record, record.calls[key][-1]))
+            latest.append(call_in_words(record, record.calls[key][-1]))
         if key in record.p2p:
             latest.append(record.p2p[key])
         lines.append(f"{group.title} ({list_of(group.members)}): {', '.join(latest)}")
     return lines
 
 
-def place(stacks: str, file: str) -> Site | None:
+def site_of_rank(stacks: str, file: str) -> Site | None:
     """The line that a rank is at: the main thread's innermost frame in the test's file, or else outside libraries."""
     frames = main_thread(stacks)
     if not frames:
@@ -237,9 +237,9 @@ def place(stacks: str, file: str) -> Site | None:
     return Site(chosen["file"], int(chosen["line"]), chosen["function"])
 
 
-def where(stacks: str, file: str) -> str:
+def site_in_words(stacks: str, file: str) -> str:
     """That line in words, with its source."""
-    site = place(stacks, file)
+    site = site_of_rank(stacks, file)
     return "place unknown" if site is None else f"{site}{_source(site)}"
 
 
@@ -293,7 +293,7 @@ def frames_of(stacks: str) -> object:
     return tuple(tuple(match.groups()) for line in stacks.splitlines() if (match := _FRAME.match(line)))
 
 
-def tidy(stacks: str) -> str:
+def without_harness(stacks: str) -> str:
     """A stack dump without the harness.
 
     Removes the stack of the process that forked this one, which lies below its first frame; the frames from there to

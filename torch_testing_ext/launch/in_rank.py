@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import bdb
-import dis
 import faulthandler
 import functools
 import importlib
@@ -16,7 +15,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping
@@ -24,11 +22,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
-from torch_testing_ext._collectives.blocked import PythonThread, RankState, ThreadState, can_reach, variables_of
-from torch_testing_ext._collectives.records import pack
+from torch_testing_ext._collectives.blocked import RankState, state_of_process
+from torch_testing_ext._collectives.records import pack_record
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import child_processes, files, messages, system
 from torch_testing_ext._process.files import ModulePlace
@@ -59,7 +57,7 @@ class RankContext:
     is_debugged: bool = False
     # The object that the launching process has handed to the ranks that it forks.
     inherited: Any = None
-    # The groups that it creates: see _cases/group_creation.py.
+    # The groups that it creates: see _testing/bases/groups_and_devices.py.
     group_creation: Any = None
     pid: int = field(default_factory=os.getpid)
 
@@ -314,10 +312,6 @@ def log_of(directory: str | Path, rank: int) -> Path:
 # --------------------------------------------------------------------------------------------------------------------
 # The collectives of a rank: at the end of each test for its account, and in a file when the parent asks.
 
-_METHODS_OF_STORES = ("get", "multi_get", "wait")
-# The deepest stack that is compared between two probes.
-_MOST_FRAMES = 30
-
 
 def begin_first_task() -> None:
     """In a persistent rank: its first test begins, in which earlier collectives do not count."""
@@ -331,26 +325,26 @@ def prepare_to_sanitize(wanted: bool) -> None:
     if wanted or "torch_testing_ext._collectives.sanitized_rank" in sys.modules:
         from torch_testing_ext._collectives import sanitized_rank
 
-        sanitized_rank.prepare(wanted)
+        sanitized_rank.prepare_hook(wanted)
 
 
-def sanitize(rank: int, wanted: Sanitize | None, log: Path) -> None:
+def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     """A test begins in this rank."""
     prepare_to_sanitize(bool(wanted))
     if wanted:
         from torch_testing_ext._collectives import sanitized_rank
 
-        sanitized_rank.begin(rank, wanted.kinds, wanted.shake, log)
+        sanitized_rank.begin_sanitizing(rank, wanted.kinds, wanted.shake, log)
 
 
 def end_of_sanitizing() -> None:
     """The test of this rank has returned. Raises what the sanitizer has failed with."""
     sanitized_rank = sys.modules.get("torch_testing_ext._collectives.sanitized_rank")
     if sanitized_rank is not None:
-        sanitized_rank.finish()
+        sanitized_rank.finish_sanitizing()
 
 
-def collectives(more_follow: bool = False) -> bytes:
+def collectives_of_test(more_follow: bool = False) -> bytes:
     """At the end of a test: the collectives of this rank; b"" if it has made no process group."""
     recorder = _recorder_with_groups()
     is_forked_by_test = context_here() is None
@@ -360,12 +354,12 @@ def collectives(more_follow: bool = False) -> bytes:
     return _packed(recorder, dumps, now())
 
 
-def answer(target: Path, with_state: bool) -> None:
+def write_answer(target: Path, with_state: bool) -> None:
     """While the test runs: write the collectives that this rank has issued so far, and what its threads do."""
     from torch_testing_ext._torch import flight_recorder
 
     at = now()
-    state = _state(flight_recorder) if with_state else None
+    state = state_of_process(flight_recorder) if with_state else None
     sanitized_rank = sys.modules.get("torch_testing_ext._collectives.sanitized_rank")
     if state is not None and sanitized_rank is not None and sanitized_rank.is_active():
         # The parent reads the log; the first dump of a recorder takes half a second.
@@ -413,147 +407,7 @@ def _packed(
     creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
     errors = recorder.errors_of_collectives()
-    return pack(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
-
-
-def _state(recorder: ModuleType) -> RankState | None:
-    """The state of the threads of this process, without the one that asks; None if the system does not show it."""
-    stack, calling = _main_stack()
-    try:
-        threads = _other_threads()
-    except OSError:
-        return None
-    calls = ""
-    owners = None
-    if calling is not None:
-        calls = _method_called(*calling)
-        owners = _owners(*calling) if calls in _METHODS_OF_STORES else None
-    return RankState(
-        machine=os.uname().machine,
-        main=os.getpid(),
-        threads=threads,
-        frames=stack,
-        in_torch=bool(stack) and recorder.is_of_torch(stack[0][0]),
-        calls=calls,
-        others=_others(recorder),
-        # The parent finds that.
-        p2p=False,
-        timers=any(signal.getitimer(signal.ITIMER_REAL)),
-        children=_has_children(),
-        for_work=_waits_for_work(threading.main_thread().ident or 0),
-        at_store=recorder.timeout_of_store(owners),
-    )
-
-
-def _other_threads() -> tuple[ThreadState, ...]:
-    """The threads of this process, without the one that asks. Raises OSError if the system does not show them."""
-    own = threading.get_native_id()
-    numbers = (int(name) for name in os.listdir("/proc/self/task"))
-    return tuple(_thread_state(number) for number in numbers if number != own)
-
-
-def _main_stack() -> tuple[tuple[tuple[str, int, str], ...], tuple[CodeType, int] | None]:
-    """The main thread's stack, and its innermost code with the instruction.
-
-    A frame that is held here keeps the variables of its function after it has returned. The test may notice: autograd
-    copies a gradient that somebody else refers to. So these are gone before another thread can run.
-    """
-    main = threading.main_thread().ident
-    frames = sys._current_frames()
-    frame = innermost = frames.get(main or 0)
-    stack: list[tuple[str, int, str]] = []
-    while frame is not None and len(stack) < _MOST_FRAMES:
-        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    calling = (innermost.f_code, innermost.f_lasti) if innermost is not None else None
-    return tuple(stack), calling
-
-
-def _owners(code: CodeType, last: int) -> list[Any] | None:
-    """The objects of which the main thread may call a method now, with one argument; None if it calls another one.
-
-    With more arguments, a store may have another time-out than its own.
-    """
-    instructions = dis.get_instructions(code)
-    call = next((instruction for instruction in instructions if instruction.offset == last), None)
-    if call is None or call.opname not in ("CALL", "CALL_METHOD") or call.arg != 1:
-        return None
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None or (frame.f_code, frame.f_lasti) != (code, last):
-        return None
-    owners = list(variables_of(frame))
-    owners += [frame.f_globals.get(name) for name in code.co_names]
-    attributes: list[Any] = []
-    for owner in owners:
-        attributes += getattr(owner, "__dict__", {}).values()
-    return owners + attributes
-
-
-def _others(recorder: ModuleType) -> tuple[PythonThread, ...]:
-    """The threads that run Python, without the main one and the one that asks."""
-    frames = sys._current_frames()
-    for number in (threading.main_thread().ident, threading.get_ident()):
-        frames.pop(number or 0, None)
-    known = {thread.ident: thread for thread in threading.enumerate()}
-    others = []
-    for number, frame in frames.items():
-        calls = _method_called(frame.f_code, frame.f_lasti)
-        is_in_torch = bool(recorder.is_of_torch(frame.f_code.co_filename))
-        in_torch = is_in_torch or calls == "wait" or _waits_for_work(number)
-        # The frame itself if all are of the standard library.
-        shown = next(_outside(frame), frame)
-        place = f"{os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno}"
-        thread = known.get(number)
-        name = thread.name if thread else number
-        native_id = (thread and thread.native_id) or 0
-        others.append(PythonThread(native_id, f"thread {name} ({place})", can_reach(frame), in_torch))
-    return tuple(others)
-
-
-def _outside(innermost: FrameType) -> Iterator[FrameType]:
-    """The frames of a thread outside of the standard library, innermost first."""
-    for frame, _ in traceback.walk_stack(innermost):
-        package, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
-        if package not in sys.stdlib_module_names:
-            yield frame
-
-
-def _waits_for_work(thread: int) -> bool:
-    """Is the thread known to wait for a work? Only where the hook is installed."""
-    hook = sys.modules.get("torch_testing_ext._torch.operation_hook")
-    return hook is not None and bool(hook.is_waiting_for_work(thread))
-
-
-def _has_children() -> bool:
-    """Has this process started others, which may send it a signal? True where the system does not say."""
-    try:
-        return any(Path(f"/proc/self/task/{name}/children").read_text() for name in os.listdir("/proc/self/task"))
-    except OSError:
-        return True
-
-
-def _thread_state(number: int) -> ThreadState:
-    folder = Path(f"/proc/self/task/{number}")
-    # Behind the name in parentheses, which may hold anything.
-    _, _, fields = (folder / "stat").read_text().rpartition(")")
-    status = fields.split()[0]
-    name = (folder / "comm").read_text().strip()
-    call = (folder / "syscall").read_text().strip()
-    ran = (folder / "schedstat").read_text().strip()
-    return ThreadState(number, name, status, call, ran)
-
-
-def _method_called(code: CodeType, last: int) -> str:
-    """The method that a frame calls now, from its instructions; "" if it is not certain."""
-    name = ""
-    for instruction in dis.get_instructions(code):
-        if instruction.offset > last:
-            break
-        if instruction.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-            name = str(instruction.argval)
-        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            name = ""
-    return name
+    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
 
 
 def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:
@@ -702,14 +556,14 @@ def _run(job: Job, context: RankContext) -> int:
     account = context.account
     rank = context.rank
     with account.own_errors("the sanitizer could not begin: "):
-        sanitize(rank, job.sanitize, log_of(job.directory, rank))
+        begin_sanitizing(rank, job.sanitize, log_of(job.directory, rank))
     if account.account is not None:
         return account.account.code
     code = _run_body(job, context)
     with account.own_errors():
         end_of_sanitizing()
     with account.own_errors("the collectives of this rank could not be read: "):
-        account.attach(collectives())
+        account.attach(collectives_of_test())
     if code or account.account is None:
         return code
     return account.account.code
@@ -789,12 +643,12 @@ def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, stops
             # The process that started this rank is gone.
             return
         if ASK_STACKS in asked:
-            system.write(file)
+            system.write_stacks(file)
             with suppress(OSError):
                 link.send(STACKS_DONE)
         if ASK_COLLECTIVES in asked:
             with suppress(Exception):
-                answer(target, with_state=True)
+                write_answer(target, with_state=True)
         if ASK_RECORDER in asked:
             _tell(target, in_flight)
             with suppress(OSError):
@@ -806,4 +660,4 @@ def _tell(target: Path, in_flight: Path) -> None:
     with suppress(Exception):
         answer_error(in_flight)
     with suppress(Exception):
-        answer(target, with_state=False)
+        write_answer(target, with_state=False)

@@ -37,7 +37,7 @@ from torch_testing_ext._collectives.findings import (
     first_mismatch,
     first_uneven,
     first_unmatched,
-    waits,
+    waiting_calls,
 )
 from torch_testing_ext._collectives.proof import suspected_creation
 from torch_testing_ext._collectives.records import RankRecord, Site
@@ -159,7 +159,7 @@ def _rows(fault: Fault) -> list[RankRow]:
     others = (r for r in fault.reports if r.rank not in victims)
     # One that tells what failed in all ranks comes first, since it knows the line.
     seen = [_seen(report, doing, fault) for report in sorted(others, key=lambda r: r.rank not in culprits)]
-    alike = hang.groups(seen, lambda one: (one.kind, one.place))
+    alike = hang.group_by(seen, lambda one: (one.kind, one.place))
     rows = [RankRow(tuple(sorted(one.rank for one in same)), same[0].did, same[0].site) for same in alike]
     if victims:
         lost = "lost its peer" if len(victims) == 1 else "lost their peer"
@@ -225,7 +225,7 @@ def _still_running(record: RankRecord | None, site: Site | None) -> str:
     if (latest := record.latest) is None:
         return "runs, before any collective"
     is_in = site is not None and latest.site is not None and latest.site[:2] == site[:2]
-    return f"{'in' if is_in else 'after'} {hang.shown(record, latest)}"
+    return f"{'in' if is_in else 'after'} {hang.call_in_words(record, latest)}"
 
 
 def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> list[int]:
@@ -250,7 +250,7 @@ _FRAME_OF_TRACEBACK = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), i
 def site_of(report: RankReport, file: str) -> Site | None:
     """Find the line where a rank ended or is: the innermost one outside libraries."""
     if report.stacks and not report.sites:
-        return hang.place(report.stacks, file)
+        return hang.site_of_rank(report.stacks, file)
     sites = _sites(report)
     own = [site for site in sites if not is_library(site.file)]
     return next(iter(own[::-1] or sites[::-1]), None)
@@ -525,7 +525,7 @@ def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expecte
     """Suspect a deadlock of ranks that still ran, over more than one collective of one group."""
     records = _records(reports)
     gone = {r.rank: ended(r) for r in reports if r not in running}
-    waiting = {rank: calls for rank, calls in waits(records).items() if rank not in gone}
+    waiting = {rank: calls for rank, calls in waiting_calls(records).items() if rank not in gone}
     found = deadlocked(waiting, gone)
     if found:
         return describe_deadlock(found, gone, suspected=True)
@@ -589,7 +589,7 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
         "\n".join(f"  {line}" for line in _table(in_order, first)),
         calls,
         "\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in few(others))]) if others else "",
-        hang.explain(reports, case.file, () if calls else _differences(reports)) if are_running else "",
+        hang.explain_hang(reports, case.file, () if calls else _differences(reports)) if are_running else "",
         *_once("traceback", shown, lambda r: r.traceback.rstrip(), lambda r: r.place_of_failure, "failed"),
         *_once("last lines of output", with_output, _output_of, None, "printed"),
         *(f"rank {r.rank} left running (now terminated): {'; '.join(r.leftovers)}" for r in reports if r.leftovers),
@@ -616,7 +616,7 @@ def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
         texts = (hang.without_own_number(text, report.rank) for text in (report.summary, report.traceback))
         return report.ending, report.code, *texts
 
-    return few([_common_line(alike, first) for alike in hang.groups(reports, key)])
+    return few([_common_line(alike, first) for alike in hang.group_by(reports, key)])
 
 
 def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
@@ -646,7 +646,7 @@ def _once(
         return place or hang.without_own_number(text_of(report), report.rank)
 
     found = []
-    for first, *others in hang.groups([r for r in reports if text_of(r)], key):
+    for first, *others in hang.group_by([r for r in reports if text_of(r)], key):
         alike = f"{list_of([first.rank, *(r.rank for r in others)])} {verb} alike; " if others else ""
         found.append(f"{alike}rank {first.rank}'s {what}:\n{text_of(first)}")
     return found

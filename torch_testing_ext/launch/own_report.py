@@ -156,7 +156,7 @@ class RankAccount:
     code: int = 0  # the exit status that goes with it
     imported: tuple[str, ...] = ()  # modules of torch that the rank had to import itself
     notes: tuple[str, ...] = ()  # additional remarks
-    memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
+    memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see verdict.py
     warnings: tuple[OwnWarning, ...] = ()
     extras: str = ""  # for the test framework of the parent, from its part in the rank
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it

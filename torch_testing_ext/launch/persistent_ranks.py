@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.records import agree, unpack
+from torch_testing_ext._collectives.records import do_members_agree, unpack_record
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import read_ends
 
@@ -98,14 +98,14 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             file = AccountFile.open(_account(directory, rank, number))
             writer = AccountWriter(file)
             try:
-                in_rank.sanitize(rank, task.sanitize, _log(directory, rank, number))
+                in_rank.begin_sanitizing(rank, task.sanitize, _log(directory, rank, number))
                 yield Task(task.name, writer, directory / f"task{number}")
                 if os.getpid() != pid:
                     # A child that the test has forked would read the tasks of this rank.
                     os._exit(1)
                 with writer.own_errors():
                     in_rank.end_of_sanitizing()
-                writer.attach(in_rank.collectives(more_follow=True))
+                writer.attach(in_rank.collectives_of_test(more_follow=True))
             finally:
                 file.close()
             # The test may have closed it; then its account says so.
@@ -120,7 +120,7 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
 
 
 class PersistentRanks:
-    """The ranks of `job`, whose body iterates over its `tasks`. Raises client.CannotStart.
+    """The ranks of `job`, whose body iterates over its `tasks`. Raises CannotStart.
 
     With `inherited`, an object that they get in their contexts, they are forked off this process as it is now.
     """
@@ -128,7 +128,7 @@ class PersistentRanks:
     def __init__(self, job: Job, inherited: Any = None):
         self.directory = job.directory
         # The sanitizer begins and ends with each task.
-        job = replace(environment.complete(job), sanitize=Sanitize())
+        job = replace(environment.complete_job(job), sanitize=Sanitize())
         if inherited is None:
             self.run = start.launch(job)
         else:
@@ -245,8 +245,8 @@ class _TaskWatcher(RankWatcher):
 
     def are_in_step(self) -> bool:
         """Have the ranks issued the same? A collective that is left over would meet one of the next task."""
-        left = [unpack(self.records.left(rank)) for rank in range(self.run.job.world_size)]
-        if agree(left):
+        left = [unpack_record(self.records.left(rank)) for rank in range(self.run.job.world_size)]
+        if do_members_agree(left):
             return True
         from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch_testing_ext._collectives.findings import Finding, deadlocked, finding_of_rank, waits
-from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude, endless_mismatch
+from torch_testing_ext._collectives.findings import Finding, deadlocked, finding_of_rank, waiting_calls
+from torch_testing_ext._collectives.proof import Evidence, ProofRules, endless_mismatch, judge_probe
 from torch_testing_ext._collectives.records import RankRecord, read_raw
 from torch_testing_ext._collectives.sanitizer_findings import first_inversion, first_parted, first_unbuffered
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
@@ -204,7 +204,7 @@ class LiveLogs:
         return is_complete or now > self._since + AWAITED_TIMEOUT
 
     def _suspect(self, records: Mapping[int, RankRecord], pending: Sequence[int], ended: Mapping[int, str]) -> None:
-        all_waiting = waits(list(records.values()))
+        all_waiting = waiting_calls(list(records.values()))
         waiting = {rank: calls for rank, calls in all_waiting.items() if rank in pending}
         deadlock = deadlocked(waiting, ended)
         suspects = frozenset((rank, wait.call.order) for rank, wait in deadlock.items())
@@ -458,7 +458,7 @@ class Prober:
         left: Mapping[int, RankRecord | None] = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
         if self._logs:
             running, left = self._from_logs(self._logs, running)
-        conclusion = conclude(self._evidence, running, left, _how_they_ended(ended), self._rules)
+        conclusion = judge_probe(self._evidence, running, left, _how_they_ended(ended), self._rules)
         self._evidence = conclusion.evidence
         self.doubt = conclusion.doubt
         if conclusion.is_suspicious:

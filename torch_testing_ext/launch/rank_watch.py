@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.lanes import FILE, RankLane, calls_of
-from torch_testing_ext._collectives.records import RawRecord, unpack
+from torch_testing_ext._collectives.records import RawRecord, unpack_record
 from torch_testing_ext._process import child_processes, messages, user_shell
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
 from . import start, terminal_turns
-from .environment import ADDRESS, read
+from .environment import ADDRESS, read_settings
 from .in_rank import Sanitize, log_of
 from .own_report import RankAccount, RankEnding, now, read_account
 from .start import Run
@@ -102,7 +102,7 @@ class RankEvidence:
         note = "\n\n".join(filter(None, (case.note, self.note)))
         verdict = judge(self.reports, self.timed_out, replace(case, note=note), self.expected, self.finding)
         if self.nccl and verdict.message:
-            return verdict.with_note(section(self.nccl))
+            return verdict.with_note(section_of_nccl(self.nccl))
         return verdict
 
 
@@ -132,7 +132,7 @@ ANSWER_TIMEOUT = 8.0
 _MOST = 20_000
 
 
-def ask(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
+def ask_nccl(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
     """NCCL's status of the job with this environment; "" if nobody answers at an address that is the job's own."""
     host, _, port = environ.get(ADDRESS, "").rpartition(":")
     if not host or not port.isdecimal() or environ.get("NCCL_RAS_ENABLE") == "0":
@@ -161,7 +161,7 @@ def _answer(address: tuple[str, int], timeout: float) -> bytes:
     return answer
 
 
-def section(answer: str) -> str:
+def section_of_nccl(answer: str) -> str:
     """The part of a report that shows the answer."""
     lines = (f"  {line}" for line in answer.splitlines())
     return "\n".join(("NCCL's own status (RAS):", *lines))
@@ -171,7 +171,8 @@ def section(answer: str) -> str:
 # Decides what follows for the ranks of a test, from how they end and from the time. Pure: no clock, process or I/O.
 #
 # Five drivers report events to a `RankWatch` and do what its steps say: `watch`, `persistent_ranks` and `coordinator`
-# for processes, `_cases/foreign_ranks` for processes of multiprocessing, `_threads/thread_ranks` for threads.
+# for processes, `_testing/bases/multi_process` for processes of multiprocessing, `_testing/bases/threaded_ranks` for
+# threads.
 #
 # When a rank has failed, the others get a short grace period to report the failure as they saw it. Then the stacks of
 # those still running are taken. Then they are ended by SIGTERM, and after another grace period by SIGKILL.
@@ -396,7 +397,7 @@ class RankWatch:
 # --------------------------------------------------------------------------------------------------------------------
 # Watches a run: waits for exits, ends the ranks that do not end, and collects a report of every rank.
 #
-# Waits for exits, and for time only at deadlines. `rank_watch` decides what follows from both; this module does it.
+# Waits for exits, and for time only at deadlines. A `RankWatch` decides what follows from both; the code below does it.
 
 # Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most
 # tests are over by then, and have not imported it.
@@ -432,7 +433,7 @@ def watch(
     return evidence
 
 
-def end(run: Run) -> None:
+def end_run(run: Run) -> None:
     """End a run whose result is no longer needed."""
     RankWatcher(run, Expected(), run.began).end_all()
     start.finish(run)
@@ -538,7 +539,7 @@ class RankWatcher:
     def _ask_nccl(self) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
         if self.state.timed_out or self.looks.finding is not None:
-            self.nccl = ask(self.run.job.context.environ)
+            self.nccl = ask_nccl(self.run.job.context.environ)
 
     def end_all(self) -> None:
         """End all ranks that are left. A rank that is pending now counts as stopped, however it ends."""
@@ -686,7 +687,7 @@ class RankRecords:
         reports = with_collectives(reports, self.logs, collectives)
         if not have_passed:
             reports = [self._with_texts(report) for report in reports]
-        if not have_passed or any(report.recorder for report in reports) or read().lanes:
+        if not have_passed or any(report.recorder for report in reports) or read_settings().lanes:
             write_lanes(self.run.job.directory, self.run.began, reports, collectives)
         return tuple(reports)
 
@@ -695,10 +696,10 @@ class RankRecords:
 
     def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
         """The collectives that a rank left, or reported when it was asked."""
-        left = unpack(self.left(rank))
+        left = unpack_record(self.left(rank))
         if left is not None or only_left:
             return left
-        reported = unpack(content_of(self.run.job.recorder(rank)))
+        reported = unpack_record(content_of(self.run.job.recorder(rank)))
         # Persistent ranks have answered during earlier tests.
         return reported if reported is not None and reported.at >= self.began else None
 
@@ -718,7 +719,7 @@ class RankRecords:
             return replace(report, output=output)
         from . import hang
 
-        stacks = hang.tidy(text_of(job.stacks(rank)))
+        stacks = hang.without_harness(text_of(job.stacks(rank)))
         in_flight = read_account(job.in_flight(rank))
         return replace(report, output=output, stacks=stacks, in_flight=in_flight)
 

@@ -295,7 +295,7 @@ class Launcher:
 
     def launch(self, job: Job) -> Run:
         """Start the ranks of a job. Raises CannotStart."""
-        job = environment.complete(job)
+        job = environment.complete_job(job)
         wanted = environment.wanted_start(job)
         try:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
@@ -330,7 +330,7 @@ class Launcher:
         if self.server is not None:
             return
         self.preload_hints.update(dict.fromkeys(imports))
-        wanted = environment.read().start
+        wanted = environment.read_settings().start
         if _best_methods(wanted)[0] is StartMethod.FORK:
             self.server, _ = self.try_method(StartMethod.FORK, subject)
             self._wanted = wanted
@@ -497,7 +497,7 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
 
     Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
     """
-    job = environment.complete(job)
+    job = environment.complete_job(job)
     wanted = environment.wanted_start(job)
     own = launcher()
     server = None
@@ -557,7 +557,7 @@ def new_directory(name: str) -> Path:
 
     No name is used twice: an object of an earlier test that still exists, such as a store, may remove its file late.
     """
-    parent = environment.read().logs or launcher().session_directory()
+    parent = environment.read_settings().logs or launcher().session_directory()
     safe = words.file_name(name)[-150:]
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -574,5 +574,5 @@ def new_directory(name: str) -> Path:
 
 def discard(directory: Path) -> None:
     """Remove the directory of a run, unless the user keeps the files."""
-    if environment.read().logs is None:
+    if environment.read_settings().logs is None:
         shutil.rmtree(directory, ignore_errors=True)

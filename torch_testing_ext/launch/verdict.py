@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._collectives.records import RankRecord, RawRecord, Site, agree
+from torch_testing_ext._collectives.records import RankRecord, RawRecord, Site, do_members_agree
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.child_processes import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
@@ -81,7 +81,7 @@ class RankReport:
     leftovers: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see device_memory.py
+    memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see `highest`
     issued: RankRecord | None = None  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
     cause: Cause = Cause.OWN  # of an error
@@ -205,7 +205,7 @@ def all_passed(reports: Sequence[RankReport]) -> bool:
 
 def add_recorders(reports: Sequence[RankReport], left: Sequence[RawRecord | None]) -> list[RankReport]:
     """Add the collectives that each rank left, unless all ranks passed and issued the same."""
-    if all_passed(reports) and agree(left):
+    if all_passed(reports) and do_members_agree(left):
         return list(reports)
     return [
         replace(report, recorder=raw.record(report.rank) if raw is not None else None)

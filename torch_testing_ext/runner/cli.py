@@ -114,7 +114,7 @@ def _discard_stdout() -> None:
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     """Run, list, or show the configuration."""
     if configured.options.action is Action.SHOW_CONFIG:
-        print(option_sources.show(configured))
+        print(option_sources.show_options(configured))
         return ExitCode.PASSED
 
     from . import session
@@ -143,7 +143,7 @@ def _show(configured: ConfiguredOptions) -> int:
     places = [options.journal or options.cache]
     if option_sources.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
         places.append(Path(CACHE))
-    found = list(console_report.accounts(places, options.names))
+    found = list(console_report.accounts_of_failures(places, options.names))
     if not found:
         named = f" of {' '.join(options.names)}" if options.names else ""
         raise UsageError(f"show: no failure{named} in the latest run, whose results are in {places[0]}")
@@ -166,7 +166,7 @@ def _make_reports(configured: ConfiguredOptions) -> int:
         raise UsageError("report: name one journal, or the folder of one run")
     place = Path.cwd() / options.names[0] if options.names else options.cache
     try:
-        run = journal.read(journal.find(place))
+        run = journal.read_journal(journal.find_journal(place))
     except journal.JournalError as error:
         raise UsageError(str(error)) from None
     reporters = remake_reports(options, sys.stdout, os.environ, run)

@@ -116,7 +116,7 @@ def _run_first(files: Sequence[str], root: Path, main: Main) -> int:
             code = main(["--list", "--json", name], root)
         if code == ExitCode.PASSED:
             test = json.loads(listing.getvalue())["tests"][0]["id"]
-            print(f"\n{user_shell.runner()} {user_shell.name(test)}", flush=True)
+            print(f"\n{user_shell.runner()} {user_shell.test_as_argument(test)}", flush=True)
             return main([test], root)
     # The runner says what is wrong with them.
     return main([], root)

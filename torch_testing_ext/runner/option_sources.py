@@ -26,9 +26,9 @@ from .options import (
     Options,
     OptionSpec,
     UsageError,
-    boolean,
     is_checkout,
     nearest,
+    read_boolean,
     tests_of_checkout,
 )
 
@@ -141,7 +141,7 @@ def _of_ini(text: str, name: str) -> str:
 # A misspelt name is an error, in every source; the message names the source and the nearest known names.
 
 SECTION = "torch_testing_ext"
-# The same as launch/settings.py's RUNNER_PREFIX, which is not imported here: --help would import all of launch/.
+# The same as launch/environment.py's RUNNER_PREFIX, which is not imported here: --help would import all of launch/.
 PREFIX = "TORCH_TESTING_EXT_RUN_"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
@@ -310,7 +310,7 @@ def _further_files(places: Sequence[Path], names: Sequence[str], cwd: Path) -> t
     return all_files[len(places) :]
 
 
-def show(configured: ConfiguredOptions) -> str:
+def show_options(configured: ConfiguredOptions) -> str:
     """The value and the source of every option, one per line."""
     settings = {}
     for field in OPTION_TABLE:
@@ -533,7 +533,7 @@ def _arguments(field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], 
     """The arguments of argparse's add_argument for an option: for each of its flags, or for the option itself."""
     for flag in spec.values:
         yield flag.names, {"dest": field, "action": "store_const", "const": flag.value, "help": flag.help}
-    if spec.read is boolean:
+    if spec.read is read_boolean:
         yield spec.flags, {"dest": field, "action": argparse.BooleanOptionalAction, "help": spec.help}
     elif not spec.values:
         valued = _valued(field, spec)

@@ -131,14 +131,14 @@ Gpus = int | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Options:
-    """All options of a run. config.py makes the paths absolute; table.py has the flags and help texts."""
+    """All options of a run. option_sources.py makes the paths absolute; the table has flags and help texts."""
 
     names: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    # config.py finds the project's.
+    # option_sources.py finds the project's.
     tests: tuple[Path, ...] = ()
     shard: ShardSpec | None = None
     rerun: Rerun = Rerun.NOTHING
@@ -319,7 +319,7 @@ def _root_of(path: Path) -> Path:
 # -- readers: convert the text of an option to its value; the message of a ValueError says what is valid
 
 
-def number(least: int) -> Callable[[str], int]:
+def whole_number(least: int) -> Callable[[str], int]:
     """A reader for whole numbers."""
 
     def read(text: str) -> int:
@@ -330,10 +330,10 @@ def number(least: int) -> Callable[[str], int]:
     return read
 
 
-count, count_or_zero = number(1), number(0)
+count, count_or_zero = whole_number(1), whole_number(0)
 
 
-def seconds(text: str) -> float:
+def read_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -343,14 +343,14 @@ def seconds(text: str) -> float:
     return value
 
 
-def shard(text: str) -> ShardSpec:
+def read_shard(text: str) -> ShardSpec:
     index, slash, total = text.partition("/")
     if not (slash and index.isdecimal() and total.isdecimal() and 1 <= int(index) <= int(total)):
         raise ValueError(f"{text!r} is not a shard: write I/N, such as 1/3 for the first of three")
     return ShardSpec(int(index), int(total))
 
 
-def gpus(text: str) -> Gpus:
+def read_gpus(text: str) -> Gpus:
     """`auto`, a number of devices, or a comma-separated list of their names."""
     if text == "auto":
         return None
@@ -364,7 +364,7 @@ def gpus(text: str) -> Gpus:
     return names
 
 
-def cluster(text: str) -> str:
+def read_cluster(text: str) -> str:
     """`auto`, `slurm`, or the address of a Ray cluster."""
     host, _, port = text.removeprefix("ray://").rpartition(":")
     if text in ("auto", "slurm") or (host and port.isdecimal() and int(port) < 1 << 16):
@@ -372,7 +372,7 @@ def cluster(text: str) -> str:
     raise ValueError(f"{text!r} is not auto, slurm, HOST:PORT or ray://HOST:PORT")
 
 
-def environment(text: str) -> str:
+def read_environment(text: str) -> str:
     """Names of variables, or patterns, separated by commas: all with a dash before them, or none."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len({name.startswith("-") for name in names}) > 1 or "-" in names:
@@ -380,20 +380,20 @@ def environment(text: str) -> str:
     return ",".join(names)
 
 
-def boolean(text: str) -> bool:
+def read_boolean(text: str) -> bool:
     known = ConfigParser.BOOLEAN_STATES
     if text.lower() not in known:
         raise ValueError(f"{text!r} is not true or false")
     return known[text.lower()]
 
 
-def kinds(text: str) -> str:
+def read_sanitizer_kinds(text: str) -> str:
     """Kinds of checks of the sanitizer, separated by commas."""
     read_kinds(text)
     return text
 
 
-def path(text: str) -> Path:
+def read_path(text: str) -> Path:
     if not text:
         raise ValueError("the path is empty")
     # As a shell: `~name` stays if there is no such user.
@@ -479,12 +479,14 @@ OPTION_GROUPS = {
             also=("-m",),
         ),
         "tests": OptionSpec(
-            path,
+            read_path,
             "directory to search for tests; may be repeated (default: pytest's testpaths, else test and tests)",
             "DIR",
             many=True,
         ),
-        "shard": OptionSpec(shard, "run part I of N, split by recorded durations, or by hash if there are none", "I/N"),
+        "shard": OptionSpec(
+            read_shard, "run part I of N, split by recorded durations, or by hash if there are none", "I/N"
+        ),
         "rerun": OptionSpec(
             one_of(Rerun),
             values=(
@@ -495,7 +497,7 @@ OPTION_GROUPS = {
             ),
         ),
         "affected": OptionSpec(
-            boolean,
+            read_boolean,
             "run only tests that have read a file that has changed since they ran, or since the last commit; also "
             "tests that failed in their last run, and tests without a record",
             configurable=False,
@@ -505,7 +507,7 @@ OPTION_GROUPS = {
             str, "say why --affected selects a test, or does not; run nothing", "TEST", many=True, configurable=False
         ),
         "watch": OptionSpec(
-            boolean,
+            read_boolean,
             "run affected tests after each save, on a page of the terminal; starts a warm server, unless --cold",
             configurable=False,
         ),
@@ -515,7 +517,7 @@ OPTION_GROUPS = {
             count, "number of CPU slots; each rank takes one (default: one per usable core)", "N", also=("-j",)
         ),
         "gpus": OptionSpec(
-            gpus,
+            read_gpus,
             "number of accelerators to use, or a list of visible ones such as 0,2 (default: auto, all of them)",
             "N|LIST|auto",
         ),
@@ -523,9 +525,13 @@ OPTION_GROUPS = {
         "ranks_per_gpu": OptionSpec(
             count, "let up to N ranks share each GPU, for tests that need more of them than there are", "N"
         ),
-        "shared_leases": OptionSpec(boolean, "use no accelerator that another run of this user on this machine uses"),
+        "shared_leases": OptionSpec(
+            read_boolean, "use no accelerator that another run of this user on this machine uses"
+        ),
         "lease_folder": OptionSpec(
-            path, "directory of the files by which runs share accelerators (default: one per user, below /tmp)", "DIR"
+            read_path,
+            "directory of the files by which runs share accelerators (default: one per user, below /tmp)",
+            "DIR",
         ),
         "warm": OptionSpec(
             one_of(Warm),
@@ -537,7 +543,7 @@ OPTION_GROUPS = {
     },
     "cluster": {
         "cluster": OptionSpec(
-            cluster,
+            read_cluster,
             "run on the nodes of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; or of Slurm, in the allocation "
             "that is there or in one of its own: slurm",
             "ADDRESS",
@@ -551,11 +557,11 @@ OPTION_GROUPS = {
             count, "number of accelerators to use of each node (default: all that are free)", "N"
         ),
         "cluster_fake_gpus": OptionSpec(
-            boolean, "take the accelerators that Ray names for fake ones, to try a cluster that has none"
+            read_boolean, "take the accelerators that Ray names for fake ones, to try a cluster that has none"
         ),
-        "cluster_timeout": OptionSpec(seconds, "how long to wait for nodes that are in use", "SECONDS"),
+        "cluster_timeout": OptionSpec(read_seconds, "how long to wait for nodes that are in use", "SECONDS"),
         "cluster_root": OptionSpec(
-            path,
+            read_path,
             "the project's path on every node, on a shared file system (default: the project is sent to the nodes)",
             "PATH",
         ),
@@ -567,7 +573,7 @@ OPTION_GROUPS = {
             many=True,
         ),
         "cluster_env": OptionSpec(
-            environment,
+            read_environment,
             "send only these environment variables to the nodes, or with dashes, all but these; names or patterns "
             "(default: all but those that describe this machine or look like secrets)",
             "NAME,...|-NAME,...",
@@ -581,8 +587,8 @@ OPTION_GROUPS = {
         ),
     },
     "execution": {
-        "timeout": OptionSpec(seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
-        "slow": OptionSpec(seconds, "report a test that is still running after this time", "SECONDS"),
+        "timeout": OptionSpec(read_seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
+        "slow": OptionSpec(read_seconds, "report a test that is still running after this time", "SECONDS"),
         "retries": OptionSpec(count_or_zero, "retry a failed test up to N times", "N"),
         "flaky": OptionSpec(
             one_of(CountAs), "whether a test that passes on a retry counts as passed or failed", "pass|fail"
@@ -594,13 +600,13 @@ OPTION_GROUPS = {
         ),
         "max_fail": OptionSpec(count, "start no new tests after N failures", "N"),
         "repeat": OptionSpec(count, "run every test N times", "N"),
-        "until_failure": OptionSpec(boolean, "repeat until a test fails (at most --repeat times, if given)"),
-        "shuffle": OptionSpec(boolean, "randomise the order"),
+        "until_failure": OptionSpec(read_boolean, "repeat until a test fails (at most --repeat times, if given)"),
+        "shuffle": OptionSpec(read_boolean, "randomise the order"),
         "seed": OptionSpec(count_or_zero, "seed for the random order; implies --shuffle", "N"),
     },
     "sanitizer": {
         "sanitize": OptionSpec(
-            kinds,
+            read_sanitizer_kinds,
             "check the collectives of ranks more closely; KINDS is a list such as calls,nan; --sanitize alone means "
             f"default; known are: {', '.join(KNOWN)}",
             "KINDS",
@@ -622,13 +628,13 @@ OPTION_GROUPS = {
     },
     "debugging": {
         "pdb": OptionSpec(
-            boolean,
+            read_boolean,
             "run one test at a time, without time limits, and let a debugger have the terminal where a test fails or "
             "calls breakpoint(), in any rank",
             configurable=False,
         ),
         "debug": OptionSpec(
-            boolean, "likewise, and stop at the first line of each test, in the rank of --rank", configurable=False
+            read_boolean, "likewise, and stop at the first line of each test, in the rank of --rank", configurable=False
         ),
         "rank": OptionSpec(count_or_zero, "the rank in which --debug stops", "N", configurable=False),
     },
@@ -645,16 +651,16 @@ OPTION_GROUPS = {
             "print a line only for tests that end so, or worse: none, fail, retry, slow, leak, pass, skip, all",
             "LEVEL",
         ),
-        "stream": OptionSpec(boolean, "show the output of tests while they run", also=("-s",)),
+        "stream": OptionSpec(read_boolean, "show the output of tests while they run", also=("-s",)),
         "durations": OptionSpec(count_or_zero, "list the N slowest tests", "N"),
     },
     "reports": {
-        "junit": OptionSpec(path, "write a JUnit XML report", "FILE"),
-        "report": OptionSpec(path, "write an HTML report", "FILE", also=("--html",)),
-        "trace": OptionSpec(path, "write a trace for Perfetto", "FILE"),
-        "results": OptionSpec(path, "write all results as JSON", "FILE"),
+        "junit": OptionSpec(read_path, "write a JUnit XML report", "FILE"),
+        "report": OptionSpec(read_path, "write an HTML report", "FILE", also=("--html",)),
+        "trace": OptionSpec(read_path, "write a trace for Perfetto", "FILE"),
+        "results": OptionSpec(read_path, "write all results as JSON", "FILE"),
         "journal": OptionSpec(
-            path,
+            read_path,
             "keep results here as they come (default: a folder for each run, in runs/ below the directory of --cache)",
             "FILE",
         ),
@@ -681,12 +687,12 @@ OPTION_GROUPS = {
             configurable=False,
         ),
         "allow_all_skipped": OptionSpec(
-            boolean, "exit with 0 instead of 6 if everything was skipped: not enough devices"
+            read_boolean, "exit with 0 instead of 6 if everything was skipped: not enough devices"
         ),
-        "json": OptionSpec(boolean, "with --list: print JSON", configurable=False),
-        "cache": OptionSpec(path, "directory for recorded durations and failures", "DIR"),
+        "json": OptionSpec(read_boolean, "with --list: print JSON", configurable=False),
+        "cache": OptionSpec(read_path, "directory for recorded durations and failures", "DIR"),
         "drop_in": OptionSpec(
-            path,
+            read_path,
             "run a PyTorch checkout, or a folder or file of tests written for PyTorch's own classes, on the classes of "
             "this package; may be repeated; NAME selects among their tests",
             "PATH",

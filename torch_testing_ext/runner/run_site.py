@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_mask
 from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
-from torch_testing_ext._machine.nvml import Gpu, NvmlError, matching, may_have_nvidia_gpus, open_nvml, warnings_of
+from torch_testing_ext._machine.nvml import (
+    Gpu,
+    NvmlError,
+    matching_gpus,
+    may_have_nvidia_gpus,
+    open_nvml,
+    warnings_about_devices,
+)
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext.runner.scheduling.leases import (
     Inventory,
@@ -188,7 +195,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     def is_known(name: str) -> bool:
         if name.isdecimal():
             return int(name) < len(gpus)
-        return bool(matching(name, gpus))
+        return bool(matching_gpus(name, gpus))
 
     if options.fake_gpus is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
@@ -200,7 +207,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
         count = max(count, len(mig))
     inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig)
     inventory = with_gpus(inventory, gpus, os.environ)
-    return inventory, (*warnings_of(inventory.gpus), *notes_on_sharing(inventory, seen.nccl))
+    return inventory, (*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl))
 
 
 def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:

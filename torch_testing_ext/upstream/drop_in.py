@@ -34,7 +34,7 @@ originals_requested: dict[str, set[str]] = {}
 after_loading: list[Callable[[ModuleType], None]] = []
 
 
-def load(name: str) -> ModuleType:
+def load_original(name: str) -> ModuleType:
     """PyTorch's module of this name. If this torch has none, raises AttributeError, as for a missing name."""
     if name not in loaded:
         parent = importlib.import_module(name.rpartition(".")[0])
@@ -53,7 +53,7 @@ def load(name: str) -> ModuleType:
     return loaded[name]
 
 
-def record(module: str, name: str) -> None:
+def record_original(module: str, name: str) -> None:
     """Record that a name was taken from PyTorch, unless torch itself asked for it."""
     if not _caller().startswith("torch."):
         originals_requested.setdefault(module, set()).add(name)
@@ -84,8 +84,8 @@ def add_missing_members(ours: type) -> None:
     def __getattr__(self: Any, name: str) -> Any:
         if name not in _members_of_theirs():
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        member = inspect.getattr_static(load(HOME).TestCase, name)
-        record(HOME, f"TestCase.{name}")
+        member = inspect.getattr_static(load_original(HOME).TestCase, name)
+        record_original(HOME, f"TestCase.{name}")
         return member.__get__(self, type(self)) if hasattr(member, "__get__") else member
 
     ours.__getattr__ = __getattr__  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def _choose(cls: type, base: type) -> type:
     private_members = sorted(_used_by(cls) & _private_members_of_their(name))
     if name in mapping.LAUNCHING_BASES:
         _choices[cls.__qualname__] = LaunchChoice(cls.__qualname__, name, tuple(private_members))
-    home = load(pair.theirs) if private_members else importlib.import_module(pair.ours)
+    home = load_original(pair.theirs) if private_members else importlib.import_module(pair.ours)
     chosen: type = getattr(home, name)
     return chosen
 
@@ -272,7 +272,7 @@ def _members_in(file: Path, name: str) -> set[str]:
 #
 # Each mirrored module gets a stand-in. A name looked up in it is ours if we have it, and PyTorch's otherwise. The
 # stand-ins stay after the import, since tests import inside functions and patch by name. All other modules see them,
-# PyTorch's included, so that classes in those get our bases too; `rebase` decides which of them may.
+# PyTorch's included, so that classes in those get our bases too; the rules for bases, above, decide which of them may.
 
 SKIP_CODES = frozenset(range(72, 90))
 
@@ -284,7 +284,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     after_loading.append(rebase_classes)
     child_processes.RUN_FIRST.append(f"from {__name__} import install; install()")
-    invocation.verdict_note = remark
+    invocation.verdict_note = remark_on_failure
     for pair in mapping.MIRRORED:
         if pair.theirs in sys.modules:
             _replace(pair)
@@ -331,8 +331,8 @@ class StandIn(ModuleType):
             return getattr(ours, name)
         except AttributeError:
             pass
-        theirs = getattr(load(self.__name__), name)
-        record(self.__name__, name)
+        theirs = getattr(load_original(self.__name__), name)
+        record_original(self.__name__, name)
         return theirs
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -348,7 +348,7 @@ class StandIn(ModuleType):
             delattr(holder, name)
 
     def __dir__(self) -> list[str]:
-        theirs = load(self.__name__)
+        theirs = load_original(self.__name__)
         return sorted(name for name in dir(theirs) if not _is_own(name))
 
     @property
@@ -378,7 +378,7 @@ def _holders(stand_in: StandIn, name: str) -> list[ModuleType]:
     """The modules in which a patch must change this name: our modules import names from one another."""
     ours = _import_ours(stand_in.__ours__)
     if not hasattr(ours, name):
-        return [load(stand_in.__name__)]
+        return [load_original(stand_in.__name__)]
     value = getattr(ours, name)
     missing = object()
     holders = []
@@ -498,7 +498,7 @@ def _is_theirs_alone(name: str) -> bool:
 # -- what PyTorch's base would have said
 
 
-def remark(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) -> str:
+def remark_on_failure(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) -> str:
     """The text to add to a failure that PyTorch's base, which judges by exit codes, would not have reported; or ""."""
     clean = (Outcome.PASSED, Outcome.SKIPPED)
     if verdict.outcome in clean:

@@ -94,7 +94,7 @@ def module_on(side: Side, name: str) -> str | None:
     return next((pair.theirs for pair in MIRRORED if pair.ours == name), None)
 
 
-def split(dotted: str, side: Side) -> tuple[str, str] | None:
+def split_name(dotted: str, side: Side) -> tuple[str, str] | None:
     """Split a dotted name after the module that it begins with; None if that module has no counterpart on `side`."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
@@ -104,7 +104,7 @@ def split(dotted: str, side: Side) -> tuple[str, str] | None:
     return None
 
 
-def moved(theirs: str) -> str | None:
+def moved_name(theirs: str) -> str | None:
     """Return this dotted name of PyTorch's as other versions of torch have it; None if it never moved."""
     before = {now: f"before torch {since}: {earlier}" for now, earlier, since in MOVED}
     since = {earlier: f"since torch {since}: {now}" for now, earlier, since in MOVED}
@@ -142,7 +142,7 @@ class NameKind(enum.Enum):
     IMPORTED = "imported"  # imported from elsewhere
 
 
-def parse(file: Path) -> ast.Module:
+def parse_source(file: Path) -> ast.Module:
     return _parse(file.read_bytes(), str(file))
 
 
@@ -157,7 +157,7 @@ def _parse(source: bytes, file: str) -> ast.Module:
 def defined_in(file: Path) -> dict[str, NameKind]:
     """The names that a module has at its top level."""
     kinds: dict[str, NameKind] = {}
-    for statement in statements(parse(file).body):
+    for statement in statements(parse_source(file).body):
         kinds.update(bound_by(statement))
     return kinds
 
@@ -207,7 +207,7 @@ def _values_bound_by(target: ast.expr) -> Iterator[tuple[str, NameKind]]:
 
 
 def find_class(file: Path, name: str) -> ast.ClassDef | None:
-    for node in statements(parse(file).body):
+    for node in statements(parse_source(file).body):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_testing_ext._process import user_shell
 
-from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, Side, UserError, module_on, moved, source_of, split
+from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, Side, UserError, module_on, moved_name, source_of, split_name
 from .other_projects import Project
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class RewrittenFile:
     notes: tuple[str, ...]
 
 
-def rewrite(source: bytes, side: Side, path: Path, finder_class: type[Finder] | None = None) -> RewrittenFile:
+def rewrite_file(source: bytes, side: Side, path: Path, finder_class: type[Finder] | None = None) -> RewrittenFile:
     """Rewrite a file for `side`. Raises UserError if it is not valid Python."""
     encoding, text = _decode(source, path)
     try:
@@ -220,7 +220,7 @@ class Finder(cst.CSTVisitor):
         head, _, rest = dotted.partition(".")
         if head in self._aliases:
             self._use(node, self._aliases[head], rest)
-        elif split(dotted, self.side) is not None:
+        elif split_name(dotted, self.side) is not None:
             self._dotted.append((node, dotted))
         return False
 
@@ -237,7 +237,7 @@ class Finder(cst.CSTVisitor):
             self._string(first)
 
     def _string(self, node: cst.SimpleString) -> None:
-        parts = split(node.raw_value, self.side)
+        parts = split_name(node.raw_value, self.side)
         if parts is None:
             return
         module, rest = parts
@@ -256,7 +256,7 @@ class Finder(cst.CSTVisitor):
             if self._take_plain(alias):
                 taken.add(alias.evaluated_name)
         for node, dotted in self._dotted:
-            parts = split(dotted, self.side)
+            parts = split_name(dotted, self.side)
             assert parts is not None
             module, rest = parts
             if module in taken:
@@ -363,11 +363,11 @@ class Converted:
     by_hand: tuple[tuple[int, str], ...]
 
 
-def convert(source: bytes, project: Project, path: Path) -> Converted:
+def convert_file(source: bytes, project: Project, path: Path) -> Converted:
     """Convert a file. Raises an exception if it cannot be read completely."""
     notes: list[tuple[int, str]] = []
     if project.uses_torchs_kit:
-        rewritten = rewrite(source, Side.OURS, path)
+        rewritten = rewrite_file(source, Side.OURS, path)
         source = rewritten.source
         for line, text in re.findall(r"line (\d+): (.*)", "\n".join(rewritten.notes)):
             notes.append((int(line), text))
@@ -544,7 +544,7 @@ def below_tests(file: Path) -> Path:
     return Path(path.name)
 
 
-def read(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
     """The content of a file that the user named."""
     if not file.is_file():
         raise UserError(f"{file} does not exist")
@@ -565,7 +565,7 @@ class ImportedFile:
         for use in self.rewritten.uses:
             if use.name not in ("", STAR) and not _is_here(use):
                 theirs = module_on(Side.THEIRS, use.module)
-                where = moved(f"{theirs}.{use.name}")
+                where = moved_name(f"{theirs}.{use.name}")
                 hint = f" ({where})" if where else ""
                 yield f"line {use.line}: {use.module} has no {use.name}{hint}"
         for use in only_of_their_side(self.rewritten.uses, Side.OURS):
@@ -585,7 +585,7 @@ def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[I
     """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
     imported = []
     for path in files:
-        rewritten = rewrite(read(path), Side.OURS, path)
+        rewritten = rewrite_file(read_file(path), Side.OURS, path)
         imported.append(ImportedFile(path, to / below_tests(path), rewritten))
     for file in imported:
         differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source

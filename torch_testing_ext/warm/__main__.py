@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from .server_link import AskStatus, Message, ServerStatus, ServerStopped, StopServer, folder
+from .server_link import AskStatus, Message, ServerStatus, ServerStopped, StopServer, folder_of_servers
 from .warm_client import WarmProgram, ask, run, sockets, warn
 
 _USAGE = """\
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
 def _ask_all(question: Message) -> None:
     """Ask every server of this user, and print the answers."""
     are_none = True
-    for path in sockets(folder()):
+    for path in sockets(folder_of_servers()):
         match ask(path, question):
             case ServerStatus() as status:
                 print(f"server {status.pid}: {status.runs} runs, {status.processes} processes")

@@ -317,7 +317,7 @@ def path_of_servers() -> list[str]:
     return [entry for entry in entries if isinstance(entry, str)]
 
 
-def folder() -> str:
+def folder_of_servers() -> str:
     """The private folder of this user's servers. Raises OSError if it cannot be made, or trusted."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = runtime if os.path.isdir(runtime) else "/tmp"

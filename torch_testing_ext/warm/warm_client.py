@@ -30,7 +30,7 @@ from .server_link import (
     SendSignal,
     Stale,
     StopServer,
-    folder,
+    folder_of_servers,
     path_of_servers,
     server_key,
 )
@@ -96,7 +96,7 @@ class ServerAddress:
     def __init__(self, flags: list[str]) -> None:
         """`flags`: the options of this interpreter, which programs get, too."""
         self._path, self._flags = path_of_servers(), flags
-        self._folder = folder()
+        self._folder = folder_of_servers()
         self._socket = os.path.join(self._folder, f"{server_key(self._path)}.socket")
 
     def connect(self) -> socket.socket | None:

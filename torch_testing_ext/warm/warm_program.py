@@ -42,7 +42,7 @@ _IMPORTED_ONCE = ("torch", "numpy")
 _DEFINED = (type, types.FunctionType, types.BuiltinFunctionType)
 
 
-def native(environ: Mapping[str, str]) -> dict[str, str]:
+def variables_of_native_code(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that native libraries may have read."""
     read_by_libraries = {}
     for name, value in environ.items():
@@ -107,7 +107,7 @@ class StashedLayer:
         """The variables that have other values than the import has seen."""
         seen = dict(self.seen)
         if self.native is not None:
-            for name in {*native(environ), *self.native}:
+            for name in {*variables_of_native_code(environ), *self.native}:
                 seen[name] = self.native.get(name)
         return {name: environ.get(name) for name, value in seen.items() if environ.get(name) != value}
 
@@ -394,7 +394,7 @@ class FreshInterpreter:
         self.streams = [(stream.encoding, stream.errors) for stream in (sys.stdin, sys.stdout, sys.stderr)]
 
 
-def become(request: ProgramRequest, fresh: FreshInterpreter, stash: Stash, tell: Tell) -> Any:
+def become_program(request: ProgramRequest, fresh: FreshInterpreter, stash: Stash, tell: Tell) -> Any:
     """Take on the client's surroundings. Returns the program, to be run by the caller, without arguments."""
     asked = request.program
     cwd = _take_descriptors(request)
@@ -610,7 +610,7 @@ def _compiled(source: str | bytes, path: str, namespace: dict[str, Any]) -> Call
 _PREPARE = {"file": _prepare_file, "-c": _prepare_code, "-m": _prepare_module}
 
 
-def run(program: Callable[[], Callable[[], object]]) -> None:
+def run_program(program: Callable[[], Callable[[], object]]) -> None:
     """Run the program. What it raises goes on to the interpreter, which ends as usual, but shows no frame of ours."""
     try:
         program()()

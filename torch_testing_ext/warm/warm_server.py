@@ -44,7 +44,14 @@ from .server_link import (
     StopServer,
     Taken,
 )
-from .warm_program import FreshInterpreter, ProgramRequest, RecordingEnviron, Stash, StashedLayer, native
+from .warm_program import (
+    FreshInterpreter,
+    ProgramRequest,
+    RecordingEnviron,
+    Stash,
+    StashedLayer,
+    variables_of_native_code,
+)
 
 # --------------------------------------------------------------------------------------------------------------------
 # The supervisor of one program: its parent, which tells the client how it goes on and passes the client's signals to
@@ -60,7 +67,7 @@ from .warm_program import FreshInterpreter, ProgramRequest, RecordingEnviron, St
 _WOKEN_BY = (signal.SIGCHLD, signal.SIGIO)
 
 
-def keep(client: socket.socket, close_its: Callable[[], object], leads: bool, adopts: bool) -> None:
+def keep_program(client: socket.socket, close_its: Callable[[], object], leads: bool, adopts: bool) -> None:
     """Fork the program when the client asks for it, and keep it until it ends. Returns in the program alone.
 
     `close_its` closes, in the supervisor, the descriptors of the program. `leads`: the program leads its process group.
@@ -220,7 +227,7 @@ class Stage:
         puts = {name: value for name, value in os.environ.items() if before.get(name) != value}
         layer = StashedLayer(self._stash.new_names(), module, seen, puts)
         if module == "torch":
-            layer.native = native(environ)
+            layer.native = variables_of_native_code(environ)
         layer.filters = [added for added in warnings.filters if added not in filters]
         warnings.filters[:] = filters  # type: ignore[index]
         self._stash.add(layer)
@@ -341,8 +348,8 @@ class Stage:
         client, *of_the_program = fds
         request = ProgramRequest(program, of_the_program)
         try:
-            keep(socket.socket(fileno=client), request.close, program.leads, program.adopts)
-            run = warm_program.become(request, self._fresh, self._stash, self._tell)
+            keep_program(socket.socket(fileno=client), request.close, program.leads, program.adopts)
+            run = warm_program.become_program(request, self._fresh, self._stash, self._tell)
         except BaseException:
             os._exit(1)
         raise ProgramBegins(run)
@@ -553,7 +560,7 @@ def main(modules: list[str], path: list[str]) -> Callable[[], object]:
         os.close(ready)
         server.serve()
     except ProgramBegins as begins:
-        return partial(warm_program.run, begins.run)
+        return partial(warm_program.run_program, begins.run)
     if is_there():
         with contextlib.suppress(OSError):
             os.unlink(place)

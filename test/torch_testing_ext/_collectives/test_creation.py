@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from torch_testing_ext._collectives.proof import suspected_creation
-from torch_testing_ext._collectives.records import GroupRecord, make_record, read_raw, unpack
+from torch_testing_ext._collectives.records import GroupRecord, make_record, read_raw, unpack_record
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
@@ -70,12 +70,12 @@ class CreationTest(MultiProcessTestCase):
             thread.start()
             while flight_recorder.group_in_creation() is None:
                 pass
-            left = in_rank.collectives()
+            left = in_rank.collectives_of_test()
             store.set("begun", "")
             thread.join()
             self.assertEqual(read_raw(0, left).creating.members, (0, 1))
         self.assertIsNone(flight_recorder.group_in_creation())
-        self.assertIsNone(unpack(in_rank.collectives()).record(self.rank).creating)
+        self.assertIsNone(unpack_record(in_rank.collectives_of_test()).record(self.rank).creating)
 
 
 if __name__ == "__main__":

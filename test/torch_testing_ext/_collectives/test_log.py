@@ -8,7 +8,13 @@ import unittest
 from pathlib import Path
 
 from torch_testing_ext._collectives import sanitizer_log
-from torch_testing_ext._collectives.findings import deadlocked, first_left_alone, first_mismatch, first_unmatched, waits
+from torch_testing_ext._collectives.findings import (
+    deadlocked,
+    first_left_alone,
+    first_mismatch,
+    first_unmatched,
+    waiting_calls,
+)
 from torch_testing_ext._collectives.records import GroupRecord
 from torch_testing_ext._collectives.sanitized_rank import Issued
 from torch_testing_ext._collectives.sanitizer_findings import first_inversion, first_unbuffered
@@ -91,7 +97,7 @@ class LogTest(unittest.TestCase):
         ranks = self.ranks()
         ranks[1].writer.raised(ranks[1].issue("recv", inputs=(), outputs=(FLOATS,), peer=0))
         records = [rank.record for rank in ranks]
-        self.assertEqual(waits(records), {})
+        self.assertEqual(waiting_calls(records), {})
         self.assertIsNone(first_unmatched(records))
         found = first_left_alone(records, {0: "passed"}, [1])
         self.assertIn("rank 0 passed without sending that for which rank 1 waits (recv #1 from rank 0", found.sentence)
@@ -178,7 +184,7 @@ class LogTest(unittest.TestCase):
             ranks[1].issue("recv", inputs=(), outputs=(FLOATS,), peer=0, tag=tag)
         records = [rank.record for rank in ranks]
         self.assertIsNone(first_mismatch(records))
-        self.assertEqual(waits(records), {})
+        self.assertEqual(waiting_calls(records), {})
         self.assertIsNone(first_unmatched(records))
         ranks[0].issue("send", peer=1, tag=1)
         self.assertIn("rank 0's send #2 to rank 1", first_unmatched([rank.record for rank in ranks]).sentence)
@@ -186,18 +192,18 @@ class LogTest(unittest.TestCase):
     def test_a_receive_from_any_rank_waits_while_one_may_send(self):
         ranks = self.ranks(3)
         ranks[0].issue("recv", inputs=(), outputs=(FLOATS,))
-        waiting = waits([rank.record for rank in ranks])
+        waiting = waiting_calls([rank.record for rank in ranks])
         self.assertEqual(waiting[0][0].missing, (1, 2))
         self.assertEqual(deadlocked(waiting, {1: "passed"}), {})
         self.assertEqual(list(deadlocked(waiting, {1: "passed", 2: "passed"})), [0])
         ranks[2].issue("send", peer=0)
-        self.assertEqual(waits([rank.record for rank in ranks]), {})
+        self.assertEqual(waiting_calls([rank.record for rank in ranks]), {})
 
     def test_a_collective_that_all_have_issued_is_no_wait(self):
         ranks = self.ranks()
         for rank in ranks:
             rank.issue("all_reduce", op="sum")
-        self.assertEqual(waits([rank.record for rank in ranks]), {})
+        self.assertEqual(waiting_calls([rank.record for rank in ranks]), {})
 
     # -- orders
 

@@ -4,7 +4,7 @@ import pickle
 import unittest
 
 from torch_testing_ext._collectives.findings import first_mismatch
-from torch_testing_ext._collectives.records import RawRecord, agree, pack, read_raw, unpack
+from torch_testing_ext._collectives.records import RawRecord, do_members_agree, pack_record, read_raw, unpack_record
 from torch_testing_ext.common_utils import run_tests
 
 WORLD = ("0", "default_pg", (0, 1))
@@ -33,7 +33,7 @@ def entry(number, kind="all_reduce", size=4, dtype="Float", at=None, name="0", p
 def left(rank, *entries, groups=None, first=0, errors=(), world="store", at=1.0):
     made = groups if groups is not None else [(*WORLD, rank, world, 50)]
     dumps = [(first, pickle.dumps({"entries": list(entries)})), (0, b"")]
-    return pack(made, dumps, list(errors), "/torch/", at, sequences={"0": (len(entries), 0)})
+    return pack_record(made, dumps, list(errors), "/torch/", at, sequences={"0": (len(entries), 0)})
 
 
 def finding(*data, **options):
@@ -43,7 +43,7 @@ def finding(*data, **options):
 
 class TestComparison(unittest.TestCase):
     def agree(self, *data):
-        return agree([unpack(each) for each in data])
+        return do_members_agree([unpack_record(each) for each in data])
 
     def test_ranks_that_agree(self):
         """Times, ids and frames are each rank's own."""
@@ -92,31 +92,31 @@ class TestComparison(unittest.TestCase):
     def test_what_is_torn(self):
         whole = left(0, entry(0))
         for end in range(1, len(whole), 7):
-            self.assertIsNone(unpack(whole[:end]))
+            self.assertIsNone(unpack_record(whole[:end]))
 
 
 class TestWhatCounts(unittest.TestCase):
     def test_earlier_entries(self):
         """Of a warm-up, or of earlier tests of persistent ranks."""
         here, there = left(0, entry(0, dtype="Int"), entry(1), first=1), left(1, entry(0), entry(1), first=1)
-        self.assertTrue(agree([unpack(here), unpack(there)]))
-        self.assertTrue(unpack(here).is_whole)
+        self.assertTrue(do_members_agree([unpack_record(here), unpack_record(there)]))
+        self.assertTrue(unpack_record(here).is_whole)
 
     def test_entries_that_were_dropped(self):
         lost = left(0, entry(7), first=6)
-        self.assertFalse(unpack(lost).is_whole)
-        self.assertFalse(agree([unpack(lost)]))
+        self.assertFalse(unpack_record(lost).is_whole)
+        self.assertFalse(do_members_agree([unpack_record(lost)]))
         self.assertIsNone(finding(lost, left(1, entry(0, dtype="Int"))))
 
     def test_no_entries(self):
-        empty = pack([(*WORLD, 0, "store", 50)], [(0, pickle.dumps({"version": "2"}))], [], "/torch/", 1.0)
-        self.assertEqual(unpack(empty).calls(), {})
-        self.assertTrue(unpack(empty).is_whole)
+        empty = pack_record([(*WORLD, 0, "store", 50)], [(0, pickle.dumps({"version": "2"}))], [], "/torch/", 1.0)
+        self.assertEqual(unpack_record(empty).calls(), {})
+        self.assertTrue(unpack_record(empty).is_whole)
 
 
 class TestGroups(unittest.TestCase):
     def groups_of(self, made, *entries):
-        keys = unpack(left(0, *entries, groups=made)).calls()
+        keys = unpack_record(left(0, *entries, groups=made)).calls()
         return {(key.name, key.generation, key.world): len(calls) for key, calls in keys.items()}
 
     def test_groups_of_one_name_in_turn(self):
@@ -149,11 +149,11 @@ class TestGroups(unittest.TestCase):
 
     def test_worlds_whose_ranks_changed(self):
         """Rank 2 made its first group of that name when rank 0 made its second: nobody is missing in either."""
-        from torch_testing_ext._collectives.findings import waits
+        from torch_testing_ext._collectives.findings import waiting_calls
 
         both, three = (0, 1), (0, 1, 2)
         data = [left(rank, groups=[("0", "x", both, rank, "s", 50), ("0", "x", three, rank, "s", 60)]) for rank in both]
-        waiting = pack(
+        waiting = pack_record(
             [("0", "x", both, 0, "s", 50), ("0", "x", three, 0, "s", 60)],
             [(0, pickle.dumps({"entries": [entry(0, at=70, retired=False)]}))],
             [],
@@ -162,7 +162,7 @@ class TestGroups(unittest.TestCase):
         )
         last = left(2, groups=[("0", "x", three, 2, "s", 60)])
         records = [read_raw(rank, each) for rank, each in enumerate((waiting, data[1], last))]
-        self.assertEqual(waits(records), {})
+        self.assertEqual(waiting_calls(records), {})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from torch_testing_ext._collectives.findings import first_mismatch, waits
-from torch_testing_ext._collectives.records import pack, read_raw
+from torch_testing_ext._collectives.findings import first_mismatch, waiting_calls
+from torch_testing_ext._collectives.records import pack_record, read_raw
 from torch_testing_ext._torch import flight_recorder
 
 
@@ -48,12 +48,12 @@ def entry(number, name, at, state="completed", retired=True, **more):
 def record(rank, *recorders):
     groups = [("0", "default_pg", (0, 1), rank, "store", 50)]
     return read_raw(
-        rank, pack(groups, [(0, pickle.dumps({"entries": list(each)})) for each in recorders], [], "/t/", 1)
+        rank, pack_record(groups, [(0, pickle.dumps({"entries": list(each)})) for each in recorders], [], "/t/", 1)
     )
 
 
 def waiting(*records):
-    return {rank: [str(wait.call) for wait in found] for rank, found in waits(records).items()}
+    return {rank: [str(wait.call) for wait in found] for rank, found in waiting_calls(records).items()}
 
 
 class TestEntries(unittest.TestCase):

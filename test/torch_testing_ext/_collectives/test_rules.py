@@ -12,9 +12,9 @@ from torch_testing_ext._collectives.findings import (
     differences,
     first_left_alone,
     first_mismatch,
-    waits,
+    waiting_calls,
 )
-from torch_testing_ext._collectives.proof import Evidence, ProofRules, conclude
+from torch_testing_ext._collectives.proof import Evidence, ProofRules, judge_probe
 from torch_testing_ext._collectives.records import GroupRecord, Site, make_record, read_entry, shared_groups
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
@@ -179,7 +179,7 @@ class TestManyRanks(unittest.TestCase):
         world = range(64)
         records = [record(rank, groups(rank) if groups else [group(rank, world)], *entries_of(rank)) for rank in world]
         ended = ended or {}
-        found = first_mismatch(records) or describe_deadlock(deadlocked(waits(records), ended), ended)
+        found = first_mismatch(records) or describe_deadlock(deadlocked(waiting_calls(records), ended), ended)
         endings = [RankEnding.PASSED if rank in ended else RankEnding.STOPPED for rank in world]
         reports = [RankReport(rank, endings[rank], rank / 10, recorder=one) for rank, one in enumerate(records)]
         message = judge(reports, False, Case("test_it", file="/home/me/test_thing.py"), finding=found).message
@@ -252,7 +252,7 @@ class TestDeadlocked(unittest.TestCase):
     def found(self, *of_ranks, ended=(), groups=pairs):
         records = world(*of_ranks, groups=groups)
         gone = dict.fromkeys(ended, "passed")
-        left = deadlocked({rank: calls for rank, calls in waits(records).items() if rank not in gone}, gone)
+        left = deadlocked({rank: calls for rank, calls in waiting_calls(records).items() if rank not in gone}, gone)
         return describe_deadlock(left, gone) if left else None
 
     def test_opposite_orders(self):
@@ -490,7 +490,7 @@ class TestProof(unittest.TestCase):
         records = {record.rank: replace(record, state=state) for record in world(*of_ranks, groups=groups)}
         running = {rank: record for rank, record in records.items() if rank not in ended}
         left = {rank: records[rank] for rank in ended}
-        return conclude(before, running, left, dict.fromkeys(ended, "passed"), rules or ProofRules(endless=60.0))
+        return judge_probe(before, running, left, dict.fromkeys(ended, "passed"), rules or ProofRules(endless=60.0))
 
     def test_what_keeps_a_deadlock_from_being_proven(self):
         state = replace(BLOCKED, others=(OTHER,))

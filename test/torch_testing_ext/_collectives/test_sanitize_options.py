@@ -44,7 +44,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         for call in (
             lambda: read_kinds("nans"),
             lambda: sanitize("nans"),
-            lambda: environment.read({"TORCH_TESTING_EXT_SANITIZE": "nans"}),
+            lambda: environment.read_settings({"TORCH_TESTING_EXT_SANITIZE": "nans"}),
         ):
             with self.assertRaisesRegex(
                 ValueError, "nans.*calls, order, waits, .*, races, unbuffered, replicas, hash, all, default"
@@ -67,7 +67,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(kinds_of_test(T("test_other")), ("poison",))
 
     def test_settings(self):
-        found = environment.read(
+        found = environment.read_settings(
             {
                 "TORCH_TESTING_EXT_SANITIZE": "nan",
                 "TORCH_TESTING_EXT_SANITIZE_ORDER": "fail",
@@ -77,7 +77,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(found.kinds, {SanitizeKind.CALLS, SanitizeKind.NAN, SanitizeKind.POISON})
         self.assertTrue(found.fails_for_order)
         self.assertEqual(found.shake, 7)
-        self.assertFalse(environment.read({}).for_ranks())
+        self.assertFalse(environment.read_settings({}).for_ranks())
 
     def test_replicas_that_are_not_compared_any_more(self):
         """Once the digests take too much room, a warning says so."""
@@ -207,8 +207,7 @@ UNLOADED = f"""{HEAD}
     def check(self):
         import sys
         from torch_testing_ext.common_distributed import MultiThreadedTestCase
-        names = ("sanitized_rank", "sanitizer_log", "sanitizer_kinds", "tensor_checks", "watched_works")
-        names += ("operation_hook",)
+        names = "sanitized_rank sanitizer_log tensor_checks watched_works sanitizer_kinds operation_hook".split()
         loaded = {{name for name in names if any(module.endswith(f".{{name}}") for module in sys.modules)}}
         # The parent may have looked for a mismatch meanwhile, which imports the reader of logs.
         assert loaded - {{"sanitizer_log"}} == {{"sanitizer_kinds"}}, loaded

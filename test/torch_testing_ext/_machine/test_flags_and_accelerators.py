@@ -78,7 +78,7 @@ class TestFlags(TestCase):
         with mock.patch.dict(os.environ, environment):
             return flags.flag(name)
 
-    @parametrize("name", flags.names())
+    @parametrize("name", flags.names_of_flags())
     def test_every_flag_has_a_value(self, name):
         value = getattr(flags, name)
         expected = {"MACOS_VERSION": float, "TEST_PRIVATEUSE1_DEVICE_TYPE": str, "ACCELERATOR_TYPE": (str, type(None))}
@@ -140,7 +140,7 @@ class TestFlags(TestCase):
             from torch_testing_ext import common_utils as ours
             from torch_testing_ext._machine import flags
 
-            names = [name for name in flags.names() if hasattr(theirs, name)]
+            names = [name for name in flags.names_of_flags() if hasattr(theirs, name)]
             plain = lambda value: value._cb() if type(value).__name__ == "LazyVal" else value
             pairs = {name: (getattr(ours, name), plain(getattr(theirs, name))) for name in names}
             # PyTorch's flags that are off are False or None.

@@ -7,7 +7,14 @@ import unittest
 from unittest import mock
 
 from torch_testing_ext._machine import device_rules
-from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds, facts_from, groups, renumbered, why_not
+from torch_testing_ext._machine.device_rules import (
+    DeviceFacts,
+    DeviceNeeds,
+    facts_from,
+    facts_of_chosen,
+    groups_that_meet,
+    why_not,
+)
 
 GIB = 2**30
 
@@ -107,10 +114,10 @@ class DeviceNeedsTest(unittest.TestCase):
 
     def test_connections(self):
         pairs = [facts(peers=[1], nvlinks=(1,)), facts(peers=[0], nvlinks=(0,)), facts(), facts(peers=[0, 1, 2])]
-        self.assertEqual(list(groups(pairs, DeviceNeeds(peer_access=True), 2)), [(0, 1)])
-        self.assertEqual(list(groups(pairs, DeviceNeeds(nvlink=True), 2)), [(0, 1)])
-        self.assertEqual(list(groups(pairs, DeviceNeeds(peer_access=True), 2, [1, 2, 3])), [])
-        self.assertEqual(list(groups(pairs, DeviceNeeds(peer_access=True), 1)), [(0,), (1,), (2,), (3,)])
+        self.assertEqual(list(groups_that_meet(pairs, DeviceNeeds(peer_access=True), 2)), [(0, 1)])
+        self.assertEqual(list(groups_that_meet(pairs, DeviceNeeds(nvlink=True), 2)), [(0, 1)])
+        self.assertEqual(list(groups_that_meet(pairs, DeviceNeeds(peer_access=True), 2, [1, 2, 3])), [])
+        self.assertEqual(list(groups_that_meet(pairs, DeviceNeeds(peer_access=True), 1)), [(0,), (1,), (2,), (3,)])
         self.assertEqual(why_not(pairs, DeviceNeeds(peer_access=True), 3), "they cannot read each other's memory")
         self.assertEqual(why_not(pairs, DeviceNeeds(nvlink=True), 3), "NVML does not say which devices NVLink connects")
         none = [facts(nvlinks=()), facts(nvlinks=())]
@@ -119,7 +126,8 @@ class DeviceNeedsTest(unittest.TestCase):
     def test_chosen_devices_are_numbered_anew(self):
         three = (facts(peers=[1, 2], nvlinks=(2,)), facts(peers=[0]), facts(peers=[0], nvlinks=(0,), name="last"))
         self.assertEqual(
-            renumbered(three, [2, 0]), (facts(peers=[1], nvlinks=(1,), name="last"), facts(peers=[0], nvlinks=(0,)))
+            facts_of_chosen(three, [2, 0]),
+            (facts(peers=[1], nvlinks=(1,), name="last"), facts(peers=[0], nvlinks=(0,))),
         )
 
     def test_needs_join(self):

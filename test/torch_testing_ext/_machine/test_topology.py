@@ -12,12 +12,12 @@ from torch_testing_ext._machine.nvml import (
     Gpu,
     GpuLink,
     MigInstance,
-    best,
+    best_group,
     gpus_by_name,
-    matching,
+    matching_gpus,
     nvlinks,
-    preferred,
-    warnings_of,
+    preferred_devices,
+    warnings_about_devices,
 )
 
 PAIRS = linked(6, (0, 3), (1, 4), (2, 5))
@@ -70,30 +70,30 @@ class TestPreferred(unittest.TestCase):
             (linked(3), "210", 2, "21"),  # nothing speaks for any: the first
         ):
             with self.subTest(free=free, count=count):
-                self.assertEqual("".join(preferred(tuple(free), count, by_number(gpus))), expected)
+                self.assertEqual("".join(preferred_devices(tuple(free), count, by_number(gpus))), expected)
 
     def test_without_nvml_the_first_are_taken(self):
         """No GPU is involved."""
-        self.assertEqual(("5", "0"), preferred(("5", "0", "3"), 2, {}))
-        self.assertEqual(("5", "0"), preferred(("5", "0", "3"), 2, {"5": PAIRS[5], "0": PAIRS[0]}))
+        self.assertEqual(("5", "0"), preferred_devices(("5", "0", "3"), 2, {}))
+        self.assertEqual(("5", "0"), preferred_devices(("5", "0", "3"), 2, {"5": PAIRS[5], "0": PAIRS[0]}))
 
     def test_too_many_devices_to_compare_all_groups(self):
         """No GPU is involved."""
         many = linked(40, range(20, 40))
         free = tuple(map(str, range(40)))
-        self.assertEqual(free[:20], preferred(free, 20, by_number(many)))
+        self.assertEqual(free[:20], preferred_devices(free, 20, by_number(many)))
 
     def test_only_groups_that_meet_other_needs(self):
         """No GPU is involved."""
         groups = iter([("0", "1"), ("1", "4"), ("2", "3")])
-        self.assertEqual(("1", "4"), best(groups, tuple("012345"), 2, by_number(PAIRS)))
-        self.assertIsNone(best(iter([]), tuple("01"), 2, by_number(PAIRS)))
+        self.assertEqual(("1", "4"), best_group(groups, tuple("012345"), 2, by_number(PAIRS)))
+        self.assertIsNone(best_group(iter([]), tuple("01"), 2, by_number(PAIRS)))
 
     def test_every_choice_is_of_free_devices(self):
         """No GPU is involved."""
         for free in itertools.permutations("0123", 3):
             for count in (1, 2, 3):
-                found = preferred(free, count, by_number(RING))
+                found = preferred_devices(free, count, by_number(RING))
                 self.assertEqual((count, count), (len(found), len(set(found) & set(free))))
 
 
@@ -118,7 +118,7 @@ class TestMatching(unittest.TestCase):
             ("", []),
             ("GPU-", []),
         ):
-            self.assertEqual(expected, [gpu.index for gpu in matching(text, self.GPUS)], text)
+            self.assertEqual(expected, [gpu.index for gpu in matching_gpus(text, self.GPUS)], text)
 
     def test_names_of_a_run(self):
         """Covered on a GPU by the check `masks`."""
@@ -144,10 +144,10 @@ class TestWarnings(unittest.TestCase):
         """The check `masks` of benchmarks/gpu/run reports the compute mode; it does not change it."""
         exclusive = Gpu(0, "a", compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
         prohibited = Gpu(1, "b", compute_mode=ComputeMode.PROHIBITED)
-        self.assertEqual([], warnings_of({"0": Gpu(0, "a")}))
-        (text,) = warnings_of({"0": exclusive, "3": exclusive, "1": Gpu(1, "b")})
+        self.assertEqual([], warnings_about_devices({"0": Gpu(0, "a")}))
+        (text,) = warnings_about_devices({"0": exclusive, "3": exclusive, "1": Gpu(1, "b")})
         self.assertIn("the compute mode of devices 0, 3 is exclusive process: only one process at a time", text)
-        self.assertIn("device 7 is prohibited: no process can use it", warnings_of({"7": prohibited})[0])
+        self.assertIn("device 7 is prohibited: no process can use it", warnings_about_devices({"7": prohibited})[0])
 
 
 if __name__ == "__main__":

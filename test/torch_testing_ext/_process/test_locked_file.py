@@ -34,7 +34,7 @@ class TestLockedFile(unittest.TestCase):
 
     def test_opened_is_locked_and_read_from_its_start(self) -> None:
         self.path.write_text("before")
-        with files.opened(self.path, "a+") as file, self.path.open() as other:
+        with files.open_locked(self.path, "a+") as file, self.path.open() as other:
             self.assertEqual(file.read(), "before")
             self.assertFalse(files.try_lock(other))
         with self.path.open() as other:

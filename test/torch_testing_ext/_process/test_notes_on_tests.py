@@ -12,7 +12,7 @@ NOTHING = Notes((), (), ())
 
 class TestOfOneTest(unittest.TestCase):
     def setUp(self) -> None:
-        user_shell.take()
+        user_shell.take_notes()
 
     def test_notes_are_taken_once(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
@@ -20,30 +20,30 @@ class TestOfOneTest(unittest.TestCase):
         user_shell.note_left_running(["rank 0: pid 1: sleep"])
         user_shell.note_memory([((0, 5, 10),), (), ((1, 6, 20),)])
         self.assertEqual(stderr.getvalue(), "torch_testing_ext: ranks are slow, because of Thread-1\n")
-        notes = user_shell.take()
+        notes = user_shell.take_notes()
         self.assertEqual(notes.warnings, (KitWarning("ranks are slow", "of Thread-1"),))
         self.assertEqual(notes.left_running, ("rank 0: pid 1: sleep",))
         self.assertEqual(notes.memory, (((0, 5, 10),), ((1, 6, 20),)))
-        self.assertEqual(user_shell.take(), NOTHING)
+        self.assertEqual(user_shell.take_notes(), NOTHING)
 
     def test_a_warning_is_noted_if_stderr_is_closed(self) -> None:
         closed = io.StringIO()
         closed.close()
         with contextlib.redirect_stderr(closed):
             user_shell.warn_user("lost")
-        self.assertEqual([str(warning) for warning in user_shell.take().warnings], ["lost"])
+        self.assertEqual([str(warning) for warning in user_shell.take_notes().warnings], ["lost"])
 
     def test_a_fixture_takes_the_processes_alone(self) -> None:
         user_shell.note_left_running(["a"])
         user_shell.note_memory([((0, 5, 10),)])
         self.assertEqual(user_shell.take_left_running(), ("a",))
-        self.assertEqual(user_shell.take(), Notes((), (), (((0, 5, 10),),)))
+        self.assertEqual(user_shell.take_notes(), Notes((), (), (((0, 5, 10),),)))
 
     def test_the_next_test_does_not_have_the_memory(self) -> None:
         user_shell.note_left_running(["of a fixture"])
         user_shell.note_memory([((0, 5, 10),)])
         user_shell.forget_memory()
-        self.assertEqual(user_shell.take(), Notes((), ("of a fixture",), ()))
+        self.assertEqual(user_shell.take_notes(), Notes((), ("of a fixture",), ()))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class StacksTest(FolderCase):
         reading, writing = os.pipe()
         os.close(reading)
         os.close(writing)
-        system.write(writing)
+        system.write_stacks(writing)
 
 
 if __name__ == "__main__":

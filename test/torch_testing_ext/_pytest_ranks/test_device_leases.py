@@ -154,7 +154,7 @@ class DeviceLeasesTest(PytestCase):
                 ),
             ):
                 item = item_with(folder, Path(folder))
-                with item_in_parent.leased(item, count, ()) as environ:
+                with item_in_parent.leased_devices(item, count, ()) as environ:
                     leased = environ.pop("TORCH_TESTING_EXT_LEASED").split(",")
                     self.assertEqual(environ, shown)
                     self.assertEqual(leased, ["cuda-u", "cuda-v"][:count])

@@ -3,9 +3,15 @@
 import torch
 
 from torch_testing_ext._spmd.averaging import CallHeader, disagreement
-from torch_testing_ext._spmd.gradient_buckets import BucketProgress, agreed_order, bits, bucket_limit, plan_buckets
+from torch_testing_ext._spmd.gradient_buckets import (
+    BucketProgress,
+    agreed_order,
+    bucket_limit,
+    lowest_bits,
+    plan_buckets,
+)
 from torch_testing_ext._spmd.parallel_modes import Layout
-from torch_testing_ext._spmd.resting_state import Checksum, sum_of
+from torch_testing_ext._spmd.resting_state import Checksum, checksum_of
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 MIB = 2**20
@@ -81,9 +87,9 @@ class TestEnginePlans(TestCase):
             self.assertRegex(found[0], expected)
 
     def test_bits(self):
-        self.assertEqual(bits(5)[-4:], [0.0, 1.0, 0.0, 1.0])
-        self.assertNotEqual(bits(hash((1, 2))), bits(hash((1, 3))))
-        self.assertEqual(len(bits(-1)), len(bits(0)))
+        self.assertEqual(lowest_bits(5)[-4:], [0.0, 1.0, 0.0, 1.0])
+        self.assertNotEqual(lowest_bits(hash((1, 2))), lowest_bits(hash((1, 3))))
+        self.assertEqual(len(lowest_bits(-1)), len(lowest_bits(0)))
 
     def test_rows(self):
         layout = Layout(torch.Size((5, 2)), True, 2, 4)
@@ -110,11 +116,11 @@ class TestChecksum(TestCase):
     @parametrize("name", [*VALUES])
     def test_sees_a_change(self, name):
         tensor = VALUES[name].clone()
-        before = int(sum_of([tensor]))
-        self.assertEqual(int(sum_of([tensor.clone()])), before)
+        before = int(checksum_of([tensor]))
+        self.assertEqual(int(checksum_of([tensor.clone()])), before)
         last = tuple(size - 1 for size in tensor.shape)
         tensor[last] = 0 if bool(tensor[last] == 1) else 1
-        self.assertNotEqual(int(sum_of([tensor])), before)
+        self.assertNotEqual(int(checksum_of([tensor])), before)
 
     def test_the_sample_of_a_large_tensor_moves(self):
         tensor = torch.zeros(100_000)
@@ -126,11 +132,11 @@ class TestChecksum(TestCase):
     def test_sees_other_memory(self):
         checksum, tensors = Checksum(), [torch.zeros(3)]
         checksum.of(tensors, 0)
-        self.assertEqual(int(checksum.of([torch.ones(3)], 0)), int(sum_of([torch.ones(3)])))
+        self.assertEqual(int(checksum.of([torch.ones(3)], 0)), int(checksum_of([torch.ones(3)])))
 
     def test_nothing(self):
-        self.assertIsNone(sum_of([]))
-        self.assertIsNone(sum_of([torch.empty(0)]))
+        self.assertIsNone(checksum_of([]))
+        self.assertIsNone(checksum_of([torch.empty(0)]))
 
 
 instantiate_parametrized_tests(TestEnginePlans)

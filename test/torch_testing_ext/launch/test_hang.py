@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext._collectives.findings import differences
-from torch_testing_ext._collectives.records import GroupRecord, make_record, pack, read_entry, read_raw
+from torch_testing_ext._collectives.records import GroupRecord, make_record, pack_record, read_entry, read_raw
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
 from torch_testing_ext.launch.judging import judge
@@ -130,7 +130,7 @@ class TestExplain(unittest.TestCase):
         ]
         (finding,) = differences([r.recorder for r in reports if r.recorder])
         self.assertEqual(
-            hang.explain(reports, TEST, [finding]),
+            hang.explain_hang(reports, TEST, [finding]),
             """\
 where the running ranks are:
   rank 0: test_thing.py:12 in test_x; last collective: all_reduce #2 [4]
@@ -140,7 +140,7 @@ where the running ranks are:
         )
 
     def last(self, record):
-        return hang.explain([running(0, record)], TEST, ()).partition("; ")[2]
+        return hang.explain_hang([running(0, record)], TEST, ()).partition("; ")[2]
 
     def test_the_last_of_all_groups(self):
         """And a line for each group, in which the calls are counted from 1."""
@@ -168,7 +168,7 @@ where the running ranks are:
 
     def test_incomplete_records(self):
         """They are unknown: an empty list would mean that the rank has reached no collective."""
-        whole = pack([], [], [], "/torch/", 1.0)
+        whole = pack_record([], [], [], "/torch/", 1.0)
         self.assertEqual(self.last(read_raw(0, whole)), "no collective yet")
         for data in (b"", b"{", b"{}", b"\0", whole[:-10], whole[1:]):
             with self.subTest(data=data):
@@ -180,24 +180,24 @@ class TestWhere(unittest.TestCase):
 
     def test_the_innermost_frame_in_the_tests_file(self):
         stacks = stack(self.GLOO, (TEST, 30, "helper"), (TEST, 12, "test_x"))
-        self.assertEqual(hang.where(stacks, TEST), "test_thing.py:30 in helper")
+        self.assertEqual(hang.site_in_words(stacks, TEST), "test_thing.py:30 in helper")
 
     def test_without_one_the_innermost_frame_of_user_code(self):
         stacks = stack(self.GLOO, ("/home/me/model.py", 3, "forward"), ("/home/me/train.py", 9, "step"))
-        self.assertEqual(hang.where(stacks, TEST), "model.py:3 in forward")
+        self.assertEqual(hang.site_in_words(stacks, TEST), "model.py:3 in forward")
 
     def test_without_one_the_innermost_frame_of_all(self):
         stacks = stack(self.GLOO, (str(PACKAGE / "_testing" / "bases" / "multi_process.py"), 9, "run_test"))
-        self.assertEqual(hang.where(stacks, TEST), "distributed_c10d.py:2810 in all_reduce")
+        self.assertEqual(hang.site_in_words(stacks, TEST), "distributed_c10d.py:2810 in all_reduce")
 
     def test_the_standard_library_is_a_library(self):
         stacks = stack(("/usr/lib/python3.11/threading.py", 320, "wait"), ("/home/me/model.py", 3, "forward"))
-        self.assertEqual(hang.where(stacks, ""), "model.py:3 in forward")
+        self.assertEqual(hang.site_in_words(stacks, ""), "model.py:3 in forward")
 
     def test_a_users_directory_may_have_the_name_of_the_package(self):
         """A user's test of torch_testing_ext does not belong to torch_testing_ext."""
         stacks = stack(("/home/me/test/torch_testing_ext/support.py", 3, "hang"), ("/home/me/run.py", 1, "main"))
-        self.assertEqual(hang.where(stacks, TEST), "support.py:3 in hang")
+        self.assertEqual(hang.site_in_words(stacks, TEST), "support.py:3 in hang")
 
     def test_the_source_line_is_shown(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -205,9 +205,10 @@ class TestWhere(unittest.TestCase):
             file.write_text("def test_x():\n    dist.all_reduce(t)  # \u00e9\n", encoding="latin-1")
             stacks = stack((file, 2, "test_x"))
             self.assertEqual(
-                hang.where(stacks, str(file)).partition("  #")[0], "test_real.py:2 in test_x (dist.all_reduce(t)"
+                hang.site_in_words(stacks, str(file)).partition("  #")[0],
+                "test_real.py:2 in test_x (dist.all_reduce(t)",
             )
-            self.assertEqual(hang.where(stack((file, 9, "test_x")), str(file)), "test_real.py:9 in test_x")
+            self.assertEqual(hang.site_in_words(stack((file, 9, "test_x")), str(file)), "test_real.py:9 in test_x")
 
     def test_nothing_known(self):
         for stacks in (
@@ -217,7 +218,7 @@ class TestWhere(unittest.TestCase):
             "Current thread 0x1 (most recent call first):\n",
         ):
             with self.subTest(stacks=stacks):
-                self.assertEqual(hang.where(stacks, TEST), "place unknown")
+                self.assertEqual(hang.site_in_words(stacks, TEST), "place unknown")
 
     def test_the_main_thread_is_the_last(self):
         stacks = (
@@ -257,11 +258,11 @@ class TestTidy(unittest.TestCase):
     def test_frames_below_the_test_are_removed(self):
         before = stack(("/usr/lib/python3.11/threading.py", 1, "wait"), (TEST, 12, "test_x"), *self.OURS)
         after = stack(("/usr/lib/python3.11/threading.py", 1, "wait"), (TEST, 12, "test_x"))
-        self.assertEqual(hang.tidy(before), after.rstrip())
+        self.assertEqual(hang.without_harness(before), after.rstrip())
 
     def test_harness_frames_above_the_test_are_kept(self):
         frames = [(PACKAGE / "common_distributed.py", 5, "wrapper"), (TEST, 12, "test_x")]
-        self.assertEqual(hang.tidy(stack(*frames, *self.OURS)), stack(*frames).rstrip())
+        self.assertEqual(hang.without_harness(stack(*frames, *self.OURS)), stack(*frames).rstrip())
 
     def test_the_answering_thread_is_removed(self):
         answering = stack(
@@ -270,20 +271,20 @@ class TestTidy(unittest.TestCase):
         own = stack(("/home/me/loader.py", 5, "load"), title="Thread 0x2 (most recent call first):")
         main = stack((TEST, 12, "test_x"), *self.OURS)
         self.assertEqual(
-            hang.tidy("\n".join([answering, own, main])), own + "\n" + stack((TEST, 12, "test_x")).rstrip()
+            hang.without_harness("\n".join([answering, own, main])), own + "\n" + stack((TEST, 12, "test_x")).rstrip()
         )
 
     def test_a_package_of_the_same_name_elsewhere_is_kept(self):
         dump = stack(("/home/me/torch_testing_ext/launch/in_rank.py", 5, "_run"), (TEST, 12, "test_x"))
-        self.assertEqual(hang.tidy(dump), dump.rstrip())
+        self.assertEqual(hang.without_harness(dump), dump.rstrip())
 
     def test_an_empty_dump(self):
-        self.assertEqual(hang.tidy(""), "")
-        self.assertEqual(hang.tidy("\n"), "")
+        self.assertEqual(hang.without_harness(""), "")
+        self.assertEqual(hang.without_harness("\n"), "")
 
     def test_a_rank_stuck_before_its_test(self):
         """With only harness frames the result is empty."""
-        self.assertEqual(hang.tidy(stack(*self.OURS)), "")
+        self.assertEqual(hang.without_harness(stack(*self.OURS)), "")
 
     def test_frames_of_unittest_between_the_harness_and_the_test_are_removed(self):
         unittests = [
@@ -293,20 +294,20 @@ class TestTidy(unittest.TestCase):
         worker = (PACKAGE / "runner" / "processes" / "worker.py", 100, "_run_suite")
         test = ((TEST, 12, "helper"), (unittests[0][0], 700, "assertRaises"), (TEST, 15, "test_x"))
         dump = stack(*test, *unittests, ours, unittests[0], worker, ("/preloaded_server.py", 1, "main"))
-        self.assertEqual(hang.tidy(dump), stack(*test).rstrip())
+        self.assertEqual(hang.without_harness(dump), stack(*test).rstrip())
 
     def test_unittest_itself_hangs(self):
         frames = [(Path(unittest.__file__).with_name("suite.py"), 5, "run")] * 2
-        self.assertEqual(hang.tidy(stack(*frames)), stack(*frames).rstrip())
+        self.assertEqual(hang.without_harness(stack(*frames)), stack(*frames).rstrip())
 
     def test_a_package_named_unittest_elsewhere_is_kept(self):
         dump = stack((TEST, 12, "test_x"), ("/home/me/unittest/case.py", 5, "run"))
-        self.assertEqual(hang.tidy(dump), dump.rstrip())
+        self.assertEqual(hang.without_harness(dump), dump.rstrip())
 
     def test_a_title_of_python_3_14(self):
         title = "Thread 0x00007f [python3.14] (most recent call first):"
         dump = stack((TEST, 12, "test_x"), *self.OURS, title=title)
-        self.assertEqual(hang.tidy(dump), stack((TEST, 12, "test_x"), title=title).rstrip())
+        self.assertEqual(hang.without_harness(dump), stack((TEST, 12, "test_x"), title=title).rstrip())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import unittest
 from types import SimpleNamespace
 
 from torch_testing_ext._collectives.proof import ProofRules
-from torch_testing_ext._collectives.records import pack
+from torch_testing_ext._collectives.records import pack_record
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
 from torch_testing_ext.launch.in_rank import Sanitize
@@ -127,7 +127,7 @@ class Ranks:
     def read(self, rank):
         if not self._answers(rank, self.time):
             raise FileNotFoundError
-        return pack([], [], [], "", self._answered[rank])
+        return pack_record([], [], [], "", self._answered[rank])
 
     def cpu_seconds(self, pid):
         self._cpu[pid] += 0.0 if self._is_idle(pid, self.time) else 1.0

@@ -71,20 +71,20 @@ class TestAsking(unittest.TestCase):
     def test_the_answer(self):
         """Covered on a GPU by the check `ras`."""
         with server([STATUS[:100].encode(), STATUS[100:].encode()]) as (environment, asked):
-            answer = rank_watch.ask(environment)
+            answer = rank_watch.ask_nccl(environment)
         self.assertEqual([b"verbose status\n"], asked)
         self.assertEqual([line for line in STATUS.splitlines() if line], answer.splitlines())
 
     def test_a_server_that_does_not_end_its_answer(self):
         """Covered on a GPU by the check `ras`, which stops a rank."""
         with server([b"half of it\n"], closes=False) as (environment, _):
-            self.assertEqual("half of it", rank_watch.ask(environment, timeout=0.5))
+            self.assertEqual("half of it", rank_watch.ask_nccl(environment, timeout=0.5))
 
     def test_nobody_answers(self):
         """No GPU is involved."""
         with server([]) as (environment, _):
             pass
-        self.assertEqual("", rank_watch.ask(environment))
+        self.assertEqual("", rank_watch.ask_nccl(environment))
         began = time.monotonic()
         for odd in (
             {},
@@ -93,20 +93,20 @@ class TestAsking(unittest.TestCase):
             {environment_module.ADDRESS: ":12"},
             {environment_module.ADDRESS: "a:b"},
         ):
-            self.assertEqual("", rank_watch.ask(odd))
+            self.assertEqual("", rank_watch.ask_nccl(odd))
         self.assertLess(time.monotonic() - began, rank_watch.ANSWER_TIMEOUT)
 
     def test_odd_bytes_and_endless_answers(self):
         """No GPU is involved."""
         with server([b"\xff\xfe\n\n\n"]) as (environment, _):
-            self.assertEqual("\ufffd\ufffd", rank_watch.ask(environment))
+            self.assertEqual("\ufffd\ufffd", rank_watch.ask_nccl(environment))
         with server([b"x" * 100_000]) as (environment, _):
-            self.assertEqual(20_000, len(rank_watch.ask(environment)))
+            self.assertEqual(20_000, len(rank_watch.ask_nccl(environment)))
 
     def test_ras_that_is_turned_off(self):
         """No GPU is involved."""
         with server([b"status"]) as (environment, asked):
-            self.assertEqual("", rank_watch.ask({**environment, "NCCL_RAS_ENABLE": "0"}))
+            self.assertEqual("", rank_watch.ask_nccl({**environment, "NCCL_RAS_ENABLE": "0"}))
         self.assertEqual([], asked)
 
 

@@ -8,12 +8,12 @@ from unittest import mock
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.environment import KNOWN_NAMES, Settings, read
+from torch_testing_ext.launch.environment import KNOWN_NAMES, Settings, read_settings
 
 
 class TestSettings(unittest.TestCase):
     def test_none(self):
-        self.assertEqual(read({}), Settings("auto", None, False, False, None))
+        self.assertEqual(read_settings({}), Settings("auto", None, False, False, None))
 
     def test_known(self):
         table = [
@@ -40,22 +40,22 @@ class TestSettings(unittest.TestCase):
         ]
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):
-                self.assertEqual(read({environment.PREFIX + name: value}), Settings(**chosen))
+                self.assertEqual(read_settings({environment.PREFIX + name: value}), Settings(**chosen))
         self.assertEqual(
             {environment.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested"
         )
 
     def test_several(self):
         given = {"TORCH_TESTING_EXT_START": "spawn", "TORCH_TESTING_EXT_STREAM": "1"}
-        self.assertEqual(read(given), Settings(start="spawn", stream=True))
+        self.assertEqual(read_settings(given), Settings(start="spawn", stream=True))
 
     def test_empty_is_not_set(self):
-        self.assertEqual(read(dict.fromkeys(KNOWN_NAMES, "")), Settings())
+        self.assertEqual(read_settings(dict.fromkeys(KNOWN_NAMES, "")), Settings())
 
     def test_an_unknown_name_lists_the_known(self):
         for name in ("TORCH_TESTING_EXT_STRAT", "TORCH_TESTING_EXT_", "TORCH_TESTING_EXT_start"):
             with self.subTest(name=name), self.assertRaises(ValueError) as caught:
-                read({name: "fork"})
+                read_settings({name: "fork"})
             self.assertEqual(
                 str(caught.exception),
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
@@ -75,25 +75,27 @@ class TestSettings(unittest.TestCase):
         for name, values, known in table:
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaises(ValueError) as caught:
-                    read({environment.PREFIX + name: value})
+                    read_settings({environment.PREFIX + name: value})
                 message = f"TORCH_TESTING_EXT_{name}={value!r} is not understood; known values: {known}"
                 self.assertEqual(str(caught.exception), message)
                 self.assertIsNone(caught.exception.__cause__)
 
     def test_digits_of_other_scripts(self):
         """int() accepts them, so they are accepted here."""
-        self.assertEqual(read({"TORCH_TESTING_EXT_DEBUG_RANK": "\u0663"}).debug_rank, 3)
+        self.assertEqual(read_settings({"TORCH_TESTING_EXT_DEBUG_RANK": "\u0663"}).debug_rank, 3)
         with self.assertRaisesRegex(ValueError, "DEBUG_RANK='\u00b2' is not understood"):
-            read({"TORCH_TESTING_EXT_DEBUG_RANK": "\u00b2"})
+            read_settings({"TORCH_TESTING_EXT_DEBUG_RANK": "\u00b2"})
 
     def test_other_variables_are_ignored(self):
-        self.assertEqual(read({"TORCH_TESTING": "1", "MY_TORCH_TESTING_EXT_START": "fork", "PATH": "/bin"}), Settings())
+        self.assertEqual(
+            read_settings({"TORCH_TESTING": "1", "MY_TORCH_TESTING_EXT_START": "fork", "PATH": "/bin"}), Settings()
+        )
 
     def test_the_environment_is_read_each_time(self):
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="1"):
-            self.assertTrue(read().stream)
+            self.assertTrue(read_settings().stream)
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="0"):
-            self.assertFalse(read().stream)
+            self.assertFalse(read_settings().stream)
 
 
 if __name__ == "__main__":

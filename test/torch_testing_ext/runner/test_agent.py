@@ -36,7 +36,7 @@ from torch_testing_ext.runner.cluster.agent_messages import (
     ToAgent,
 )
 from torch_testing_ext.runner.cluster.cluster_nodes import ClusterNodes, JoiningNode
-from torch_testing_ext.runner.cluster.node_contents import facts
+from torch_testing_ext.runner.cluster.node_contents import facts_of_machine
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options import OrderHazard
@@ -385,7 +385,7 @@ class StatesOfNodesTest(unittest.TestCase):
     def test_a_node_with_other_software_is_left_alone(self):
         self.join("a")
         self.join("b", ready=False)
-        other = AgentHello(replace(facts(), torch="1.0"), 1, 0.0)
+        other = AgentHello(replace(facts_of_machine(), torch="1.0"), 1, 0.0)
         self.nodes.node_said_hello(self.nodes.remote("b"), other)
         self.assertEqual(list(self.nodes.ready), ["a"])
         self.assertEqual(self.launcher.said[0], ("refuse", "b"))
@@ -489,7 +489,7 @@ class StreamTest(unittest.TestCase):
 
     def test_hello(self):
         hello = self.start()
-        self.assertEqual(hello.facts, facts())
+        self.assertEqual(hello.facts, facts_of_machine())
         self.assertEqual(hello.pid, self.agent.pid)
 
     def test_the_stream_ends_while_a_test_runs(self):
@@ -557,7 +557,7 @@ class LinesTest(unittest.TestCase):
         self.assertRaises(EOFError, reader.receive)
         return received, reader
 
-    HELLO = AgentHello(replace(facts(), platform="ä"), 1, 2.5)
+    HELLO = AgentHello(replace(facts_of_machine(), platform="ä"), 1, 2.5)
 
     def test_pieces(self):
         line = to_line(self.HELLO)
@@ -584,12 +584,12 @@ class BeforeTheRunTest(unittest.TestCase):
         code = (
             "from dataclasses import replace\n"
             "from torch_testing_ext.runner.cluster import agent, node_contents\n"
-            "real = node_contents.facts()\n"
-            "agent.facts = node_contents.facts = lambda: replace(real, torch='1.0', cuda='99')\n"
+            "real = node_contents.facts_of_machine()\n"
+            "agent.facts_of_machine = node_contents.facts_of_machine = lambda: replace(real, torch='1.0', cuda='99')\n"
             "agent.main()\n"
         )
         message, _ = self.refuse("a", command=(AGENT[0], "-c", code))
-        self.assertIn(f"a: torch is 1.0, here {facts().torch}", message)
+        self.assertIn(f"a: torch is 1.0, here {facts_of_machine().torch}", message)
         self.assertIn("a: CUDA or ROCm of torch is 99, here", message)
         self.assertNotIn("Python", message.partition("\n")[2].partition("Install")[0])
 

@@ -19,7 +19,7 @@ from kit.agents import prepare_for
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster import bridge as bridge_module, node_contents, ray_actor, ray_launcher
 from torch_testing_ext.runner.cluster.agent_messages import ClusterError
-from torch_testing_ext.runner.cluster.bridge import Bridge, ProjectStore, RayView, UnfitNode, describe
+from torch_testing_ext.runner.cluster.bridge import Bridge, ProjectStore, RayView, UnfitNode, describe_error
 from torch_testing_ext.runner.cluster.bridge_messages import (
     CannotConnect,
     Connect,
@@ -31,7 +31,11 @@ from torch_testing_ext.runner.cluster.bridge_messages import (
     choose_nodes,
 )
 from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
-from torch_testing_ext.runner.cluster.node_contents import environment_for_nodes, notes_on_environment, withheld
+from torch_testing_ext.runner.cluster.node_contents import (
+    environment_for_nodes,
+    notes_on_environment,
+    withheld_variables,
+)
 from torch_testing_ext.runner.scheduling.leases import NodeLeases
 
 HERE = {
@@ -60,7 +64,9 @@ class TestEnvironment(unittest.TestCase):
         }.items():
             with self.subTest(choice):
                 self.assertEqual(set(environment_for_nodes(HERE, choice)), sent)
-        self.assertEqual(withheld(HERE, "MINE") & {"HF_TOKEN", "AUTHOR", "HOME", "MINE"}, {"HF_TOKEN", "AUTHOR"})
+        self.assertEqual(
+            withheld_variables(HERE, "MINE") & {"HF_TOKEN", "AUTHOR", "HOME", "MINE"}, {"HF_TOKEN", "AUTHOR"}
+        )
 
     def test_what_is_said(self):
         for choice, said in {
@@ -253,14 +259,14 @@ class TestNodesOfBridge(unittest.TestCase):
             "OutOfDiskError": "the object store of Ray has no room for the project: use --cluster-root",
         }.items():
             error = type(kind, (Exception,), {})("details")
-            self.assertIn(said, describe(error))
+            self.assertIn(said, describe_error(error))
             of_actor = type(f"RayTaskError({kind})", (Exception,), {"cause": error})
-            self.assertIn(said, describe(of_actor("\x1b[36mray::AgentActor.start()")))
-        self.assertEqual(describe(ValueError("\x1b[36mray\x1b[39m")), "ValueError: ray")
+            self.assertIn(said, describe_error(of_actor("\x1b[36mray::AgentActor.start()")))
+        self.assertEqual(describe_error(ValueError("\x1b[36mray\x1b[39m")), "ValueError: ray")
 
     def test_no_cluster_on_this_machine(self):
         error = ConnectionError("Could not find any running Ray instance. Please specify the one")
-        self.assertEqual(describe(error), "none runs on this machine, and RAY_ADDRESS names none")
+        self.assertEqual(describe_error(error), "none runs on this machine, and RAY_ADDRESS names none")
 
 
 # Says that three agents have joined, and ends: at once, or its connections one after the other.
@@ -349,7 +355,7 @@ class TestShipping(unittest.TestCase):
         (root / "b.sh").chmod(mode)
         (root / "link").symlink_to("sub/a.py")
         os.utime(root / "b.sh", (1, len(name)))
-        node_contents.write(node_contents.choose(root), root.with_suffix(".tar"))
+        node_contents.write_tar(node_contents.choose_files(root), root.with_suffix(".tar"))
         return root.with_suffix(".tar").read_bytes()
 
     def test_the_key(self):
@@ -389,7 +395,7 @@ class TestShipping(unittest.TestCase):
         (root / "link").symlink_to("a.py")
         (root / "out").symlink_to(self.folder)
         (root / ".gitignore").write_text("ignored\n*.log\n*.so\n*.pyc\n")
-        sent = node_contents.choose(root, ["ignored/test_i.py", "ignored/pack"])
+        sent = node_contents.choose_files(root, ["ignored/test_i.py", "ignored/pack"])
         names = {
             *(".gitignore", ".gitmodules", "a.py", "link", "out", "module/in_library.py", "module/new.py"),
             *(
@@ -410,7 +416,7 @@ class TestShipping(unittest.TestCase):
         )
         self.assertIn("not sent to the nodes: out (only as a link, which leads out of the project)", others)
         self.assertIn("not sent: x.log (git ignores it)", sent.describe())
-        node_contents.write(sent, self.folder / "sent.tar")
+        node_contents.write_tar(sent, self.folder / "sent.tar")
         ray_actor._unpack((self.folder / "sent.tar").read_bytes(), str(self.folder / "node"), {"a.py": 10**18 + 1})
         self.assertTrue((self.folder / "node" / "empty" / "in_empty").is_dir())
         self.assertEqual((self.folder / "node" / "a.py").stat().st_mtime_ns, 10**18 + 1)
@@ -418,7 +424,7 @@ class TestShipping(unittest.TestCase):
             self.assertEqual(node_contents.sent_file(archive, "a.py"), b"")
             self.assertIsNone(node_contents.sent_file(archive, "x.log"))
         (root / "ignored" / "sub").mkdir()
-        inside = node_contents.choose(root / "ignored")  # the project is in an ignored folder: git lists nothing
+        inside = node_contents.choose_files(root / "ignored")  # the project is in an ignored folder: git lists nothing
         self.assertEqual(set(inside.files), {"test_i.py", "other.py", "pack/x.py", "sub"})
 
     def test_entries_of_pythonpath(self):

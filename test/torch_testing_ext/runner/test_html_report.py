@@ -58,7 +58,7 @@ class InABrowserTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         file = Path(folder.name, "report.html")
-        file.write_text(html_page.render(history_of(finished, **run)), encoding="utf-8")
+        file.write_text(html_page.render_page(history_of(finished, **run)), encoding="utf-8")
         self.browser.open(file, fragment)
         return file
 
@@ -258,12 +258,12 @@ class InABrowserTest(unittest.TestCase):
 
 class TextTest(unittest.TestCase):
     def test_nothing_refers_outside_the_page(self):
-        page = html_page.render(history_of(every_outcome()))
+        page = html_page.render_page(history_of(every_outcome()))
         self.assertEqual(re.findall(r"(?:https?:)?//[a-z]\S*", page), [])
         self.assertEqual(set(re.findall(r'(?:src|href)="([^#"]*)', page)), {"", "data:,"})
 
     def test_failures_come_first_then_unclean_passes(self):
-        page = html_page.render(history_of(every_outcome()))
+        page = html_page.render_page(history_of(every_outcome()))
         outcomes = re.findall(r'class="test ([a-z-]+)"', page)
         self.assertEqual(outcomes[0], "failed")
         self.assertEqual(outcomes[-3:], ["passed", "skipped", "skipped"])
@@ -281,7 +281,7 @@ class TextTest(unittest.TestCase):
             one("test_x.py", "T", "test_slow_ranks", 2, seconds=3.0),
             one("test_x.py", "T", "test_with_logs", logs=ranks(["x"]), seconds=1.0),
         )
-        page = html_page.render(history_of(finished))
+        page = html_page.render_page(history_of(finished))
         names = re.findall(r'data-name="([^"]*)"', page)
         expected = ["T::test_slow_ranks", "T::test_with_logs", "T::test_fast_ranks", "T::test_alone", "T"]
         self.assertEqual(names, [*(f"test_x.py::{name}" for name in expected), "test_import.py"])
@@ -289,7 +289,7 @@ class TextTest(unittest.TestCase):
 
     def test_the_header(self):
         header = RunHeader("run <this>", "abc", True, "node7", "2.13.0", "3.11.4", "1 cuda device: 0")
-        page = html_page.render(history_of(every_outcome(), header=header))
+        page = html_page.render_page(history_of(every_outcome(), header=header))
         rows = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
         self.assertEqual(
             rows,
@@ -302,7 +302,7 @@ class TextTest(unittest.TestCase):
                 "devices": "1 cuda device: 0",
             },
         )
-        self.assertNotIn("<dt>", html_page.render(history_of(every_outcome())))
+        self.assertNotIn("<dt>", html_page.render_page(history_of(every_outcome())))
 
     def test_headlines(self):
         good, bad = FinishedTest((attempt("test_a"),)), FinishedTest((attempt("test_b", TestOutcome.CRASHED),))
@@ -314,17 +314,17 @@ class TextTest(unittest.TestCase):
 
     def test_long_logs_are_cut_and_say_so(self):
         long = "x" * 20_000_000
-        page = html_page.render(
+        page = html_page.render_page(
             history_of((FinishedTest((attempt("test_long", output=long, ranks=ranks([long, long])),)),))
         )
         self.assertLess(len(page), 1_000_000)
         self.assertEqual(page.count("characters cut here"), 3)
 
     def test_ticks_are_round_and_few(self):
-        self.assertEqual([html_page.tick(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
+        self.assertEqual([html_page.tick_step(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
 
     def test_every_attempt_has_its_bars(self):
-        svg = html_page.timeline(history_of(every_outcome()), {})
+        svg = html_page.render_timeline(history_of(every_outcome()), {})
         bars = [one for one in svg.iter("rect") if one.get("class", "").startswith("bar")]
         ran = [each for one in every_outcome() for each in one.attempts]
         self.assertEqual(len(bars), sum(len(one.lease.slots) for one in ran))

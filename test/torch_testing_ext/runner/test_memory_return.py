@@ -228,11 +228,11 @@ class PeakTest(unittest.TestCase):
         report = launch.RankReport(0, launch.RankEnding.PASSED, memory=((0, 5, 10),))
         verdict.forget_memory()
         user_shell.note_memory([report.memory, report.memory])
-        self.assertEqual(verdict.highest(user_shell.take().memory), verdict.DevicePeak(10, 20, 2))
-        self.assertIsNone(verdict.highest(user_shell.take().memory))
+        self.assertEqual(verdict.highest(user_shell.take_notes().memory), verdict.DevicePeak(10, 20, 2))
+        self.assertIsNone(verdict.highest(user_shell.take_notes().memory))
         user_shell.note_memory([report.memory])
         verdict.forget_memory()
-        self.assertIsNone(verdict.highest(user_shell.take().memory))
+        self.assertIsNone(verdict.highest(user_shell.take_notes().memory))
 
     def test_in_words(self):
         attempt = Attempt(

@@ -12,7 +12,7 @@ from kit.files import FolderCase
 
 from torch_testing_ext._process import user_shell
 from torch_testing_ext.launch import environment
-from torch_testing_ext.runner.option_sources import PREFIX, read_options, show
+from torch_testing_ext.runner.option_sources import PREFIX, read_options, show_options
 from torch_testing_ext.runner.options import (
     OPTION_TABLE,
     Action,
@@ -151,7 +151,7 @@ class LayersTest(OptionsCase):
         self.assertIs(self.options().rerun, Rerun.FAILED_FIRST)
         environ = {"TORCH_TESTING_EXT_RUN_RERUN": "last-failed"}
         self.assertIs(self.options(environ=environ).rerun, Rerun.LAST_FAILED)
-        self.assertRegex(show(self.configure()), r"(?m)^rerun = failed-first +\(setup.cfg\)$")
+        self.assertRegex(show_options(self.configure()), r"(?m)^rerun = failed-first +\(setup.cfg\)$")
         self.assertRefused("RUN_AGAIN is not", environ={"TORCH_TESTING_EXT_RUN_AGAIN": "last-failed"})
 
     @unittest.skipIf(sys.version_info < (3, 11), "Python can read TOML since 3.11")
@@ -262,13 +262,13 @@ class LayersTest(OptionsCase):
 
     def test_ranks_accept_the_variables_of_the_runner(self):
         self.assertEqual(environment.RUNNER_PREFIX, PREFIX)
-        environment.read({PREFIX + "JOBS": "3"})
+        environment.read_settings({PREFIX + "JOBS": "3"})
         with self.assertRaises(ValueError):
-            environment.read({"TORCH_TESTING_EXT_RUNJOBS": "3"})
+            environment.read_settings({"TORCH_TESTING_EXT_RUNJOBS": "3"})
 
     def test_show(self):
         self.write("setup.cfg", "[torch_testing_ext]\nretries = 2\n")
-        shown = show(self.configure("--shard", "1/2", "-k", "a", "-k", "b"))
+        shown = show_options(self.configure("--shard", "1/2", "-k", "a", "-k", "b"))
         self.assertRegex(shown, r"(?m)^retries = 2 +\(setup.cfg\)$")
         self.assertRegex(shown, r"(?m)^shard = 1/2 +\(command line\)$")
         self.assertRegex(shown, r"(?m)^keyword = a, b +\(command line\)$")

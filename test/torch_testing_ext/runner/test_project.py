@@ -19,7 +19,7 @@ from project_model import ONCE, RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
 from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
-from torch_testing_ext.runner.report.html_page import css
+from torch_testing_ext.runner.report.html_page import css_class
 from torch_testing_ext.runner.report.text import printable
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
@@ -181,7 +181,7 @@ class ModelTest(unittest.TestCase):
                     for said in (must.say, must.output, *must.ranks):
                         self.assertIn(said, words[name])
             bars = browser.evaluate("[...document.querySelectorAll('.bar')].map((bar) => bar.className.baseVal)")
-            self.assertIn(f"bar {css(TestOutcome.TIMEOUT.value)}", bars)
+            self.assertIn(f"bar {css_class(TestOutcome.TIMEOUT.value)}", bars)
             self.assertEqual(browser.complaints(), [])
 
     def test_20_megabytes_of_output_do_not_inflate_the_reports(self):

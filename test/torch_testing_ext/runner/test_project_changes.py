@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster.node_contents import ComingBack, ProjectWatch, merge
+from torch_testing_ext.runner.cluster.node_contents import ComingBack, ProjectWatch, merge_versions
 
 LINES = b"a\nb\nc\nd\n"
 FILES = {"test_x.py": LINES, "sub/data.txt": b"old", "sub/gone.txt": b"x", "other.txt": b"y", "large": b"z"}
@@ -29,7 +29,7 @@ class MergeTest(unittest.TestCase):
         ):
             for order in versions, versions[::-1]:
                 with self.subTest(order):
-                    self.assertEqual(merge(LINES, order), merged)
+                    self.assertEqual(merge_versions(LINES, order), merged)
 
 
 class ProjectChangesTest(unittest.TestCase):

@@ -74,7 +74,7 @@ class WordingTest(unittest.TestCase):
         return FinishedTest((attempt(name, outcome, message="", failure=view),))
 
     def test_the_page_and_the_wait_graph(self):
-        page = html_page.render(history_of(self.finished))
+        page = html_page.render_page(history_of(self.finished))
         for row in ("rank 0", "rank 1"):
             self.assertIn(f'<th scope="row">{row}</th>', page)
         for place in ("test_wording.py:20 in test_x", "test_wording.py:21 in test_x"):
@@ -101,7 +101,7 @@ class WordingTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, journal.NAME)
             send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(self.finished))
-            hung, crashed = console_report.accounts([path], [])
+            hung, crashed = console_report.accounts_of_failures([path], [])
         self.assertIn(self.hung.account, hung)
         self.assertIn(self.crashed.account, crashed)
 
@@ -127,8 +127,8 @@ class OldJournalTest(unittest.TestCase):
             for new in (', "failure": null', ', "reason": ""'):
                 lines = [line.replace(new, "") for line in lines]
             path.write_text("\n".join([*lines, ""]))
-            run = journal.read(path)
-            (shown,) = console_report.accounts([path], [])
+            run = journal.read_journal(path)
+            (shown,) = console_report.accounts_of_failures([path], [])
         self.assertEqual((run.summary.error, run.summary.finished[0].last.said), ("", "1 != 2\n\nmore"))
         self.assertIn("\n1 != 2\n\nmore\n", shown)
 

@@ -12,7 +12,7 @@ from unittest import mock
 from torch_testing_ext import moving as moving
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.upstream.other_projects import PROJECTS
-from torch_testing_ext.upstream.rewriting import convert
+from torch_testing_ext.upstream.rewriting import convert_file
 
 OURS = "from torch_testing_ext.ranks import"
 CASES = {
@@ -89,8 +89,8 @@ class ConvertingTest(unittest.TestCase):
             for newline in ("\n", "\r\n"):
                 with self.subTest(title=title, newline=newline):
                     old, new = (text.replace("\n", newline).encode() for text in (before, after))
-                    self.assertEqual(convert(old, PROJECTS[project], Path("t.py")).source.decode(), new.decode())
-                    self.assertEqual(convert(new, PROJECTS[project], Path("t.py")).source, new, "a second time")
+                    self.assertEqual(convert_file(old, PROJECTS[project], Path("t.py")).source.decode(), new.decode())
+                    self.assertEqual(convert_file(new, PROJECTS[project], Path("t.py")).source, new, "a second time")
 
     def test_functions_that_are_replaced(self) -> None:
         for project, text, old in (
@@ -99,16 +99,16 @@ class ConvertingTest(unittest.TestCase):
             ("composer", "def pytest_collection_modifyitems(config, items):\n    conditions = []\n", "conditions"),
         ):
             with self.subTest(old=old):
-                once = convert(
+                once = convert_file(
                     b"import os\n\n\n" + text.encode() + b"\n\nx = 1\n", PROJECTS[project], Path("t.py")
                 ).source
                 self.assertNotIn(old.encode(), once)
                 self.assertRegex(once, rb"\Aimport os\n\n\n[@d](?s:.*)\n\n\nx = 1\n\Z")
-                self.assertEqual(convert(once, PROJECTS[project], Path("t.py")).source, once)
+                self.assertEqual(convert_file(once, PROJECTS[project], Path("t.py")).source, once)
 
     def test_left_by_hand(self) -> None:
         source = b"from unit.common import *\n\nclass T(DistributedTest):\n    def _launch_procs(self): ...\n"
-        converted = convert(source, PROJECTS["deepspeed"], Path("t.py"))
+        converted = convert_file(source, PROJECTS["deepspeed"], Path("t.py"))
         self.assertEqual(converted.source, source)
         self.assertEqual([line for line, _ in converted.by_hand], [1, 4])
         self.assertIn("DistributedTest", converted.by_hand[0][1])

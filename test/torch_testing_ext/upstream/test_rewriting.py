@@ -9,8 +9,8 @@ from kit.import_forms import EVERY_FORM, FILES, LATIN
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 from torch_testing_ext.upstream import mapping
-from torch_testing_ext.upstream.mapping import MIRRORED, MOVED, Side, UserError, module_on, moved, split
-from torch_testing_ext.upstream.rewriting import RewrittenFile, Use, rewrite
+from torch_testing_ext.upstream.mapping import MIRRORED, MOVED, Side, UserError, module_on, moved_name, split_name
+from torch_testing_ext.upstream.rewriting import RewrittenFile, Use, rewrite_file
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "patches"))
 
@@ -34,7 +34,7 @@ class T( torch_testing_ext.common_utils.TestCase ):
 
 
 def to_ours(source: str | bytes) -> RewrittenFile:
-    return rewrite(source if isinstance(source, bytes) else source.encode(), Side.OURS, Path("test_x.py"))
+    return rewrite_file(source if isinstance(source, bytes) else source.encode(), Side.OURS, Path("test_x.py"))
 
 
 def to_theirs(source: str | bytes) -> RewrittenFile:
@@ -143,18 +143,18 @@ class MappingTest(TestCase):
 
     def test_a_dotted_name_is_split_after_its_module(self) -> None:
         self.assertEqual(
-            split("torch.testing._internal.common_utils.TestCase.setUp", Side.OURS),
+            split_name("torch.testing._internal.common_utils.TestCase.setUp", Side.OURS),
             ("torch.testing._internal.common_utils", "TestCase.setUp"),
         )
-        self.assertIsNone(split("torch.testing._internal.common_nn.X", Side.OURS))
+        self.assertIsNone(split_name("torch.testing._internal.common_nn.X", Side.OURS))
 
     def test_moved_names_are_at_their_new_place(self) -> None:
         for now, before, _ in MOVED:
             module, _, name = now.rpartition(".")
             self.assertIn(name, mapping.defined_in(mapping.find_source(module)))
-            self.assertIn(before, moved(now) or "")
-            self.assertIn(now, moved(before) or "")
-        self.assertIsNone(moved("torch.testing._internal.common_utils.TestCase"))
+            self.assertIn(before, moved_name(now) or "")
+            self.assertIn(now, moved_name(before) or "")
+        self.assertIsNone(moved_name("torch.testing._internal.common_utils.TestCase"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
 from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.upstream.drop_in import outcome_of_pytorch, remark
+from torch_testing_ext.upstream.drop_in import outcome_of_pytorch, remark_on_failure
 
 PASSED = (RankEnding.PASSED, 0)
 SKIPPED = (RankEnding.SKIPPED, 86)
@@ -42,7 +42,7 @@ class StricterTest(TestCase):
         reports = [RankReport(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
         verdict = judge(reports, False, Case("T.test"), expected)
         self.assertEqual(outcome_of_pytorch(reports, expected), theirs)
-        text = remark(reports, expected, verdict)
+        text = remark_on_failure(reports, expected, verdict)
         self.assertEqual(bool(text), stricter)
         if stricter:
             self.assertIn(f"would have {theirs.value}", text)

@@ -223,7 +223,7 @@ class AbusesTest(unittest.TestCase):
                     mock.patch.object(warm_program, "start_cold", lambda *_: os._exit(3)),
                 ):
                     request = warm_program.ProgramRequest(program, [os.open(".", os.O_RDONLY)])
-                    warm_program.become(request, warm_program.FreshInterpreter([], []), mock.MagicMock(), print)
+                    warm_program.become_program(request, warm_program.FreshInterpreter([], []), mock.MagicMock(), print)
             except KeyboardInterrupt:
                 os._exit(0)
             finally:

@@ -1,1 +1,4 @@
-"""Ranks that are threads: their process group and its collectives."""
+"""The test bases: ranks as fresh processes, as persistent processes and as threads; scripts; and `run_tests`.
+
+Imports `launch`, the marks and the helpers. Nothing here imports DTensor or FSDP.
+"""

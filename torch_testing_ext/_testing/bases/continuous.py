@@ -218,7 +218,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         @functools.wraps(fn)
         def wrapper(self: MultiProcContinuousTest, **kwargs: Any) -> None:
             if self._is_rank():
-                tests_in_ranks.ran(fn(**kwargs))
+                tests_in_ranks.refuse_what_ran_nothing(fn(**kwargs))
             else:
                 self._wait_for_ranks()
 

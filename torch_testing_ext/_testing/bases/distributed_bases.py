@@ -42,7 +42,11 @@ class DistributedTestBase(MultiProcessTestCase):
 
     def backend(self, device: str) -> str:
         if "cuda" in device:
-            return groups_and_devices.backend() if groups_and_devices.are_shared(int(self.world_size)) else "nccl"
+            return (
+                groups_and_devices.backend_of_shared_devices()
+                if groups_and_devices.are_shared(int(self.world_size))
+                else "nccl"
+            )
         known = {"hpu": "hccl", "xpu": "xccl"}
         return next((backend for kind, backend in known.items() if kind in device), "gloo")
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings import Finding, first_mismatch
-from torch_testing_ext._collectives.records import RawRecord, unpack
+from torch_testing_ext._collectives.records import RawRecord, unpack_record
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import child_processes, messages, system, user_shell
@@ -52,8 +52,8 @@ from .tests_in_ranks import (
     run_rank,
     run_to_end,
     sanitize_with,
-    say,
     say_once,
+    show_to_user,
 )
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class _Left:
             files = list(directory.glob(f"rank{rank}.*.left"))
             # Of several processes with the number of a rank, it is not known which is the rank.
             if len(files) == 1:
-                self._left.append(unpack(files[0].read_bytes()))
+                self._left.append(unpack_record(files[0].read_bytes()))
             else:
                 self._unknown.append(rank)
                 self._left.append(None)
@@ -242,7 +242,7 @@ class _Left:
     def verdict(self, script: Path, seconds: float) -> launch.Verdict:
         """The verdict on ranks that have all passed."""
         if self._unknown:
-            say(
+            show_to_user(
                 f"{script.name}: the collectives of {list_of(self._unknown)} were not compared with those of others: "
                 "Python did not end there by itself"
             )
@@ -325,7 +325,7 @@ def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = 
         with tests_in_ranks.recorded_warnings(context.account):
             if backend is not None:
                 dist.init_process_group(backend)
-            tests_in_ranks.ran(function(context.rank, *args))
+            tests_in_ranks.refuse_what_ran_nothing(function(context.rank, *args))
 
     run_rank(context, body)
 

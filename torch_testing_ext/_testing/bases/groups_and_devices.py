@@ -42,7 +42,7 @@ _MOST_RANKS = 1 << 12
 _MOST_TIMES = 1 << 12
 
 
-def announce(context: RankContext) -> None:
+def announce_creation(context: RankContext) -> None:
     """Let the peers of a rank know from now on while it creates groups."""
     if context.rank < _MOST_RANKS:
         context.group_creation = GroupCreation(context.directory / "creating", context.rank)
@@ -148,8 +148,8 @@ def _close(descriptor: int | None) -> None:
 # --------------------------------------------------------------------------------------------------------------------
 # Ranks that share accelerators, as the user has asked: the device, the backend and the memory of each.
 #
-# All of this happens when a rank first uses CUDA: a test on the CPU never touches a device. See
-# `_machine/sharing.py`.
+# All of this happens when a rank first uses CUDA: a test on the CPU never touches a device. The rules are in
+# `_machine/device_rules.py`.
 
 
 def are_shared(world_size: int) -> bool:
@@ -157,32 +157,32 @@ def are_shared(world_size: int) -> bool:
     return device_rules.ranks_per_device() > 1 and 0 < accelerators.device_count() < world_size
 
 
-def backend() -> str:
+def backend_of_shared_devices() -> str:
     return device_rules.shared_backend(device_state.nccl_version(), torch.version.hip is not None)
 
 
 def backend_of(kind: str, world_size: int) -> str:
     """Return the default backend for devices of this kind, also if the ranks share them."""
     if kind == "cuda" and are_shared(world_size):
-        return backend()
+        return backend_of_shared_devices()
     return str(dist.get_default_backend_for_device(kind))
 
 
 def check_backend(name: str, world_size: int) -> None:
     """Skip a test that names NCCL itself, where its ranks share devices and NCCL does not allow that."""
-    if uses_nccl(name) and are_shared(world_size) and backend() != "nccl":
+    if uses_nccl(name) and are_shared(world_size) and backend_of_shared_devices() != "nccl":
         version = ".".join(map(str, device_state.nccl_version())) or "of this torch"
         why = f"NCCL {version} does not let {world_size} ranks share {accelerators.device_count()} GPU(s)"
         raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, why))
 
 
-def begin(rank: int, world_size: int) -> None:
+def prepare_shared_devices(rank: int, world_size: int) -> None:
     """In a new rank: prepare for devices that it shares with other ranks."""
     if not are_shared(world_size) or accelerators.accelerator_type() != "cuda":
         return
     devices = accelerators.device_count()
     ranks = device_rules.ranks_on_device(rank, world_size, devices)
-    chosen = backend()
+    chosen = backend_of_shared_devices()
     if chosen == "nccl":
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         os.environ.setdefault("NCCL_MAX_CTAS", str(device_rules.blocks_for(ranks)))

@@ -22,7 +22,7 @@ from torch_testing_ext.launch import in_rank, this_launch
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
 
 from . import groups_and_devices, tests_in_ranks
-from .tests_in_ranks import rank_error, say
+from .tests_in_ranks import rank_error, show_to_user
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.coordinator import Member, Round, RoundJudged
@@ -99,7 +99,7 @@ def _say_if_hashes_are_alike(sanitize: Sanitize) -> None:
     seed = os.environ.get("PYTHONHASHSEED", "random")
     if SanitizeKind.HASH in sanitize.kinds and seed != "random" and is_first():
         text = f"PYTHONHASHSEED={seed} is set, so all ranks of the launcher have the same order of sets"
-        say(text)
+        show_to_user(text)
 
 
 def refuse(what: str) -> None:
@@ -122,11 +122,11 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
     account = launch.AccountWriter(None)
     context = launch.RankContext(member.rank, member.world_size, Path(together.directory), account, fast_exit=False)
     with _variables(together), context.entered():
-        tests_in_ranks.prepare(context)
+        tests_in_ranks.prepare_rank(context)
         had_group = _group_exists()
         try:
             with tests_in_ranks.recorded_account(account):
-                in_rank.sanitize(member.rank, together.sanitize, log_of(together.directory, member.rank))
+                in_rank.begin_sanitizing(member.rank, together.sanitize, log_of(together.directory, member.rank))
                 with tests_in_ranks.recorded_warnings(account):
                     body(context)
         except SystemExit as leaving:
@@ -138,7 +138,7 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
             in_rank.end_of_sanitizing()
         collectives = b""
         with account.own_errors("the collectives of this rank could not be read: "):
-            collectives = in_rank.collectives(more_follow=True)
+            collectives = in_rank.collectives_of_test(more_follow=True)
         if account.account is None:
             account.passed()
     assert account.account is not None

@@ -39,7 +39,7 @@ from .tests_in_ranks import (
     own_cleanups,
     print_leftovers,
     raise_verdict,
-    ran,
+    refuse_what_ran_nothing,
     run_rank,
 )
 
@@ -76,7 +76,7 @@ def verdict_on_foreign_ranks(
     return RankEvidence(reports, ranks.state.timed_out, expected).verdict(case)
 
 
-def end(processes: Sequence[Any]) -> None:
+def end_foreign_ranks(processes: Sequence[Any]) -> None:
     """End the processes that are left: SIGTERM, then SIGKILL."""
     _ForeignRanks(processes, {}).end()
 
@@ -249,10 +249,10 @@ class ProcessRanksTestCase(RankedTestCase):
         cls, body: Callable[..., None], world_size: int, directory: Path, add_cleanup: Callable[..., Any], **others: Any
     ) -> launch.Job:
         """Make the job of the ranks. Their ports are leased until the clean-up."""
-        lease = environment.leased(world_size, keep=True)
+        lease = environment.leased_variables(world_size, keep=True)
         addresses = lease.__enter__()
         add_cleanup(lease.__exit__, None, None, None)
-        return job_for_test(body, world_size, directory, addresses, environment.read(), cls, **others)
+        return job_for_test(body, world_size, directory, addresses, environment.read_settings(), cls, **others)
 
     def _begin_round(self, world_size: int, directory: Path) -> Round:
         """Begin the test in a process that a launcher has started as a rank, together with the others."""
@@ -663,9 +663,9 @@ class MultiProcessTestCase(ProcessRanksTestCase):
     def _end_ranks(self) -> None:
         """End the processes that are left of this test, and remove its files."""
         if self._launched is not None and self._launched.alive:
-            launch.end(self._launched)
+            launch.end_run(self._launched)
         elif self._launched is None:
-            end(getattr(self, "processes", ()))
+            end_foreign_ranks(getattr(self, "processes", ()))
         self._launched = None
         self.processes = []
         if self._directory is not None:
@@ -752,6 +752,6 @@ def _run_in_rank(test: Callable[[], Any]) -> None:
     context = launch.current_context()
     if context is not None:
         context.account.test_begins()
-    ran(test())
+    refuse_what_ran_nothing(test())
     if context is not None:
         context.account.test_returned()

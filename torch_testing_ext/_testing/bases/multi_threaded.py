@@ -31,7 +31,7 @@ from .tests_in_ranks import (
     account_for,
     own_cleanups,
     raise_verdict,
-    ran,
+    refuse_what_ran_nothing,
     sanitize_threads,
 )
 
@@ -77,7 +77,7 @@ def spawn_threads_and_init_comms(
 def _verdict_on(
     threads: RankThreads, timeout: float | None, case: launch.Case, may_differ: bool = False
 ) -> launch.Verdict:
-    no_timeouts = environment.read().debug_rank is not None
+    no_timeouts = environment.read_settings().debug_rank is not None
     expected = launch.Expected(may_differ=may_differ)
     return threads.join(None if no_timeouts else timeout, expected, _queued_exceptions).verdict(case)
 
@@ -150,7 +150,7 @@ class MultiThreadedTestCase(RankedTestCase):
                     raise Skipped(self._skip)
                 self._join_threads(self.threads, fn)
             else:
-                ran(fn())
+                refuse_what_ran_nothing(fn())
 
         return types.MethodType(wrapper, self)
 

@@ -77,7 +77,7 @@ def recorded_account(
             raise
 
 
-def ran(result: object) -> None:
+def refuse_what_ran_nothing(result: object) -> None:
     """Refuse what a call has returned if that call has run nothing: a coroutine or a generator."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         name = result.__qualname__
@@ -279,8 +279,8 @@ def run_rank(
     decides about the process groups that are left. With `reports_imports`, rank 0 says which modules of torch it had
     to import, so that later ranks can inherit them.
     """
-    environment.become(context.rank)
-    prepare(context)
+    environment.set_variables_of_rank(context.rank)
+    prepare_rank(context)
     count = len(sys.modules)
     try:
         with recorded_account(context.account, ends_process=ends_process):
@@ -295,7 +295,7 @@ def run_rank(
         groups_and_devices.wait_for_peers()
 
 
-def prepare(context: RankContext) -> None:
+def prepare_rank(context: RankContext) -> None:
     """Reset the state that a rank must not inherit, and let its peers know from now on while it creates groups."""
     if context.seed is not None:
         # A new interpreter has not seen --seed.
@@ -309,10 +309,10 @@ def prepare(context: RankContext) -> None:
         # torch reads it only at import, which was before the fork.
         c10d.set_debug_level_from_env()
     device_state.stop_noting()
-    groups_and_devices.begin(context.rank, context.world_size)
+    groups_and_devices.prepare_shared_devices(context.rank, context.world_size)
     if context.is_debugged:
         process_state.wait_without_end()
-    groups_and_devices.announce(context)
+    groups_and_devices.announce_creation(context)
 
 
 def leave_process_group(fast: bool) -> None:
@@ -405,7 +405,7 @@ def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCa
     match verdict.outcome:
         case launch.Outcome.PASSED:
             if verdict.message:
-                say(f"{name}: {verdict.message}" if name else verdict.message)
+                show_to_user(f"{name}: {verdict.message}" if name else verdict.message)
         case launch.Outcome.SKIPPED:
             raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
         case launch.Outcome.FAILED:
@@ -417,7 +417,7 @@ def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCa
 def _with_account(error: AnyError, verdict: launch.Verdict) -> AnyError:
     """Add what the verdict says to its exception. The account is kept in a file unless a runner keeps it."""
     if verdict.kept_as:
-        files.keep(verdict.kept_as, verdict.account)
+        files.keep_report(verdict.kept_as, verdict.account)
     error.outcome, error.cause_of_failure, error.failure = verdict.outcome, verdict.cause, verdict.failure
     return error
 
@@ -430,7 +430,7 @@ def print_leftovers(name: str, reports: Iterable[launch.RankReport]) -> None:
             print(f"{name}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
 
 
-def say(text: str) -> None:
+def show_to_user(text: str) -> None:
     """Warn the user; in pytest, which hides what a test that passes prints, by a warning of Python's, too."""
     warn_user(text)
     if "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
@@ -439,7 +439,7 @@ def say(text: str) -> None:
             warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)
 
 
-say_once = functools.cache(say)
+say_once = functools.cache(show_to_user)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def say_if_nothing_is_recorded() -> None:
     if not flight_recorder.has_flight_recorder():
         text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
         left_out = "mismatches are not found, and hangs last until the time-out"
-        say(f"{text}: {left_out}")
+        show_to_user(f"{text}: {left_out}")
 
 
 @functools.cache
@@ -466,7 +466,7 @@ def why_not_sanitized() -> str | None:
     why = operation_hook.can_hook()
     if why is not None:
         left_out = "roots, reduce operations, splits, messages, buffers and numbers are not checked"
-        say(f"nothing is sanitized: {why}: {left_out}")
+        show_to_user(f"nothing is sanitized: {why}: {left_out}")
     return why
 
 
@@ -476,13 +476,13 @@ def sanitize_with(kinds: Iterable[str]) -> Sanitize:
     Says once if their collectives cannot be compared.
     """
     say_if_nothing_is_recorded()
-    chosen = environment.read().for_ranks(kinds)
+    chosen = environment.read_settings().for_ranks(kinds)
     return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
 
 def sanitize_threads(kinds: Iterable[str]) -> Sanitize:
     """Choose the sanitizer's checks for ranks that are threads. Says once which are left out."""
-    chosen = environment.read().for_ranks(kinds)
+    chosen = environment.read_settings().for_ranks(kinds)
     missing = [kind.value for kind in _NOT_OF_THREADS if kind in chosen.kinds]
     if missing:
         say_once(f"ranks that are threads are not checked for: {', '.join(missing)}")
@@ -603,7 +603,9 @@ class RankedTestCase(TestCase):
         return case_of_test(self, self._result)
 
     def _timeout(self) -> float | None:
-        return None if environment.read().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
+        return (
+            None if environment.read_settings().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
+        )
 
     def _collectives_may_differ(self) -> bool:
         return may_differ(getattr(self, self._testMethodName, None), self)
@@ -720,11 +722,11 @@ def run_to_end(
     `start(make_job)` starts them with the job that `make_job(body, ...)` makes. `sanitize`: kinds of checks.
     """
     __tracebackhide__ = True
-    chosen = environment.read()
+    chosen = environment.read_settings()
     checks = sanitize_with(sanitize)
     directory = launch.new_directory(case.name)
     try:
-        with environment.leased(world_size) as addresses:
+        with environment.leased_variables(world_size) as addresses:
 
             def make_job(body: Callable[..., object], **others: Any) -> launch.Job:
                 return job_for_test(body, world_size, directory, addresses, chosen, sanitize=checks, **others)

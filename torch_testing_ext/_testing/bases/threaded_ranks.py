@@ -19,7 +19,13 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.findings import Finding, deadlocked, describe_deadlock, finding_of_rank, waits
+from torch_testing_ext._collectives.findings import (
+    Finding,
+    deadlocked,
+    describe_deadlock,
+    finding_of_rank,
+    waiting_calls,
+)
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import child_processes
 from torch_testing_ext._torch import process_state
@@ -199,7 +205,7 @@ class RankThreads:
         if not all_wait or any(is_over() for is_over in waiting.values()):
             return None
         records = [self._world.record_of(rank) for rank in range(len(self.threads))]
-        calls_of_waiting = {rank: calls for rank, calls in waits(records).items() if rank not in ended}
+        calls_of_waiting = {rank: calls for rank, calls in waiting_calls(records).items() if rank not in ended}
         deadlock = deadlocked(calls_of_waiting, {})
         return describe_deadlock(deadlock, {}) if deadlock else None
 
@@ -275,4 +281,4 @@ def _stack_of(thread: threading.Thread) -> str:
         if code.co_filename == __file__:
             break
         lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
-    return hang.tidy("\n".join(lines))
+    return hang.without_harness("\n".join(lines))

@@ -72,7 +72,7 @@ class Recording(importlib.abc.MetaPathFinder):
             context.enter()
             flight_recorder.watch_process_groups(lambda name: nullcontext())
             sanitize = messages.from_json(self._sanitize, messages.by_name(Sanitize))
-            in_rank.sanitize(self._rank, sanitize, log_of(self._folder, self._rank))
+            in_rank.begin_sanitizing(self._rank, sanitize, log_of(self._folder, self._rank))
             self._is_on = True
 
     def _write_collectives(self) -> None:
@@ -85,7 +85,7 @@ class Recording(importlib.abc.MetaPathFinder):
                 # What it raises is in its log, too.
                 in_rank.end_of_sanitizing()
             finally:
-                data = in_rank.collectives()
+                data = in_rank.collectives_of_test()
         target = os.path.join(self._folder, f"rank{self._rank}.{os.getpid()}")
         with open(f"{target}.new", "wb") as file:
             file.write(data)

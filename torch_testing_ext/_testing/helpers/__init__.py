@@ -1,1 +1,1 @@
-"""Assertions, context managers and small helpers."""
+"""Assertions, context managers and small helpers for tests. They know nothing of ranks, bases or marks."""

@@ -122,7 +122,7 @@ def _edits_of(file: str) -> Iterator[_Edits]:
     if history is None:
         yield _edits.setdefault(file, {})
         return
-    with files.opened(history, "a+") as stream:
+    with files.open_locked(history, "a+") as stream:
         edits_by_file = json.loads(stream.read() or "{}")
         edits: _Edits = {}
         for line, (added, text) in edits_by_file.get(file, {}).items():

@@ -1,1 +1,1 @@
-"""Bases, models and checks for FSDP and DTensor."""
+"""Bases, models and checks for tests of FSDP, DTensor and checkpoints. Imports the other rooms of `_testing`."""

@@ -289,7 +289,7 @@ class FSDPTestMixin:
         model = self._fsdp_model(model_class, fsdp_init_mode, device_init_mode, options, init_kwargs or {})
         if use_pure_fp16:
             model = model.half()
-        fsdp_models.place(model, device_init_mode, DEVICEInitMode.DEVICE_AFTER)
+        fsdp_models.move_if_now(model, device_init_mode, DEVICEInitMode.DEVICE_AFTER)
         if offloads and not must_fail:
             self._assert_on_cpu(model, "before training")
         with self._refused_for_its_device() if must_fail else nullcontext():
@@ -430,7 +430,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
         return super()._known_skip() or _missing_devices(self, accelerators.most_ranks())
 
     def _skip_in_rank(self) -> TestSkip | None:
-        fsdp_models.use(self.device_type)
+        fsdp_models.use_device_type(self.device_type)
         return _missing_devices(self, fsdp_models.most_ranks_here())
 
 

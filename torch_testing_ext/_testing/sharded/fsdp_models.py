@@ -36,9 +36,9 @@ from torch_testing_ext._torch import process_state, sharding
 # --------------------------------------------------------------------------------------------------------------------
 # The device that the FSDP helpers use: the machine's accelerator, or the CPU if there is none.
 #
-# `use` keeps a rank on the CPU, for a test that needs more devices than the machine has and allows the CPU. A test file
-# may set DEVICE_TYPE, DEVICE_COUNT and DISTRIBUTED_BACKEND in the mirror. Importing this module asks no driver; the
-# first call does.
+# `use_device_type` keeps a rank on the CPU, for a test that needs more devices than the machine has and allows the
+# CPU. A test file may set DEVICE_TYPE, DEVICE_COUNT and DISTRIBUTED_BACKEND in the mirror. Importing this module asks
+# no driver; the first call does.
 
 _chosen: str | None = None
 
@@ -51,7 +51,7 @@ class DEVICEInitMode(Enum):
     DEVICE_NEVER = auto()
 
 
-def use(device_type: str) -> None:
+def use_device_type(device_type: str) -> None:
     """Let this process keep its models on `device_type`."""
     global _chosen
     _chosen = device_type
@@ -78,7 +78,7 @@ def device_count() -> int:
     return int(constants.DEVICE_COUNT)
 
 
-def backend() -> str:
+def default_backend() -> str:
     """Return the default backend of that device: nccl, xccl, hccl, ..., gloo."""
     return str(constants.DISTRIBUTED_BACKEND)
 
@@ -86,7 +86,7 @@ def backend() -> str:
 def backend_for(world_size: int) -> str:
     """Return the backend of a group of this size on that device, which may be another if ranks share devices."""
     if constants.is_set("DISTRIBUTED_BACKEND"):
-        return backend()
+        return default_backend()
     return groups_and_devices.backend_of(device_type(), world_size)
 
 
@@ -100,7 +100,7 @@ def compute_device(rank: int) -> torch.device:
     return device if device.type == "cpu" else torch.device(device.type, rank % device_count())
 
 
-def place(module: nn.Module, mode: DEVICEInitMode, now: DEVICEInitMode) -> nn.Module:
+def move_if_now(module: nn.Module, mode: DEVICEInitMode, now: DEVICEInitMode) -> nn.Module:
     """Move `module` to the device if `mode` equals `now`."""
     return module.to(device_type()) if mode is now else module
 
@@ -327,7 +327,7 @@ class TransformerWithSharedParams(FSDPTestModel):
         self.register_buffer("long_buffer", torch.zeros(width, dtype=torch.long))
         self.bs = 2
         self.bn = nn.BatchNorm1d(self.bs) if add_bn else nn.Identity()
-        place(self, device_init_mode, BEFORE)
+        move_if_now(self, device_init_mode, BEFORE)
         if deterministic:
             self.eval()
 
@@ -376,7 +376,7 @@ class TransformerWithSharedParams(FSDPTestModel):
         # For hybrid sharding over one group, FSDP creates the groups within and between machines itself.
         makes_own_groups = options.get("sharding_strategy") in HYBRID and not isinstance(group, tuple)
         wrapped = FSDP(model, None if makes_own_groups else group, auto_wrap_policy=policy, **options)
-        return place(wrapped, device_init_mode, AFTER)
+        return move_if_now(wrapped, device_init_mode, AFTER)
 
     def get_ignored_modules(self) -> list[nn.Module]:
         return [self.transformer]
@@ -404,7 +404,7 @@ class NestedWrappedModule(FSDPTestModel):
             torch.manual_seed(0)
 
         def linear(width_in: int, width_out: int) -> nn.Module:
-            return place(nn.Linear(width_in, width_out), device_init_mode, BEFORE)
+            return move_if_now(nn.Linear(width_in, width_out), device_init_mode, BEFORE)
 
         def wrapped(module: nn.Module) -> nn.Module:
             return FSDP(module, group, **fsdp_kwargs) if wrap_fsdp else module
@@ -460,7 +460,7 @@ class AlwaysWrapNestedWrappedModule(NestedWrappedModule):
         if fsdp_init_mode is FSDPInitMode.NO_FSDP:
             return model
         wrapped = FSDP(model, auto_wrap_policy=always_wrap_policy, **(fsdp_kwargs or {}))
-        return place(wrapped, device_init_mode, AFTER)
+        return move_if_now(wrapped, device_init_mode, AFTER)
 
 
 class NonUniformReqGradNWM(NestedWrappedModule):
@@ -584,7 +584,7 @@ class MixtureOfExperts(NestedWrappedModule):
         self.move_to_device = device_init_mode is BEFORE
 
         def linear(width_in: int, width_out: int) -> nn.Module:
-            return place(nn.Linear(width_in, width_out), device_init_mode, BEFORE)
+            return move_if_now(nn.Linear(width_in, width_out), device_init_mode, BEFORE)
 
         if deterministic:
             torch.manual_seed(42 + self.rank)
@@ -688,4 +688,4 @@ def _init_nested(
     if fsdp_init_mode is FSDPInitMode.NO_FSDP:
         return model_class(group, wrap_fsdp=False, device_init_mode=device_init_mode, **others)
     model = model_class(group, wrap_fsdp=True, device_init_mode=device_init_mode, **others, **(fsdp_kwargs or {}))
-    return place(model, device_init_mode, AFTER)
+    return move_if_now(model, device_init_mode, AFTER)

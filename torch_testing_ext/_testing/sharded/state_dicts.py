@@ -29,7 +29,7 @@ class VerifyStateDictMixin:
 
     def _compare_tensor(self: Any, orig_tensor: Any, dist_tensor: Any, offload_to_cpu: bool = False) -> None:
         if sharding.is_sharded(dist_tensor):
-            dist_tensor = sharding.gathered({"it": dist_tensor})["it"]
+            dist_tensor = sharding.gather_sharded_tensors({"it": dist_tensor})["it"]
         if offload_to_cpu:
             orig_tensor, dist_tensor = orig_tensor.cpu(), dist_tensor.cpu()
         self.assertIsInstance(dist_tensor, torch.Tensor)
@@ -82,7 +82,7 @@ class VerifyStateDictMixin:
         dist_osd: dict[str, Any],
     ) -> None:
         """Load the distributed state dict into `new_optim`, for the same model; it must then equal `optim`."""
-        whole = sharding.gathered(dist_osd)
+        whole = sharding.gather_sharded_tensors(dist_osd)
         set_state_dict(model, optimizers=new_optim, model_state_dict={}, optim_state_dict=whole)
         self.assertEqual(optim.state_dict(), new_optim.state_dict())
 

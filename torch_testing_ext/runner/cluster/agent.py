@@ -26,7 +26,7 @@ from torch_testing_ext.runner.scheduling.leases import Inventory, make_inventory
 
 from . import agent_messages
 from .agent_messages import MessageReader, MessageWriter, NotAMessage
-from .node_contents import LOGS, ProjectWatch, facts, undo_worker
+from .node_contents import LOGS, ProjectWatch, facts_of_machine, undo_worker
 
 # --------------------------------------------------------------------------------------------------------------------
 # Watches the memory of a node, and ends the unit that uses most before the kernel or Ray ends something else.
@@ -98,12 +98,11 @@ def most_share(of_ray: str = "") -> float:
 # --------------------------------------------------------------------------------------------------------------------
 # The agent of a node: everything below the engine, as a process that speaks lines of JSON on its stdin and stdout.
 #
-#
 #     python -m torch_testing_ext.runner.cluster.agent [--die-with-parent] [--folder=PATH]
-#         [--ray-memory-threshold=SHARE]
+#                                                      [--ray-memory-threshold=SHARE]
 #
-# When its stdin ends, it ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which start
-# it and carry the bytes.
+# When its stdin ends, it ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which
+# start it and carry the bytes.
 
 STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the preloaded server, which may be importing torch, has before it is killed.
@@ -316,7 +315,7 @@ def serve(memory: MachineMemory) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader: MessageReader[agent_messages.ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), agent_messages.ToAgent)
     writer = MessageWriter(_take_over(1, None))
-    writer.send(agent_messages.AgentHello(facts(), os.getpid(), time.monotonic()))
+    writer.send(agent_messages.AgentHello(facts_of_machine(), os.getpid(), time.monotonic()))
     try:
         _serve(reader, writer, memory, most_share(_word(RAY_THRESHOLD) or ""))
         return 0

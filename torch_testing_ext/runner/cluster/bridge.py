@@ -237,12 +237,12 @@ class HeldNode:
             self._stream.close()
 
 
-def describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An exception of Ray, in words."""
     cause = getattr(error, "cause", None)
     # What a call of the actor has raised, such as that its argument has no room there.
     if isinstance(cause, Exception):
-        return describe(cause)
+        return describe_error(cause)
     lines = (line.strip() for line in _COLOURS.sub("", str(error)).splitlines())
     first = next((line for line in lines if line), "")
     match type(error).__name__:
@@ -349,7 +349,7 @@ class Bridge:
                 asked = task.options(num_cpus=0, scheduling_strategy=affinity(node.id, soft=False)).remote()
                 removed = self._ray.get(asked, timeout=CLEAN_TIMEOUT)
             except Exception as error:
-                removed = [describe(error)]
+                removed = [describe_error(error)]
             self.send(bridge_messages.NodeCleaned(node.name, tuple(removed)))
 
     def _on_message(self, message: bridge_messages.ToBridge) -> None:
@@ -469,8 +469,8 @@ class Bridge:
         self._losses[node.id] = losses
         is_lost = isinstance(error, EOFError) or type(error).__name__ in OF_NODES
         if not is_lost or losses >= MOST_LOSSES:
-            self._left_alone[node.id] = f"node {node.name} cannot run tests: {describe(error)}"
-        self.send(bridge_messages.NodeGone(node.name, describe(error)))
+            self._left_alone[node.id] = f"node {node.name} cannot run tests: {describe_error(error)}"
+        self.send(bridge_messages.NodeGone(node.name, describe_error(error)))
 
     def _forget(self, held: HeldNode) -> None:
         held.end()
@@ -489,7 +489,7 @@ class Bridge:
             held.kill()
 
 
-def probe(address: str) -> str:
+def why_unreachable(address: str) -> str:
     """Why nothing can be a cluster at this address; empty if something listens there."""
     if address == "auto":
         return ""
@@ -507,7 +507,7 @@ def main() -> NoReturn:
     channel: Channel[bridge_messages.ToBridge] = Channel.on(int(sys.argv[1]), bridge_messages.ToBridge)
     request = _first_request(channel)
     address = request.wish.address
-    why = probe(address)
+    why = why_unreachable(address)
     if why:
         _refuse(channel, why)
     try:
@@ -530,7 +530,7 @@ def main() -> NoReturn:
     try:
         bridge.connect()
     except Exception as error:
-        _refuse(channel, f"no connection to the Ray cluster at {address}: {describe(error)}")
+        _refuse(channel, f"no connection to the Ray cluster at {address}: {describe_error(error)}")
     # Ray has put a handler of its own there.
     signal.signal(signal.SIGTERM, on_sigterm)
     try:
@@ -539,7 +539,7 @@ def main() -> NoReturn:
         else:
             bridge.serve()
     except Exception as error:
-        bridge.send(bridge_messages.CannotConnect(f"the Ray cluster at {address} is gone: {describe(error)}"))
+        bridge.send(bridge_messages.CannotConnect(f"the Ray cluster at {address} is gone: {describe_error(error)}"))
     threading.Timer(2 * END_TIMEOUT, os._exit, (0,)).start()
     bridge.close()
     with suppress(Exception):

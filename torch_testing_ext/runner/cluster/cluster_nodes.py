@@ -32,7 +32,7 @@ from .agent_messages import (
     NotAMessage,
     ToAgent,
 )
-from .node_contents import ComingBack, differences, facts
+from .node_contents import ComingBack, differing_facts, facts_of_machine
 
 # --------------------------------------------------------------------------------------------------------------------
 # A node of a cluster and its units, as run_test.py sees them: proxies that speak with the agent of the node.
@@ -523,7 +523,7 @@ class ClusterNodes:
 
     def node_said_hello(self, node: RemoteNode, hello: AgentHello) -> None:
         """The first message of an agent: compare what must be the same."""
-        different = differences(facts(), {node.name: hello.facts})
+        different = differing_facts(facts_of_machine(), {node.name: hello.facts})
         if not different:
             return
         self.troubles.different += different

@@ -32,12 +32,12 @@ from .node_contents import (
     LOGS,
     ComingBack,
     Shipment,
-    choose,
+    choose_files,
     environment_for_nodes,
     notes_on_environment,
     sent_file,
     split_path,
-    write,
+    write_tar,
 )
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
@@ -71,7 +71,7 @@ def on_cluster(options: Options, root: Path, files: Sequence[str]) -> Iterator[C
 def shipment(root: Path, files: Sequence[str]) -> Shipment:
     """Choose what is sent: also test files that git ignores, and folders of the project on PYTHONPATH."""
     below, _ = split_path(os.environ.get("PYTHONPATH", ""), root, Path.cwd())
-    return choose(root, [*files, *(name for name in below if name != ".")])
+    return choose_files(root, [*files, *(name for name in below if name != ".")])
 
 
 @dataclass
@@ -178,7 +178,7 @@ def _with_copies(
     """The launcher for nodes that get a copy of the project, and what brings files back from there."""
     archive = folder / "project.tar"
     sent = shipment(root, files)
-    write(sent, archive)
+    write_tar(sent, archive)
     warnings += sent.warnings
     launcher = _on_ray(options, root, folder, warnings, archive=str(archive), times=sent.times)
     launcher.copies_of = str(root)

@@ -103,7 +103,7 @@ def notes_on_environment(environ: Mapping[str, str], choice: str = "") -> list[s
     return notes
 
 
-def withheld(environ: Mapping[str, str], choice: str) -> set[str]:
+def withheld_variables(environ: Mapping[str, str], choice: str) -> set[str]:
     """The variables that a program on a node must not get although it has all those of this machine."""
     sent = environment_for_nodes(environ, choice)
     return {name for name in environ if name not in sent and not _is_of_machine(name)}
@@ -141,7 +141,7 @@ _NAMES = {
 
 
 @functools.cache
-def facts() -> NodeFacts:
+def facts_of_machine() -> NodeFacts:
     torch = _torch_version()
     return NodeFacts(
         _package(),
@@ -173,7 +173,7 @@ def _torch_version() -> dict[str, str]:
     return {}
 
 
-def differences(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> list[str]:
+def differing_facts(here: NodeFacts, nodes: Mapping[str, NodeFacts]) -> list[str]:
     """A line for each fact in which a node differs from this machine."""
     lines = []
     for node, there in nodes.items():
@@ -195,7 +195,7 @@ LARGEST_FILE = 256 << 20
 _ACCEPTED = (".py", ".expect")
 
 
-def matches(name: str, patterns: Sequence[str]) -> bool:
+def matches_pattern(name: str, patterns: Sequence[str]) -> bool:
     """Whether a file, or a folder that it is in, matches a pattern, in which `*` stands for slashes, too."""
     for pattern in patterns:
         folder = pattern.rstrip("/")
@@ -253,7 +253,7 @@ class ProjectWatch:
             yield FileChanged(name, digest, content if is_wanted else None)
 
     def _is_wanted(self, name: str) -> bool:
-        if matches(name, self._patterns):
+        if matches_pattern(name, self._patterns):
             return True
         if not self._accepts or not name.endswith(_ACCEPTED):
             return False
@@ -328,7 +328,7 @@ class ComingBack:
         current = path.read_bytes() if path.exists() else before
         # Each content once.
         contents = list(dict.fromkeys(version.content for version in versions))
-        merged = merge(before, [current, *contents])
+        merged = merge_versions(before, [current, *contents])
         if merged is None:
             nodes = " and ".join(dict.fromkeys(version.node for version in versions))
             if current != before:
@@ -366,7 +366,7 @@ class ComingBack:
         return path
 
 
-def merge(before: bytes, versions: Sequence[bytes]) -> bytes | None:
+def merge_versions(before: bytes, versions: Sequence[bytes]) -> bytes | None:
     """The text with the changes of all versions; None if some contradict each other."""
     lines = before.splitlines(keepends=True)
     edits: set[_Edit] = set()
@@ -459,7 +459,7 @@ class Shipment:
         return "\n".join([*self.files, *left_out])
 
 
-def choose(root: Path, wanted: Iterable[str] = ()) -> Shipment:
+def choose_files(root: Path, wanted: Iterable[str] = ()) -> Shipment:
     """Choose what git lists and untracked files, or without git, all but caches; and in any case, what is `wanted`."""
     files, left_out = _listed(root)
     wanted = tuple(wanted)
@@ -477,7 +477,7 @@ def choose(root: Path, wanted: Iterable[str] = ()) -> Shipment:
     return Shipment(root, tuple(sorted(files)), left_out)
 
 
-def write(shipment: Shipment, target: Path) -> None:
+def write_tar(shipment: Shipment, target: Path) -> None:
     """Write a tar. The same files give the same bytes, by which a node recognises a project. Raises ClusterError."""
     root = shipment.root
     size = 0

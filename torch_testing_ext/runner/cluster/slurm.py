@@ -27,7 +27,7 @@ from torch_testing_ext.runner.options import Options
 
 from .agent_messages import ClusterError, PrepareNode
 from .cluster_nodes import ClusterNodes, JoiningNode, NodeLauncher
-from .node_contents import withheld
+from .node_contents import withheld_variables
 
 SLURM = "slurm"
 PROGRAMS = ("scontrol", "srun")
@@ -108,7 +108,7 @@ def _steps(
     commands = {}
     for node in nodes[:wanted]:
         commands[node] = [*_step(node, cpus.get(node), gpus.get(node)), *agent]
-    left_out = _OF_OTHER_STEPS | withheld(environ, options.cluster_env)
+    left_out = _OF_OTHER_STEPS | withheld_variables(environ, options.cluster_env)
     if gpus:
         left_out |= _COUNTS_OF_GPUS
     variables = {name: value for name, value in environ.items() if name not in left_out}

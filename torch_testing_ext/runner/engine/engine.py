@@ -405,7 +405,7 @@ class LocalPlace(Place):
 # The engine that runs the units of a plan: starts units, retries tests, ends the run.
 #
 # It sends events to reporters and prints nothing. The dispatcher decides which unit begins next and with which lease,
-# a place (place.py) where and how it runs: here, or on the nodes of a cluster. `Results` decides which tests run
+# a `Place` where and how it runs: here, or on the nodes of a cluster. `Results` decides which tests run
 # again.
 
 NO_HEADER = RunHeader()

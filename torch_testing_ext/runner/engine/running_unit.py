@@ -69,14 +69,14 @@ class UnitFiles:
             files.append((file.stem, file))
         parts = []
         for process, file in files:
-            new = hang.tidy(self._new(file).decode(errors="replace"))
+            new = hang.without_harness(self._new(file).decode(errors="replace"))
             if new:
                 parts.append(f"{process}:\n{new}")
         return "\n\n".join(parts)
 
     def stacks(self) -> str:
         """All that the unit's own process has written of its stacks."""
-        return hang.tidy(read_ends(self.spec.stacks))
+        return hang.without_harness(read_ends(self.spec.stacks))
 
     def output(self, start: int, end: int | None) -> str:
         return read_ends(self.spec.log, start, end)
@@ -97,7 +97,7 @@ class UnitFiles:
         ranks = {*lanes, *(rank for rank, _ in texts)}
         logs = []
         for rank in sorted(ranks):
-            stacks = hang.tidy(texts[rank, "stacks"])
+            stacks = hang.without_harness(texts[rank, "stacks"])
             logs.append(RankLog(rank, texts[rank, "log"], stacks, lanes.get(rank)))
         return tuple(logs)
 
@@ -300,7 +300,7 @@ class RunningUnit:
         kept = os.environ.get(LOGS)
         ranks = Path(kept, self._files.directory.name, directory.name) if kept else directory / "ranks"
         tests = self.unit.tests
-        names = [user_shell.name(str(test.id)) for test in tests]
+        names = [user_shell.test_as_argument(str(test.id)) for test in tests]
         variables = {**environ, LOGS: str(ranks)}
         if SETTING in environ:
             variables[SETTING] = environ[SETTING].replace(TEST, names[0])

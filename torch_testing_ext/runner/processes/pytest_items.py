@@ -94,7 +94,7 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
     items = collection.items
     for item in items:
         # What is wrong with them is said when they run.
-        marks.read(item)
+        marks.read_marks(item)
     if any(SPEC in item.stash for item in items):
         # Once, and not in each worker.
         importlib.import_module("torch_testing_ext._pytest_ranks.item_in_parent")

@@ -119,7 +119,7 @@ class Collection:
                 # What it has collected so far is not all, or not right.
                 self._session = None
                 if self.import_error is None:
-                    self.failures.append(((), explain(error)))
+                    self.failures.append(((), explain_error(error)))
 
     def _begin(self, names: Sequence[str]) -> None:
         config = pytest_internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
@@ -278,7 +278,7 @@ def _package(plugin: Any) -> str:
 # -- errors
 
 
-def explain(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """An error of pytest or of a plugin, for the user: the title, and the traceback outside of pytest."""
     if isinstance(error, pytest.UsageError):
         return _explain_usage_error(str(error))
@@ -290,7 +290,7 @@ def explain(error: BaseException) -> str:
     if failed is not None:
         path, cause = failed
         title = f"{path} cannot be imported"
-        return title if cause is None else f"{title}: {explain(cause)}"
+        return title if cause is None else f"{title}: {explain_error(cause)}"
     tb = error.__traceback__
     while tb is not None and is_internal(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
@@ -329,7 +329,7 @@ _END = "the end of pytest's session"
 _LOG_SECTIONS = ("Captured log", "log of rank")
 
 
-def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> bool:
+def run_tests(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> bool:
     """Run tests, with their numbers in the unit. Returns whether that came to its end."""
     collection = tests[0][1].collection
     items: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
@@ -348,7 +348,7 @@ def run(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> 
     except BaseException as error:
         if loop.cannot_send is not None:
             raise loop.cannot_send from None
-        send(WorkerBroke(explain(error)))
+        send(WorkerBroke(explain_error(error)))
         return False
     loop.report_rest(collection.wants_to_stop)
     if collection.failures_counted and not loop.has_failed:
@@ -380,7 +380,7 @@ def _finish(collection: Collection, loop: _Loop) -> None:
     try:
         changed = collection.finish(status)
     except BaseException as error:
-        loop.reports.fixture_failed(f"{_END}: {explain(error)}")
+        loop.reports.fixture_failed(f"{_END}: {explain_error(error)}")
     else:
         if changed not in (status, pytest.ExitCode.OK):
             loop.reports.fixture_failed(f"{_END}: a hook has changed the exit status to {changed}")

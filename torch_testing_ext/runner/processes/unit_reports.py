@@ -49,7 +49,7 @@ class UnitReports:
 
     def test_ended(self, number: int, outcome: TestOutcome, ended: FailureView | str, want: str | None) -> None:
         """`ended`: the failure, or a text. A failure names the command that runs the test alone."""
-        notes = user_shell.take()
+        notes = user_shell.take_notes()
         memory = verdict.highest([*notes.memory, own_report.memory_of_this_process()])
         if COUNTS_AS[outcome] is Category.FAILED and isinstance(ended, str) and ended:
             ended = FailureView.of_text(ended)

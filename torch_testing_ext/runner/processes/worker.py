@@ -149,7 +149,7 @@ def _run_by_pytest(unit: UnitSpec, tests: list[tuple[int, Any]], send: Callable[
     """Run the unit by pytest. A function of its own, so that stacks begin here."""
     from . import pytest_session
 
-    return pytest_session.run(unit, tests, send)
+    return pytest_session.run_tests(unit, tests, send)
 
 
 def _report_error(reports: Reports, error: BaseException) -> None:

@@ -1,7 +1,8 @@
 """The reports of a run: on the console, in files, as annotations on GitHub.
 
-Reports are made from events alone. A report never asks an engine and never decides an outcome: a report that cannot be
-written causes a warning, and the outcome and exit code of the run remain.
+Imports the runner's data and nothing that runs tests. Reports are made from events alone. A report never asks an
+engine and never decides an outcome: a report that cannot be written causes a warning, and the outcome and exit code of
+the run remain.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _file_reports(options: Options, command: str | None = None) -> dict[Path, Re
 
     renderers: dict[Path | None, Render] = {
         options.junit: result_files.render_junit,
-        options.report: partial(html_page.render, command=command or options.command),
+        options.report: partial(html_page.render_page, command=command or options.command),
         options.trace: result_files.render_perfetto,
         options.results: result_files.render_json,
     }

@@ -31,7 +31,7 @@ from torch_testing_ext.runner.model import (
 from torch_testing_ext.runner.options import StatusLevel, Verbosity
 
 from . import text
-from .journal import JournalError, find, read
+from .journal import JournalError, find_journal, read_journal
 from .text import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, LineWriter, Style, Styler
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -47,14 +47,20 @@ def cause_of(attempt: Attempt) -> Hashable | None:
     None if the place is not known, for then no other failure is known to have the cause, too.
     """
     failure = attempt.failure
-    if failure is None or (site := failure.place) is None:
+    if failure is None or failure.place is None:
         return None
-    return without_accidents(text.first_line(failure.title)), site
+    return without_accidents(text.first_line(failure.title)), failure.place
 
 
 def by_cause(failures: Iterable[FinishedTest], policy: Policy) -> list[list[FinishedTest]]:
     """Failures with one cause together, in the order of each group's first."""
-    groups = grouped((cause_of(failing_attempts(one, policy)[-1]) or id(one), one) for one in failures)
+
+    def cause(failure: FinishedTest) -> Hashable:
+        last = failing_attempts(failure, policy)[-1]
+        # No other failure has this one.
+        return cause_of(last) or id(failure)
+
+    groups = grouped((cause(failure), failure) for failure in failures)
     return list(groups.values())
 
 
@@ -63,38 +69,53 @@ def heading_of_group(group: Sequence[FinishedTest]) -> str:
     return f"{text.count(len(group), 'test')} failed for one reason" if len(group) > 1 else ""
 
 
-def failing_attempts(one: FinishedTest, policy: Policy) -> list[Attempt]:
+def failing_attempts(finished: FinishedTest, policy: Policy) -> list[Attempt]:
     """The attempts that failed: a test that finally passed may still count as failed. At least one."""
-    failing = [attempt for attempt in one.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
-    return failing or [one.last]
+    failing = [attempt for attempt in finished.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
+    return failing or [finished.last]
 
 
 def brief_details(attempt: Attempt, layout: ConsoleLayout) -> list[Line]:
     """Why a test failed, on one screen; or, with `layout.whole`, all that is known. The first line is the title."""
     output = text.printable(attempt.output[-20_000:]).rstrip().splitlines()[-LAST_LINES:]
-    remarks = [f"it ran on {node}"] if (node := text.node_of(attempt.lease)) else []
+    remarks = []
+    node = text.node_of(attempt.lease)
+    if node:
+        remarks.append(f"it ran on {node}")
     remarks += text.leftovers(attempt)
     if layout.whole:
-        parts = [layout.message(text.account(attempt)), *remarks]
-        parts += ["\n".join([_OUTPUT, *output])] if output else []
-        return [Line(line, kind_of_value(line)) for line in "\n\n".join(parts).split("\n")]
-    show = f"{layout.show} {user_shell.name(str(attempt.test.id))}" if layout.show else ""
+        return _whole_details(layout.message(text.account(attempt)), remarks, output)
+    show = f"{layout.show} {user_shell.test_as_argument(str(attempt.test.id))}" if layout.show else ""
     failure = attempt.failure
     if failure is not None and failure.text is None:
         # Ranks that the test has started itself do not know its name.
         lines = [Line(text.printable(line), kind) for line, kind in failure.lines(show)]
         return [*lines, *map(Line, remarks)]
-    again = failure.rerun_command if failure is not None else ""
     end = [*map(Line, remarks)]
-    end += [Line(f"all of it:  {show}", LineKind.COMMAND)] if show else []
-    end += [Line(f"run again:  {again}", LineKind.COMMAND)] if again else []
-    room = MOST_SCREEN_LINES - height(plain(end)) - bool(end)
+    if show:
+        end.append(Line(f"all of it:  {show}", LineKind.COMMAND))
+    if failure is not None and failure.rerun_command:
+        end.append(Line(f"run again:  {failure.rerun_command}", LineKind.COMMAND))
+    room = MOST_SCREEN_LINES
+    if end:
+        room -= height(plain(end)) + 1
+        end.insert(0, Line(""))
     columns = min(WIDTH, layout.columns or WIDTH)
-    shown = _ends(text.screen(attempt).strip("\n").splitlines(), room, columns)
-    left = room - height("\n".join(shown), columns)
+    lines_of_text = _ends(text.screen(attempt).strip("\n").splitlines(), room, columns)
+    left = room - height("\n".join(lines_of_text), columns)
+    # An empty line and the heading come first.
     if output and left > 2:
-        shown += ["", _OUTPUT, *(line[:columns] for line in output[2 - left :])]
-    return [*map(Line, shown), *([Line("")] if end else []), *end]
+        lines_of_text += ["", _OUTPUT, *(line[:columns] for line in output[2 - left :])]
+    return [*map(Line, lines_of_text), *end]
+
+
+def _whole_details(message: str, remarks: Sequence[str], output: Sequence[str]) -> list[Line]:
+    """All that is known of a failure, in parts with an empty line between them."""
+    parts = [message, *remarks]
+    if output:
+        parts.append("\n".join([_OUTPUT, *output]))
+    lines = "\n\n".join(parts).split("\n")
+    return [Line(line, kind_of_value(line)) for line in lines]
 
 
 def plain(lines: Iterable[Line]) -> str:
@@ -105,13 +126,20 @@ def _ends(lines: Sequence[str], room: int, columns: int) -> list[str]:
     """The first line, and as many of the last ones as there is room for."""
     if height("\n".join(lines), columns) <= room:
         return list(lines)
-    first, rest = lines[0][: 3 * columns], [line[: 2 * columns] for line in lines[1:]]
+    first = lines[0][: 3 * columns]
+    rest = [line[: 2 * columns] for line in lines[1:]]
+    # The line with the number of the others is one of them.
     used = height(first, columns) + 1
-    kept: list[str] = []
-    while rest and used + height(rest[-1] or " ", columns) <= room:
-        used += height(rest[-1] or " ", columns)
-        kept.insert(0, rest.pop())
-    return [first, *([f"  ... {text.count(len(rest), 'line')} more ..."] if rest else []), *kept]
+    last: list[str] = []
+    for line in reversed(rest):
+        used += height(line or " ", columns)
+        if used > room:
+            break
+        last.insert(0, line)
+    left_out = len(rest) - len(last)
+    if left_out:
+        return [first, f"  ... {text.count(left_out, 'line')} more ...", *last]
+    return [first, *last]
 
 
 _STYLES = {
@@ -346,10 +374,10 @@ class FinalSummary:
         if not names:
             return []
         if len(names) <= MOST_NAMES:
-            words = [user_shell.name(str(name)) for name in names]
+            words = [user_shell.test_as_argument(str(name)) for name in names]
         else:
             # All names would be too long to read.
-            files = [user_shell.name(name.file) for name in names]
+            files = [user_shell.test_as_argument(name.file) for name in names]
             words = list(dict.fromkeys(files))
             if not unfinished:
                 words.insert(0, "--last-failed")
@@ -639,8 +667,12 @@ def annotation(group: Sequence[FinishedTest], policy: Policy) -> str:
 def _line(attempt: Attempt) -> int | None:
     """The line of the test's file where it failed, the culprit's first."""
     name = PurePosixPath(attempt.test.id.file).name
-    sites = [row.site for row in attempt.failure.rows if row.site is not None] if attempt.failure is not None else []
-    return next((site.line for site in sites if PurePosixPath(site.file).name == name), None)
+    if attempt.failure is None:
+        return None
+    for row in attempt.failure.rows:
+        if row.site is not None and PurePosixPath(row.site.file).name == name:
+            return row.site.line
+    return None
 
 
 def step_summary(summary: Summary, groups: Sequence[Sequence[FinishedTest]]) -> str:
@@ -673,12 +705,12 @@ def _escape(words: str, inside: str = "") -> str:
 # `run_test.py show`: all that is known of failures, from the journal of a run and from the files that tests keep.
 
 
-def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
+def accounts_of_failures(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
     """The newest account of each failed test in journals and folders with a cache; of all tests without names."""
     wanted = [text.one_line(name) for name in names]
     newest: dict[str, tuple[float, str]] = {}
     for place in places:
-        for test, account, at in (*_of_run(place), *files.kept(place)):
+        for test, account, at in (*_of_run(place), *files.kept_reports(place)):
             if not _is_named(test, wanted):
                 continue
             before, _ = newest.get(test, (0.0, ""))
@@ -692,8 +724,8 @@ def accounts(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
 def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
     """The name, the account and the time of each test that has failed in a run."""
     try:
-        path = find(place)
-        run = read(path)
+        path = find_journal(place)
+        run = read_journal(path)
     except (JournalError, OSError):
         return
     at = path.stat().st_mtime

@@ -151,7 +151,7 @@ class Lane:
     attempts: tuple[Attempt, ...]
 
 
-def lanes(history: History) -> list[Lane]:
+def all_lanes(history: History) -> list[Lane]:
     """All lanes of the inventory, also those on which nothing ran: idle devices should be visible."""
     spans = grouped((name, span) for span in history.spans for name in lanes_of(span.lease))
     attempts = grouped((name, attempt) for attempt in history.attempts for name in lanes_of(attempt.lease))
@@ -181,9 +181,9 @@ def lanes_of(lease: Lease) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------------------------
 # The journal of a run: its events as they come, one line of JSON each, so that results survive any end of the run.
 #
-# A reporter writes it; `read` makes the events again, from which all reports follow. The last line may be torn: the
-# run was killed while it was written. A run without a last event was interrupted: the tests without a result did not
-# finish.
+# A reporter writes it; `read_journal` makes the events again, from which all reports follow. The last line may be torn:
+# the run was killed while it was written. A run without a last event was interrupted: the tests without a result did
+# not finish.
 
 FORMAT = "torch_testing_ext journal 3"
 # In the second one, failures are texts only.
@@ -319,7 +319,7 @@ class RecordedRun:
     summary: Summary
 
 
-def find(place: Path) -> Path:
+def find_journal(place: Path) -> Path:
     """The journal that a path names: a file, the folder of a run, or a folder of runs, of which the newest counts."""
     if not place.is_dir():
         if not place.exists():
@@ -331,7 +331,7 @@ def find(place: Path) -> Path:
     raise JournalError(f"{place} contains no {NAME}")
 
 
-def read(path: Path) -> RecordedRun:
+def read_journal(path: Path) -> RecordedRun:
     """Read a journal. Raises JournalError if it is none."""
     try:
         content = path.read_bytes()

@@ -12,11 +12,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torch_testing_ext._collectives.lanes import RankLane, bars, meetings
-from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, Summary, Test, TestOutcome
+from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, RankLog, Summary, Test, TestOutcome
 
 from . import text
-from .journal import History, Lane, lanes, lanes_of
-from .text import node
+from .journal import History, Lane, all_lanes, lanes_of
+from .text import xml_element
+
+Element = ET.Element
+Elements = Iterator[Element]
 
 # --------------------------------------------------------------------------------------------------------------------
 # The run as JSON, for programs that need more than JUnit XML can express. Pure.
@@ -26,10 +29,10 @@ from .text import node
 
 def render_json(history: History) -> str:
     """The content of the JSON report."""
-    return json.dumps(document(history), indent=1) + "\n"
+    return json.dumps(json_document(history), indent=1) + "\n"
 
 
-def document(history: History) -> dict[str, Any]:
+def json_document(history: History) -> dict[str, Any]:
     """The JSON report as a dictionary."""
     run, summary = history.run, history.summary
     return {
@@ -44,46 +47,47 @@ def document(history: History) -> dict[str, Any]:
         "interrupted": summary.interrupted,
         "error": summary.error,
         "verdicts": {category.value: summary.count(category) for category in Category},
-        "outcomes": Counter(one.outcome.value for one in summary.finished),
-        "tests": [_test(one, history) for one in summary.finished],
+        "outcomes": Counter(finished.outcome.value for finished in summary.finished),
+        "tests": [_test(finished, history) for finished in summary.finished],
         "unfinished": [str(test.id) for test in summary.unfinished],
         "warnings": summary.warnings,
     }
 
 
-def _test(one: FinishedTest, history: History) -> dict[str, Any]:
+def _test(finished: FinishedTest, history: History) -> dict[str, Any]:
     return {
-        "id": str(one.test.id),
-        "file": one.test.id.file,
-        "line": one.test.line,
-        "repetition": one.last.repetition,
-        "outcome": one.outcome.value,
-        "counts_as": history.summary.policy.verdict_on(one).value,
-        "seconds": one.seconds,
-        "want": one.last.want,
-        "attempts": [_attempt(attempt) for attempt in one.attempts],
+        "id": str(finished.test.id),
+        "file": finished.test.id.file,
+        "line": finished.test.line,
+        "repetition": finished.last.repetition,
+        "outcome": finished.outcome.value,
+        "counts_as": history.summary.policy.verdict_on(finished).value,
+        "seconds": finished.seconds,
+        "want": finished.last.want,
+        "attempts": [_attempt(attempt) for attempt in finished.attempts],
     }
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
+    lease = attempt.lease
     return {
         "outcome": attempt.outcome.value,
         "message": text.message(attempt),
         "began": attempt.began,
         "seconds": attempt.seconds,
-        "devices": attempt.lease.devices,
-        "sharing": {"ranks": attempt.lease.shared_by, "backend": attempt.lease.over}
-        if attempt.lease.shared_by
-        else None,
-        "slots": attempt.lease.slots,
-        "node": attempt.lease.node or None,
-        "device_memory": asdict(attempt.memory) if attempt.memory is not None else None,
+        "devices": lease.devices,
+        "sharing": {"ranks": lease.shared_by, "backend": lease.over} if lease.shared_by else None,
+        "slots": lease.slots,
+        "node": lease.node or None,
+        "device_memory": None if attempt.memory is None else asdict(attempt.memory),
         "output": text.log(attempt.output),
-        "ranks": [
-            {"rank": one.rank, "output": text.log(one.output), "stacks": text.log(one.stacks)} for one in attempt.ranks
-        ],
+        "ranks": [_rank(log) for log in attempt.ranks],
         "leftovers": attempt.leftovers,
     }
+
+
+def _rank(log: RankLog) -> dict[str, Any]:
+    return {"rank": log.rank, "output": text.log(log.output), "stacks": text.log(log.stacks)}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -96,20 +100,25 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 # has it.
 
 ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped")
-# What the counts of a suite are called, and which elements they count.
+# The counts of a suite, and the elements that they count.
 COUNTS = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def render_junit(history: History) -> str:
     """The content of the JUnit report."""
     cases = _Cases(history)
-    for one in history.summary.finished:
-        cases.add(one.test, _contents(one, history.summary.policy), one.seconds, one)
-    for test in history.summary.unfinished:
-        cases.add(test, [node("skipped", message=f"did not run: {text.why_unfinished(history.summary)}")])
-    suites = [*cases.suites(), *_interruption(history.summary)]
-    counts = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in COUNTS if name != "skipped"}
-    root = node("testsuites", *suites, name="run_test.py", **counts, time=_seconds(history.summary.seconds))
+    summary = history.summary
+    for finished in summary.finished:
+        cases.add(finished.test, _contents(finished, summary.policy), finished)
+    for test in summary.unfinished:
+        cases.add(test, [xml_element("skipped", message=f"did not run: {text.why_unfinished(summary)}")])
+    suites = [*cases.suites(), *_interruption(summary)]
+    counts = {}
+    for name in COUNTS:
+        # The schema has no such count for all suites.
+        if name != "skipped":
+            counts[name] = sum(int(suite.get(name, 0)) for suite in suites)
+    root = xml_element("testsuites", *suites, name="run_test.py", **counts, time=_seconds(summary.seconds))
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -119,207 +128,251 @@ class _Cases:
 
     def __init__(self, history: History):
         self._history = history
-        self._by_file: dict[str, list[ET.Element]] = defaultdict(list)
+        self._by_file: dict[str, list[Element]] = defaultdict(list)
         self._began: dict[str, float] = {}
         self._names: Counter[tuple[str, str]] = Counter()
 
-    def add(
-        self, test: Test, content: Sequence[ET.Element], seconds: float = 0.0, finished: FinishedTest | None = None
-    ) -> None:
+    def add(self, test: Test, content: Sequence[Element], finished: FinishedTest | None = None) -> None:
+        """Add the case of a test; of one that did not finish, without `finished`."""
         file = test.id.file
+        seconds = 0.0
         module = file.removesuffix(".py").replace("/", ".")
         classname = f"{module}.{test.id.cls}" if test.id.cls else module
         name = test.id.method or test.id.cls or file
         if finished is not None:
+            seconds = finished.seconds
             name += text.repetition(finished.last, self._history.run.repetitions)
             self._began[file] = min(self._began.get(file, math.inf), finished.attempts[0].began)
         name, classname = text.printable(name), text.printable(classname)
         self._names[name, classname] += 1
-        if (number := self._names[name, classname]) > 1:  # a reader would take them for the same test
+        number = self._names[name, classname]
+        if number > 1:
+            # A reader would take them for the same test.
             name += f" #{number}"
-        self._by_file[file].append(node("testcase", *content, name=name, classname=classname, time=_seconds(seconds)))
+        case = xml_element("testcase", *content, name=name, classname=classname, time=_seconds(seconds))
+        self._by_file[file].append(case)
 
-    def suites(self) -> Iterator[ET.Element]:
-        header = self._history.run.header
-        facts = text.header_facts(header)
+    def suites(self) -> Elements:
+        run = self._history.run
+        facts = text.header_facts(run.header)
         for file, cases in self._by_file.items():
-            began = datetime.fromtimestamp(self._history.run.clock + self._began.get(file, 0.0), timezone.utc)
+            began = datetime.fromtimestamp(run.clock + self._began.get(file, 0.0), timezone.utc)
+            properties = [xml_element("property", name=fact, value=value) for fact, value in facts]
             yield _suite(
                 file,
                 cases,
                 timestamp=began.isoformat(timespec="milliseconds"),
-                hostname=header.host or None,
+                hostname=run.header.host or None,
                 file=file,
-                properties=node("properties", *(node("property", name=fact, value=value) for fact, value in facts)),
+                properties=xml_element("properties", *properties),
             )
 
 
-def _suite(name: str, cases: Sequence[ET.Element], properties: ET.Element | None = None, **more: object) -> ET.Element:
+def _suite(name: str, cases: Sequence[Element], properties: Element | None = None, **more: object) -> Element:
     """A suite whose counts and time are those of its cases."""
     tags = [{case.tag, *(part.tag for part in case)} for case in cases]
-    counts = {count: sum(tag in found for found in tags) for count, tag in COUNTS.items()}
+    counts = {count: sum(tag in tags_of_case for tags_of_case in tags) for count, tag in COUNTS.items()}
     seconds = sum(float(case.get("time", 0.0)) for case in cases)
-    return node("testsuite", properties, *cases, name=name, **counts, time=_seconds(seconds), **more)
+    return xml_element("testsuite", properties, *cases, name=name, **counts, time=_seconds(seconds), **more)
 
 
-def _interruption(summary: Summary) -> Iterator[ET.Element]:
+def _interruption(summary: Summary) -> Elements:
     """A case of its own: the file may be all that somebody sees of a run, and its tests alone may be green."""
     if summary.interrupted or summary.error:
         why = text.why_unfinished(summary)
         details = f"{why}; {text.count(len(summary.unfinished), 'test')} did not finish\n{summary.error}".rstrip()
-        error = node("error", details, message=why)
+        error = xml_element("error", details, message=why)
         error.set("type", "error" if summary.error else "interrupted")
-        case = node("testcase", error, name="the whole run", classname="run_test.py", time=_seconds(0.0))
+        case = xml_element("testcase", error, name="the whole run", classname="run_test.py", time=_seconds(0.0))
         yield _suite("run_test.py", [case])
 
 
 def _seconds(seconds: float) -> str:
     """A time as the schema wants it: decimal, not negative."""
-    return f"{max(0.0, seconds) if math.isfinite(seconds) else 0.0:.3f}"
+    if not math.isfinite(seconds):
+        seconds = 0.0
+    return f"{max(0.0, seconds):.3f}"
 
 
-def _contents(one: FinishedTest, policy: Policy) -> list[ET.Element]:
-    results = sorted(_results(one, policy), key=lambda element: ORDER.index(element.tag))
+def _contents(finished: FinishedTest, policy: Policy) -> list[Element]:
+    results = sorted(_results(finished, policy), key=lambda element: ORDER.index(element.tag))
     # The output of the attempt that the test case describes; the elements of other attempts contain theirs.
-    return [*results, *_outputs(one.last if one.outcome is TestOutcome.FLAKY else one.attempts[0])]
+    described = finished.last if finished.outcome is TestOutcome.FLAKY else finished.attempts[0]
+    return [*results, *_outputs(described)]
 
 
-def _results(one: FinishedTest, policy: Policy) -> Iterator[ET.Element]:
-    category = policy.verdict_on(one)
-    failed = [attempt for attempt in one.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
+def _results(finished: FinishedTest, policy: Policy) -> Elements:
+    """The elements that say how a test ended; none if it passed."""
+    category = policy.verdict_on(finished)
+    failed = [attempt for attempt in finished.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
     if category is Category.SKIPPED:
-        yield node("skipped", message=text.title(one.last))
-    elif one.outcome is TestOutcome.FLAKY:
+        yield xml_element("skipped", message=text.title(finished.last))
+    elif finished.outcome is TestOutcome.FLAKY:
         if category is Category.FAILED:
-            yield _failure(TestOutcome.FLAKY, one.attempts[0])
-        yield from (_rerun("flakyFailure", attempt) for attempt in failed)
+            yield _failure(TestOutcome.FLAKY, finished.attempts[0])
+        for attempt in failed:
+            yield _rerun("flakyFailure", attempt)
     elif category is Category.FAILED:
-        first, *others = failed
-        yield _failure(one.outcome, first)
-        yield from (_rerun("rerunFailure", attempt) for attempt in others)
+        yield _failure(finished.outcome, failed[0])
+        for attempt in failed[1:]:
+            yield _rerun("rerunFailure", attempt)
 
 
-def _failure(outcome: TestOutcome, attempt: Attempt) -> ET.Element:
-    return node("failure", text.message(attempt), message=text.title(attempt), type=outcome.value)
+def _failure(outcome: TestOutcome, attempt: Attempt) -> Element:
+    return xml_element("failure", text.message(attempt), message=text.title(attempt), type=outcome.value)
 
 
-def _rerun(tag: str, attempt: Attempt) -> ET.Element:
+def _rerun(tag: str, attempt: Attempt) -> Element:
     """The failure of another attempt, with its output."""
-    children = [node("stackTrace", text.message(attempt)), *_outputs(attempt)]
-    return node(tag, *children, message=text.title(attempt), type=attempt.outcome.value)
+    children = [xml_element("stackTrace", text.message(attempt)), *_outputs(attempt)]
+    return xml_element(tag, *children, message=text.title(attempt), type=attempt.outcome.value)
 
 
-def _outputs(attempt: Attempt) -> Iterator[ET.Element]:
+def _outputs(attempt: Attempt) -> Elements:
     ran_on = text.node_of(attempt.lease)
     parts = [f"ran on {ran_on}"] if ran_on else []
     parts += [f"{heading}:\n{words}" for heading, words in text.logs(attempt)]
     parts += text.leftovers(attempt)
     if parts:
-        yield node("system-out", "\n\n".join(parts))
+        yield xml_element("system-out", "\n\n".join(parts))
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # The run in Chrome's trace format, which Perfetto reads: lanes for devices, CPU slots, ranks and imports. Pure.
 
-DEVICES, SLOTS, IMPORTS = 1, 2, 3  # lanes are threads of processes: these, and one for each place where ranks run
+# Lanes are threads of processes: these, and one for each place where ranks run.
+DEVICES = 1
+SLOTS = 2
+IMPORTS = 3
 
 TraceEvent = dict[str, Any]
+TraceEvents = Iterator[TraceEvent]
 
 
 def render_perfetto(history: History) -> str:
     """The content of the trace file."""
     events = [*_events(history), *_imports(history), *_ranks(history)]
-    before = min((event["ts"] for event in events if "ts" in event), default=0)
-    if before < 0:  # what came before the run
-        events = [{**event, "ts": event["ts"] - before} if "ts" in event else event for event in events]
+    timed = [event for event in events if "ts" in event]
+    first = min((event["ts"] for event in timed), default=0)
+    # Imports begin before the run does.
+    if first < 0:
+        for event in timed:
+            event["ts"] -= first
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
 
 
-def _events(history: History) -> Iterator[TraceEvent]:
+def _events(history: History) -> TraceEvents:
     for pid, name in (DEVICES, "devices"), (SLOTS, "CPU slots"):
         yield from _process(pid, name)
-    for number, lane in enumerate(lanes(history)):
+    for number, lane in enumerate(all_lanes(history)):
         place = {"pid": DEVICES if lane.is_device else SLOTS, "tid": number}
         yield from _thread(place, lane.name)
-        yield from ({**slice_, **place} for slice_ in _slices(lane, history.run.repetitions))
+        for slice_ in _slices(lane, history.run.repetitions):
+            yield {**slice_, **place}
 
 
-def _process(pid: int, name: str) -> Iterator[TraceEvent]:
+def _process(pid: int, name: str) -> TraceEvents:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
 
 
-def _thread(place: dict[str, int], name: str) -> Iterator[TraceEvent]:
+def _thread(place: dict[str, int], name: str) -> TraceEvents:
     yield {"ph": "M", "name": "thread_name", **place, "args": {"name": name}}
     yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": place["tid"]}}
 
 
-def _imports(history: History) -> Iterator[TraceEvent]:
+def _imports(history: History) -> TraceEvents:
     """The imports before the run: those that overlap are in several lanes."""
     if history.imports:
         yield from _process(IMPORTS, "imports")
-    free: list[float] = []  # when each lane is
-    for one in sorted(history.imports, key=lambda one: one.began):
-        lane = next((at for at, end in enumerate(free) if end <= one.began), len(free))
+    # When each lane is free again.
+    free_at: list[float] = []
+    for span in sorted(history.imports, key=lambda span: span.began):
+        free = [lane for lane, ended in enumerate(free_at) if ended <= span.began]
+        if free:
+            lane = free[0]
+            free_at[lane] = span.ended
+        else:
+            lane = len(free_at)
+            free_at.append(span.ended)
         place = {"pid": IMPORTS, "tid": lane}
-        if lane == len(free):
+        if not free:
             yield from _thread(place, "import")
-        free[lane : lane + 1] = [one.ended]
-        yield {**_slice(one.name, "import", one.began, one.ended, {}), **place}
+        yield {**_slice(span.name, "import", span.began, span.ended, {}), **place}
 
 
-def _ranks(history: History) -> Iterator[TraceEvent]:
+def _ranks(history: History) -> TraceEvents:
     """The ranks of each test: tests that run at the same time have different devices or slots, hence processes."""
-    drawn = [(one, [log.lane for log in one.ranks if log.lane is not None]) for one in history.attempts]
-    drawn = [(one, each) for one, each in drawn if each]
-    places = list(dict.fromkeys(_place_of_ranks(one) for one, _ in drawn))
+    drawn: list[tuple[Attempt, list[RankLane]]] = []
+    for attempt in history.attempts:
+        lanes = [log.lane for log in attempt.ranks if log.lane is not None]
+        if lanes:
+            drawn.append((attempt, lanes))
+    places = dict.fromkeys(_place_of_ranks(attempt) for attempt, _ in drawn)
     pids = {place: IMPORTS + 1 + number for number, place in enumerate(places)}
     for place, pid in pids.items():
         yield from _process(pid, f"ranks of tests on {place}")
-    for pid, rank in sorted({(pids[_place_of_ranks(one)], lane.rank) for one, each in drawn for lane in each}):
+    threads = {(pids[_place_of_ranks(attempt)], lane.rank) for attempt, lanes in drawn for lane in lanes}
+    for pid, rank in sorted(threads):
         yield from _thread({"pid": pid, "tid": rank}, f"rank {rank}")
-    for number, (one, each) in enumerate(drawn):
-        # The clocks of nodes differ: there, the last rank ends with its test.
-        end = max(lane.ended for lane in each)
-        zero = end - one.began - one.seconds if one.lease.node else history.run.clock
-        yield from _of_test(each, one, {"pid": pids[_place_of_ranks(one)]}, zero, f"{number}")
+    for number, (attempt, lanes) in enumerate(drawn):
+        zero = history.run.clock
+        if attempt.lease.node:
+            # The clocks of nodes differ: there, the last rank ends with its test.
+            zero = max(lane.ended for lane in lanes) - attempt.began - attempt.seconds
+        yield from _ranks_of_test(lanes, attempt, {"pid": pids[_place_of_ranks(attempt)]}, zero, f"{number}")
 
 
 def _place_of_ranks(attempt: Attempt) -> str:
     return next(lanes_of(attempt.lease), "no slot")
 
 
-def _of_test(ranks: list[RankLane], attempt: Attempt, of: TraceEvent, zero: float, number: str) -> Iterator[TraceEvent]:
-    for lane in ranks:
-        place = {**of, "tid": lane.rank}
-        asked, began, ended = (at - zero for at in (lane.asked, lane.began, lane.ended))
-        yield {**_slice("launch", "launch", asked, began, {}), **place}
-        yield {**_slice(attempt.test.id.dotted, lane.how, began, ended, {"test": str(attempt.test.id)}), **place}
-    met = meetings(ranks)
-    for bar in bars(ranks, met):
-        facts: dict[str, Any] = {"line": bar.call.site, "over": bar.call.is_over}
-        slice_ = _slice(bar.call.name, "collective", bar.call.at - zero, bar.over - zero, facts)
-        yield {**slice_, "dur": max(1, slice_["dur"]), **of, "tid": bar.rank}
-    for at, calls in enumerate(met):
-        yield from _arrow(f"{number}.{at}", [(rank, call.at - zero) for rank, call in (calls[0], calls[-1])], of)
+def _ranks_of_test(
+    lanes: list[RankLane], attempt: Attempt, process: TraceEvent, zero: float, number: str
+) -> TraceEvents:
+    """The ranks of one test, their collectives, and an arrow for each of these. `zero`: when the run began."""
+    for lane in lanes:
+        place = {**process, "tid": lane.rank}
+        began = lane.began - zero
+        yield {**_slice("launch", "launch", lane.asked - zero, began, {}), **place}
+        facts = {"test": str(attempt.test.id)}
+        yield {**_slice(attempt.test.id.dotted, lane.how, began, lane.ended - zero, facts), **place}
+    met = meetings(lanes)
+    for bar in bars(lanes, met):
+        call = bar.call
+        facts_of_call = {"line": call.site, "over": call.is_over}
+        slice_ = _slice(call.name, "collective", call.at - zero, bar.over - zero, facts_of_call)
+        yield {**slice_, "dur": max(1, slice_["dur"]), **process, "tid": bar.rank}
+    for place_of_call, calls in enumerate(met):
+        ends = [(rank, call.at - zero) for rank, call in (calls[0], calls[-1])]
+        yield from _arrow(f"{number}.{place_of_call}", ends, process)
 
 
-def _arrow(name: str, ends: Iterable[tuple[int, float]], of: TraceEvent) -> Iterator[TraceEvent]:
+def _arrow(name: str, ends: Iterable[tuple[int, float]], process: TraceEvent) -> TraceEvents:
     """An arrow between the calls of two ranks, which began at these times."""
     for phase, (rank, at) in zip(("s", "f"), ends, strict=True):
-        yield {"ph": phase, "bp": "e", "id": name, "name": "waits for", "cat": "collective", "ts": round(at * 1e6),
-               **of, "tid": rank}  # fmt: skip
+        yield {
+            "ph": phase,
+            "bp": "e",
+            "id": name,
+            "name": "waits for",
+            "cat": "collective",
+            "ts": round(at * 1e6),
+            **process,
+            "tid": rank,
+        }
 
 
-def _slices(lane: Lane, repetitions: int) -> Iterator[TraceEvent]:
+def _slices(lane: Lane, repetitions: int) -> TraceEvents:
     """Units come before their tests: Perfetto draws a slice below the slice that contains it."""
     for span in lane.spans:
-        first, *others = span.unit.tests
-        title = f"{span.unit.file}, {len(span.unit.tests)} tests" if others else first.id
-        yield _slice(f"unit: {title}", "unit", span.began, span.ended, {"tests": len(span.unit.tests)})
+        tests = span.unit.tests
+        title = str(tests[0].id) if len(tests) == 1 else f"{span.unit.file}, {len(tests)} tests"
+        yield _slice(f"unit: {title}", "unit", span.began, span.ended, {"tests": len(tests)})
     for attempt in lane.attempts:
         name = text.name(attempt, repetitions)
-        yield _slice(name, attempt.outcome.value, attempt.began, attempt.began + attempt.seconds, _facts(attempt))
+        ended = attempt.began + attempt.seconds
+        yield _slice(name, attempt.outcome.value, attempt.began, ended, _facts(attempt))
 
 
 def _slice(name: str, category: str, began: float, ended: float, facts: dict[str, Any]) -> TraceEvent:
@@ -330,4 +383,6 @@ def _slice(name: str, category: str, began: float, ended: float, facts: dict[str
 
 def _facts(attempt: Attempt) -> TraceEvent:
     facts = {"outcome": attempt.outcome.value, "attempt": attempt.number, "ranks": attempt.test.world_size}
-    return {**facts, "why": text.title(attempt)} if attempt.said else facts
+    if attempt.said:
+        facts["why"] = text.title(attempt)
+    return facts

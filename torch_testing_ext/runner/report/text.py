@@ -447,8 +447,8 @@ def header_facts(header: RunHeader) -> list[tuple[str, str]]:
 # -- elements of XML and HTML
 
 
-def node(tag: str, *children: ET.Element | str | None, **attributes: object) -> ET.Element:
-    """Creates an element whose text is printable. Example: node("p", "1 < 2", class_="x").
+def xml_element(tag: str, *children: ET.Element | str | None, **attributes: object) -> ET.Element:
+    """Creates an element whose text is printable. Example: xml_element("p", "1 < 2", class_="x").
 
     Omits attributes that are None; `class_` stands for class, and `data_x` for data-x.
     """

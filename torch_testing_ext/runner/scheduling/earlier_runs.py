@@ -98,7 +98,7 @@ class Remembered:
         """Locks a separate file, since the file itself is replaced. The lock ends with the process that holds it."""
         make_cache_folder(self._folder)
         self._file.parent.mkdir(exist_ok=True)
-        with files.opened(self._file.with_suffix(".lock"), "w"):
+        with files.open_locked(self._file.with_suffix(".lock"), "w"):
             yield
 
 

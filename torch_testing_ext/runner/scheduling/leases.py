@@ -18,23 +18,23 @@ from torch_testing_ext._machine.device_rules import (
     DeviceFacts,
     bare_uuid,
     by_uuid,
-    groups,
-    identity,
+    facts_of_chosen,
+    groups_that_meet,
+    identity_of_device,
     is_mig,
     masks_for,
-    renumbered,
     shared_backend,
     visible_names,
     why_too_many,
 )
-from torch_testing_ext._machine.nvml import Gpu, best, gpus_by_name, nvlinks, preferred
+from torch_testing_ext._machine.nvml import Gpu, best_group, gpus_by_name, nvlinks, preferred_devices
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
 from torch_testing_ext.runner.options import Gpus, Options, UsageError, nearest
 
 # --------------------------------------------------------------------------------------------------------------------
 # The accelerators that a run may lease, and the environment that restricts a process to its lease. Pure.
 
-# The same as in launch/settings.py, which is slow to import.
+# The same as in launch/environment.py, which is slow to import.
 FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"
 
 
@@ -60,7 +60,7 @@ class Inventory:
 
     def identity_of(self, name: str) -> str:
         """The identity of a device on this machine: its UUID if it is known, else its kind and its number."""
-        return identity("fake" if self.fake else self.kind, name, self.identities)
+        return identity_of_device("fake" if self.fake else self.kind, name, self.identities)
 
     @property
     def most_at_once(self) -> int:
@@ -144,7 +144,7 @@ def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
     facts = inventory.facts
     if facts:
         numbers = [inventory.names.index(name) for name in names]
-        facts = renumbered(facts, numbers)
+        facts = facts_of_chosen(facts, numbers)
     return dataclasses.replace(inventory, names=names, facts=facts)
 
 
@@ -350,12 +350,12 @@ class Leases:
         if len(free) < count:
             return None
         if not unit.of_devices or not self.facts:
-            return preferred(free, count, self.gpus)
+            return preferred_devices(free, count, self.gpus)
         free_numbers = [self.names.index(name) for name in free]
         # One after another: there may be many.
-        groups_of_numbers = groups(self.facts, unit.of_devices, count, free_numbers)
+        groups_of_numbers = groups_that_meet(self.facts, unit.of_devices, count, free_numbers)
         groups_of_names = (self._names_of(numbers) for numbers in groups_of_numbers)
-        return best(groups_of_names, free, count, self.gpus)
+        return best_group(groups_of_names, free, count, self.gpus)
 
     def _names_of(self, numbers: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.names[number] for number in numbers)

@@ -138,8 +138,9 @@ def relative_to(root: Path, path: Path) -> str:
 #
 # A word of -k is a part of a name, or a pattern with *, as in unittest. A word of -m is the name of a mark of pytest.
 #
-# expression := conjunction ("or" conjunction)* conjunction := negation ("and" negation)* negation := "not" negation |
-# "(" expression ")" | WORD
+#     expression  := conjunction ("or" conjunction)*
+#     conjunction := negation ("and" negation)*
+#     negation    := "not" negation | "(" expression ")" | WORD
 
 Matches = Callable[[TestId], bool]
 MatchesMarks = Callable[[Test], bool]

@@ -127,7 +127,7 @@ class BeginTest(OneGpuCase):
             mock.patch.dict(dist.Backend.default_device_backend_map),
             mock.patch.dict(os.environ, environ),
         )
-        groups_and_devices.begin(rank, world_size)
+        groups_and_devices.prepare_shared_devices(rank, world_size)
 
     def test_over_gloo(self):
         self.use(*one_gpu(4))

@@ -42,7 +42,7 @@ for name in ("Attention", "MLPModule"):
     with mock.patch(f"{dtensor}.{name}", type("Patched", (), {})) as patched:
         assert getattr(sys.modules[dtensor], name) is patched
     assert getattr(sys.modules[dtensor], name).__module__.startswith("torch_testing_ext._testing.sharded.")
-    drop_in.load(dtensor)
+    drop_in.load_original(dtensor)
 
 # A name that neither side has is missing, as in any module.
 for missing in ("nowhere", "__nowhere__"):
