@@ -10,13 +10,16 @@ from kit.warm import run_cold
 from torch_testing_ext.common_utils import run_tests
 
 TOUR = ROOT / "docs" / "architecture.md"
-FILE = re.compile(r"`([\w/]+\.py)`")
+# The first cell of a row.
+FILE = re.compile(r"^\| `([\w/]+\.py)` \|", re.MULTILINE)
 # Every story runs through these, and no page repeats it.
 BASICS = "_process/"
+# By story: a file process that has no more tests ends before the story does, or a moment later.
+MAY_RUN = {"A worker is killed": {"runner/processes/preloaded_server.py"}}
 
 
 def files_in_section(page: str, heading: str) -> set[str]:
-    """The files of the package that a section of a page names, without the basics."""
+    """The files in the table of a section of a page, without the basics."""
     section = re.split(r"^#+ ", page.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     return {file for file in FILE.findall(section) if not file.startswith(BASICS)}
 
@@ -33,11 +36,11 @@ class StoriesTest(FolderCase):
         return {file: names for file, names in functions.items() if not file.startswith(BASICS)}
 
     def check(self, heading: str, most: int, ran: dict[str, list[str]]) -> None:
-        """The section names exactly the files that ran, and these are at most so many."""
+        """The section names exactly the files that ran, which are at most so many."""
         named = files_in_section(TOUR.read_text(encoding="utf-8"), heading)
-        not_named = {file: names for file, names in ran.items() if file not in named}
+        not_named = {file: names for file, names in ran.items() if file not in named | MAY_RUN.get(heading, set())}
         self.assertEqual((not_named, named - {*ran}), ({}, set()), "what only ran, and what is only named")
-        self.assertLessEqual(len(ran), most)
+        self.assertLessEqual(len(named), most)
 
     def test_a_rank_raises(self):
         self.check("A rank raises", 21, self.trace("rank_raises.py", "test_story.py"))
@@ -45,7 +48,7 @@ class StoriesTest(FolderCase):
     def test_a_worker_is_killed(self):
         self.write("run_test.py", subject(__file__, "run_and_report.py"))
         words = ("run_test.py", "--cold", "--junit=junit.xml", "test_story.py")
-        self.check("A worker is killed", 20, self.trace("worker_dies.py", *words))
+        self.check("A worker is killed", 21, self.trace("worker_dies.py", *words))
 
     def test_a_function_with_world_size_fails(self):
         words = ("-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider", "test_story.py")

@@ -27,5 +27,6 @@
 | `junit`, `browser` | readers of the reports: the schema of JUnit files, a headless Chromium |
 | `drawing` | random cases of fixed seeds, for tests of pure code |
 | `sources` | which module of the package imports which, names and docstrings |
+| `story` | records the functions that run in all processes, from a fault to its message |
 | `names_in_text` | names of the package's modules in strings and other text, and which of them do not exist |
 """
