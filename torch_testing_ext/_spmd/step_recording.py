@@ -386,8 +386,8 @@ class StepProgram:
         """Look up everything that stays the same from call to call."""
         self.state = state
         varying = ("arg", "grad", "lr")
-        self._template = []
-        self._varying = []
+        self._template: list[Any] = []
+        self._varying: list[tuple[int, InputSource]] = []
         for position, source in enumerate(self.recorded.sources):
             varies = source.kind in varying
             self._template.append(None if varies else state.value(source, []))
