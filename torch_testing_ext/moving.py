@@ -1,4 +1,4 @@
-"""The command `torchtest moving`, also `python -m torch_testing_ext.moving`."""
+"""Converts tests of other projects: the command `torchtest moving`, also `python -m torch_testing_ext.moving`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from pathlib import Path
 
 from torch_testing_ext._process import user_shell
 from torch_testing_ext.upstream.other_projects import PROJECTS
-
-# --------------------------------------------------------------------------------------------------------------------
-# The command line of `python -m torch_testing_ext.moving`, also `torchtest moving`.
 
 _LEFT_OUT = ("site-packages", "node_modules", "__pycache__")
 

@@ -67,7 +67,9 @@ def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
     for name in used:
         if name in names:
             yield names[name]
-        modules += [one for one in (names.get(name), sys.modules.get(name)) if isinstance(one, types.ModuleType)]
+        for value in (names.get(name), sys.modules.get(name)):
+            if isinstance(value, types.ModuleType):
+                modules.append(value)
     known: set[int] = set()
     while modules:
         module = modules.pop()
@@ -87,18 +89,23 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _next(one: Any) -> list[Any]:
-    if isinstance(one, types.ModuleType):
-        return []  # its names are followed where they are used
-    if isinstance(one, types.FunctionType):
-        inner = [cell.cell_contents for cell in one.__closure__ or () if not _is_empty(cell)]
-        harmless = _is_harmless(one.__module__ or "")
-        return [*inner, *(one.__defaults__ or ()), *([] if harmless else _named(one.__code__, one.__globals__))]
-    if isinstance(one, threading.Thread):
-        return [type(one), *(value for name, value in vars(one).items() if name != _HOOK)]
-    if isinstance(one, type) and _is_harmless(one.__module__):
+def _next(value: Any) -> list[Any]:
+    """The objects that a value leads to in one step."""
+    if isinstance(value, types.ModuleType):
+        # Its names are followed where they are used.
         return []
-    return gc.get_referents(one)
+    if isinstance(value, types.FunctionType):
+        reached = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
+        reached += value.__defaults__ or ()
+        if not _is_harmless(value.__module__ or ""):
+            reached += _named(value.__code__, value.__globals__)
+        return reached
+    if isinstance(value, threading.Thread):
+        attributes = [attribute for name, attribute in vars(value).items() if name != _HOOK]
+        return [type(value), *attributes]
+    if isinstance(value, type) and _is_harmless(value.__module__):
+        return []
+    return gc.get_referents(value)
 
 
 def _is_empty(cell: types.CellType) -> bool:
@@ -118,13 +125,15 @@ def _communicates(module: str) -> bool:
     return top == "torch_testing_ext" or (top == "torch" and any(part in module for part in _OF_TORCH))
 
 
-def _is_forbidden(one: Any) -> bool:
-    if isinstance(one, _PLAIN):
-        return True  # a function that ends the process
-    if isinstance(one, types.ModuleType):
-        return _communicates(one.__name__)
-    kind = one if isinstance(one, type) else type(one)
-    module = one.__module__ if isinstance(one, types.FunctionType) else kind.__module__
+def _is_forbidden(value: Any) -> bool:
+    """May a thread that reaches this value issue a collective, or end the process?"""
+    if isinstance(value, _PLAIN):
+        # A function that ends the process.
+        return True
+    if isinstance(value, types.ModuleType):
+        return _communicates(value.__name__)
+    owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
+    module = owner.__module__
     return isinstance(module, str) and _communicates(module)
 
 

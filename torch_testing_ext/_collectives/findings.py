@@ -283,6 +283,11 @@ def _calls_in(group: SharedGroup, by_rank: Mapping[int, RankRecord]) -> dict[int
     return {rank: by_rank[rank].calls.get(group.key, ()) for rank in group.ranks if rank in by_rank}
 
 
+def _calls_at(place: int, calls: CallsByRank) -> dict[int, Call]:
+    """The call of this number, of each rank that has come to it."""
+    return {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
+
+
 def _of_named_group(group: SharedGroup) -> str:
     return "" if group.title == "the default group" else f" of {group.title}"
 
@@ -314,7 +319,7 @@ def _first_mismatch_in(group: SharedGroup, calls: CallsByRank, unless_raised: bo
     """The first collective of this group in which members disagree: what comes after it is not looked at."""
     most = max(map(len, calls.values()), default=0)
     for place in range(1, most + 1):
-        calls_there = {rank: issued[place - 1] for rank, issued in calls.items() if len(issued) >= place}
+        calls_there = _calls_at(place, calls)
         finding = _mismatch_at(group, place, calls_there, calls)
         if finding is None:
             continue
@@ -474,7 +479,10 @@ def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Ended) -> dict[int,
     """
     left = dict(waiting)
     while True:
-        free = [rank for rank, calls in left.items() if not all(_never_ends(wait, left, ended) for wait in calls)]
+        free = []
+        for rank, calls in left.items():
+            if not all(_never_ends(wait, left, ended) for wait in calls):
+                free.append(rank)
         if not free:
             return {rank: calls[-1] for rank, calls in left.items()}
         for rank in free:
@@ -579,10 +587,12 @@ def _left_alone_at(
     waiting: Sequence[int],
 ) -> list[_Candidate]:
     """The finding about ranks that have ended before their call of this place, if ranks of `waiting` are in it."""
-    issued = {rank: calls[rank][place - 1] for rank in waiting if len(calls.get(rank, ())) >= place}
+    calls_there = _calls_at(place, calls)
+    issued = {rank: calls_there[rank] for rank in waiting if rank in calls_there}
     if not issued:
         return []
-    gone = tuple(rank for rank in group.ranks if rank in ended and rank in calls and len(calls[rank]) < place)
+    known = [rank for rank in group.ranks if rank in calls]
+    gone = tuple(rank for rank in known if rank in ended and rank not in calls_there)
     first, call = next(iter(issued.items()))
     sentence = left_alone_sentence(gone, ended, Wait(first, group, call, gone), list(issued))
     lines = tuple(Doing(rank, f"in {issue}", issue.site) for rank, issue in issued.items())
@@ -635,16 +645,17 @@ def first_uneven(records: Records) -> Finding | None:
     """
     if any(record.has_raised or not record.is_whole for record in records):
         return None
-    calls_of_all = (call for record in records for calls in record.calls.values() for call in calls)
-    if any(call.raised for call in calls_of_all):
-        return None
+    for record in records:
+        for calls in record.calls.values():
+            if any(call.raised for call in calls):
+                return None
     by_rank = {record.rank: record for record in records}
     candidates = []
     for group in shared_groups(records):
-        calls = _calls_in(group, by_rank)
-        place = min(map(len, calls.values()), default=0) + 1
-        issued = {rank: of_rank[place - 1] for rank, of_rank in calls.items() if len(of_rank) >= place}
-        if issued and len(calls) == len(group.ranks):
+        calls_of_group = _calls_in(group, by_rank)
+        place = min(map(len, calls_of_group.values()), default=0) + 1
+        issued = _calls_at(place, calls_of_group)
+        if issued and len(calls_of_group) == len(group.ranks):
             gone = tuple(rank for rank in group.ranks if rank not in issued)
             first = next(iter(issued.values()))
             sentence = _passed_without(gone, first, group, list(issued))

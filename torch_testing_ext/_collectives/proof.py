@@ -40,9 +40,12 @@ def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict
     A process that a rank has started may set a key, too.
     """
     records = {record.rank: record for record in known}
-    everybody = {rank for record in records.values() for group in record.groups.values() for rank in group.members}
+    everybody: set[int] = set()
+    for record in records.values():
+        for group in record.groups.values():
+            everybody.update(group.members)
     may_be_set = any(record.state is not None and record.state.children for record in running.values())
-    found = {}
+    waits = {}
     for rank, record in running.items():
         state = record.state
         if state is None or state.at_store is None:
@@ -51,12 +54,12 @@ def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict
         if making is None:
             if state.waits_at_store and not may_be_set:
                 others = tuple(sorted(everybody - {rank}))
-                found[rank] = _wait(record, state, STORE, "a store", tuple(sorted(everybody)), others)
+                waits[rank] = _wait(record, state, STORE, "a store", tuple(sorted(everybody)), others)
         elif not making.is_default:
             peers = [member for member in making.members if member != rank]
             late = tuple(peer for peer in peers if not _makes(records.get(peer), making))
-            found[rank] = _wait(record, state, "new_group", making.title, making.members, late)
-    return {rank: wait for rank, wait in found.items() if wait.missing}
+            waits[rank] = _wait(record, state, "new_group", making.title, making.members, late)
+    return {rank: wait for rank, wait in waits.items() if wait.missing}
 
 
 def _wait(

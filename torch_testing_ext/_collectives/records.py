@@ -182,11 +182,12 @@ def raised_for(calls: Sequence[tuple[int, int]], errors: Sequence[int]) -> set[i
     """Find the calls, each a time and a number, from which an error may have come: the latest before each error."""
     ordered = sorted(calls)
     times = [time for time, _ in ordered]
-    found: set[int] = set()
+    numbers: set[int] = set()
     for error in errors:
         end = bisect_left(times, error)
-        found.update(number for _, number in ordered[max(0, end - _CALLS_UNTIL_ERROR - 1) : end])
-    return found
+        start = max(0, end - _CALLS_UNTIL_ERROR - 1)
+        numbers.update(number for _, number in ordered[start:end])
+    return numbers
 
 
 def agreement_of(kind: str, counts: Sequence[int], types: Sequence[str], other_types: Sequence[str]) -> tuple[Any, ...]:
@@ -401,7 +402,9 @@ class RawRecord:
 
     def _entries_of(self, dump: bytes, first: int) -> list[_Entry]:
         """The entries of a recorder that count: from this number on."""
-        entries: list[Mapping[str, Any]] = pickle.loads(dump).get("entries", []) if dump else []
+        entries: list[Mapping[str, Any]] = []
+        if dump:
+            entries = pickle.loads(dump).get("entries", [])
         if entries and int(entries[0]["record_id"]) > first:
             self.is_whole = False
         counting = [_Entry(fields, None) for fields in entries if fields["record_id"] >= first]
@@ -410,8 +413,11 @@ class RawRecord:
     def _has_gaps(self, sequences: Mapping[str, tuple[int, int]]) -> bool:
         """May the rank have sent or received after its last collective? That uses up a number, and is not recorded."""
         recorded = grouped((entry.group, entry.fields["collective_seq_id"]) for entry in self._entries)
-        latest = {name: max(recorded.get(name, [before])) for name, (_, before) in sequences.items()}
-        return any(number != latest[name] for name, (number, _) in sequences.items())
+        for name, (number, before) in sequences.items():
+            latest = max(recorded.get(name, [before]))
+            if number != latest:
+                return True
+        return False
 
     def _with_groups(self, entries: Sequence[_Entry]) -> list[_Entry]:
         """The entries with the number of their group: the latest one of that name, unless another one may have it."""
@@ -477,9 +483,12 @@ def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, r
     backend, _, kind = str(entry.get("profiling_name", "?")).rpartition(":")
     shapes = tuple(str(list(size)) for size in entry.get("input_sizes") or ())
     dtypes = [_DTYPES.get(name, name.lower()) for name in entry.get("input_dtypes") or ()]
-    inputs = tuple(f"{shape} {dtypes[at]}" if at < len(dtypes) else shape for at, shape in enumerate(shapes))
+    # There may be fewer types than shapes.
+    typed = itertools.zip_longest(shapes, dtypes[: len(shapes)], fillvalue="")
+    inputs = tuple(f"{shape} {dtype}".rstrip() for shape, dtype in typed)
     timeout_ms = entry.get("timeout_ms")
-    is_retired, state = bool(entry.get("retired")), entry.get("state")
+    is_retired = bool(entry.get("retired"))
+    state = entry.get("state")
     # Another backend than gloo may not tell when a call is over: it is retired as soon as it is issued. gloo retires a
     # call at its end, and leaves it "scheduled" all the same.
     is_only_issued = backend != "gloo" and is_retired and state == "scheduled"

@@ -450,11 +450,14 @@ class ReplicaCheck(Check):
 
 
 def _sums(replicas: list[Replica]) -> dict[str, Sum]:
-    found: dict[str, Sum] = {}
-    for number, one in enumerate(replicas):  # two models may use a name
-        name = one.name if one.name not in found else f"{one.name}, tensor {number}"
-        found[name] = digest_of_all(one.tensor), list(one.tensor.shape), one.is_buffer
-    return found
+    sums: dict[str, Sum] = {}
+    for number, replica in enumerate(replicas):
+        name = replica.name
+        if name in sums:
+            # Two models may use a name.
+            name = f"{name}, tensor {number}"
+        sums[name] = digest_of_all(replica.tensor), list(replica.tensor.shape), replica.is_buffer
+    return sums
 
 
 def _text_of_group(group: Any) -> str | None:
@@ -462,11 +465,12 @@ def _text_of_group(group: Any) -> str | None:
     if number is None:
         return None
     made = flight_recorder.made_groups()
-    one = made[number]
-    if len(one.members) < 2 or one.backend in _NOT_COMPARED:
+    record = made[number]
+    if len(record.members) < 2 or record.backend in _NOT_COMPARED:
         return None
-    generation = sum((other.name, other.world) == (one.name, one.world) for other in made[:number])
-    return json.dumps([one.name, one.description, one.members, generation, one.world])
+    earlier = [(other.name, other.world) for other in made[:number]]
+    generation = earlier.count((record.name, record.world))
+    return json.dumps([record.name, record.description, record.members, generation, record.world])
 
 
 def _is_inside(optimizer: Any) -> bool:

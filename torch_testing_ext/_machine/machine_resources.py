@@ -1,4 +1,4 @@
-"""Resources for which the processes of one machine compete: ports, memory, locks on devices."""
+"""The resources for which the processes of one machine compete: locks on devices, memory, ports."""
 
 import functools
 import hashlib

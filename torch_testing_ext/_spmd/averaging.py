@@ -1,4 +1,4 @@
-"""Averages gradients in every backward, where ranks meet, and tells who reads too early."""
+"""Averages gradients in every backward: the place where ranks meet, and a watch on reads that come too early."""
 
 import enum
 import functools

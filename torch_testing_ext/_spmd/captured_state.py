@@ -1,4 +1,4 @@
-"""Arguments and state of a program, with guards, snapshots, and how the engine takes them over."""
+"""The arguments and the state that a captured program works on: guards, snapshots, and enrolment with the engine."""
 
 import copy
 from collections.abc import Iterable, Iterator

@@ -325,9 +325,13 @@ class CaptureStep(EngineStep):
             raise
 
     def _find_or_make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> StepProgram:
-        programs, present = self._programs.setdefault(call.signature, []), state.present_grads()
-        program = next((p for p in programs if p.present == present and p.key == state.key()), None)
-        if program is None:
+        """The program for these arguments, this state and the gradients that are there; a new one is recorded."""
+        programs = self._programs.setdefault(call.signature, [])
+        present = state.present_grads()
+        for program in programs:
+            if program.present == present and program.key == state.key():
+                break
+        else:
             program = self._make(engine, state, call)
             programs.append(program)
         program.bind(state)

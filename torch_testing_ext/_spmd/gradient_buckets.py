@@ -1,4 +1,4 @@
-"""Parameters that are managed, their gradients in buckets, the collectives, and marks in traces."""
+"""Gradients travel in buckets: which go together, the parameters that they are of, the collectives, their picture."""
 
 from __future__ import annotations
 

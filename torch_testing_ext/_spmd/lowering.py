@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,7 +248,9 @@ def finish_all_gather(graph: Graph, started: Node, layouts: list[Layout], world:
     flat = call(graph, c10d.wait_tensor.default, started)
     sizes = [layout.padded_numel for layout in layouts]
     # With a row for each rank.
-    rows = call(graph, aten.view.default, flat, [world, sum(sizes)]) if len(sizes) > 1 else flat
+    rows = flat
+    if len(sizes) > 1:
+        rows = call(graph, aten.view.default, flat, [world, sum(sizes)])
     parts = _split(graph, rows, sizes, 1, aten.split_with_sizes_copy.default)
     wholes = []
     for part, layout in zip(parts, layouts, strict=True):
@@ -310,7 +312,11 @@ def _remove_copy_of_gradient(copy: Node) -> None:
 
 
 def _is_own(node: Node) -> bool:
-    return node.op == "call_function" and not any(storages(node) & storages(arg) for arg in node.all_input_nodes)
+    """Is the value of a node in memory of its own?"""
+    if node.op != "call_function":
+        return False
+    own = storages(node)
+    return all(own.isdisjoint(storages(argument)) for argument in node.all_input_nodes)
 
 
 def _remove_needless_pushes(graph: Graph) -> None:
@@ -709,23 +715,40 @@ class _Scheduler:
 
         Nodes that need none come right before the first one that needs them, while their values are in the cache.
         """
-        number = {marker: at for at, bucket in enumerate(self.buckets) for marker in bucket.markers}
+        numbers: dict[Node, int] = {}
+        for number, bucket in enumerate(self.buckets):
+            numbers.update(dict.fromkeys(bucket.markers, number))
         memory = {node: (storages_read(node) | storages(node), storages_written(node)) for node in nodes}
-        for order, extreme in ((nodes, max), (nodes[::-1], min)):
-            # By storage: the bucket that a node needs which writes to it, or which reads or writes it.
-            of_writer: dict[int, int] = {}
-            of_user: dict[int, int] = {}
-            for node in order:
-                read, written = memory[node]
-                if number.get(node, -1) < 0:
-                    around = node.all_input_nodes if extreme is max else node.users
-                    needed = [number[other] for other in around if other in number]
-                    needed += [of_writer[storage] for storage in read if storage in of_writer]
-                    needed += [of_user[storage] for storage in written if storage in of_user]
-                    number[node] = extreme(needed, default=-1)
-                _widen(of_user, read | written, number[node], extreme)
-                _widen(of_writer, written, number[node], extreme)
-        return sorted(nodes, key=number.__getitem__)
+        # Forwards: a node needs the last bucket that one of those before it needs.
+        _spread(nodes, memory, numbers, max, lambda node: node.all_input_nodes)
+        # Backwards: a node that needs none belongs to the first bucket that one of those after it needs.
+        _spread(nodes[::-1], memory, numbers, min, lambda node: node.users)
+        return sorted(nodes, key=lambda node: numbers[node])
+
+
+def _spread(
+    nodes: list[Node],
+    memory: Mapping[Node, tuple[set[int], set[int]]],
+    numbers: dict[Node, int],
+    extreme: Callable[..., int],
+    neighbours: Callable[[Node], Iterable[Node]],
+) -> None:
+    """Give each node without a bucket the extreme one of its neighbours, and of those that use its memory; -1: none.
+
+    `memory`: what each node reads, and what it writes.
+    """
+    # By storage: the bucket that a node needs which writes to it, or which reads or writes it.
+    of_writer: dict[int, int] = {}
+    of_user: dict[int, int] = {}
+    for node in nodes:
+        read, written = memory[node]
+        if numbers.get(node, -1) < 0:
+            needed = [numbers[other] for other in neighbours(node) if other in numbers]
+            needed += [of_writer[storage] for storage in read if storage in of_writer]
+            needed += [of_user[storage] for storage in written if storage in of_user]
+            numbers[node] = extreme(needed, default=-1)
+        _widen(of_user, read | written, numbers[node], extreme)
+        _widen(of_writer, written, numbers[node], extreme)
 
 
 def _widen(bounds: dict[int, int], keys: set[int], value: int, extreme: Callable[..., int]) -> None:

@@ -1,4 +1,4 @@
-"""The user's choices, the layout of a parameter, and the error with the user's line."""
+"""The parts that all of the compiler needs: the user's choices, the layout of a parameter, its errors."""
 
 import math
 import os

@@ -277,17 +277,18 @@ class RowOptimizer:
         """Let parameters, gradients and states be the rank's rows."""
         rows = [_Rows(managed, self.optimizer) for managed in sharded]
         with torch.no_grad():
-            wholes = [m.plain.detach() for m in sharded] + [m.plain.grad for m in sharded if m.plain.grad is not None]
+            wholes = [managed.plain.detach() for managed in sharded]
+            wholes += [managed.plain.grad for managed in sharded if managed.plain.grad is not None]
             self._add_sums([whole for whole in wholes if storage_key(whole) not in self.watch.stale])
-            for each in rows:
-                each.enter()
+            for rows_of_param in rows:
+                rows_of_param.enter()
         try:
             yield
         finally:
             with torch.no_grad():
-                for each in rows:
-                    for whole in each.leave():
-                        self.watch.stale[storage_key(whole)] = each.managed, whole
+                for rows_of_param in rows:
+                    for whole in rows_of_param.leave():
+                        self.watch.stale[storage_key(whole)] = rows_of_param.managed, whole
 
 
 class _Rows:
@@ -565,13 +566,15 @@ class RestingState:
         """End a call: give the model its resting parameters again, and release the whole ones."""
         if not failed:
             self.settle(False, ends=roster.shards)
-        roster.calls, roster.reads = roster.calls + 1, roster.reads | self.watch.noticed
+        roster.calls += 1
+        roster.reads = roster.reads | self.watch.noticed
         roster.sparse = [step.optimizer for step in self._steps if step.ran_whole]
         for step in self._steps:
             step.uninstall()
         self._steps = []
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
-        self.add_sums([m.plain for m in resting if m.sharded and storage_key(m.plain) not in self.watch.stale])
+        current = [managed.plain for managed in resting if managed.sharded]
+        self.add_sums([plain for plain in current if storage_key(plain) not in self.watch.stale])
         for position, managed in enumerate(resting):
             self.rests[position] = self._leave_param(managed, self.rests[position])
         for slot in registered(roots)[0]:

@@ -130,11 +130,16 @@ def facts_of(
     """Everything in which the ranks must agree, one line each, by title."""
     named = [*params]
     numbers = {id(param): number for number, (_, param) in enumerate(named)}
+    settings: list[str] = []
+    states: list[str] = []
+    for optimizer in optimizers:
+        settings += _of_optimizer(optimizer, numbers)
+        states += _of_state(optimizer, numbers)
     return {
         "parameters": [f"{name}, {_kind(param)}" for name, param in named],
         "buffers": [f"{name}, {_kind(buffer)}" for name, buffer in buffers],
-        "optimizers": [line for optimizer in optimizers for line in _of_optimizer(optimizer, numbers)],
-        "optimizer states": [line for optimizer in optimizers for line in _of_state(optimizer, numbers)],
+        "optimizers": settings,
+        "optimizer states": states,
     }
 
 
@@ -465,10 +470,15 @@ def _methods(kind: type, names: set[str]) -> Iterator[types.FunctionType]:
     bases = [vars(base) for base in kind.__mro__ if not _is_of_torch(base.__module__)]
     known, new = set(names), names
     while new:
-        named = [getattr(base[name], "__func__", base[name]) for base in bases for name in sorted(base.keys() & new)]
-        found = [each for each in named if isinstance(each, types.FunctionType)]
-        yield from found
-        new = {name for each in found for name in _names_in(each.__code__)} - known
+        methods = []
+        for base in bases:
+            for name in sorted(base.keys() & new):
+                member = getattr(base[name], "__func__", base[name])
+                if isinstance(member, types.FunctionType):
+                    methods.append(member)
+        yield from methods
+        called = {name for method in methods for name in _names_in(method.__code__)}
+        new = called - known
         known |= new
 
 

@@ -304,7 +304,8 @@ class _Recording:
         outputs: list[Any] = []
         source_of = {id(fake): source for source, fake in self.fakes.items()}
         source_of.update({id(leaf): InputSource("param", i) for i, leaf in enumerate(self.leaves)})
-        given = {id(leaf) for leaf in (*self.call.leaves, *self.state.modules, *self.state.found.optimizers)}
+        objects = (*self.call.leaves, *self.state.modules, *self.state.found.optimizers)
+        given = {id(value) for value in objects}
 
         def recipe(value: Any) -> Recipe:
             if id(value) in source_of:
@@ -385,8 +386,13 @@ class StepProgram:
         """Look up everything that stays the same from call to call."""
         self.state = state
         varying = ("arg", "grad", "lr")
-        self._template = [None if s.kind in varying else state.value(s, []) for s in self.recorded.sources]
-        self._varying = [(position, s) for position, s in enumerate(self.recorded.sources) if s.kind in varying]
+        self._template: list[Any] = []
+        self._varying: list[tuple[int, InputSource]] = []
+        for position, source in enumerate(self.recorded.sources):
+            varies = source.kind in varying
+            self._template.append(None if varies else state.value(source, []))
+            if varies:
+                self._varying.append((position, source))
 
     def fits(self) -> bool:
         return self.state.guards.is_current() and self.state.present_grads() == self.present
@@ -474,9 +480,11 @@ class StepReport:
 def report_of(name: str, program: StepProgram, recordings: int) -> StepReport:
     nodes = program.recorded.module.graph.nodes
     operations = sum(node.op not in ("placeholder", "output") for node in nodes)
-    kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in nodes if is_collective(node))
-    world, buckets = program.state.layouts[0].world, program.recorded.buckets
-    return StepReport(name, world, recordings, operations, dict(kinds), buckets, program.verified)
+    collectives = [str(node.target) for node in nodes if is_collective(node)]
+    # Such as `_c10d_functional.all_reduce_.default`.
+    kinds = Counter(target.split(".")[1].rstrip("_") for target in collectives)
+    world = program.state.layouts[0].world
+    return StepReport(name, world, recordings, operations, dict(kinds), program.recorded.buckets, program.verified)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -548,11 +556,16 @@ def _number_of(graph: fx.Graph, effects: list[str]) -> int:
     `effects` are other changes. The number is 0 if the program neither communicates nor changes what ranks share.
     """
     written = lasting_storages(graph).intersection(set().union(*map(storages_written, graph.nodes)))
-    lines = [*map(_describe, filter(is_collective, graph.nodes)), *effects]
+    lines = [_describe(node) for node in graph.nodes if is_collective(node)]
+    lines += effects
     lines += [f"changes input {i}" for i, node in enumerate(placeholders(graph)) if storages(node) & written]
-    return 1 + zlib.crc32("\n".join(lines).encode()) if lines else 0
+    if not lines:
+        return 0
+    return 1 + zlib.crc32("\n".join(lines).encode())
 
 
 def _describe(node: fx.Node) -> str:
     value: Any = node.meta.get("val")
-    return f"{node.target} of {getattr(value, 'dtype', '')}{list(getattr(value, 'shape', ()))} {node.args[1:]}"
+    dtype = getattr(value, "dtype", "")
+    shape = list(getattr(value, "shape", ()))
+    return f"{node.target} of {dtype}{shape} {node.args[1:]}"

@@ -1,4 +1,4 @@
-"""Reads stacks and sources: where ranks hang, where they left, which failures are alike.
+"""Explains hangs from stacks and sources: where ranks wait, where they left, which failures are alike.
 
 Pure: it gets texts and returns data.
 """

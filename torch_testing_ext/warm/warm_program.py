@@ -1,4 +1,4 @@
-"""A fork becomes the program; modules are hidden until it imports them."""
+"""A fork of the warm server becomes a program, from which modules are hidden until it imports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process groups of a rank, and the accelerators that ranks share."""
+"""Two things that ranks share: the creation of a process group, and accelerators."""
 
 from __future__ import annotations
 

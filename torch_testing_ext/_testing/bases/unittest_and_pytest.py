@@ -1,4 +1,4 @@
-"""Reads files as unittest and pytest see them: fixtures as they run, tests that only pytest would run; no torch."""
+"""Files of tests as unittest and pytest see them: when fixtures run, and tests that only pytest runs. No torch."""
 
 import ast
 import importlib.util

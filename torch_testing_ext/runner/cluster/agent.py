@@ -1,4 +1,4 @@
-"""The agent of a node: all below the engine, and a watch on the node's memory; run by name."""
+"""The agent of a node: it runs units there, and watches the memory of the node. Run by its name."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The process that imports ray: holds nodes and copies bytes; run by name."""
+"""The process that imports ray: it holds the nodes of a cluster and copies bytes to agents. Run by its name."""
 
 import itertools
 import os

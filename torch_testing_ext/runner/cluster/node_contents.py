@@ -1,4 +1,4 @@
-"""The things that a node gets of this machine: variables, versions, the project; and what comes back."""
+"""Everything that travels between this machine and a node: variables, versions, the project, changed files."""
 
 import difflib
 import functools

@@ -39,7 +39,7 @@ from .signals_and_keys import signals_and_keys
 from .unit_log import EndCause, Results
 
 # --------------------------------------------------------------------------------------------------------------------
-# Whether a device's memory is back when the processes of a lease have ended: only then is the lease over.
+# The memory of a lease's devices: the lease is over only when they have it back after its processes have ended.
 #
 # The driver frees the memory of a killed process a moment after its end. If it does not, the next test on the device
 # would have too little memory: the device is not used again in this run, and the report names what holds its memory.

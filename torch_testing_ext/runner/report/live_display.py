@@ -163,7 +163,8 @@ class Live:
             times += f", about {text.duration(left)} left"
         parts.append(Text(times, "dim"))
         rows = ConsoleLayout(self._terminal.width).rows([part.plain for part in parts], GAP)
-        lines = Text("\n").join(Text(GAP).join(parts[number] for number in row) for row in rows)
+        texts = [Text(GAP).join(parts[number] for number in row) for row in rows]
+        lines = Text("\n").join(texts)
         needed = BAR + 2 * len(GAP) + lines.cell_len
         if len(rows) > 1 or needed > self._terminal.width:
             return lines
