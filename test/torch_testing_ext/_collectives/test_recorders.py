@@ -7,12 +7,12 @@ benchmarks/gpu/run covers those that NCCL really leaves.
 import pickle
 import subprocess
 import sys
-import textwrap
 import types
 import unittest
 from unittest import mock
 
 import torch
+from kit.files import subject
 
 from torch_testing_ext._collectives.findings import first_mismatch, waits
 from torch_testing_ext._collectives.records import pack, read_raw
@@ -182,36 +182,8 @@ class TestAsked(unittest.TestCase):
         """torch 2.15 records those by a hook. Covered on a GPU by the check `hang-explained`."""
         if "backend" not in (torch._C._distributed_c10d._dump_fr_trace.__doc__ or ""):
             self.skipTest("this torch records gloo only")
-        code = """
-            import contextlib, pickle
-            import torch, torch.distributed as dist
-            from torch._C._distributed_c10d import Backend, Work
-            from torch_testing_ext._torch import flight_recorder
-
-            class Done(Work):
-                def wait(self, timeout=None):
-                    return True
-
-            class Mine(Backend):
-                def __init__(self, store, rank, size, timeout):
-                    super().__init__(rank, size)
-
-                def getBackendName(self):
-                    return "mine"
-
-                def allreduce(self, tensors, options=None):
-                    return Done()
-
-            dist.Backend.register_backend("mine", Mine, devices=["cpu"])
-            flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
-            dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
-            dist.all_reduce(torch.ones(4))
-            recorded = flight_recorder.recorded_collectives()
-            dumps = [pickle.loads(data).get("entries", []) for _, data in recorded if data]
-            names = ("profiling_name", "state", "retired")
-            print([tuple(entry[name] for name in names) for entries in dumps for entry in entries])
-"""
-        run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+        code = subject(__file__, "backend_of_a_test.py")
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertEqual("[('mine:all_reduce', 'scheduled', True)]", run.stdout.strip(), run.stderr)
 
 

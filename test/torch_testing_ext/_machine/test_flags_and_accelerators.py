@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from kit.files import subject
 from kit.processes import output_of_python
 
 from torch_testing_ext import common_distributed, common_utils
@@ -29,41 +30,13 @@ def run_python(code, **environment):
 
 class TestImport(TestCase):
     def test_imports_nothing_heavy_and_asks_no_device(self):
-        code = """if True:
-            import json, sys
-            import torch, torch.distributed
-            from unittest import mock
-
-            asked = []
-            names = ["cuda.is_available", "cuda.device_count", "xpu.is_available", "accelerator.is_available",
-                     "accelerator.device_count", "accelerator.current_accelerator"]
-            patches = [mock.patch(f"torch.{name}", lambda *a, name=name, **k: asked.append(name)) for name in names]
-            for patch in patches:
-                patch.start()
-            before = set(sys.modules)
-            import torch_testing_ext.common_utils
-            new = {name if name.startswith("torch.") else name.split(".")[0] for name in set(sys.modules) - before}
-            print(json.dumps([asked, sorted(new)]))
-        """
+        code = subject(__file__, "imports_of_common_utils.py")
         asked, new = run_python(code)
         self.assertEqual(asked, [])
         self.assertEqual(set(new) - {"torch_testing_ext", "expecttest"} - sys.stdlib_module_names, set())
 
     def test_a_test_run_imports_no_compiler_and_no_dtensor(self):
-        code = """if True:
-            import json, sys
-            import torch, torch.distributed
-            from torch_testing_ext.common_utils import TestCase
-
-            class Case(TestCase):
-                def test_it(self):
-                    self.assertEqual({"a": torch.ones(2)}, {"a": torch.ones(2)})
-                    self.assertNotEqual(torch.ones(2), torch.zeros(2))
-
-            result = Case("test_it").run()
-            heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.tensor", "hypothesis"]
-            print(json.dumps([result.wasSuccessful(), [name for name in heavy if name in sys.modules]]))
-        """
+        code = subject(__file__, "imports_of_a_test_run.py")
         self.assertEqual(run_python(code), [True, []])
 
 
@@ -134,19 +107,7 @@ class TestFlags(TestCase):
         self.assertFalse(hasattr(common_utils, "TEST_NONSENSE"))
 
     def test_same_as_pytorch(self):
-        code = """if True:
-            import json
-            from torch.testing._internal import common_utils as theirs
-            from torch_testing_ext import common_utils as ours
-            from torch_testing_ext._machine import flags
-
-            names = [name for name in flags.names() if hasattr(theirs, name)]
-            plain = lambda value: value._cb() if type(value).__name__ == "LazyVal" else value
-            pairs = {name: (getattr(ours, name), plain(getattr(theirs, name))) for name in names}
-            # PyTorch's flags that are off are False or None.
-            differ = {name: repr(pair) for name, pair in pairs.items() if pair[0] != pair[1] and any(pair)}
-            print(json.dumps([len(names), differ]))
-        """
+        code = subject(__file__, "flags_of_both.py")
         count, differ = run_python(code)
         self.assertGreater(count, 50)
         self.assertEqual(differ, {})

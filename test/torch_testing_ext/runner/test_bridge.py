@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from kit.agents import prepare_for
+from kit.files import subject
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster import bridge as bridge_module, node_contents, ray_actor, ray_launcher
@@ -264,30 +265,7 @@ class TestNodesOfBridge(unittest.TestCase):
 
 
 # Says that three agents have joined, and ends: at once, or its connections one after the other.
-DIES = """
-import os, sys, time
-from torch_testing_ext._process.messages import Channel, socket_pair
-from torch_testing_ext.runner.cluster.bridge_messages import BridgeWaits, NodeJoined, RayImported, ToBridge
-channel = Channel.on(int(sys.argv[1]), ToBridge)
-channel.receive()
-channel.send(RayImported())
-channel.send(BridgeWaits(""))
-streams = []
-for number, name in enumerate("abc"):
-    ours, theirs = socket_pair()
-    streams.append(ours)
-    channel.send(NodeJoined(name, number, "/", 1, ()), theirs.fileno())
-    theirs.close()
-order = {order!r}
-if order == "channel first":
-    channel.close()
-    time.sleep(0.2)
-elif order == "streams first":
-    for stream in streams:
-        stream.close()
-        time.sleep(0.1)
-os.kill(os.getpid(), 9)
-"""
+DIES = subject(__file__, "dying_bridge.py")
 
 
 class TestBridgeDies(unittest.TestCase):
@@ -298,7 +276,7 @@ class TestBridgeDies(unittest.TestCase):
             with (
                 self.subTest(order),
                 tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_") as folder,
-                mock.patch.object(ray_launcher, "BRIDGE", ("-c", DIES.replace("{order!r}", repr(order)))),
+                mock.patch.object(ray_launcher, "BRIDGE", ("-c", DIES.replace('"at once"', repr(order), 1))),
                 mock.patch.object(ray_launcher.importlib.util, "find_spec", lambda name: name),
             ):
                 request = connect()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from kit.files import subject
 from kit.ranks import Ranks
 
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -31,43 +32,7 @@ class Groups(Ranks):
 
 
 # A program of its own: in a process of pytest, other files may have made groups.
-PROGRAM = """
-import unittest
-import torch.distributed as dist
-from test_first_groups import Groups
-from torch_testing_ext import launch
-from torch_testing_ext.launch import start
-from torch_testing_ext.common_utils import run_tests
-
-class A(Groups):
-    test_splits_and_merges = Groups.splits_and_merges
-
-    def tearDown(self):
-        print("method:", start.launcher().server.method.value)
-        super().tearDown()
-
-class B(unittest.TestCase):
-    def test_makes_a_group(self):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        dist.destroy_process_group()
-        launch.close()  # the server of A was started before
-
-class C(A): ...
-
-class D(unittest.TestCase):
-    def test_only_this_process_has_the_class(self):
-        class Local(Groups):
-            def passes(self): ...
-
-        launch.close()
-        result = unittest.TestResult()
-        Local("passes").run(result)
-        self.assertTrue(result.wasSuccessful(), result.errors)
-        print("method:", start.launcher().server.method.value)
-
-if __name__ == "__main__":
-    run_tests()
-"""
+PROGRAM = subject(__file__, "slow_first_groups.py")
 
 
 class TestFirstGroups(TestCase):
