@@ -166,7 +166,7 @@ class PackageTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertEqual(done.stdout.splitlines()[-1], "1 passed, 1 failed, 0 skipped")
         self.assertRegex(
-            done.stdout, r"(?m)^::error file=tests/test_sum\.py,line=17,title=failed%3A .*test_wrong::rank 1 of 2"
+            done.stdout, r"(?m)^::error file=tests/test_sum\.py,line=18,title=failed%3A .*test_wrong::rank 1 of 2"
         )
         again = "torchtest tests/test_sum.py::SumTest::test_wrong"
         self.assertEqual(set(re.findall(r"(?m)^ +(torchtest tests/.*)$", done.stdout)), {again}, done.stdout)

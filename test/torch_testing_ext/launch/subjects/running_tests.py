@@ -1,3 +1,4 @@
+import os  # noqa: F401 (for what a test adds)
 import sys
 
 import torch
