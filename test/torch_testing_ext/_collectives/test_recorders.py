@@ -134,13 +134,11 @@ class TestAsked(unittest.TestCase):
             _dump_nccl_trace=lambda *arguments: asked.append(("nccl",)) or b"",
             _dump_nccl_trace_json=None,
         )
-        with (
-            mock.patch.object(torch._C, "_distributed_c10d", module),
-            mock.patch.object(flight_recorder, "_recorders", [flight_recorder.FlightRecorder(flight_recorder._GLOO)]),
-        ):
-            for each in backends:
-                flight_recorder._use_recorders(each)
-            flight_recorder.recorded_collectives()
+        recorders = [flight_recorder.FlightRecorder("_dump_fr_trace")]
+        with mock.patch.object(torch._C, "_distributed_c10d", module):
+            for names in backends:
+                flight_recorder.use_recorders(names, recorders)
+            flight_recorder.recorded_collectives(recorders)
         return asked
 
     def test_a_source_whose_name_is_not_utf8(self):

@@ -17,7 +17,7 @@ class T(MultiProcessTestCase):
         from torch_testing_ext._collectives import tensor_checks
 
         delays = []
-        tensor_checks._sleep = delays.append
+        tensor_checks.Delays.sleep = delays.append
         for _ in range(20):
             dist.barrier()
         if self.rank == 0:
