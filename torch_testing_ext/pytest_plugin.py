@@ -25,7 +25,11 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._process import launcher_variables
+from torch_testing_ext._process import (
+    launcher_variables,
+    # It looks at the standard input before pytest takes that away.
+    user_shell,  # noqa: F401
+)
 
 OPTION = "--torch-drop-in"
 _MARK = "world_size"

@@ -304,7 +304,7 @@ class Coordinator(threading.Thread):
     def close(self) -> None:
         """End the thread, its connections and its store: otherwise they live as long as the process."""
         self._is_closed = True
-        # The thread wakes.
+        # The thread waits for events: this is one.
         with suppress(OSError):
             self._own_socket.shutdown(socket.SHUT_RDWR)
         self.join()
