@@ -10,6 +10,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from kit.files import subject
 from kit.sources import (
     LONGEST_SENTENCE,
     ROW_OF,
@@ -55,26 +56,7 @@ MIRROR_MODULES = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
 TESTS = sorted(file for file in Path(__file__).parent.rglob("*.py") if not {"kit"}.intersection(file.parts[:-1]))
 
-PROBE = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-first, *others = json.loads(sys.argv[2])
-for name in first:
-    __import__(name)
-for names in others:
-    pid = os.fork()
-    if pid == 0:
-        for name in names:
-            __import__(name)
-        torch = sys.modules.get("torch")
-        print(json.dumps({
-            "modules": sorted(sys.modules),
-            "initialised": [name for name in ("cuda", "xpu") if torch and getattr(torch, name).is_initialized()],
-            "threads": len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1,
-        }), flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
+PROBE = subject(__file__, "imports_probe.py")
 
 
 def states_after_importing(first, *others):

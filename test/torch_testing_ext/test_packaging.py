@@ -15,6 +15,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 import yaml
+from kit.files import subject
 
 import torch_testing_ext
 from torch_testing_ext.launch import environment
@@ -29,24 +30,7 @@ ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "use-it.md"
 ADDRESS = "https://github.com/someone/project"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TEST = """
-import torch.distributed as dist
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-
-class SumTest(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_right(self):
-        dist.init_process_group("gloo", store=dist.FileStore(self.file_name, 2), rank=self.rank, world_size=2)
-        dist.destroy_process_group()
-
-    def test_wrong(self):
-        self.assertEqual(self.rank, 0)
-"""
+TEST = subject(__file__, "sum_of_ranks.py")
 
 
 def python(*words, cwd, **environ):
@@ -182,7 +166,7 @@ class PackageTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertEqual(done.stdout.splitlines()[-1], "1 passed, 1 failed, 0 skipped")
         self.assertRegex(
-            done.stdout, r"(?m)^::error file=tests/test_sum\.py,line=17,title=failed%3A .*test_wrong::rank 1 of 2"
+            done.stdout, r"(?m)^::error file=tests/test_sum\.py,line=18,title=failed%3A .*test_wrong::rank 1 of 2"
         )
         again = "torchtest tests/test_sum.py::SumTest::test_wrong"
         self.assertEqual(set(re.findall(r"(?m)^ +(torchtest tests/.*)$", done.stdout)), {again}, done.stdout)

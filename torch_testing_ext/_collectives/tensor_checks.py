@@ -179,8 +179,6 @@ def _checksum(tensor: torch.Tensor, most: int | None = None) -> int | None:
 _SLOW_RANKS, _SLOW_CALLS, _OTHER_CALLS = 0.3, 0.8, 0.2
 _LONGEST_DELAY = 0.02  # seconds
 
-_sleep = time.sleep  # taken before a test could replace it
-
 # Writes a finding of the rank into its log: the kind, a sentence, the number of the line, and that of the line which
 # has issued the operation, if that is another one.
 Note = Callable[[str, str, int, int], None]
@@ -313,6 +311,9 @@ class Delays(Check):
     A seed chooses some ranks to be slow throughout; the others are so now and then.
     """
 
+    # Taken before a test could replace it.
+    sleep = staticmethod(time.sleep)
+
     def __init__(self, seed: int, rank: int):
         self._random = random.Random(f"{seed} {rank}")
         self._is_slow = random.Random(f"{seed} {rank} slow").random() < _SLOW_RANKS
@@ -326,7 +327,7 @@ class Delays(Check):
         share = self._random.random()
         share_of_calls = _SLOW_CALLS if self._is_slow else _OTHER_CALLS
         if chance < share_of_calls:
-            _sleep(share * _LONGEST_DELAY)
+            self.sleep(share * _LONGEST_DELAY)
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:

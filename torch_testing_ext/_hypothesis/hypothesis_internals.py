@@ -186,14 +186,14 @@ def settings_for(chosen: hypothesis.settings, examples: Examples | None) -> hypo
     return hypothesis.settings(chosen, max_examples=max_examples, derandomize=False, phases=phases)
 
 
-def choose_search() -> None:
+def choose_search(profile: str = _SEARCH) -> None:
     """Let Hypothesis know the profile, and choose it for this process and for those that it starts."""
     try:
         # The project's own.
-        hypothesis.settings.get_profile(_SEARCH)
+        hypothesis.settings.get_profile(profile)
     except hypothesis.errors.InvalidArgument:
-        hypothesis.settings.register_profile(_SEARCH, hypothesis.settings())
-    os.environ[_VARIABLE] = _SEARCH
+        hypothesis.settings.register_profile(profile, hypothesis.settings())
+    os.environ[_VARIABLE] = profile
 
 
 def reason_of_example(arguments: Mapping[str, Any], examples: Examples | None) -> str | None:

@@ -130,14 +130,7 @@ def _masks() -> tuple[str | None, ...]:
 @functools.cache
 def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
     """Ask once for each combination of masks."""
-    if not device_may_exist():
-        return NO_DEVICE
-    if device_state.accelerator_is_initialised():
-        ask = QUESTIONS[question]
-        return ask()
-    may_fork = not child_processes.other_threads() and not device_state.accelerator_is_in_bad_fork()
-    answer = _ask_forked(question) if may_fork else None
-    return _ask_new_interpreter(question) if answer is None else answer
+    return answer_to(question) if device_may_exist() else NO_DEVICE
 
 
 def unsafe_to_fork() -> str | None:
@@ -277,7 +270,7 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
     return device_state.other_accelerator_is_built()
 
 
-def _ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
+def ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
     """Let a forked child ask; None where it gave no answer."""
     receive, send = os.pipe()
     # Even with native threads in idle pools (OpenBLAS): the child takes none of their locks.
@@ -313,7 +306,7 @@ def _answer_and_exit(question: str, send: int) -> NoReturn:
         os._exit(code)
 
 
-def _ask_new_interpreter(question: str) -> Any:
+def ask_new_interpreter(question: str) -> Any:
     """Let a new interpreter ask, with the search path of this one."""
     receive, send = os.pipe()
     search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -332,6 +325,16 @@ def _ask_new_interpreter(question: str) -> Any:
     if not text:
         raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask {ended}")
     return json.loads(text)
+
+
+def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new_interpreter) -> Any:
+    """Ask in the way that leaves this process as it is."""
+    if device_state.accelerator_is_initialised():
+        ask = QUESTIONS[question]
+        return ask()
+    may_fork = not child_processes.other_threads() and not device_state.accelerator_is_in_bad_fork()
+    answer = ask_forked(question) if may_fork else None
+    return ask_new_interpreter(question) if answer is None else answer
 
 
 def write_answer(question: str, send: int) -> None:

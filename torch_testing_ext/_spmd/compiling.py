@@ -240,11 +240,11 @@ def _described(value: Any) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 # Steps that are captured: a call finds the program for its arguments, or records it, and the ranks run it together.
 
-_MOST_PROGRAMS = 64
-
 
 class CaptureStep(EngineStep):
     """A train step as a data-parallel program. Every rank calls it like the step itself, with its own batch."""
+
+    most_programs = 64
 
     def __init__(
         self, function: Callable[..., Any], mode: DataParallel, passes: GraphPasses, verify: VerifyMode
@@ -339,7 +339,7 @@ class CaptureStep(EngineStep):
 
     def _make(self, engine: StateEngine, state: CapturedState, call: CallArguments) -> StepProgram:
         try:
-            if sum(map(len, self._programs.values())) >= _MOST_PROGRAMS:
+            if sum(map(len, self._programs.values())) >= self.most_programs:
                 raise SPMDError("Arguments or settings change from call to call.", remedy=f"Pass tensors. {ENGINE}")
             program = make_program(self.function, call, state, engine.wire, self.passes)
             if any(map(is_fake, find_state(self.function, call.args, call.kwargs).tensors)):

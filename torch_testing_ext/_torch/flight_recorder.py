@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -186,13 +186,13 @@ def errors_of_collectives() -> list[int]:
     return list(_errors)
 
 
-def recorded_collectives() -> list[tuple[int, bytes]]:
+def recorded_collectives(recorders: Sequence[FlightRecorder] = _recorders) -> list[tuple[int, bytes]]:
     """The collectives of this process, for each recorder: the number of the first entry that counts, and a pickle.
 
     That is a dictionary with `entries`, if there are any. Earlier entries may be among them, and a recorder keeps only
     the latest 2,000.
     """
-    return [(recorder.first, recorder.dump(stacks=True)) for recorder in _recorders]
+    return [(recorder.first, recorder.dump(stacks=True)) for recorder in recorders]
 
 
 def take_collectives() -> list[tuple[int, bytes]]:
@@ -218,14 +218,14 @@ def _count_from_now(recorder: FlightRecorder, stacks: bool) -> list[dict[str, An
     return counting
 
 
-def _use_recorders(backends: set[str]) -> None:
+def use_recorders(backends: set[str], recorders: list[FlightRecorder] = _recorders) -> None:
     """Read the recorders of these backends, too, from now on."""
     module = getattr(torch._C, "_distributed_c10d", None)
     wanted = [FlightRecorder(name) for name in dir(module) if _OF_A_BACKEND.fullmatch(name)] if backends else []
     if "backend" in (getattr(getattr(module, _GLOO, None), "__doc__", None) or ""):
         wanted += [FlightRecorder(_GLOO, name) for name in sorted(backends)]
-    known = {(one.function, one.backend) for one in _recorders}
-    _recorders.extend(one for one in wanted if (one.function, one.backend) not in known)
+    known = {(recorder.function, recorder.backend) for recorder in recorders}
+    recorders.extend(new for new in wanted if (new.function, new.backend) not in known)
 
 
 def _backends_of(group: Any, setting: str) -> set[str]:
@@ -291,7 +291,7 @@ def watch_process_groups(creating: Callable[[str], AbstractContextManager[object
             _numbers[made[0]] = len(_groups)
             backend = str(c10d._world.pg_map.get(made[0], ("",))[0])
             _groups.append(_described(arguments, backend, began))
-            _use_recorders(_backends_of(made[0], backend))
+            use_recorders(_backends_of(made[0], backend))
         return made
 
     c10d._new_process_group_helper = create_watched

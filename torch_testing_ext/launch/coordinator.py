@@ -297,7 +297,19 @@ class Coordinator(threading.Thread):
         self._round = RoundState(1, self._world_size, {}, self._last_reports)
         # The lease of the round's port.
         self._lease = ExitStack()
+        self._own_socket = own
         self._own = self._admit(own)
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End the thread, its connections and its store: otherwise they live as long as the process."""
+        self._is_closed = True
+        # The thread waits for events: this is one.
+        with suppress(OSError):
+            self._own_socket.shutdown(socket.SHUT_RDWR)
+        self.join()
+        self.forget()
+        self._store = None
 
     def forget(self) -> None:
         """In a forked child: leave the connections to the process that has the coordinator."""
@@ -308,7 +320,7 @@ class Coordinator(threading.Thread):
     def run(self) -> None:
         try:
             self._loop.listen(self._listener, lambda: self._admit(self._listener.accept()[0]))
-            while True:
+            while not self._is_closed:
                 self._loop.step(self._proceed())
         except BaseException as error:
             # Without a coordinator, no test can pass.

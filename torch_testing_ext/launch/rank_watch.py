@@ -401,7 +401,7 @@ class RankWatch:
 
 # Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most
 # tests are over by then, and have not imported it.
-_FIRST_LOOK = 0.75
+FIRST_LOOK = 0.75
 
 
 def watch(
@@ -600,7 +600,7 @@ class Looks:
             return None
         if self._prober is not None:
             return self._prober.due
-        return self._last_news + (0.0 if self._logs else _FIRST_LOOK)
+        return self._last_news + (0.0 if self._logs else FIRST_LOOK)
 
     def on_news(self, at: float) -> None:
         """Something has happened in the run: wait a while before the next look."""

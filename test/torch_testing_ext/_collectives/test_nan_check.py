@@ -99,7 +99,6 @@ class TestGroups(unittest.TestCase):
         with (
             mock.patch.object(dist.distributed_c10d, "_new_process_group_helper", creating),
             mock.patch.object(dist.distributed_c10d, "_update_default_pg", update),
-            mock.patch.object(flight_recorder, "_ErrorHandler"),
             mock.patch("torch.distributed.c10d_logger._c10d_logger"),
             mock.patch.dict(os.environ, {CHECK: "1"}),
             mock.patch.object(flight_recorder.inspect, "signature", return_value=_signature(create)),

@@ -316,7 +316,7 @@ class NoFalseAlarmTest(unittest.TestCase):
         with (
             mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 1000.0),
             mock.patch.object(probes, "FIRST_PROBE", FIRST_LOOK),
-            mock.patch.object(watch, "_FIRST_LOOK", FIRST_LOOK / 2),
+            mock.patch.object(watch, "FIRST_LOOK", FIRST_LOOK / 2),
             contextlib.redirect_stderr(said),
         ):
             Ranks(name).run(result)

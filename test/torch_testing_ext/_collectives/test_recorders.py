@@ -7,12 +7,12 @@ benchmarks/gpu/run covers those that NCCL really leaves.
 import pickle
 import subprocess
 import sys
-import textwrap
 import types
 import unittest
 from unittest import mock
 
 import torch
+from kit.files import subject
 
 from torch_testing_ext._collectives.findings import first_mismatch, waiting_calls
 from torch_testing_ext._collectives.records import pack_record, read_raw
@@ -134,13 +134,11 @@ class TestAsked(unittest.TestCase):
             _dump_nccl_trace=lambda *arguments: asked.append(("nccl",)) or b"",
             _dump_nccl_trace_json=None,
         )
-        with (
-            mock.patch.object(torch._C, "_distributed_c10d", module),
-            mock.patch.object(flight_recorder, "_recorders", [flight_recorder.FlightRecorder(flight_recorder._GLOO)]),
-        ):
-            for each in backends:
-                flight_recorder._use_recorders(each)
-            flight_recorder.recorded_collectives()
+        recorders = [flight_recorder.FlightRecorder("_dump_fr_trace")]
+        with mock.patch.object(torch._C, "_distributed_c10d", module):
+            for names in backends:
+                flight_recorder.use_recorders(names, recorders)
+            flight_recorder.recorded_collectives(recorders)
         return asked
 
     def test_a_source_whose_name_is_not_utf8(self):
@@ -182,36 +180,8 @@ class TestAsked(unittest.TestCase):
         """torch 2.15 records those by a hook. Covered on a GPU by the check `hang-explained`."""
         if "backend" not in (torch._C._distributed_c10d._dump_fr_trace.__doc__ or ""):
             self.skipTest("this torch records gloo only")
-        code = """
-            import contextlib, pickle
-            import torch, torch.distributed as dist
-            from torch._C._distributed_c10d import Backend, Work
-            from torch_testing_ext._torch import flight_recorder
-
-            class Done(Work):
-                def wait(self, timeout=None):
-                    return True
-
-            class Mine(Backend):
-                def __init__(self, store, rank, size, timeout):
-                    super().__init__(rank, size)
-
-                def getBackendName(self):
-                    return "mine"
-
-                def allreduce(self, tensors, options=None):
-                    return Done()
-
-            dist.Backend.register_backend("mine", Mine, devices=["cpu"])
-            flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
-            dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
-            dist.all_reduce(torch.ones(4))
-            recorded = flight_recorder.recorded_collectives()
-            dumps = [pickle.loads(data).get("entries", []) for _, data in recorded if data]
-            names = ("profiling_name", "state", "retired")
-            print([tuple(entry[name] for name in names) for entries in dumps for entry in entries])
-"""
-        run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+        code = subject(__file__, "backend_of_a_test.py")
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertEqual("[('mine:all_reduce', 'scheduled', True)]", run.stdout.strip(), run.stderr)
 
 

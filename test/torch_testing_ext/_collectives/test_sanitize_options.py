@@ -6,6 +6,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from kit.files import subject
 from kit.warm import run_warm
 
 from torch_testing_ext._collectives.sanitizer_kinds import ALL, DEFAULT, SanitizeKind, read_kinds
@@ -16,22 +17,7 @@ from torch_testing_ext.launch import environment
 ROOT = Path(__file__).parents[3]
 
 
-MANY_STEPS = """
-import pytest, torch
-from torch.nn.parallel import DistributedDataParallel
-from torch_testing_ext._collectives import tensor_checks
-from torch_testing_ext._testing.marks.settings_of_tests import sanitize
-
-@sanitize("replicas")
-@pytest.mark.world_size(2)
-def test_many(dist_env):
-    tensor_checks.MOST_BYTES = 2000
-    model = DistributedDataParallel(torch.nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters())
-    for _ in range(10):
-        model(torch.ones(2)).sum().backward()
-        optimizer.step()
-"""
+MANY_STEPS = subject(__file__, "many_steps.py")
 
 
 class SanitizeOptionsTest(unittest.TestCase):
@@ -155,36 +141,8 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(code, 4, said)
 
 
-HEAD = """
-import torch, torch.distributed as dist
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.common_utils import run_tests
-class T(MultiProcessTestCase):
-    world_size = 2
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-    def test_it(self):
-        store = dist.FileStore(self.file_name, 2)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
-"""
-MISMATCH = f"""{HEAD}
-        dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
-if __name__ == "__main__":
-    run_tests()
-"""
-CROSSED = f"""{HEAD}
-        cross()
-def cross():
-    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
-    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in groups[:: 1 - 2 * dist.get_rank()]]
-    for work in works:
-        work.wait()
-import pytest
-@pytest.mark.world_size(2)
-def test_marked(dist_env):
-    cross()
-"""
+MISMATCH = subject(__file__, "mismatch.py")
+CROSSED = subject(__file__, "crossed_groups.py")
 TALKATIVE = """
 import unittest, sys
 from torch_testing_ext._process.user_shell import warn_user
@@ -197,35 +155,9 @@ class T(unittest.TestCase):
     def test_a(self): self.say(1)
     def test_b(self): self.say(2)
 """
-UNLOADED = f"""{HEAD}
-        import sys
-        dist.all_reduce(torch.ones(4))
-        self.check()
-    def tearDown(self):
-        super().tearDown()
-        self.check()
-    def check(self):
-        import sys
-        from torch_testing_ext.common_distributed import MultiThreadedTestCase
-        names = "sanitized_rank sanitizer_log tensor_checks watched_works sanitizer_kinds operation_hook".split()
-        loaded = {{name for name in names if any(module.endswith(f".{{name}}") for module in sys.modules)}}
-        # The parent may have looked for a mismatch meanwhile, which imports the reader of logs.
-        assert loaded - {{"sanitizer_log"}} == {{"sanitizer_kinds"}}, loaded
-if __name__ == "__main__":
-    run_tests()
-"""
+UNLOADED = subject(__file__, "unloaded_sanitizer.py")
 # Notes the delays instead of waiting.
-SHAKEN = f"""{HEAD}
-        from torch_testing_ext._collectives import tensor_checks
-        delays = []
-        tensor_checks._sleep = delays.append
-        for _ in range(20):
-            dist.barrier()
-        if self.rank == 0:
-            raise AssertionError(f"delays {{delays}}")
-if __name__ == "__main__":
-    run_tests()
-"""
+SHAKEN = subject(__file__, "noted_delays.py")
 
 
 if __name__ == "__main__":

@@ -90,15 +90,12 @@ def failure_of(test):
 class TestReplay(TestCase):
     def test_a_profile_of_the_project_with_our_name_stays(self):
         name, more = "torch_testing_ext_test", hypothesis.settings(max_examples=7)
-        with (
-            mock.patch.object(hypothesis_internals, "_SEARCH", name),
-            mock.patch.dict(os.environ, {hypothesis_internals._VARIABLE: ""}),
-        ):
-            hypothesis_internals.choose_search()
+        with mock.patch.dict(os.environ, HYPOTHESIS_PROFILE=""):
+            hypothesis_internals.choose_search(name)
             usual = hypothesis.settings().max_examples
             self.assertEqual(hypothesis.settings.get_profile(name).max_examples, usual)
             hypothesis.settings.register_profile(name, more)
-            hypothesis_internals.choose_search()
+            hypothesis_internals.choose_search(name)
             self.assertEqual(hypothesis.settings.get_profile(name).max_examples, 7)
 
     def test_runs_its_examples_in_order_and_no_others(self):

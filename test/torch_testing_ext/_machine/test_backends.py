@@ -5,6 +5,7 @@ The check `devices-bound` of benchmarks/gpu/run uses those that its torch has.
 
 import contextlib
 import os
+import tempfile
 import unittest
 from unittest import mock
 
@@ -82,12 +83,12 @@ class TestNames(unittest.TestCase):
         """Covered on a GPU by the check `devices-bound`."""
         for name in NAMES:
             test = DistributedTestBase.__new__(DistributedTestBase)
-            test.rank, test.file_name = 1, os.devnull
             with (
                 two_devices() as done,
                 mock.patch.object(DistributedTestBase, "world_size", 2),
-                mock.patch("torch_testing_ext._testing.bases.distributed_bases._FileStore"),
+                tempfile.NamedTemporaryFile() as file,
             ):
+                test.rank, test.file_name = 1, file.name
                 test.create_pg("cuda", backend=name)
             self.assertEqual([("device", 1), ("group", name)], done)
 

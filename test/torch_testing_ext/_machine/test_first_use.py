@@ -37,31 +37,10 @@ class FirstUseCase(FolderCase):
 class TestNamed(FirstUseCase):
     """The line that used CUDA. Covered on a GPU by the check `fork-survives`."""
 
-    TEST = """
-        import fake_cuda
-        import torch
-        from torch_testing_ext.common_distributed import MultiProcessTestCase
-        from torch_testing_ext.common_utils import run_tests
-
-        {at_import}
-
-        class TestIt(MultiProcessTestCase):
-            world_size = 2
-
-            def setUp(self):
-                super().setUp()
-                self._spawn_processes()
-
-            def test_it(self):
-                pass
-
-        if __name__ == "__main__":
-            {in_main}
-            run_tests()
-    """
+    TEST = subject(__file__, "ranks_of_a_test.py")
 
     def run_test(self, at_import="pass", in_main="pass", words=("test_it.py",), **more):
-        self.write("test_it.py", self.TEST.format(at_import=at_import, in_main=in_main))
+        self.write("test_it.py", self.TEST.replace("# at import", at_import).replace("# in main", in_main))
         return self.run_python(*words, **more)
 
     def line_of(self, text):

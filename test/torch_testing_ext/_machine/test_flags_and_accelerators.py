@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from kit.files import subject
 from kit.processes import output_of_python
 
 from torch_testing_ext import common_distributed, common_utils
@@ -29,41 +30,13 @@ def run_python(code, **environment):
 
 class TestImport(TestCase):
     def test_imports_nothing_heavy_and_asks_no_device(self):
-        code = """if True:
-            import json, sys
-            import torch, torch.distributed
-            from unittest import mock
-
-            asked = []
-            names = ["cuda.is_available", "cuda.device_count", "xpu.is_available", "accelerator.is_available",
-                     "accelerator.device_count", "accelerator.current_accelerator"]
-            patches = [mock.patch(f"torch.{name}", lambda *a, name=name, **k: asked.append(name)) for name in names]
-            for patch in patches:
-                patch.start()
-            before = set(sys.modules)
-            import torch_testing_ext.common_utils
-            new = {name if name.startswith("torch.") else name.split(".")[0] for name in set(sys.modules) - before}
-            print(json.dumps([asked, sorted(new)]))
-        """
+        code = subject(__file__, "imports_of_common_utils.py")
         asked, new = run_python(code)
         self.assertEqual(asked, [])
         self.assertEqual(set(new) - {"torch_testing_ext", "expecttest"} - sys.stdlib_module_names, set())
 
     def test_a_test_run_imports_no_compiler_and_no_dtensor(self):
-        code = """if True:
-            import json, sys
-            import torch, torch.distributed
-            from torch_testing_ext.common_utils import TestCase
-
-            class Case(TestCase):
-                def test_it(self):
-                    self.assertEqual({"a": torch.ones(2)}, {"a": torch.ones(2)})
-                    self.assertNotEqual(torch.ones(2), torch.zeros(2))
-
-            result = Case("test_it").run()
-            heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.tensor", "hypothesis"]
-            print(json.dumps([result.wasSuccessful(), [name for name in heavy if name in sys.modules]]))
-        """
+        code = subject(__file__, "imports_of_a_test_run.py")
         self.assertEqual(run_python(code), [True, []])
 
 
@@ -134,19 +107,7 @@ class TestFlags(TestCase):
         self.assertFalse(hasattr(common_utils, "TEST_NONSENSE"))
 
     def test_same_as_pytorch(self):
-        code = """if True:
-            import json
-            from torch.testing._internal import common_utils as theirs
-            from torch_testing_ext import common_utils as ours
-            from torch_testing_ext._machine import flags
-
-            names = [name for name in flags.names_of_flags() if hasattr(theirs, name)]
-            plain = lambda value: value._cb() if type(value).__name__ == "LazyVal" else value
-            pairs = {name: (getattr(ours, name), plain(getattr(theirs, name))) for name in names}
-            # PyTorch's flags that are off are False or None.
-            differ = {name: repr(pair) for name, pair in pairs.items() if pair[0] != pair[1] and any(pair)}
-            print(json.dumps([len(names), differ]))
-        """
+        code = subject(__file__, "flags_of_both.py")
         count, differ = run_python(code)
         self.assertGreater(count, 50)
         self.assertEqual(differ, {})
@@ -213,12 +174,20 @@ class TestDevices(TestCase):
         self.assertNotEqual(accelerators.device_count(), os.getpid())
 
     def test_asked_once_for_each_mask(self):
-        self.pretend(ask_devices=("cuda", 3))
-        with mock.patch.object(accelerators, "_ask_forked", side_effect=[("cuda", 3), ("cuda", 1)]) as ask:
-            self.assertEqual([accelerators.device_count(), accelerators.device_count()], [3, 3])
-            with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="2"):
+        with tempfile.NamedTemporaryFile() as asked:
+
+            def ask():
+                with open(asked.name, "a") as file:
+                    file.write("asked\n")
+                return "cuda", 1 if "CUDA_VISIBLE_DEVICES" in os.environ else 3
+
+            self.pretend(ask_devices=ask)
+            with mock.patch.dict(os.environ):
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+                self.assertEqual([accelerators.device_count(), accelerators.device_count()], [3, 3])
+                os.environ["CUDA_VISIBLE_DEVICES"] = "2"
                 self.assertEqual([accelerators.device_count(), accelerators.device_count()], [1, 1])
-        self.assertEqual(ask.call_count, 2)
+            self.assertEqual(asked.read().splitlines(), [b"asked"] * 2)
 
     def test_asked_directly_where_a_context_exists_already(self):
         self.pretend(ask_devices=("cuda", 2))
@@ -237,11 +206,9 @@ class TestDevices(TestCase):
 
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
         self.pretend(ask_devices=("cuda", 0))
-        with (
-            mock.patch.object(device_state, "accelerator_is_in_bad_fork", lambda: True),
-            mock.patch.object(accelerators, "_ask_new_interpreter", return_value=["cuda", 4]) as ask,
-        ):
-            self.assertEqual(accelerators.device_count(), 4)
+        ask = mock.Mock(return_value=["cuda", 4])
+        with mock.patch.object(device_state, "accelerator_is_in_bad_fork", lambda: True):
+            self.assertEqual(accelerators.answer_to("ask_devices", ask), ["cuda", 4])
         ask.assert_called_once_with("ask_devices")
 
     def test_with_threads_a_new_interpreter_is_asked(self):
@@ -250,11 +217,8 @@ class TestDevices(TestCase):
         thread = threading.Thread(target=done.wait)
         thread.start()
         try:
-            with (
-                mock.patch.object(os, "fork") as fork,
-                mock.patch.object(accelerators, "_ask_new_interpreter", return_value=["cuda", 4]),
-            ):
-                self.assertEqual(accelerators.device_count(), 4)
+            with mock.patch.object(os, "fork") as fork:
+                self.assertEqual(accelerators.answer_to("ask_devices", lambda question: ["cuda", 4]), ["cuda", 4])
             fork.assert_not_called()
         finally:
             done.set()
@@ -264,23 +228,23 @@ class TestDevices(TestCase):
         self.pretend(ask_devices=signal.pause)
         before = system.children(os.getpid())
         with self.assertRaisesRegex(accelerators.DriverDoesNotAnswer, "has not answered within a minute"):
-            accelerators._ask_forked("ask_devices", timeout=0.2)
+            accelerators.ask_forked("ask_devices", timeout=0.2)
         self.assertEqual(system.children(os.getpid()), before)
 
     def test_a_child_that_dies_gives_no_answer(self):
         self.pretend(ask_devices=lambda: os.kill(os.getpid(), signal.SIGKILL))
-        self.assertIsNone(accelerators._ask_forked("ask_devices"))
+        self.assertIsNone(accelerators.ask_forked("ask_devices"))
 
     def test_a_new_interpreter_answers(self):
-        kind, count = accelerators._ask_new_interpreter("ask_devices")
-        self.assertEqual([kind, count], list(accelerators._ask_forked("ask_devices")))
+        kind, count = accelerators.ask_new_interpreter("ask_devices")
+        self.assertEqual([kind, count], list(accelerators.ask_forked("ask_devices")))
 
     def test_a_new_interpreter_that_fails_is_an_error(self):
         with (
             mock.patch.object(sys, "executable", "/bin/false"),
             self.assertRaisesRegex(RuntimeError, "exited with code 1"),
         ):
-            accelerators._ask_new_interpreter("ask_devices")
+            accelerators.ask_new_interpreter("ask_devices")
 
     def test_only_an_xpu_has_the_number_of_one(self):
         for kind, expected in (("xpu", 0xE20B), ("cuda", 0), (None, 0)):

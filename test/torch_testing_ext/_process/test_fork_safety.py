@@ -13,30 +13,13 @@ import unittest
 from pathlib import Path
 
 import torch
+from kit.files import subject
 
 from torch_testing_ext._process import child_processes, system
 from torch_testing_ext.common_utils import run_tests
 
 ROOT = Path(__file__).resolve().parents[3]
-IN_A_WORKER = """
-import _thread, threading
-from torch_testing_ext._process import child_processes
-
-def verdicts():
-    return child_processes.prepare_to_fork(), child_processes.check_after_fork()
-
-def test_reader_does_not_count():
-    assert verdicts() == (None, None)
-
-def test_another_thread_counts():
-    done, started = threading.Event(), threading.Event()
-    _thread.start_new_thread(lambda: (started.set(), done.wait()), ())
-    started.wait()
-    try:
-        assert "1 native threads" in str(verdicts()[1])
-    finally:
-        done.set()
-"""
+IN_A_WORKER = subject(__file__, "threads_of_a_worker.py")
 
 
 @unittest.skipUnless(system.CAN_FORK, "ranks are forked on Linux only")

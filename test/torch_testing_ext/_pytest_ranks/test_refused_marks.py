@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kit.files import subject
 from kit.pytest_runs import PACKAGE, PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
@@ -83,68 +84,8 @@ class RefusalsTest(PytestCase):
 
     def test_marks_that_hooks_add_count_or_are_refused(self) -> None:
         """As pytest's own marks do, until the test is set up; a mark that comes later fails the test by name."""
-        conftest = """
-import pytest
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if "from_hook" in item.name:
-            item.add_marker(pytest.mark.world_size(2))
-        if "list" in item.name:
-            item.add_marker(pytest.mark.world_size([2, 3]))
-        if "alone" in item.name:
-            item.add_marker("standalone")
-        if "doctest" in item.name:
-            item.add_marker(pytest.mark.world_size(2))
-
-def pytest_runtest_setup(item):
-    if "from_set_up" in item.name:
-        item.parent.add_marker(pytest.mark.world_size(2))
-
-@pytest.fixture
-def adds(request):
-    request.applymarker(pytest.mark.world_size(2))
-"""
-        source = """
-import os
-import pytest
-
-def size():
-    return os.environ.get("WORLD_SIZE")
-
-def test_from_hook():
-    assert size() == "2"
-
-def test_unmarked():
-    assert size() is None
-    test_unmarked.pid = os.getpid()
-
-def test_alone():
-    assert getattr(test_unmarked, "pid", None) is None
-
-@pytest.mark.world_size([2, 3])
-def test_other_size_from_hook(): ...
-
-class TestSetUp:
-    def test_from_set_up(self):
-        assert size() == "2"
-
-def test_list(): ...
-
-def test_fixture(adds):
-    raise SystemError("it ran")
-
-def test_body(request):
-    request.node.add_marker(pytest.mark.world_size(2))
-
-@pytest.mark.world_size(2)
-def test_body_in_ranks(request):
-    request.node.add_marker(pytest.mark.world_size(2))
-
-def of_doctest():
-    ">>> pass"
-"""
+        conftest = subject(__file__, "refused_marks_conftest.py")
+        source = subject(__file__, "refused_marks.py")
         run = run_pytest({"conftest.py": conftest, "test_x.py": source}, "--doctest-modules")
         refused = {
             "test_x.of_doctest": "it is a DoctestItem; only functions and methods can run so",
@@ -179,12 +120,14 @@ class PluginTest(PytestCase):
         source = """
 import sys
 
-NAMES = ("launcher_variables", "user_shell")
-
 def test_plain():
     ours = [name for name in sys.modules if name.startswith("torch_testing_ext.")]
-    process = ["torch_testing_ext._process", *(f"torch_testing_ext._process.{name}" for name in NAMES)]
-    assert ours == [*process, "torch_testing_ext.pytest_plugin"]
+    light = ["launcher_variables", "user_shell"]
+    assert ours == [
+        "torch_testing_ext._process",
+        *[f"torch_testing_ext._process.{name}" for name in light],
+        "torch_testing_ext.pytest_plugin",
+    ]
     assert "torch" not in sys.modules
 """
         with tempfile.TemporaryDirectory() as folder:

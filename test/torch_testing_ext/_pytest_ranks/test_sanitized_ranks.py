@@ -5,95 +5,16 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest, run_under_torchrun
 
 from torch_testing_ext.common_utils import run_tests
 
-HEAD = """
-import pytest, torch
-import torch.distributed as dist
-from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcContinuousTest, sanitize
-from torch_testing_ext.ranks import spawn
-
-def reduce_differently():
-    dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
-
-def reduce_nan():
-    dist.all_reduce(torch.full((4,), float("nan") if dist.get_rank() else 0.0))
-
-def cross():
-    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
-    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in groups[:: 1 - 2 * dist.get_rank()]]
-    for work in works:
-        work.wait()
-"""
-MARKED = """
-@pytest.mark.world_size(2)
-def test_op(dist_env):
-    reduce_differently()
-
-@pytest.mark.world_size(2)
-@sanitize("nan")
-def test_nan(dist_env):
-    reduce_nan()
-
-@pytest.mark.world_size(2)
-def test_passes(dist_env):
-    dist.all_reduce(torch.ones(4))
-"""
-IN_PLACE = """
-class FreshTest(DistributedTestBase):
-    world_size = 2
-
-    def test_op(self):
-        self.create_pg("cpu")
-        reduce_differently()
-
-    @sanitize("nan")
-    def test_nan(self):
-        self.create_pg("cpu")
-        reduce_nan()
-
-    def test_passes(self):
-        self.create_pg("cpu")
-        dist.all_reduce(torch.ones(4))
-
-@sanitize("order")
-class PersistentTest(MultiProcContinuousTest):
-    world_size = 2
-
-    def test_op(self):
-        reduce_differently()
-
-    def test_order(self):
-        cross()
-
-    def test_passes(self):
-        dist.all_reduce(torch.ones(4))
-"""
-SPAWNED = """
-def differently(rank):
-    dist.init_process_group("gloo")
-    reduce_differently()
-
-@sanitize("nan")
-def nan(rank):
-    dist.init_process_group("gloo")
-    reduce_nan()
-
-def crossed(rank):
-    dist.init_process_group("gloo")
-    cross()
-
-def test_spawned_op():
-    spawn(differently, 2)
-
-def test_spawned_nan():
-    spawn(nan, 2)
-
-def test_spawned_crossed():
-    spawn(crossed, 2)
-"""
+COLLECTIVES = subject(__file__, "failing_collectives.py")
+MARKED = subject(__file__, "sanitized_marks.py")
+IN_PLACE = subject(__file__, "sanitized_bases.py")
+SPAWNED = subject(__file__, "sanitized_spawn.py")
+FILES = {"failing_collectives.py": COLLECTIVES, "test_x.py": MARKED, "test_y.py": SPAWNED}
 BY_OP, BY_NAN = "max in call #1 of the default group", "rank 1: 4 NaN of 4 elements enter all_reduce"
 
 
@@ -104,16 +25,15 @@ class SanitizedRanksTest(PytestCase):
         self.folder = Path(temporary.name)
 
     def test_decorators_without_settings(self) -> None:
-        run = run_pytest({"test_x.py": HEAD + MARKED, "test_y.py": HEAD + SPAWNED})
+        run = run_pytest(FILES)
         passed = dict.fromkeys(("test_op", "test_passes", "test_spawned_op", "test_spawned_crossed"), "passed")
         self.assertOutcomes(run, {**passed, "test_nan": "failed", "test_spawned_nan": "failed"})
         for name in ("test_nan", "test_spawned_nan"):
             self.assertIn(BY_NAN, run.messages[name])
 
     def test_settings(self) -> None:
-        files = {"test_x.py": HEAD + MARKED, "test_y.py": HEAD + SPAWNED}
         tests = ("test_x.py::test_op", "test_y.py::test_spawned_op", "test_y.py::test_spawned_crossed")
-        run = run_pytest(files, *tests, "--sanitize", TORCH_TESTING_EXT_SHAKE="7")
+        run = run_pytest(FILES, *tests, "--sanitize", TORCH_TESTING_EXT_SHAKE="7")
         self.assertOutcomes(run, {"test_op": "failed", "test_spawned_op": "failed", "test_spawned_crossed": "passed"})
         for name in ("test_op", "test_spawned_op"):
             self.assertIn(BY_OP, run.messages[name])
@@ -124,8 +44,9 @@ class SanitizedRanksTest(PytestCase):
 
     def test_ranks_of_a_launcher(self) -> None:
         """Each decorator has its effect, and on its test only."""
+        (self.folder / "failing_collectives.py").write_text(COLLECTIVES)
         run = run_under_torchrun(
-            self.folder, HEAD + MARKED + IN_PLACE, TORCH_TESTING_EXT_SHAKE="7", TORCH_TESTING_EXT_SANITIZE_ORDER="fail"
+            self.folder, MARKED + IN_PLACE, TORCH_TESTING_EXT_SHAKE="7", TORCH_TESTING_EXT_SANITIZE_ORDER="fail"
         )
         expected = {
             "test_op": "passed",

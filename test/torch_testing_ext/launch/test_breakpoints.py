@@ -1,12 +1,13 @@
 """`breakpoint()` in ranks, on a real pseudo-terminal: what the user sees and types."""
 
+import contextlib
 import os
 import re
 import select
 import unittest
 from unittest import mock
 
-from kit.files import FolderCase
+from kit.files import FolderCase, subject
 from kit.processes import clean_environ
 from kit.warm import run_warm, start_on_terminal
 
@@ -15,46 +16,7 @@ from torch_testing_ext._process.user_shell import UserTerminal
 from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
 
-TESTS = """
-import pytest
-import torch
-import torch.distributed as dist
-
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.common_utils import run_tests
-
-
-class StopTest(MultiProcessTestCase):
-    world_size = 3
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_it(self):
-        dist.init_process_group("gloo", store=dist.FileStore(self.file_name, 3), rank=self.rank, world_size=3)
-        secret = f"the secret of {self.rank}"
-        if self.rank > 0:
-            breakpoint()
-        dist.all_reduce(torch.ones(2))
-        print("all are over")
-
-    def test_fails(self):
-        value = 40 + self.rank
-        if self.rank == 1:
-            self.assertEqual(value, 7)
-        dist.FileStore(self.file_name + "x", 2).get("never")
-
-
-@pytest.mark.world_size(2)
-def test_marked(dist_env):
-    if dist_env.rank == 1:
-        breakpoint()
-
-
-if __name__ == "__main__":
-    run_tests()
-"""
+TESTS = subject(__file__, "breakpoints.py")
 RUN_TEST = """
 import sys
 from pathlib import Path
@@ -166,21 +128,37 @@ class WithoutATerminalTest(FolderCase):
                 self.assertRegex(done.stdout, rf"breakpoint\(\) in rank 1 of 2 cannot stop: .*{re.escape(how)}")
                 self.assertNotIn("BdbQuit", done.stdout)
 
+    @contextlib.contextmanager
+    def stdin(self, fd):
+        """Another standard input, as it would be at the start of this process."""
+        before = os.dup(0)
+        os.dup2(fd, 0)
+        user_shell.look_again()
+        try:
+            yield
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
+            user_shell.look_again()
+
     def test_options(self):
         def options(*argv, **environ):
             return read_options(argv, environ, self.root, self.root).options
 
-        no_terminal = mock.patch.object(user_shell, "_at_start", "")
-        with no_terminal, mock.patch.dict(os.environ):
+        with open(os.devnull) as nothing, self.stdin(nothing.fileno()), mock.patch.dict(os.environ):
             for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
                     options(*argv, **environ).require_terminal()
-        with mock.patch.object(user_shell, "_at_start", "/dev/pts/9"), mock.patch.dict(os.environ):
+        master, terminal = os.openpty()
+        self.addCleanup(os.close, master)
+        self.addCleanup(os.close, terminal)
+        path = os.ttyname(terminal)
+        with self.stdin(terminal), mock.patch.dict(os.environ):
             for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
                 os.environ.pop(name, None)
-            for argv, written in ((("--pdb",), ":/dev/pts/9"), (("--debug", "x", "--rank", "2"), "2:/dev/pts/9")):
+            for argv, written in ((("--pdb",), f":{path}"), (("--debug", "x", "--rank", "2"), f"2:{path}")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
                 self.assertEqual(chosen.environment_of_debugger()[user_shell.SETTING], written)

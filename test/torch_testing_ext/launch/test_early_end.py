@@ -9,7 +9,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
-from kit.files import write
+from kit.files import subject, write
 from kit.outcomes import outcome_of
 from kit.processes import ROOT, clean_environ, heed_ctrl_c, wait_until_gone
 from kit.ranks import FourRanks
@@ -17,37 +17,7 @@ from kit.ranks import FourRanks
 from torch_testing_ext import launch
 from torch_testing_ext.common_utils import TestCase, run_tests
 
-TEST_FILE = """
-    import os, signal, sys, unittest
-    import torch.distributed as dist
-    from torch_testing_ext.common_distributed import MultiProcessTestCase
-    from torch_testing_ext.common_utils import run_tests
-
-    class TestIt(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
-        def test_a_first(self):
-            pass
-
-        def test_waits(self):
-            store = dist.FileStore(self.file_name, 2)
-            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
-            dist.barrier()
-            if self.rank == 0:
-                # One write: the reader waits for this line.
-                os.write({fd}, b"ready %d %d\\n" % (os.getppid(), os.getpid()))
-            signal.pause()
-
-        def test_z_last(self):
-            pass
-
-    if __name__ == "__main__":
-        run_tests()
-    """
+TEST_FILE = subject(__file__, "waiting_ranks.py")
 
 
 def setUpModule():
@@ -62,7 +32,7 @@ class EndTest(TestCase):
         directory = Path(self.enterContext(tempfile.TemporaryDirectory()))
         reading, writing = os.pipe()
         self.addCleanup(os.close, reading)
-        write(directory, "test_it.py", TEST_FILE.replace("{fd}", str(writing)))
+        write(directory, "test_it.py", TEST_FILE.replace("READY = 1", f"READY = {writing}"))
         temp = directory / "tmp"
         temp.mkdir()
         os.set_inheritable(writing, True)
@@ -156,44 +126,7 @@ def _unshared(command: str, directory: Path) -> str:
     return done.stdout
 
 
-FULL_DISK = """
-    import contextlib, os, tempfile, unittest
-    from torch_testing_ext.common_distributed import MultiProcessTestCase
-    from torch_testing_ext.common_utils import run_tests
-
-    def fill():
-        with open(os.path.join(tempfile.gettempdir(), "filler"), "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * 512)
-            except OSError:
-                pass
-
-    def empty():
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(tempfile.gettempdir(), "filler"))
-
-    class TestFull(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self.addCleanup(empty)
-            if "before" in self._testMethodName:
-                fill()
-            self._spawn_processes()
-
-        def test_full_before(self):
-            pass
-
-        def test_full_meanwhile(self):
-            if self.rank == 1:
-                fill()
-                raise ValueError("filled the disk and could still report it " + "x" * 30000)
-
-    if __name__ == "__main__":
-        run_tests()
-    """
+FULL_DISK = subject(__file__, "full_disk.py")
 
 
 if __name__ == "__main__":

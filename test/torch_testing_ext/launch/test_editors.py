@@ -12,29 +12,12 @@ import time
 import unittest
 from pathlib import Path
 
-from kit.files import FolderCase
+from kit.files import FolderCase, subject
 from kit.processes import ROOT, clean_environ
 
 from torch_testing_ext.common_utils import run_tests
 
-TESTS = """\
-import pytest
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-
-@pytest.mark.world_size(2)
-def test_marked(dist_env):
-    here = f"marked {dist_env.rank}"
-    assert here
-
-class T(MultiProcessTestCase):
-    world_size = 2
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-    def test_of_a_base(self):
-        here = f"base {self.rank}"
-        self.assertTrue(here)
-"""
+TESTS = subject(__file__, "failing_lines.py")
 DEBUGGER = (sys.executable, "-Xfrozen_modules=off", "-m", "debugpy", "--listen")
 LINES = [number for number, line in enumerate(TESTS.splitlines(), 1) if "assert" in line]
 

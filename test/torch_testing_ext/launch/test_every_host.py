@@ -120,6 +120,7 @@ class EveryHostTest(unittest.TestCase):
                 test = f"test_{'hang' if fault.hangs else 'fault'}[{name}]"
                 seen = Seen(run.outcomes[test], run.messages[test])
                 self.check("marked", name, seen, WITHOUT_ERRORS[fault.outcome])
+                self.assertRegex(seen.message.partition("\n")[0], fault.pattern)
 
     def test_under_the_runner(self):
         project = Project()

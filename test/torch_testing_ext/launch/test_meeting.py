@@ -22,7 +22,9 @@ class SeveralMachinesTest(TestCase):
         ours, theirs = socket.socketpair()
         coordinator = Coordinator(RANK_0, theirs, is_reported=False)
         coordinator.start()
-        self.addCleanup(self.end, coordinator, ours)
+        self.addCleanup(ours.close)
+        # Its threads would prevent that others of our tests fork.
+        self.addCleanup(coordinator.close)
         abandon = self.enterContext(mock.patch.object(Launched, "abandon"))
         connection, address = connect(RANK_1)
         self.assertEqual(address, coordinator.address)
@@ -40,14 +42,6 @@ class SeveralMachinesTest(TestCase):
             self.assertEqual(connection.recv(1), b"")
             connection.close()
         abandon.assert_not_called()
-
-    def end(self, coordinator, ours):
-        """End the thread, which otherwise lives as long as rank 0, and prevents that others of our tests fork."""
-        with mock.patch.object(Launched, "abandon"), mock.patch.object(coordinator, "_proceed", side_effect=SystemExit):
-            ours.close()
-            coordinator.join()
-        coordinator.forget()
-        del coordinator._store  # its server is a thread, too
 
     def test_without_a_place_to_meet(self):
         del os.environ["MASTER_PORT"]

@@ -12,7 +12,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
 from torch_testing_ext.launch.in_rank import Sanitize
 from torch_testing_ext.launch.probes import Asked, Confirming, Logs, Pace, Prober, Waiting
-from torch_testing_ext.launch.rank_watch import _FIRST_LOOK
+from torch_testing_ext.launch.rank_watch import FIRST_LOOK
 
 
 def child(code):
@@ -152,7 +152,7 @@ class TestProber(unittest.TestCase):
         return subject.found
 
     def test_watcher_looks_when_the_first_prober_is_due(self):
-        self.assertEqual(_FIRST_LOOK, Waiting.begin(Pace.first(0.0), 0.0).due)
+        self.assertEqual(FIRST_LOOK, Waiting.begin(Pace.first(0.0), 0.0).due)
 
     def test_idle_ranks_are_asked_after_a_second(self):
         found = self.asked(lambda rank, time: True, 10.0)

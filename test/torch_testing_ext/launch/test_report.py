@@ -13,6 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 
+from kit.files import subject
+
 import torch_testing_ext
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.child_processes import signal_name
@@ -175,23 +177,7 @@ def _short_pwrite(fd, data, at):
     return _pwrite(fd, bytes(data)[:400], at)
 
 
-ON_A_SMALL_DISK = """
-import os
-import sys
-from pathlib import Path
-from torch_testing_ext.launch.own_report import AccountFile, RankAccount, RankEnding, read_account
-
-disk = Path(sys.argv[1])
-account_file = AccountFile.open(disk / "account")
-try:
-    (disk / "filler").write_bytes(bytes(1 << 20))
-except OSError as error:
-    print(f"{error.errno}, {os.statvfs(disk).f_bavail} blocks left")
-account_file.write(RankAccount(RankEnding.ERROR, 0.0, 1.0, "s" * 90_000, "t" * 300_000 + "\\nlast line", 10))
-account = read_account(disk / "account")
-print(account.ending.value)
-print(account.traceback.splitlines()[-1])
-"""
+ON_A_SMALL_DISK = subject(__file__, "reports_on_a_small_disk.py")
 
 
 class TestDisk(InDirectory):

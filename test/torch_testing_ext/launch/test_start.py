@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from kit.files import write
+from kit.files import subject, write
 from kit.leftovers import nothing_left
 from kit.outcomes import outcome_of
 from kit.processes import start_python
@@ -181,25 +181,7 @@ class OutputTest(TestCase):
         self.assertEqual(stderr.getvalue(), "")
 
 
-BUFFERED = """
-    import sys
-    from torch_testing_ext.common_distributed import MultiProcessTestCase
-    from torch_testing_ext.common_utils import run_tests
-
-    class TestIt(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            sys.stdout.write("only once ")  # no newline, no flush
-            self._spawn_processes()
-
-        def test_it(self):
-            pass
-
-    if __name__ == "__main__":
-        run_tests()
-    """
+BUFFERED = subject(__file__, "buffered_output.py")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import subprocess
 import unittest
 from unittest import mock
 
+from kit.files import subject
 from kit.runs import RunsCase
 from kit.warm import run_warm
 
@@ -15,62 +16,9 @@ from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.scheduling.earlier_runs import Affected, EarlierRuns
 
-RANKS = """
-import json, os, unittest
-import torch_testing_ext.common_distributed as cd
-import shared
-
-HERE = os.path.dirname(__file__)
-
-class RanksTest(cd.MultiProcessTestCase):
-    world_size = 2
-
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        open(f"{HERE}/fixture.txt").close()
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_in_ranks(self):
-        import of_ranks
-        if self.rank == 1:
-            self.assertEqual(json.load(open(f"{HERE}/rank1.json")), 1)
-"""
-PLAIN = """
-import os, subprocess, sys, tempfile, unittest
-
-class PlainTest(unittest.TestCase):
-    def test_plain(self):
-        with tempfile.NamedTemporaryFile("w") as file:
-            open(file.name).close()
-        open("written.txt", "w").close()
-        open("written.txt").close()
-
-    def test_program(self):
-        subprocess.run([sys.executable, "-c", "pass"])
-"""
-READS = """
-import glob, os, sys
-from torch_testing_ext._process import file_reads
-file_reads.begin(sys.argv[1])
-import module
-for name in "a.txt", "absent.txt":
-    try:
-        open(name).close()
-    except OSError:
-        pass
-open("out.txt", "w").close()
-open("out.txt").close()
-glob.glob("data/*")
-fd = os.open("b.txt", os.O_RDONLY)
-if os.fork() == 0:
-    open("in_child.txt").close()
-    os.execv(sys.executable, [sys.executable, "-c", "pass"])
-os.wait()
-"""
+RANKS = subject(__file__, "affected_ranks.py")
+PLAIN = subject(__file__, "affected_plain.py")
+READS = subject(__file__, "reading_program.py")
 
 
 def git(folder, *words):

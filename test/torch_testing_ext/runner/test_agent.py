@@ -13,6 +13,7 @@ from dataclasses import replace
 from unittest import mock
 
 from kit.agents import AGENT, Nodes, prepare_for
+from kit.files import subject
 from kit.processes import clean_environ, descendants, is_alive
 from kit.warm import start_agent
 
@@ -42,25 +43,7 @@ from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options import OrderHazard
 from torch_testing_ext.runner.scheduling.leases import NodeLeases
 
-KINDS = """
-import os, subprocess, time, unittest
-from torch_testing_ext.common_utils import timeout
-class T(unittest.TestCase):
-    def test_passes(self): print("hello from a node")
-    def test_fails(self): self.assertEqual(1, 2)
-    def test_errs(self): raise KeyError("x")
-    def test_skips(self): self.skipTest("a reason")
-    def test_dies(self): os.kill(os.getpid(), 9)
-    def test_leaks(self): subprocess.Popen(["sleep", "1000"])
-    @timeout(1)
-    def test_hangs(self): time.sleep(1000)
-class Shared(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls): cls.x = 1
-    def test_1(self): pass
-    def test_2(self): os._exit(3)
-    def test_3(self): pass
-"""
+KINDS = subject(__file__, "kinds_of_ends.py")
 # Waits in a session of its own below the worker, too; the FIFO gets the pid of the worker.
 WAITS = """
 import os, subprocess, time, unittest

@@ -1,23 +1,25 @@
 """What the bridge makes of what Ray says, and how the project is sent and kept; no Ray is needed."""
 
 import contextlib
-import io
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import types
 import unittest
 from pathlib import Path
 from unittest import mock
 
 from kit.agents import prepare_for
+from kit.files import subject
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster import bridge as bridge_module, node_contents, ray_actor, ray_launcher
+from torch_testing_ext.runner.cluster import node_contents, ray_actor, ray_launcher
 from torch_testing_ext.runner.cluster.agent_messages import ClusterError
 from torch_testing_ext.runner.cluster.bridge import Bridge, ProjectStore, RayView, UnfitNode, describe_error
 from torch_testing_ext.runner.cluster.bridge_messages import (
@@ -86,6 +88,34 @@ class TestEnvironment(unittest.TestCase):
 def connect(nodes=None):
     empty = dict.fromkeys(("folder", "archive", "root", "digest", "setup"), "")
     return Connect(Wish("host:1", nodes, None, None), environ={}, path=(), **empty)
+
+
+class NodeWithoutRay:
+    """Stands in for HeldNode: a thread of the bridge serves it until the test lets it leave."""
+
+    def __init__(self, seen, room, serial):
+        self.seen, self.serial, self.state = seen, serial, HeldState.STARTS
+        self._threads, self._errors = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def is_reserved(self, seconds):
+        return True
+
+    def serve(self):
+        self._threads.put(threading.current_thread())
+        error = self._errors.get()
+        if error is not None:
+            raise error
+
+    def leave(self, error=None):
+        """Let its agent end, by this error or in order, and wait until the bridge has it no more."""
+        self._errors.put(error)
+        self._threads.get(timeout=60).join(60)
+
+    def end(self):
+        pass
+
+    def close_stream(self):
+        pass
 
 
 class TestNodesOfBridge(unittest.TestCase):
@@ -195,19 +225,14 @@ class TestNodesOfBridge(unittest.TestCase):
 
     def looking(self, nodes=None):
         """A bridge that sees the nodes of a dictionary, takes them without Ray, and notes what it sends."""
-        bridge = Bridge(None, connect(nodes), None)
-        bridge._ground, self.sent, self.seen = None, [], dict.fromkeys("abc", Room(2, 0))
-        bridge._view = types.SimpleNamespace(
+        self.sent, self.seen = [], dict.fromkeys("abc", Room(2, 0))
+        channel = types.SimpleNamespace(send=lambda message, *fds: self.sent.append(message))
+        view = types.SimpleNamespace(
             look=lambda: [SeenNode(name, name, room, room) for name, room in self.seen.items()]
         )
-        bridge.send = lambda message, *fds: self.sent.append(message)
-        held = lambda ground, seen, room, serial: types.SimpleNamespace(  # noqa: E731
-            seen=seen, serial=serial, state=HeldState.STARTS, end=lambda: None
-        )
-        for patch in mock.patch.object(bridge_module, "HeldNode", held), mock.patch.object(Bridge, "_serve_all"):
-            patch.start()
-            self.addCleanup(patch.stop)
-        bridge._look()
+        bridge = Bridge(channel, connect(nodes), None, view, NodeWithoutRay)
+        self.addCleanup(lambda: [held.leave() for held in list(bridge.held.values())])
+        bridge.look()
         return bridge
 
     def test_one_of_the_wanted_nodes_fails(self):
@@ -216,41 +241,39 @@ class TestNodesOfBridge(unittest.TestCase):
             with self.subTest(joined=joined):
                 bridge = self.looking(nodes=3)
                 for name in joined:
-                    bridge._held[name].state = HeldState.JOINED
-                bridge._look()
-                bridge._lose(bridge._held["b"], UnfitNode("no compiler"))
-                bridge._forget(bridge._held["b"])
-                bridge._look()
-                said = [one.why for one in self.sent if isinstance(one, CannotConnect)]
+                    bridge.held[name].state = HeldState.JOINED
+                bridge.look()
+                bridge.held["b"].leave(UnfitNode("no compiler"))
+                bridge.look()
+                said = [message.why for message in self.sent if isinstance(message, CannotConnect)]
                 self.assertEqual(said, ["node b cannot run tests: no compiler"] if cannot else [])
-                self.assertEqual(sorted(bridge._held), ["a", "c"])  # b is left alone
+                self.assertEqual(sorted(bridge.held), ["a", "c"])  # b is left alone
 
     def test_which_losses_are_tried_again(self):
         actor_died = type("ActorDiedError", (Exception,), {})
         for error, left_alone in (UnfitNode("x"), 1), (EOFError("x"), 2), (actor_died(), 2), (ValueError(), 1):
             with self.subTest(error=error):
                 bridge, losses = self.looking(), 0
-                while "a" in bridge._held:
-                    bridge._lose(bridge._held["a"], error)
-                    bridge._forget(bridge._held["a"])
+                while "a" in bridge.held:
+                    bridge.held["a"].leave(error)
                     losses += 1
-                    bridge._look()
+                    bridge.look()
                 self.assertEqual(losses, left_alone)
 
     def test_no_unit_waits(self):
         """What the run gives back it does not take again; a node that joins the cluster is taken once."""
         bridge = self.looking()
-        bridge._on_message(TakeMore(False))
-        bridge._forget(bridge._held["a"])
+        bridge.on_message(TakeMore(False))
+        bridge.held["a"].leave()
         self.seen["new"] = Room(2, 0)
-        bridge._look()
-        self.assertEqual(sorted(bridge._held), ["b", "c", "new"])
-        bridge._forget(bridge._held["new"])
-        bridge._look()
-        self.assertEqual(sorted(bridge._held), ["b", "c"])
-        bridge._on_message(TakeMore(True))
-        bridge._look()
-        self.assertEqual(sorted(bridge._held), ["a", "b", "c", "new"])
+        bridge.look()
+        self.assertEqual(sorted(bridge.held), ["b", "c", "new"])
+        bridge.held["new"].leave()
+        bridge.look()
+        self.assertEqual(sorted(bridge.held), ["b", "c"])
+        bridge.on_message(TakeMore(True))
+        bridge.look()
+        self.assertEqual(sorted(bridge.held), ["a", "b", "c", "new"])
 
     def test_what_ray_says_when_something_is_full(self):
         for kind, said in {
@@ -270,30 +293,7 @@ class TestNodesOfBridge(unittest.TestCase):
 
 
 # Says that three agents have joined, and ends: at once, or its connections one after the other.
-DIES = """
-import os, sys, time
-from torch_testing_ext._process.messages import Channel, socket_pair
-from torch_testing_ext.runner.cluster.bridge_messages import BridgeWaits, NodeJoined, RayImported, ToBridge
-channel = Channel.on(int(sys.argv[1]), ToBridge)
-channel.receive()
-channel.send(RayImported())
-channel.send(BridgeWaits(""))
-streams = []
-for number, name in enumerate("abc"):
-    ours, theirs = socket_pair()
-    streams.append(ours)
-    channel.send(NodeJoined(name, number, "/", 1, ()), theirs.fileno())
-    theirs.close()
-order = {order!r}
-if order == "channel first":
-    channel.close()
-    time.sleep(0.2)
-elif order == "streams first":
-    for stream in streams:
-        stream.close()
-        time.sleep(0.1)
-os.kill(os.getpid(), 9)
-"""
+DIES = subject(__file__, "dying_bridge.py")
 
 
 class TestBridgeDies(unittest.TestCase):
@@ -304,7 +304,7 @@ class TestBridgeDies(unittest.TestCase):
             with (
                 self.subTest(order),
                 tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_") as folder,
-                mock.patch.object(ray_launcher, "BRIDGE", ("-c", DIES.replace("{order!r}", repr(order)))),
+                mock.patch.object(ray_launcher, "BRIDGE", ("-c", DIES.replace('"at once"', repr(order), 1))),
                 mock.patch.object(ray_launcher.importlib.util, "find_spec", lambda name: name),
             ):
                 request = connect()
@@ -366,9 +366,14 @@ class TestShipping(unittest.TestCase):
 
     def test_a_file_that_goes_while_the_project_is_packed(self):
         """As another run of the same checkout may remove its own."""
-        with mock.patch.object(node_contents, "_walk", lambda root: iter(["gone", "b.sh"])):
-            archive = self.pack("one")
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        root, archive = self.folder / "root", self.folder / "archive.tar"
+        root.mkdir()
+        for name in "gone", "b.sh":
+            (root / name).touch()
+        chosen = node_contents.choose_files(root)
+        (root / "gone").unlink()
+        node_contents.write_tar(chosen, archive)
+        with tarfile.open(archive) as tar:
             self.assertEqual(tar.getnames(), ["b.sh"])
 
     def test_everything_is_sent_or_named(self):

@@ -4,6 +4,7 @@ import os
 import signal
 import unittest
 
+from kit.files import subject
 from kit.processes import descendants
 from kit.ray_cluster import HAS_RAY, ClusterCase, RayCluster, command_line
 
@@ -26,20 +27,7 @@ class T(MultiProcessTestCase):
     def test_b(self): pass
 """
 # The first that comes waits at a gate: it writes pids into one FIFO, and reads another one until somebody writes.
-GATE = """
-import os
-class Gate:
-    def __init__(self, folder): self.folder = folder
-    def is_open(self):
-        try:
-            return os.mkdir(f"{self.folder}/passed") is None
-        except FileExistsError:
-            return False
-    def close(self, *pids):
-        with open(f"{self.folder}/waits", "w") as waits:
-            print(*pids, file=waits)
-        open(f"{self.folder}/go").close()
-"""
+GATE = subject(__file__, "gate.py")
 SUMMARY = """
 import os, sys
 sys.path.insert(0, {root!r})

@@ -5,31 +5,11 @@ import os
 import signal
 import unittest
 
+from kit.files import subject
 from kit.processes import heed_ctrl_c
 from kit.runs import RunsCase
 
-HANDLERS = """
-import os, signal, unittest
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-
-class T(unittest.TestCase):
-    def test_waits(self):
-        open("running", "w").close()
-        open("sent").close()
-    def test_handlers(self):
-        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
-            self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
-        with self.assertRaises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            signal.pause()
-
-class Ranks(MultiProcessTestCase):
-    world_size = 2
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-    test_handlers = T.test_handlers
-"""
+HANDLERS = subject(__file__, "signal_handlers.py")
 MIXED = """
 import unittest
 
@@ -40,35 +20,7 @@ class {name}(unittest.TestCase):
     @unittest.skip("so")
     def test_skipped(self): pass
 """
-LEASED = """
-import os, unittest
-from pathlib import Path
-from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize
-from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
-
-class LeasedTest(unittest.TestCase):
-    def hold(self, count):
-        devices = os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"].split(",")
-        self.assertEqual(len(set(devices)), count)
-        self.assertLessEqual(set(devices), {"0", "1", "2"})
-        for device in devices:  # fails if another test holds the device
-            os.close(os.open(f"held{device}", os.O_CREAT | os.O_EXCL))
-        for device in devices:
-            os.unlink(f"held{device}")
-
-    @parametrize("number", range(5))
-    @skip_if_lt_x_gpu(1, allow_cpu=True)
-    def test_one(self, number): self.hold(1)
-
-    @parametrize("number", range(5))
-    @skip_if_lt_x_gpu(2, allow_cpu=True)
-    def test_two(self, number): self.hold(2)
-
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
-    def test_four(self): self.fail("there are three")
-
-instantiate_parametrized_tests(LeasedTest)
-"""
+LEASED = subject(__file__, "leased_devices.py")
 
 
 class CommandLineCase(RunsCase):

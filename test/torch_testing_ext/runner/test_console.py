@@ -13,6 +13,7 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
+from kit.files import subject
 from kit.invented_runs import (
     Terminal,
     a_test,
@@ -441,21 +442,7 @@ class OnATerminalTest(unittest.TestCase):
 
     def seen(self, **environ):
         """Everything that a run prints on a terminal, with a refresh of the live display after each event."""
-        script = textwrap.dedent(
-            """
-            import os, sys
-            from kit.invented_runs import *
-            from torch_testing_ext.runner.options import Options
-            from torch_testing_ext.runner.report import make_reporters
-            reporters = make_reporters(Options(), sys.stdout, os.environ)
-            live = next((one for one in reporters.reporters if type(one).__name__ == "Live"), None)
-            results = [finished_test("test_a", TestOutcome.PASSED), finished_test("test_bad", TestOutcome.FAILED)]
-            for event in run_events(results, devices=("0",)):
-                reporters.on_event(event)
-                if live and live._region.is_started:
-                    live._region.refresh()
-"""
-        )
+        script = subject(__file__, "console_in_a_terminal.py")
         parent, child = pty.openpty()
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
         environ = {**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color", "COLUMNS": "100", **environ}

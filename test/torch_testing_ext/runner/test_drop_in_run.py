@@ -5,41 +5,14 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from kit.files import subject
 from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = "import unittest\n\nclass T(unittest.TestCase):\n    def test(self): pass\n"
-SUBJECT = """
-import os
-import torch, torch.distributed as dist
-from torch.testing._internal.common_distributed import MultiProcessTestCase
-from torch.testing._internal.common_utils import run_tests
-
-class RanksTest(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_sum(self):
-        from torch.testing._internal import common_distributed
-        self.assertTrue(issubclass(type(self), common_distributed.MultiProcessTestCase))
-        store = dist.FileStore(self.file_name, 2)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor)
-        self.assertEqual(tensor.item(), 2)
-
-    def test_one_rank_leaves(self):
-        if self.rank == 1:
-            os._exit(3)
-
-if __name__ == "__main__":
-    run_tests()
-"""
+SUBJECT = subject(__file__, "drop_in_ranks.py")
 
 
 class DropInRunTest(TestCase):

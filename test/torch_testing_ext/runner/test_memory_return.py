@@ -6,6 +6,7 @@ A stand-in answers for NVML. On real devices: the check `memory-back` of benchma
 import os
 import unittest
 
+from kit.files import subject
 from kit.invented import make_test
 from kit.project import EventRecorder, Project
 
@@ -164,19 +165,7 @@ class OutcomeTest(unittest.TestCase):
         self.assertEqual(with_held([], held), [])
 
 
-TESTS = """
-    import unittest
-    from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
-    class T(unittest.TestCase):
-        def test_first(self):
-            pass
-        def test_other(self):
-            pass
-        def test_wide(self):
-            pass
-    for name, devices in (("test_first", 1), ("test_other", 1), ("test_wide", 2)):
-        getattr(T, name)._min_gpus_required = devices
-"""
+TESTS = subject(__file__, "tests_on_devices.py")
 
 
 class QuarantineTest(unittest.TestCase):
@@ -241,30 +230,7 @@ class PeakTest(unittest.TestCase):
         self.assertEqual(text.memory(attempt), "1.5 GiB of device memory")
 
 
-PEAKS = """
-    from torch_testing_ext._torch import device_state
-    from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
-
-    device_state.peak_memory = lambda: {0: (2**29, 2**30)}
-
-    class Fresh(MultiProcessTestCase):
-        world_size = 2
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-        def test_fresh(self):
-            pass
-
-    class Persistent(MultiProcContinuousTest):
-        world_size = 2
-        @classmethod
-        def backend_str(cls):
-            return "gloo"
-        def test_one(self):
-            pass
-        def test_two(self):
-            pass
-"""
+PEAKS = subject(__file__, "peaks_of_ranks.py")
 
 
 class PeakInReportsTest(unittest.TestCase):

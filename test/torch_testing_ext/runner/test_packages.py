@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+from kit.files import subject
 from kit.project import Project
 from kit.warm import run_warm
 
@@ -13,34 +14,7 @@ import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
-SUBJECT = """
-import os, sys, unittest
-from {above}helper import VALUE
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-
-class Checks:
-    def check(self):
-        self.assertEqual(type(self).__module__, {name!r})
-        self.assertIs(sys.modules[{name!r}].Checks, Checks)
-        self.assertEqual(VALUE, {value!r})
-
-class PlainTest(Checks, unittest.TestCase):
-    def test_plain(self):
-        self.check()
-        self.assertEqual(sys.path[0], os.path.dirname(__file__))
-
-class RanksTest(Checks, MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_ranks(self):
-        self.check()
-
-{more}
-"""
+SUBJECT = subject(__file__, "member_of_a_package.py")
 MAIN = """
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
@@ -94,7 +68,9 @@ class PackagesCase(TestCase):
 
     def subject(self, file, name, above=".", value="beside", more=""):
         self.write(os.path.normpath(f"{file}/{'../' * max(1, len(above))}helper.py"), f"VALUE = {value!r}\n")
-        return self.write(file, SUBJECT.format(above=above, name=name, value=value, more=more))
+        source = SUBJECT.replace("from .helper", f"from {above}helper")
+        source = source.replace('NAME, EXPECTED = "name", "value"', f"NAME, EXPECTED = {name!r}, {value!r}")
+        return self.write(file, source + more)
 
     def broken(self, file, source):
         """The message of a file that cannot be imported."""

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from unittest import mock
 
+from kit.files import subject
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -17,19 +18,7 @@ from torch_testing_ext.runner.options import CannotRun
 from torch_testing_ext.runner.processes import file_processes
 
 # Kills the preloaded server: the parent of the parent of the supervisor.
-KILLERS = """
-import os, signal, unittest
-from pathlib import Path
-
-def parent_of(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-class T(unittest.TestCase):
-    def kill_the_preloaded_server(self):
-        os.kill(parent_of(parent_of(parent_of(os.getpid()))), signal.SIGKILL)
-        signal.pause()
-    def test_z_is_fine(self): pass
-"""
+KILLERS = subject(__file__, "killers.py")
 # A module that the preloaded server imports first: it ends the preloaded servers after the first one.
 DIES_LATER = """
 import os

@@ -7,28 +7,14 @@ import unittest
 from pathlib import Path
 from unittest.mock import patch
 
+from kit.files import subject
+
 from torch_testing_ext._process.files import import_file
 from torch_testing_ext._testing.bases import unittest_and_pytest
 from torch_testing_ext._testing.bases.unittest_and_pytest import pytest_style_tests
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile
 
-HELPERS = """
-import functools
-
-def test_helper(): pass
-
-class TestHelper:
-    def test_it(self): pass
-
-def bare_decorator(function):
-    def wrapper(): return function()
-    return wrapper
-
-def nonsense(function): return 3
-
-class Case:
-    def test_from_base(self): pass
-"""
+HELPERS = subject(__file__, "helpers_of_pytest_style.py")
 
 
 class PytestStyleTest(unittest.TestCase):

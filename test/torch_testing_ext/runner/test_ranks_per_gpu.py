@@ -7,6 +7,7 @@ benchmarks/gpu/run.
 import dataclasses
 import unittest
 
+from kit.files import subject
 from kit.invented import make_test, make_unit
 from kit.runs import RunsCase
 
@@ -147,23 +148,7 @@ class NeedsOfDevicesTest(unittest.TestCase):
         self.assertEqual(len(planned(test, make_inventory(Options(fake_gpus=1), {}, None, 0)).units), 1)
 
 
-TESTS = """
-import unittest
-from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_memory, requires_sm, skip_if_lt_x_gpu
-
-class T(MultiProcessTestCase):
-    world_size = 4
-
-    @skip_if_lt_x_gpu(4)
-    def test_four(self):
-        pass
-
-    @requires_memory("20 GB")
-    @requires_sm(9)
-    @skip_if_lt_x_gpu(1)
-    def test_large(self):
-        pass
-"""
+TESTS = subject(__file__, "ranks_per_gpu.py")
 
 
 class CommandLineTest(RunsCase):

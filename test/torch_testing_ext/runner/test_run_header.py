@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from kit.files import subject
 from kit.junit import read_junit
 from kit.runs import run_test
 
@@ -24,24 +25,7 @@ from torch_testing_ext.runner.session import CommitQuery, describe_devices
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 AUTHOR = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
-LONG = """
-import unittest
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-
-class Alone(unittest.TestCase):
-    def test_a(self):
-        self.fail(f"begin {'x' * 1_000_000} end")
-
-class OnRanks(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_b(self):
-        self.fail(f"begin {'y' * 1_000_000} end")
-"""
+LONG = subject(__file__, "long_run.py")
 
 
 def git(folder, *words):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from kit.files import subject
 from kit.processes import heed_ctrl_c
 from kit.project import Project
 from kit.runs import RunsCase
@@ -18,28 +19,7 @@ from torch_testing_ext.runner import model
 from torch_testing_ext.runner.engine.running_unit import Deadlines
 from torch_testing_ext.runner.options import Options
 
-HANGS = """
-import os, time, unittest
-import torch, torch.distributed as dist
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-class T(MultiProcessTestCase):
-    world_size = 2
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-    def test_ranks(self):
-        if self.rank == 0:
-            self.wait_for_the_other()
-    def wait_for_the_other(self):
-        print("rank 0 waits")
-        time.sleep(600)
-class P(unittest.TestCase):
-    def test_alone(self):
-        print("alone")
-        self.wait_for_ever()
-    def wait_for_ever(self):
-        time.sleep(600)
-"""
+HANGS = subject(__file__, "hangs.py")
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -220,28 +200,7 @@ class TestLeases(TestCase):
 
 class TestRanks(TestCase):
     def test_outcomes_are_those_of_launch(self):
-        ran = PROJECT.run(
-            PROJECT.write(
-                """
-                import os, unittest
-                from torch_testing_ext._testing.marks.needs import Skipped, too_few_devices
-                from torch_testing_ext.common_distributed import MultiProcessTestCase
-                class T(MultiProcessTestCase):
-                    world_size = 2
-                    def setUp(self):
-                        super().setUp()
-                        self._spawn_processes()
-                    def test_passes(self): print("rank", self.rank)
-                    def test_fails(self): self.assertEqual(self.rank, 0)
-                    def test_raises(self): raise ValueError("in a rank")
-                    def test_crashes(self): os._exit(3)
-                    def test_skips(self): self.skipTest("in every rank")
-                    def test_wants(self): raise Skipped(too_few_devices(4))
-                    @unittest.expectedFailure
-                    def test_fails_as_expected(self): self.fail()
-"""
-            )
-        )
+        ran = PROJECT.run(PROJECT.write(subject(__file__, "ends_while_running.py")))
         self.assertEqual(
             ran.outcomes,
             {

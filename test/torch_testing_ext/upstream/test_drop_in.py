@@ -20,35 +20,7 @@ PACKAGE = subject(__file__, "drop_in_package.py")
 
 ALREADY_IMPORTED = subject(__file__, "already_imported.py")
 
-IN_RANKS = """
-    import os, sys, threading, unittest
-    import torch
-    from torch.testing._internal.common_distributed import MultiProcessTestCase
-    from torch.testing._internal.common_utils import run_tests
-
-    class RanksTest(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
-        def test_lazily(self):
-            import torch.testing._internal.common_utils as common
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-            assert FakeStore.__module__.startswith("torch_testing_ext"), FakeStore
-            assert isinstance(self, common.TestCase)
-            assert type(self).__mro__[1].__module__.startswith("torch_testing_ext")
-            print("start method:", os.environ.get("TORCH_TESTING_EXT_START", "auto"), file=sys.stderr)
-
-        def test_fails(self):
-            self.assertEqual(self.rank, 0)
-
-    if __name__ == "__main__":
-        if os.environ.get("WITH_A_THREAD"):
-            threading.Thread(target=threading.Event().wait, daemon=True).start()
-        {last}
-"""
+IN_RANKS = subject(__file__, "ranks_with_stand_ins.py")
 
 
 @instantiate_parametrized_tests
@@ -102,7 +74,7 @@ class DropInTest(TestCase):
         ],
     )
     def test_ranks_have_the_stand_ins_too(self, environ: dict[str, str]) -> None:
-        file = self.file(IN_RANKS, last="run_tests()")
+        file = self.file(IN_RANKS)
         output = self.run_file("--explain", file, "-v", "RanksTest.test_lazily", **environ)
         self.assertIn("test_lazily (__main__.RanksTest.test_lazily) ... ok", output)
         self.assertIn("All names that were used are ours.", output)
@@ -110,7 +82,7 @@ class DropInTest(TestCase):
 
     def test_a_failure_shows_the_command_to_run_it_again(self) -> None:
         """The command also serves to run each test in an interpreter of its own."""
-        output = self.run_file(self.file(IN_RANKS, last="run_tests()"), "--subprocess", "RanksTest.test_fails", code=1)
+        output = self.run_file(self.file(IN_RANKS), "--subprocess", "RanksTest.test_fails", code=1)
         found = re.search(r"run again:  python (.*) (.*) RanksTest.test_fails", output)
         self.assertEqual(found and found[1], "-m torch_testing_ext.upstream run", output)
         self.assertIn("Ran 1 tests, each in a process of its own: 1 failed.", output)

@@ -12,7 +12,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from kit.files import write
+from kit.files import subject, write
 
 from torch_testing_ext.upstream.mapping import UserError
 
@@ -28,114 +28,11 @@ assert specification is not None and specification.loader is not None
 render = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(render)
 
-COMPILER = """\
-def compiler_fn(no_inductor=False):
-    return lambda gm: torch.compile(gm, backend="mine")
-
-class ReplicateTest:
-    def _test_compile(self, no_sync):
-        for step in (0, 1):
-            context = chosen(step)
-            context = contextlib.nullcontext()
-
-            with context:
-                run()
-            if not no_sync or step == 1:
-                for mine in models:
-                    check(mine)
-                for optim in optims:
-                    optim.step()
-
-class DDP_TP_Test:
-    def test_ddp_tp(self):
-        model = torch.compile(model)
-        with compiled_autograd._enable(compiler_fn()):
-            loss = model(data).sum()
-            # TODO: We need something
-            with self.assertRaises(AssertionError):
-                loss.backward()
-
-        # check(nothing)
-
-
-if __name__ == "__main__":
-    run_tests()
-"""
-TWO_D = """\
-from torch.distributed._tensor import DTensor, Replicate
-
-def init_model():
-    _pre_dp_module_transform(twod_model)
-    return model, twod_model, dp_pg
-
-class Test2dParallelIntegration:
-    def _check_module(self, one, other, check_grad=False):
-        pass
-
-    def test_2d_ddp_integration_functionality(self):
-        model, twod_model, dp_pg = init_model()
-        self._check_module(model, twod_model, check_grad=True)
-        self._check_module(model, twod_model)
-"""
-FSDP = """\
-class TestTPFSDPIntegration(Base):
-    def move(self, one):
-        one.to(self.rank), one.to(self.rank)
-
-    @skip_if_lt_x_gpu(4)
-    def test_fsdp_tp_integration(self):
-        return [
-            CPUOffload(offload_params=True),
-        ]
-
-    def _test_fsdp_tp_integration(self, cpu_offload):
-        one.to(self.rank), one.to(self.rank), one.to(self.rank)
-        FSDP(
-            cpu_offload=cpu_offload,
-        )
-        FSDP(
-            cpu_offload=cpu_offload,
-        )
-
-    @skip_if_lt_x_gpu(4)
-    def test_fsdp_tp_extension_grad(self):
-        one.to(self.rank), one.to(self.rank)
-        mine = FSDP(model)
-        # FSDP comms
-        counts[c10d_ops._allgather_base_]
-"""
-EXAMPLES = """\
-class DistTensorParallelExampleTest:
-    def _test_mlp_training_e2e(self, recompute_activation):
-        if sequence:
-            self.assertEqual(
-                counts[functional.all_gather_into_tensor], 2
-            )
-        else:
-            self.assertEqual(counts[functional.all_reduce], 1)
-
-    @with_comms
-    # TODO: input_reshard
-    # @parametrize("recompute_activation", both)
-    @parametrize("recompute_activation", one)
-    def test_mlp_training(self, recompute_activation):
-        pass
-"""
-FAULT_TOLERANCE = """\
-import os
-import sys
-
-class AbstractFaultToleranceTest:
-    def help(self):
-        pass
-
-    def test_reconfigure_basic(self):
-        pass
-
-
-class ReconfigureContractTest(TestCase):
-    pass
-"""
+COMPILER = subject(__file__, "pytorch_tests/replicate_with_compiler.py")
+TWO_D = subject(__file__, "pytorch_tests/ddp_2d_parallel.py")
+FSDP = subject(__file__, "pytorch_tests/fsdp_tp_integration.py")
+EXAMPLES = subject(__file__, "pytorch_tests/tp_examples.py")
+FAULT_TOLERANCE = subject(__file__, "pytorch_tests/c10d_fault_tolerance.py")
 FILES = {
     "test/distributed/_composable/test_replicate_with_compiler.py": COMPILER,
     "test/distributed/tensor/parallel/test_ddp_2d_parallel.py": TWO_D,

@@ -17,30 +17,10 @@ import unittest
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kit.files import subject
 from kit.warm_runs import WarmBench, settle
 
-_STATE = """
-import sys
-print(sorted(globals().items(), key=str))
-print(sorted(sys.modules))
-import json
-print(sorted(sys.modules))
-print(sys.argv, sys.orig_argv[1:], sys.path, sys.flags, sys.executable, sys.stdin, sys.stdout, sys.stderr)
-print([(s.line_buffering, s.write_through, s.errors) for s in (sys.stdin, sys.stdout, sys.stderr)], sys.stdin.read())
-import os, signal, resource, threading, warnings, atexit, multiprocessing
-print(os.getcwd(), os.umask(0), sorted(os.environ.items()), os.getpriority(0, 0), os.sched_getaffinity(0))
-print([signal.getsignal(n) for n in range(1, 32)], signal.pthread_sigmask(0, []), warnings.filters)
-print([resource.getrlimit(n) for n in range(10)], threading.active_count(), threading.main_thread().name)
-child = multiprocessing.get_context("fork").Process(target=print, args=("child",), kwargs={"flush": True})
-sys.stdout.flush()
-child.start()
-child.join()
-atexit.register(print, "bye")
-import torch
-print(child.exitcode, sorted(sys.modules), warnings.filters, torch.get_num_threads())
-sys.stdout.write("no newline")
-sys.exit(300)
-"""
+_STATE = subject(__file__, "state_of_a_process.py")
 _SAME = {
     "state": _STATE,
     "message at exit": "import sys; sys.exit('bye')",
@@ -75,23 +55,7 @@ def pytest_unconfigure():
 
 
 # Runs a command as a shell with job control does, and continues it when it is stopped.
-_SHELL = """
-import os, signal, sys
-signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-child = os.fork()
-if child == 0:
-    os.setpgid(0, 0)
-    os.tcsetpgrp(0, os.getpid())
-    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
-    os.execv(sys.argv[1], sys.argv[1:])
-while True:
-    status = os.waitpid(child, os.WUNTRACED)[1]
-    if not os.WIFSTOPPED(status):
-        break
-    print("stopped by 20", flush=True)
-    os.killpg(child, signal.SIGCONT)
-print("ended with", os.waitstatus_to_exitcode(status), flush=True)
-"""
+_SHELL = subject(__file__, "shell_with_job_control.py")
 
 
 # Changes its surroundings, and then imports a module that has the name of one of the server's.

@@ -16,33 +16,10 @@ import unittest
 from collections.abc import Callable
 from pathlib import Path
 
+from kit.files import subject
 from kit.warm_runs import WarmBench, settle
 
-_PROGRAM = """# a test
-import os
-import sys
-import unittest
-
-import shared.leaf
-import expecttest
-import {heavy}
-import linked
-from shared.middle import Middle
-
-
-class Test(unittest.TestCase):
-    def test(self):
-        found = [Middle().value(2), Middle().constant, shared.leaf.DATA, linked.VALUE, expecttest.__file__]
-        found += [getattr({heavy}, "__version__", "none"), os.environ.get("EDITED"), os.environ.get("OMP_NUM_THREADS")]
-        with open("result", "w") as file:
-            file.write(repr(found))
-        print(found, {heavy}.__name__)
-        self.assertNotEqual(Middle().value(2) % 3, 0, found)
-
-
-if __name__ == "__main__":
-    unittest.main()
-"""
+_PROGRAM = subject(__file__, "edited_program.py")
 _LEAF = "import json\n\nwith open(f'{__file__[:-7]}data.json') as file:\n    DATA = json.load(file)\n"
 _MIDDLE = "from shared.base import Base\n\n\nclass Middle(Base):\n    constant = 1\n"
 _SHADOWING = (
@@ -124,7 +101,7 @@ class Project:
         link.symlink_to(f"target{self.random.randrange(3)}.py")
 
     def _program(self) -> None:
-        self._write("test_it.py", _PROGRAM.replace("{heavy}", self.heavy) + "#" * self.random.randrange(9))
+        self._write("test_it.py", _PROGRAM.replace("numpy", self.heavy) + "#" * self.random.randrange(9))
 
     def _shadow(self) -> None:
         """A module of the project has the name of one that the server has imported; or has it no more."""

@@ -51,8 +51,8 @@ class DEVICEInitMode(Enum):
     DEVICE_NEVER = auto()
 
 
-def use_device_type(device_type: str) -> None:
-    """Let this process keep its models on `device_type`."""
+def use_device_type(device_type: str | None) -> None:
+    """Let this process keep its models on `device_type`; None: on the machine's accelerator, if there is one."""
     global _chosen
     _chosen = device_type
 

@@ -1,5 +1,7 @@
 """The process that imports ray: it holds the nodes of a cluster and copies bytes to agents. Run by its name."""
 
+from __future__ import annotations
+
 import itertools
 import os
 import random
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -282,17 +285,28 @@ _CLIENT = "ray://"
 
 
 class Bridge:
-    """Starts agents on the nodes of a cluster as they become free."""
+    """Starts agents on the nodes of a cluster as they become free.
 
-    def __init__(self, channel: Channel[bridge_messages.ToBridge], request: bridge_messages.Connect, ray: Any):
+    `view`: looks at the nodes; `hold`: makes what holds one of them. Unless given, both ask Ray.
+    """
+
+    def __init__(
+        self,
+        channel: Channel[bridge_messages.ToBridge],
+        request: bridge_messages.Connect,
+        ray: Any,
+        view: RayView | None = None,
+        hold: Callable[[SeenNode, Room, int], HeldNode] | None = None,
+    ):
         self._channel = channel
         self._request = request
         self._ray = ray
-        self._view = RayView(ray)
+        self._view = view or RayView(ray)
+        self._hold = hold
         self._wish = request.wish
         self._sending = threading.Lock()
         # By the node's id.
-        self._held: dict[str, HeldNode] = {}
+        self.held: dict[str, HeldNode] = {}
         self._losses: dict[str, int] = {}
         # By the node's id, and why.
         self._left_alone: dict[str, str] = {}
@@ -325,12 +339,13 @@ class Bridge:
             self._ray.cloudpickle.register_pickle_by_value(module)
         actor_class = self._ray.remote(ray_actor.AgentActor)
         project = ProjectStore(self._ray, self._request.archive)
-        self._ground = Ground(self._ray, self._request, actor_class, project, self.send)
+        ground = Ground(self._ray, self._request, actor_class, project, self.send)
+        self._hold = partial(HeldNode, ground)
 
     def serve(self) -> None:
         """Work until run_test.py closes the channel."""
         while True:
-            self._look()
+            self.look()
             until = time.monotonic() + POLL
             while wait_readable(self._channel, until):
                 try:
@@ -338,7 +353,7 @@ class Bridge:
                 except EOFError:
                     return
                 for message in messages:
-                    self._on_message(message)
+                    self.on_message(message)
 
     def clean(self) -> None:
         """Remove what all nodes have kept for runs, busy or not."""
@@ -352,7 +367,7 @@ class Bridge:
                 removed = [describe_error(error)]
             self.send(bridge_messages.NodeCleaned(node.name, tuple(removed)))
 
-    def _on_message(self, message: bridge_messages.ToBridge) -> None:
+    def on_message(self, message: bridge_messages.ToBridge) -> None:
         match message:
             case bridge_messages.ReleaseNode(serial, refused):
                 if refused:
@@ -367,7 +382,7 @@ class Bridge:
                 unexpected(message)
 
     def _all_with(self, serial: int) -> list[HeldNode]:
-        return [held for held in list(self._held.values()) if held.serial == serial]
+        return [held for held in list(self.held.values()) if held.serial == serial]
 
     def _release(self, serial: int) -> None:
         for held in self._all_with(serial):
@@ -375,11 +390,11 @@ class Bridge:
 
     # -- nodes
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Start agents on nodes that have something free, and say what is missing."""
         seen = self._view.look()
         # Threads take nodes out at any time.
-        held_nodes = dict(self._held)
+        held_nodes = dict(self.held)
         self._say_which_drain(seen, held_nodes)
         states = {node_id: held.state for node_id, held in held_nodes.items()}
         joined = list(states.values()).count(HeldState.JOINED)
@@ -390,7 +405,7 @@ class Bridge:
             self.send(bridge_messages.CannotConnect(choice.cannot))
             return
         if choice.gives_back:
-            for held in list(self._held.values()):
+            for held in list(self.held.values()):
                 self._release(held.serial)
         may_take = self._ask_for_more(choice.infeasible)
         if may_take and time.monotonic() >= self._not_before:
@@ -427,6 +442,7 @@ class Bridge:
 
     def _take(self, chosen: Sequence[SeenNode]) -> None:
         """Ask Ray for a part of some nodes: of all or none if the run wants an exact number of nodes."""
+        assert self._hold is not None, "connect() comes first"
         taken = [node for node in chosen if self._takes_more or node.id not in self._known]
         all_at_once = self._wish.nodes is not None
         batches = [taken] if all_at_once else [[node] for node in taken]
@@ -434,8 +450,8 @@ class Bridge:
             nodes = []
             for node in batch:
                 part = self._wish.part_of(node.free)
-                held = HeldNode(self._ground, node, part, next(self._serials))
-                self._held[node.id] = held
+                held = self._hold(node, part, next(self._serials))
+                self.held[node.id] = held
                 nodes.append(held)
             threading.Thread(target=self._serve_all, args=(nodes,), daemon=True).start()
 
@@ -474,18 +490,18 @@ class Bridge:
 
     def _forget(self, held: HeldNode) -> None:
         held.end()
-        self._held.pop(held.seen.id, None)
+        self.held.pop(held.seen.id, None)
 
     def close(self) -> None:
         """End all agents in order."""
-        threads = [threading.Thread(target=held.end, daemon=True) for held in list(self._held.values())]
+        threads = [threading.Thread(target=held.end, daemon=True) for held in list(self.held.values())]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(END_TIMEOUT)
 
     def kill_all(self) -> None:
-        for held in list(self._held.values()):
+        for held in list(self.held.values()):
             held.kill()
 
 

@@ -21,10 +21,6 @@ def rank():
 class OwnWarning(UserWarning): ...
 
 
-def until_killed():
-    threading.Event().wait()
-
-
 def drives(function):
     return functools.wraps(function)(lambda *args, **kwargs: [None for _ in function(*args, **kwargs)] and None)
 
@@ -156,14 +152,6 @@ class TestFails:
         if rank() == 1:
             pytest.fail("by pytest.fail")
 
-    def test_killed(self):
-        if rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def test_exits_with_0(self):
-        if rank() == 1:
-            os._exit(0)
-
     def test_sys_exit_with_0(self):
         if rank() == 1:
             sys.exit(0)
@@ -175,11 +163,6 @@ class TestFails:
     def test_skips_in_one_rank(self):
         if rank() == 1:
             pytest.skip("only here")
-
-    @pytest.mark.world_size(2, timeout=1)
-    def test_hangs(self):
-        if rank() == 1:
-            until_killed()
 
     def test_both_hang_after_the_end(self):
         if rank() == 1:
@@ -225,9 +208,6 @@ def bad_set_up(dist_env):
 class TestMarks:
     def test_skips_in_all_ranks(self):
         pytest.skip("in all")
-
-    def test_skips_by_unittest(self):
-        raise unittest.SkipTest("by unittest")
 
     @pytest.mark.skip(reason="before any rank")
     def test_skip(self): ...

@@ -191,8 +191,12 @@ class TestRanks(TestCase):
         self.assertEqual(ran.warnings, [])
 
     def test_none_for_tests_that_are_skipped(self) -> None:
-        with mock.patch.object(Things, "_spawn_processes", side_effect=AssertionError("ranks were started")):
-            self.assertEqual(run_class(Things, "needs_devices").tests["needs_devices"].outcome, "skipped")
+        class WithoutRanks(Things):
+            @classmethod
+            def _spawn_processes(cls, world_size: int) -> None:
+                raise AssertionError("ranks were started")
+
+        self.assertEqual(run_class(WithoutRanks, "needs_devices").tests["needs_devices"].outcome, "skipped")
 
     def test_none_left_after_the_class(self) -> None:
         with files_not_kept():

@@ -7,67 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import timedelta
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from kit.ranks import Ranks
+from kit.files import subject
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 
-TIMEOUT = timedelta(seconds=60)
-
-
-class Groups(Ranks):
-    def splits_and_merges(self):
-        """Into groups of one: on torch 2.13, ranks that connect in split_group may wait in vain, in any process."""
-        self.join_group()
-        parts = [dist.group.WORLD.split_group([rank], TIMEOUT) for rank in range(2)]
-        self.assertEqual([part is None for part in parts], [self.rank == 1, self.rank == 0])
-        merged = parts[self.rank].merge_remote_group(dist.HashStore(), 1, TIMEOUT)
-        merged.allreduce([tensor := torch.ones(1)]).wait()
-        self.assertEqual((merged.size(), tensor.item()), (1, 1))
-
-
 # A program of its own: in a process of pytest, other files may have made groups.
-PROGRAM = """
-import unittest
-import torch.distributed as dist
-from test_first_groups import Groups
-from torch_testing_ext import launch
-from torch_testing_ext.launch import start
-from torch_testing_ext.common_utils import run_tests
-
-class A(Groups):
-    test_splits_and_merges = Groups.splits_and_merges
-
-    def tearDown(self):
-        print("method:", start.launcher().server.method.value)
-        super().tearDown()
-
-class B(unittest.TestCase):
-    def test_makes_a_group(self):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        dist.destroy_process_group()
-        launch.close()  # the server of A was started before
-
-class C(A): ...
-
-class D(unittest.TestCase):
-    def test_only_this_process_has_the_class(self):
-        class Local(Groups):
-            def passes(self): ...
-
-        launch.close()
-        result = unittest.TestResult()
-        Local("passes").run(result)
-        self.assertTrue(result.wasSuccessful(), result.errors)
-        print("method:", start.launcher().server.method.value)
-
-if __name__ == "__main__":
-    run_tests()
-"""
+PROGRAM = subject(__file__, "first_groups.py")
 
 
 class TestFirstGroups(TestCase):
@@ -75,8 +22,9 @@ class TestFirstGroups(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "test_after_a_group.py")
             file.write_text(PROGRAM)
-            here = Path(__file__).parent
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path])}
+            # The folder of this file has the link `kit`.
+            path = [str(Path(__file__).parent), *sys.path]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
             done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         methods = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("method:")]

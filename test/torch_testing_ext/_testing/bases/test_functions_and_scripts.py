@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from kit.files import write
+from kit.files import subject, write
 from kit.processes import output_of_python
 
 from torch_testing_ext._process import system
@@ -143,29 +143,7 @@ if __name__ == "__main__":
     spawn(check, 1, Size())
 """
 
-SCRIPT = """
-import atexit, os, signal, sys, threading
-import torch, torch.distributed as dist
-from beside import number
-
-assert "unittest" not in sys.argv[0] and __name__ == "__main__" and __file__ == sys.argv[0]
-assert torch.get_default_dtype() is torch.float32
-atexit.register(print, "at exit")
-dist.init_process_group("gloo")
-# A gloo group that the interpreter has to end may abort the process: its threads still run then.
-atexit.register(dist.destroy_process_group)
-tensor = torch.tensor([dist.get_rank() + number])
-dist.all_reduce(tensor)
-# In one write: under torchrun, the ranks share a pipe.
-sys.stdout.write(" ".join(["sum", str(tensor.item()), *sys.argv[1:], str(os.environ.get("ADDED"))]) + "\\n")
-if "sleep" in sys.argv and dist.get_rank():
-    threading.Event().wait()
-if "fail" in sys.argv and dist.get_rank():
-    raise ValueError("as asked")
-if "exit" in sys.argv:
-    sys.exit(3 if dist.get_rank() else 0)
-sys.exit(0)
-"""
+SCRIPT = subject(__file__, "script_of_ranks.py")
 
 
 class RunScriptTest(TestCase):

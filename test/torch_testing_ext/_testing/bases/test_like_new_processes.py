@@ -12,6 +12,7 @@ from typing import ClassVar
 from unittest import mock
 
 import torch
+from kit.files import subject
 from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
@@ -279,41 +280,7 @@ class TestExpectedImports(TestCase):
         self.assertEqual((done.returncode, done.stdout), (0, "passed\n"), done.stderr)
 
 
-IMPORTS_OF_RANKS = """
-import contextlib, os, sys, unittest
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        imported.append((os.getpid(), name))
-
-imported = []
-sys.meta_path.insert(0, Finder())
-
-with contextlib.suppress(ImportError):
-    import numpy  # as torch does; but nothing imports its submodule `random`
-import torch.distributed as dist
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-
-class T(MultiProcessTestCase):
-    world_size = 2
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test(self):
-        store = dist.FileStore(self.file_name, self.world_size)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
-        dist.all_reduce(dist.torch.ones(4))
-        dist.destroy_process_group()
-        assert not (mine := [name for pid, name in imported if pid == os.getpid()]), mine
-
-for _ in range(2):
-    result = unittest.TestResult()
-    T("test").run(result)
-    assert result.wasSuccessful(), result.errors + result.failures
-print("passed")
-"""
+IMPORTS_OF_RANKS = subject(__file__, "imports_of_ranks.py")
 
 
 if __name__ == "__main__":

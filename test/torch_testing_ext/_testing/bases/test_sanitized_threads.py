@@ -165,7 +165,7 @@ class SanitizedThreadsTest(unittest.TestCase):
         delays = []
         with (
             mock.patch.dict(os.environ, {"TORCH_TESTING_EXT_SHAKE": "5", "TORCH_TESTING_EXT_SANITIZE": "calls,hash"}),
-            mock.patch.object(tensor_checks, "_sleep", delays.append),
+            mock.patch.object(tensor_checks.Delays, "sleep", delays.append),
         ):
             failures, said = self.run_one(Threads("shaken"))
         self.assertGreater(len(delays), 2)

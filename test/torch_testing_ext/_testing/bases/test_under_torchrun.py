@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from kit.files import subject
 from kit.processes import wait_until_gone
 
 from torch_testing_ext._testing.bases import functions_and_scripts, tests_in_ranks
@@ -39,63 +40,11 @@ dist.destroy_process_group()
 """
 )
 # What a wrapper could get wrong; rank 1 leaves nothing.
-PLAIN = """
-import os, pickle, sys
-
-assert "torch" not in sys.modules
-assert not any(name.startswith("torch_testing_ext") for name in sys.modules)
-assert sys.argv == [__file__, "a", "--b"] and __name__ == "__main__" and sys.path[0] == os.path.dirname(__file__)
-import beside
-
-
-class Own:
-    pass
-
-
-assert type(pickle.loads(pickle.dumps(Own()))) is Own
-import torch
-import torch.distributed as dist
-
-assert torch.__spec__.loader.get_filename("torch") == torch.__file__
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(4))
-dist.destroy_process_group()
-if os.environ["RANK"] == "1":
-    os._exit(0)
-"""
+PLAIN = subject(__file__, "plain_script.py")
 
 # Ends when it is asked to, as torchrun does; its worker stays, and starts another process only then.
-LEAVES_ITS_WORKER = """
-import os, signal, subprocess, sys
-
-own = {"text": True, "start_new_session": True}
-worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, **own)
-
-
-def end(*_):
-    worker.terminate()
-    print(worker.pid, worker.stdout.readline(), flush=True)
-    os._exit(0)
-
-
-signal.signal(signal.SIGTERM, end)
-print(worker.stdout.readline(), flush=True)
-while True:
-    signal.pause()
-"""
-WORKER = """
-import signal, subprocess, sys
-
-
-def start(*_):
-    print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
-
-
-signal.signal(signal.SIGTERM, start)
-print("ready", flush=True)
-while True:
-    signal.pause()
-"""
+LEAVES_ITS_WORKER = subject(__file__, "leaves_its_worker.py")
+WORKER = subject(__file__, "worker_that_is_left.py")
 
 
 class EndTest(unittest.TestCase):

@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from kit.files import subject
 from kit.processes import clean_environ
 from kit.warm import run_warm
 
@@ -11,40 +12,7 @@ from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
 
-SUBJECT = '''
-from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.common_utils import TestCase, run_tests
-
-class Before(TestCase):
-    def test_in_one_process(self):
-        self.assertExpectedInline("x\\ny\\nz", """""")
-
-class Subject(MultiProcessTestCase):
-    world_size = 3
-
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    def test_a(self):
-        self.assertExpectedInline("one\\ntwo\\nthree", """""")
-        self.assertExpected("in a\\nfile")
-
-    def test_b(self):
-        self.assertExpectedInline("b", """old""")
-        if self.rank == 2:
-            self.assertExpectedInline("only rank 2", """""")
-
-    def test_c(self):
-        self.assertExpectedInline(f"value {self.rank if DISAGREE else 0}", """""")
-
-    def test_d(self):
-        self.assertExpected(f"value {self.rank if DISAGREE else 0}", "d")
-
-
-if __name__ == "__main__":
-    run_tests()
-'''
+SUBJECT = subject(__file__, "expectations_of_ranks.py")
 ACCEPTED = ('"""\\\nx\ny\nz"""', '"""\\\none\ntwo\nthree"""', '"""b"""', '"""only rank 2"""', '"""value 0"""')
 
 
@@ -57,7 +25,7 @@ class TestAccept(TestCase):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         file = Path(directory.name, "subject.py")
-        file.write_text(SUBJECT.replace("DISAGREE", str(disagree)))
+        file.write_text(SUBJECT.replace("DISAGREE = False", f"DISAGREE = {disagree}"))
         return file
 
     def check_accepted(self, file: Path, accepted: subprocess.CompletedProcess) -> None:

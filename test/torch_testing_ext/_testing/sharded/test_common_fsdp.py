@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext import common_fsdp
+from torch_testing_ext import common_fsdp, launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._torch import sharding
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
@@ -213,7 +213,7 @@ class PlacementTest(TestCase):
 
     def skip_reason(self, test: str, devices: int) -> str:
         result = unittest.TestResult()
-        with self.machine(devices), mock.patch.object(Placed, "_start_ranks", self.fail):
+        with self.machine(devices), mock.patch.object(launch, "launch", self.fail):
             Placed(test).run(result)
         self.assertEqual(len(result.skipped), 1, [text for _, text in result.failures + result.errors])
         return result.skipped[0][1]

@@ -54,9 +54,8 @@ class TestContinuous(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.addCleanup(InPersistentRanks.tearDownClass)
-        on_cpu = mock.patch.object(fsdp_models, "_chosen", "cpu")
-        on_cpu.start()
-        self.addCleanup(on_cpu.stop)
+        fsdp_models.use_device_type("cpu")
+        self.addCleanup(fsdp_models.use_device_type, None)
 
     def test_passes(self) -> None:
         self.assertEqual(outcome(InPersistentRanks, "has_a_group"), "passed")

@@ -1,0 +1,14 @@
+from torch.distributed._tensor import DTensor, Replicate
+
+def init_model():
+    _pre_dp_module_transform(twod_model)
+    return model, twod_model, dp_pg
+
+class Test2dParallelIntegration:
+    def _check_module(self, one, other, check_grad=False):
+        pass
+
+    def test_2d_ddp_integration_functionality(self):
+        model, twod_model, dp_pg = init_model()
+        self._check_module(model, twod_model, check_grad=True)
+        self._check_module(model, twod_model)

@@ -1,0 +1,31 @@
+def compiler_fn(no_inductor=False):
+    return lambda gm: torch.compile(gm, backend="mine")
+
+class ReplicateTest:
+    def _test_compile(self, no_sync):
+        for step in (0, 1):
+            context = chosen(step)
+            context = contextlib.nullcontext()
+
+            with context:
+                run()
+            if not no_sync or step == 1:
+                for mine in models:
+                    check(mine)
+                for optim in optims:
+                    optim.step()
+
+class DDP_TP_Test:
+    def test_ddp_tp(self):
+        model = torch.compile(model)
+        with compiled_autograd._enable(compiler_fn()):
+            loss = model(data).sum()
+            # TODO: We need something
+            with self.assertRaises(AssertionError):
+                loss.backward()
+
+        # check(nothing)
+
+
+if __name__ == "__main__":
+    run_tests()
