@@ -26,7 +26,8 @@ _MOST_OBJECTS = 20_000
 # The parts of torch's modules that may issue a collective, and the functions that end the process.
 _OF_TORCH = ("distributed", "parallel")
 _ENDING = ("_exit", "abort", "kill", "pthread_kill", "raise_signal")
-_HOOK = "_invoke_excepthook"  # of a thread: it may be ours
+# Of a thread: it may be ours.
+_HOOK = "_invoke_excepthook"
 _PLAIN = (str, bytes, int, float, complex, type(None), types.BuiltinFunctionType)
 
 
@@ -154,9 +155,11 @@ _EPOLL_WAIT = {"x86_64": "232", "aarch64": "22"}
 _OF_A_LOOP = (64, 10)
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
-_FUTEX_WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
+# FUTEX_WAIT, FUTEX_WAIT_BITSET.
+_FUTEX_WAITS = (0, 9)
 _FUTEX_COMMAND = 0x7F
-_FUTEX_PRIVATE = 0x80  # other processes cannot end the wait
+# Other processes cannot end the wait.
+_FUTEX_PRIVATE = 0x80
 
 
 @dataclass(frozen=True)

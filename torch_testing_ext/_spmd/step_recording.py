@@ -77,7 +77,8 @@ class RowUpdates:
     def __init__(self, optimizer: Optimizer, leaves: dict[int, ShardedLeaf]) -> None:
         self.optimizer = optimizer
         self._inner: Any = optimizer.step
-        self._leaves = leaves  # by the identity of the whole parameter
+        # By the identity of the whole parameter.
+        self._leaves = leaves
 
     def install(self) -> None:
         """Replace the optimizer's step. Whoever calls this restores the optimizer."""
@@ -140,7 +141,8 @@ class StepEffects:
 
     result: list[Recipe] = field(default_factory=list)
     result_spec: Any = None
-    grads: dict[int, int | None] = field(default_factory=dict)  # parameter -> graph output, or None for no gradient
+    # Parameter -> graph output, or None for no gradient.
+    grads: dict[int, int | None] = field(default_factory=dict)
     # Of optimizers: only the engine runs such a call.
     makes_states: bool = False
     # A backward has reached a parameter.
@@ -157,11 +159,13 @@ class RecordedStep:
     """
 
     module: fx.GraphModule
-    sources: list[InputSource]  # one for each placeholder, in order
+    # One for each placeholder, in order.
+    sources: list[InputSource]
     effects: StepEffects
     buckets: list[Bucket] = field(default_factory=list)
     number: int = 0
-    changed_by_user: bool = False  # by an override or a pass
+    # By an override or a pass.
+    changed_by_user: bool = False
 
 
 def record_step(
@@ -192,8 +196,10 @@ class _Recording:
         self.overrides = overrides
         self.mode = tracing.new_fake_mode()
         self.effects = StepEffects()
-        self.leaves: list[torch.Tensor] = []  # the parameters as the step sees them
-        self.sharded: dict[int, ShardedLeaf] = {}  # by the identity of a leaf
+        # The parameters as the step sees them.
+        self.leaves: list[torch.Tensor] = []
+        # By the identity of a leaf.
+        self.sharded: dict[int, ShardedLeaf] = {}
         sources = [*state.sources(call.leaves)]
         self.numbers = [source for source in sources if isinstance(state.value(source, call.leaves), float)]
         with self.mode:
@@ -372,7 +378,8 @@ class StepProgram:
 
     def __init__(self, recorded: RecordedStep, state: CapturedState, leaves: list[Any]) -> None:
         self.recorded, self.effects, self.present = recorded, recorded.effects, state.present_grads()
-        self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]  # alive, as keys have their ids
+        # Alive, as keys have their ids.
+        self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         self.run = function_of_graph(recorded.module)
         self.verified, self.calls, self.key = 0, 0, state.key()
         self.bind(state)
@@ -461,7 +468,8 @@ class StepReport:
     operations: int
     collectives: dict[str, int]
     buckets: list[Bucket]
-    verified: int  # how often
+    # How often.
+    verified: int
 
     def __str__(self) -> str:
         count = ", ".join(f"{n} {name}" for name, n in self.collectives.items()) or "no collectives"
