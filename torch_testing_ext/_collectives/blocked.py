@@ -41,24 +41,24 @@ def can_reach(frame: types.FrameType | None) -> bool:
         frame = frame.f_back
     seen: set[int] = set()
     while left:
-        one = left.pop()
-        is_plain = isinstance(one, _PLAIN) and getattr(one, "__name__", "") not in _ENDING
-        if is_plain or id(one) in seen:
+        value = left.pop()
+        is_plain = isinstance(value, _PLAIN) and getattr(value, "__name__", "") not in _ENDING
+        if is_plain or id(value) in seen:
             continue
-        if len(seen) >= _MOST_OBJECTS or _is_forbidden(one):
+        if len(seen) >= _MOST_OBJECTS or _is_forbidden(value):
             return True
-        seen.add(id(one))
-        left += _next(one)
+        seen.add(id(value))
+        left += _next(value)
     return False
 
 
 def variables_of(frame: types.FrameType) -> list[Any]:
     """The variables of a function that runs. No copy of them is left behind, which would keep objects alive."""
     variables = frame.f_locals
-    found = list(variables.values())
+    values = list(variables.values())
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         variables.clear()
-    return found
+    return values
 
 
 def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[Any]:

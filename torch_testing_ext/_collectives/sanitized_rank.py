@@ -342,10 +342,10 @@ class CallRecorder:
 
     def _frame(self, frame: Any) -> Any:
         """The innermost frame outside of torch; in a thread of torch, as for a callback, that of the main thread."""
-        found = self._outside_of_torch(frame)
-        if found is None and threading.current_thread() is not threading.main_thread():
+        place = self._outside_of_torch(frame)
+        if place is None and threading.current_thread() is not threading.main_thread():
             return self._outside_of_torch(sys._current_frames().get(threading.main_thread().ident or 0))
-        return found
+        return place
 
     def _outside_of_torch(self, frame: Any) -> Any:
         while frame is not None:

@@ -69,9 +69,9 @@ def disagreement(headers: Sequence[Sequence[int]]) -> tuple[str, str] | None:
             return f"Rank {rank} refused the step: see its error.", "Fix the step or its arguments on that rank."
     first = ranks[0]
     for rank, header in enumerate(ranks[1:], 1):
-        found = _difference(first, header, rank)
-        if found is not None:
-            return found
+        difference = _difference(first, header, rank)
+        if difference is not None:
+            return difference
     return None
 
 
@@ -422,9 +422,9 @@ class UseWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notice reads and writes of the gradients that are kept, and of parameters."""
         for value in (*args, *(kwargs or {}).values()):
-            for each in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(each, nn.Parameter) and each.requires_grad and id(each) not in self._hooks:
-                    self._watch(each)
+            for element in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(element, nn.Parameter) and element.requires_grad and id(element) not in self._hooks:
+                    self._watch(element)
         return func(*args, **(kwargs or {}))
 
     def _watch(self, param: nn.Parameter) -> None:

@@ -477,7 +477,9 @@ def compile(
     check_choice("verify", verify, get_args(VerifyMode))
     check_choice("backend", backend, (*get_args(Backend), None))
     mode = parallel_mode if parallel_mode is not None else DataParallel()
-    passes = [each for each in (getattr(mode, "custom_passes", None), gm_transformation) if each is not None]
+    passes = [
+        graph_pass for graph_pass in (getattr(mode, "custom_passes", None), gm_transformation) if graph_pass is not None
+    ]
     if backend in ("engine", "inductor") and (module_override or passes):
         raise SPMDError(f"backend={backend!r} runs Python and has no graph to change.", remedy='Use backend="capture".')
     if not isinstance(mode, DataParallel):

@@ -541,9 +541,9 @@ class RestingState:
 
     def add_sums(self, tensors: list[torch.Tensor]) -> None:
         """Sum whole values, which must be the same on all ranks: the next call compares them."""
-        found = checksum_of(tensors)
-        if found is not None and self.roster is not None:
-            self.roster.sums.append(found)
+        checksum = checksum_of(tensors)
+        if checksum is not None and self.roster is not None:
+            self.roster.sums.append(checksum)
 
     def _gather(self, title: str, gathers: list[RowGather]) -> None:
         size = sum(gather.whole.nbytes for gather in gathers)

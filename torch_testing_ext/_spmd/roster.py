@@ -85,9 +85,9 @@ def admit_sharing(sharded: Iterable[tuple[str, torch.Tensor]], others: Iterable[
             _refuse_sharing(owner, name)
 
 
-def _refuse_sharing(one: str, other: str) -> None:
+def _refuse_sharing(first: str, second: str) -> None:
     raise SPMDError(
-        f"{one} and {other} share memory, but are not the same tensor. Shards cannot share it.",
+        f"{first} and {second} share memory, but are not the same tensor. Shards cannot share it.",
         remedy='Tie weights by the same Parameter (b.weight = a.weight), or use DataParallel("replicate").',
     )
 

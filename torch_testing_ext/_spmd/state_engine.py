@@ -483,8 +483,8 @@ class StateEngine:
     def _checksum(self, record: StepHistory) -> torch.Tensor | None:
         roster = self.averager.roster
         assert roster is not None
-        found = self.checksum.of([managed.plain for managed in roster.params if not managed.sharded], record.calls)
-        sums = [*roster.take_sums(), *([] if found is None else [found])]
+        checksum = self.checksum.of([managed.plain for managed in roster.params if not managed.sharded], record.calls)
+        sums = [*roster.take_sums(), *([] if checksum is None else [checksum])]
         return sum(sums[1:], start=sums[0]) if sums else None
 
     def _hook(self, roster: Roster) -> None:
@@ -501,7 +501,7 @@ class StateEngine:
         roster.shared = 0
         if roster.buffers and self.wire.world > 1 and trains:
             self.meeting.meet()
-            roster.shared = sum(each.nbytes for each in roster.buffers if each.layout is torch.strided)
+            roster.shared = sum(buffer.nbytes for buffer in roster.buffers if buffer.layout is torch.strided)
             with torch.no_grad(), mark_work("buffers of rank 0", roster.shared):
                 self.wire.broadcast(roster.buffers, self.meeting.device)
 

@@ -232,8 +232,8 @@ class _Recording:
         with torch.no_grad():
             fakes = self._install()
         first = {id(leaf): i for i, leaf in reversed([*enumerate(self.call.leaves)])}
-        found = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
-        args, kwargs = self.call.rebuilt(found)
+        leaves = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
+        args, kwargs = self.call.rebuilt(leaves)
         # mkldnn packs the weights of these.
         packs = any(isinstance(module, torch.nn.RNNBase) for module in self.state.modules)
         with Substitution(fakes), torch.backends.mkldnn.flags(enabled=False) if packs else nullcontext():
@@ -431,10 +431,10 @@ class StepProgram:
 
     def _autocast(self) -> list[str]:
         """Turn autocast off. Returns the devices for which it was on."""
-        found = [d for d in {"cpu", self.state.rests[0].device.type} if torch.is_autocast_enabled(d)]
-        for device in found:
+        devices = [d for d in {"cpu", self.state.rests[0].device.type} if torch.is_autocast_enabled(d)]
+        for device in devices:
             torch.set_autocast_enabled(device, False)
-        return found
+        return devices
 
     def _made(self, recipe: Recipe, outputs: Sequence[Any], leaves: list[Any]) -> Any:
         if recipe.output is not None:
@@ -447,9 +447,9 @@ def function_of_graph(module: fx.GraphModule) -> Callable[..., Any]:
     code = module.graph.python_code("self")
     names = dict(code.globals)
 
-    def bind(found: re.Match[str]) -> str:
-        name = "_".join(found.groups())
-        names[name] = tracing.fastest_operation(*found.groups())
+    def bind(match: re.Match[str]) -> str:
+        name = "_".join(match.groups())
+        names[name] = tracing.fastest_operation(*match.groups())
         return f"{name}("
 
     source = _OPERATION.sub(bind, code.src)
@@ -511,8 +511,8 @@ class GraphPasses:
         before = str(module.graph)
         for override in self.overrides:
             module = override.transform(module, params)
-        for each in self.passes:
-            module = each(module) or module
+        for graph_pass in self.passes:
+            module = graph_pass(module) or module
         module.graph.lint()
         module.recompile()
         return module, bool(self.overrides) or str(module.graph) != before

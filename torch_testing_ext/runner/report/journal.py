@@ -95,7 +95,7 @@ class Recorder:
             self._close(began, end.summary.seconds)
         self._open.clear()
         clock = self._run.clock
-        imports = (ImportSpan(one.name, one.began - clock, one.ended - clock) for one in self._imports)
+        imports = (ImportSpan(span.name, span.began - clock, span.ended - clock) for span in self._imports)
         return History(self._run, end.summary, tuple(self._attempts), tuple(self._spans), tuple(imports))
 
     def _import(self, files: Sequence[str], at: float) -> None:
@@ -165,7 +165,7 @@ def all_lanes(history: History) -> list[Lane]:
     nodes = list(dict.fromkeys(node for node, _ in names))
     return [
         Lane(name, name.rpartition(" ")[0].endswith("gpu"), tuple(spans.get(name, ())), tuple(attempts.get(name, ())))
-        for _, name in sorted(names, key=lambda one: nodes.index(one[0]))
+        for _, name in sorted(names, key=lambda lane: nodes.index(lane[0]))
     ]
 
 
@@ -337,8 +337,8 @@ def find_journal(place: Path) -> Path:
             raise JournalError(f"{place} does not exist")
         return place
     for pattern in (NAME, f"*/{NAME}", f"runs/*/{NAME}", "*.jsonl"):
-        if found := sorted(place.glob(pattern)):
-            return found[-1]
+        if paths := sorted(place.glob(pattern)):
+            return paths[-1]
     raise JournalError(f"{place} contains no {NAME}")
 
 
@@ -365,11 +365,11 @@ def read_journal(path: Path) -> RecordedRun:
 def _header(path: Path, lines: list[bytes]) -> JournalHeader:
     try:
         ((kind, fields),) = json.loads(lines[0]).items()
-        found = fields["format"]
+        format_of_file = fields["format"]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         raise JournalError(f"{path} is not the journal of a run") from None
-    if kind != JournalHeader.__name__ or found not in READABLE:
-        raise JournalError(f"{path} has the format {found!r}; this version reads {FORMAT!r}")
+    if kind != JournalHeader.__name__ or format_of_file not in READABLE:
+        raise JournalError(f"{path} has the format {format_of_file!r}; this version reads {FORMAT!r}")
     header: JournalHeader = messages.decode(JournalHeader, fields)
     return header
 
@@ -442,7 +442,7 @@ class _Reader:
 
     def _unfinished(self) -> tuple[Test, ...]:
         began = next(record for record in self.records if isinstance(record, RunBegan))
-        done = {(one.test.id, one.last.repetition) for one in self._finished}
+        done = {(finished.test.id, finished.last.repetition) for finished in self._finished}
         planned = [(test, unit.repetition) for unit in began.units for test in unit.tests]
         in_units = {test.id for test, _ in planned}
         planned += [(test, 0) for test in began.tests if test.id not in in_units]
