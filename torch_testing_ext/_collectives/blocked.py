@@ -26,7 +26,8 @@ _MOST_OBJECTS = 20_000
 # The parts of torch's modules that may issue a collective, and the functions that end the process.
 _OF_TORCH = ("distributed", "parallel")
 _ENDING = ("_exit", "abort", "kill", "pthread_kill", "raise_signal")
-_HOOK = "_invoke_excepthook"  # of a thread: it may be ours
+# Of a thread: it may be ours.
+_HOOK = "_invoke_excepthook"
 _PLAIN = (str, bytes, int, float, complex, type(None), types.BuiltinFunctionType)
 
 
@@ -40,24 +41,24 @@ def can_reach(frame: types.FrameType | None) -> bool:
         frame = frame.f_back
     seen: set[int] = set()
     while left:
-        one = left.pop()
-        is_plain = isinstance(one, _PLAIN) and getattr(one, "__name__", "") not in _ENDING
-        if is_plain or id(one) in seen:
+        value = left.pop()
+        is_plain = isinstance(value, _PLAIN) and getattr(value, "__name__", "") not in _ENDING
+        if is_plain or id(value) in seen:
             continue
-        if len(seen) >= _MOST_OBJECTS or _is_forbidden(one):
+        if len(seen) >= _MOST_OBJECTS or _is_forbidden(value):
             return True
-        seen.add(id(one))
-        left += _next(one)
+        seen.add(id(value))
+        left += _next(value)
     return False
 
 
 def variables_of(frame: types.FrameType) -> list[Any]:
     """The variables of a function that runs. No copy of them is left behind, which would keep objects alive."""
     variables = frame.f_locals
-    found = list(variables.values())
+    values = list(variables.values())
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         variables.clear()
-    return found
+    return values
 
 
 def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
@@ -154,9 +155,11 @@ _EPOLL_WAIT = {"x86_64": "232", "aarch64": "22"}
 _OF_A_LOOP = (64, 10)
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
-_FUTEX_WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
+# FUTEX_WAIT, FUTEX_WAIT_BITSET.
+_FUTEX_WAITS = (0, 9)
 _FUTEX_COMMAND = 0x7F
-_FUTEX_PRIVATE = 0x80  # other processes cannot end the wait
+# Other processes cannot end the wait.
+_FUTEX_PRIVATE = 0x80
 
 
 @dataclass(frozen=True)

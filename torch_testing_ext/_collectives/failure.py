@@ -20,7 +20,8 @@ from .records import Site
 WIDTH = 80
 # The lines of a failure at that width. The two that a runner adds, with the name of the test, make 15.
 MOST_SCREEN_LINES = 13
-MOST_CONTEXT = 2  # lines before one that is at fault
+# Lines before one that is at fault.
+MOST_CONTEXT = 2
 MOST_SITES = 2
 MOST_PRINTED = 3
 _MOST_GROUPS = 4
@@ -34,10 +35,12 @@ WHOLE_ACCOUNT = "\n\n-- the whole account --\n"
 class Detail(NamedTuple):
     """The limits of what a screen shows of a failure."""
 
-    context: int  # lines before each that is at fault
+    # Lines before each that is at fault.
+    context: int
     sites: int
     values: int
-    printed: int  # lines that the culprit has printed
+    # Lines that the culprit has printed.
+    printed: int
 
 
 # From all that there is to the least that helps.
@@ -56,7 +59,8 @@ class LineKind(enum.Enum):
     """The kind of a line, for its colour."""
 
     TITLE = "title"
-    FAULT = "fault"  # a line of the source that is at fault
+    # A line of the source that is at fault.
+    FAULT = "fault"
     GOT = "got"
     EXPECTED = "expected"
     COMMAND = "command"
@@ -130,11 +134,13 @@ class ScreenParts:
     title: str
     table: list[Cell]
     code: list[CodeLine]
-    values: list[Value]  # what the exception says, and what was printed
+    # What the exception says, and what was printed.
+    values: list[Value]
     remarks: list[str]
     show_command: str
     rerun_command: str
-    notes: list[str]  # texts of several lines, below all others
+    # Texts of several lines, below all others.
+    notes: list[str]
 
     def lines(self) -> Iterator[Line]:
         yield Line(self.title, LineKind.TITLE)
@@ -161,19 +167,29 @@ class FailureView:
     """One failure of a test. A failure of which only a text is known has that as its `text`, and no other parts."""
 
     title: str
-    within: str = ""  # begins the title: the fixture, if it failed there
-    rows: tuple[RankRow, ...] = ()  # the culprits first
-    sites: tuple[Site, ...] = ()  # where it failed: the lines to show, the most important first
-    source: tuple[SourceLine, ...] = ()  # of these, and the lines before them
+    # Begins the title: the fixture, if it failed there.
+    within: str = ""
+    # The culprits first.
+    rows: tuple[RankRow, ...] = ()
+    # Where it failed: the lines to show, the most important first.
+    sites: tuple[Site, ...] = ()
+    # Of these, and the lines before them.
+    source: tuple[SourceLine, ...] = ()
     values: tuple[Value, ...] = ()
-    printed: tuple[str, ...] = ()  # the last lines that the culprit has printed
+    # The last lines that the culprit has printed.
+    printed: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     waits: tuple[RankWait, ...] = ()
-    others: int = 0  # further failures of the same test, which the account has
-    show_command: str = ""  # shows the account
-    rerun_command: str = ""  # runs the test alone
-    notes: tuple[str, ...] = ()  # what was noticed after it was judged
-    account: str = ""  # all that is known of it
+    # Further failures of the same test, which the account has.
+    others: int = 0
+    # Shows the account.
+    show_command: str = ""
+    # Runs the test alone.
+    rerun_command: str = ""
+    # What was noticed after it was judged.
+    notes: tuple[str, ...] = ()
+    # All that is known of it.
+    account: str = ""
     text: str | None = None
 
     @classmethod

@@ -22,7 +22,8 @@ class TimedCall(NamedTuple):
     name: str
     group: str
     place: int
-    at: float  # seconds since 1970
+    # Seconds since 1970.
+    at: float
     is_over: bool
     site: str
 
@@ -35,7 +36,8 @@ class RankLane:
     asked: float
     began: float
     ended: float
-    how: str  # it ended, in a word
+    # It ended, in a word.
+    how: str
     calls: tuple[TimedCall, ...] = ()
 
 

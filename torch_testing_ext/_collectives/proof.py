@@ -124,13 +124,13 @@ def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
     return made[-1:]
 
 
-def _are_unlike(one: GroupRecord, other: GroupRecord) -> bool:
+def _are_unlike(first: GroupRecord, second: GroupRecord) -> bool:
     """Do two groups of one name have other members, some in common? Ranks may split into groups of the same name."""
-    return one.members != other.members and not set(one.members).isdisjoint(other.members)
+    return first.members != second.members and not set(first.members).isdisjoint(second.members)
 
 
-def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
-    by_members = grouped((group.members, rank) for rank, group in found)
+def _unlike(groups: Sequence[tuple[int, GroupRecord]]) -> Finding:
+    by_members = grouped((group.members, rank) for rank, group in groups)
     by_ranks = sorted((ranks, members) for members, ranks in by_members.items())
     (first_ranks, first_members), *others = by_ranks
     parts = [
@@ -138,7 +138,7 @@ def _unlike(found: Sequence[tuple[int, GroupRecord]]) -> Finding:
     ]
     makes = verb_for(first_ranks, "makes", "make")
     sentence = f"{list_of(first_ranks)} {makes} a group of {list_of(first_members)} where {', '.join(parts)}"
-    title = found[0][1].title
+    title = groups[0][1].title
     lines = tuple(f"{list_of(ranks)}: {title} of {list_of(members)}" for ranks, members in by_ranks)
     return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", lines, tuple(first_ranks[:1]))
 

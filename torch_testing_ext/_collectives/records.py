@@ -156,12 +156,18 @@ class RankRecord:
     groups: Mapping[GroupKey, GroupRecord]
     calls: Mapping[GroupKey, Sequence[Call]]
     is_whole: bool
-    state: RankState | None  # of its threads, if it was asked while it ran
-    p2p: Mapping[GroupKey, str] = field(default_factory=dict)  # the latest send or receive, where it is recorded
-    messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)  # sends and receives of a log
-    at: float = 0.0  # the moment of the record
-    has_raised: bool = False  # a function of torch.distributed
-    creating: GroupRecord | None = None  # the group that it was making
+    # Of its threads, if it was asked while it ran.
+    state: RankState | None
+    # The latest send or receive, where it is recorded.
+    p2p: Mapping[GroupKey, str] = field(default_factory=dict)
+    # Sends and receives of a log.
+    messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)
+    # The moment of the record.
+    at: float = 0.0
+    # A function of torch.distributed.
+    has_raised: bool = False
+    # The group that it was making.
+    creating: GroupRecord | None = None
 
     @property
     def latest(self) -> Call | None:

@@ -48,13 +48,17 @@ class Issued:
     outputs: tuple[Tensor, ...] = ()
     op: str | None = None
     root: int | None = None
-    peer: int | None = None  # of a send or receive, in the group; None: a receive from any rank
+    # Of a send or receive, in the group; None: a receive from any rank.
+    peer: int | None = None
     tag: int = 0
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    size: int = 0  # of the group
+    # Of the group.
+    size: int = 0
     timeout: float | None = None
-    blocks: bool = False  # the rank goes on only when it is over
-    parts: tuple[str, ...] = ()  # how torch puts parts together: placements of DTensors, or a dimension
+    # The rank goes on only when it is over.
+    blocks: bool = False
+    # How torch puts parts together: placements of DTensors, or a dimension.
+    parts: tuple[str, ...] = ()
 
     @property
     def is_p2p(self) -> bool:
@@ -177,7 +181,8 @@ class CallRecorder:
         self._log = log
         self._checks = checks
         self._after = [check for check in checks if check.wants_results]
-        self._lock = threading.RLock()  # a signal's handler may issue a collective
+        # A signal's handler may issue a collective.
+        self._lock = threading.RLock()
         self._groups: weakref.WeakKeyDictionary[Any, tuple[int, int, float | None]] = weakref.WeakKeyDictionary()
         self._known_groups = 0
         self._whats: dict[Any, tuple[int, int, bytes | None]] = {}
@@ -246,7 +251,8 @@ class CallRecorder:
         frames = traceback.extract_tb(error.__traceback__)
         if not self.error and frames and _is_not_of_the_program(frames[-1].filename):
             self.error = "".join(traceback.format_exception(error))
-            with suppress(Exception):  # `finish_sanitizing` raises it in any case, unless the rank ends before
+            # `finish_sanitizing` raises it in any case, unless the rank ends before.
+            with suppress(Exception):
                 text = f"the sanitizer failed: {type(error).__name__}: {error}"
                 self._log.note({"kind": "recorder", "text": text})
 
@@ -336,10 +342,10 @@ class CallRecorder:
 
     def _frame(self, frame: Any) -> Any:
         """The innermost frame outside of torch; in a thread of torch, as for a callback, that of the main thread."""
-        found = self._outside_of_torch(frame)
-        if found is None and threading.current_thread() is not threading.main_thread():
+        place = self._outside_of_torch(frame)
+        if place is None and threading.current_thread() is not threading.main_thread():
             return self._outside_of_torch(sys._current_frames().get(threading.main_thread().ident or 0))
-        return found
+        return place
 
     def _outside_of_torch(self, frame: Any) -> Any:
         while frame is not None:

@@ -28,18 +28,18 @@ KNOWN = (*(kind.value for kind in SanitizeKind), "all", "default")
 
 def kinds_of(names: Iterable[str]) -> frozenset[SanitizeKind]:
     """The kinds with these names. Raises ValueError for an unknown one."""
-    found: set[SanitizeKind] = set()
+    kinds: set[SanitizeKind] = set()
     for name in names:
         match name.strip():
             case "all":
-                found |= ALL
+                kinds |= ALL
             case "default" | "1":
-                found |= DEFAULT
+                kinds |= DEFAULT
             case known if known in KNOWN:
-                found |= {SanitizeKind(known), SanitizeKind.CALLS}
+                kinds |= {SanitizeKind(known), SanitizeKind.CALLS}
             case other:
                 raise ValueError(f"{other!r} is not a kind of check; known are: {', '.join(KNOWN)}")
-    return frozenset(found)
+    return frozenset(kinds)
 
 
 def read_kinds(text: str) -> frozenset[SanitizeKind]:

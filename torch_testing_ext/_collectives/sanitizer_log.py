@@ -38,11 +38,13 @@ MOST_RECORDS = 40_000
 _SIZE = _RECORDS_AT + MOST_RECORDS * _RECORD.size
 _LENGTH = struct.Struct("<I")
 
-NO_GROUP = 0xFFFF  # of an operation that is not compared
+# Of an operation that is not compared.
+NO_GROUP = 0xFFFF
 _RAISED, _NOTE, _GROUP, _ERROR = 1, 2, 4, 8
 _MOST_ERRORS = 1000
 
-_now_ns = time.time_ns  # taken before a test could replace it
+# Taken before a test could replace it.
+_now_ns = time.time_ns
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Call)}
@@ -69,7 +71,8 @@ class LogWriter:
                 os.ftruncate(fd, _SIZE)
             self._map = mmap.mmap(fd, _SIZE)
             if hasattr(mmap, "MADV_RANDOM"):
-                self._map.madvise(mmap.MADV_RANDOM)  # else the first write may zero all of it, which takes 0.5 ms
+                # Else the first write may zero all of it, which takes 0.5 ms.
+                self._map.madvise(mmap.MADV_RANDOM)
         finally:
             os.close(fd)
         self._numbers = memoryview(self._map).cast("Q")
@@ -129,7 +132,8 @@ class LogWriter:
             if number >= self._most:
                 self._numbers[_LOST] += 1
                 return -1
-            self._count = number + 1  # first: a signal's handler may add another in between
+            # First: a signal's handler may add another in between.
+            self._count = number + 1
             at = _RECORDS_AT + number * _RECORD.size
             _RECORD.pack_into(self._map, at, _now_ns(), group, flags, what, site, thread)
             self._numbers[_COUNT] = self._count

@@ -37,7 +37,8 @@ from .sanitizer_log import looks_beside
 # --------------------------------------------------------------------------------------------------------------------
 # Buffers of work in flight: where they lie in memory, and what shows that one has been written.
 
-Span: TypeAlias = tuple[int, int]  # the addresses from the first to behind the last byte
+# The addresses from the first to behind the last byte.
+Span: TypeAlias = tuple[int, int]
 # Of a tensor with gaps; one of more is not compared with others.
 _MOST_PIECES = 64
 # The pieces of an input and their bytes, by which a write is seen that torch does not count.
@@ -49,10 +50,13 @@ class Buffer:
     """A tensor in use, as it was when the operation was issued."""
 
     tensor: torch.Tensor
-    version: int | None  # None if writes to other tensors of the same storage count as well
+    # None if writes to other tensors of the same storage count as well.
+    version: int | None
     address: int
-    digest: int | None = None  # of samples of a tensor that nobody may write
-    site: int = 0  # the line that has taken it as `.data`
+    # Of samples of a tensor that nobody may write.
+    digest: int | None = None
+    # The line that has taken it as `.data`.
+    site: int = 0
 
     @classmethod
     def of(cls, tensor: torch.Tensor, counts: bool, is_input: bool = False, known: int | None = None) -> Buffer:
@@ -177,7 +181,8 @@ def _checksum(tensor: torch.Tensor, most: int | None = None) -> int | None:
 
 # Of --shake: which part of the ranks is slow, which part of their calls and of those of others is delayed, by what.
 _SLOW_RANKS, _SLOW_CALLS, _OTHER_CALLS = 0.3, 0.8, 0.2
-_LONGEST_DELAY = 0.02  # seconds
+# Seconds.
+_LONGEST_DELAY = 0.02
 
 # Writes a finding of the rank into its log: the kind, a sentence, the number of the line, and that of the line which
 # has issued the operation, if that is another one.
@@ -352,11 +357,16 @@ class ReplicaCheck(Check):
         self._path = looks_beside(log)
         self._path.unlink(missing_ok=True)
         self._line = line
-        self._keys: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()  # by owner and group
-        self._made: Counter[str] = Counter()  # models of a kind and group
-        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()  # by optimizer
-        self._steps: Counter[str] = Counter()  # by model
-        self._latest: dict[str, tuple[list[Replica], Site | None]] = {}  # keeps the tensors of a look alive
+        # By owner and group.
+        self._keys: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+        # Models of a kind and group.
+        self._made: Counter[str] = Counter()
+        # By optimizer.
+        self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+        # By model.
+        self._steps: Counter[str] = Counter()
+        # Keeps the tensors of a look alive.
+        self._latest: dict[str, tuple[list[Replica], Site | None]] = {}
         self._outermost: Any = None
         self._is_full = False
         self._pid = os.getpid()
@@ -371,7 +381,8 @@ class ReplicaCheck(Check):
         for handle in self._handles:
             handle.remove()
         for model, (replicas, site) in self._latest.items():
-            with suppress(RuntimeError):  # a device that has failed
+            # A device that has failed.
+            with suppress(RuntimeError):
                 self._write(Look(model, END, site, _sums(replicas)))
         self._latest.clear()
 

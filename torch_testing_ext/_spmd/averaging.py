@@ -35,21 +35,27 @@ from .roster import READS_KEPT, READS_UPDATED, Roster
 # not fit together. A step whose gradients are planned sends a hash of its header with the first bucket, which costs
 # nothing; others send the header before anything else. If hashes differ, all ranks send their headers, and know why.
 
-_AFTER = 1000  # the places of backwards that run after a call
+# The places of backwards that run after a call.
+_AFTER = 1000
 
 
 class CallHeader(NamedTuple):
     """One rank's view of the call that it is in."""
 
-    step: int = 0  # the compiled step, in the order of their first calls
+    # The compiled step, in the order of their first calls.
+    step: int = 0
     call: int = 0
-    place: int = 0  # 0: when the call begins; n: before its n-th backward; LEAVING: after it
-    new: int = 0  # the number of parameters and optimizers that the call found for the first time
+    # 0: when the call begins; n: before its n-th backward; LEAVING: after it.
+    place: int = 0
+    # The number of parameters and optimizers that the call found for the first time.
+    new: int = 0
     params: int = 0
     refused: int = 0
     checksum: int = 0
-    reads: int = 0  # bits: the rank reads what is gathered on request, or asks to verify; may differ
-    program: int = 0  # of a captured step
+    # Bits: the rank reads what is gathered on request, or asks to verify; may differ.
+    reads: int = 0
+    # Of a captured step.
+    program: int = 0
 
 
 LEAVING = -1
@@ -63,9 +69,9 @@ def disagreement(headers: Sequence[Sequence[int]]) -> tuple[str, str] | None:
             return f"Rank {rank} refused the step: see its error.", "Fix the step or its arguments on that rank."
     first = ranks[0]
     for rank, header in enumerate(ranks[1:], 1):
-        found = _difference(first, header, rank)
-        if found is not None:
-            return found
+        difference = _difference(first, header, rank)
+        if difference is not None:
+            return difference
     return None
 
 
@@ -119,10 +125,13 @@ class MeetingPoint:
         self.wire = wire
         self.device = torch.device("cpu")
         self.header = CallHeader()
-        self.plan: BackwardPlan | None = None  # whose first bucket opens the call
-        self.reads = 0  # of any rank, as told by the last headers
+        # Whose first bucket opens the call.
+        self.plan: BackwardPlan | None = None
+        # Of any rank, as told by the last headers.
+        self.reads = 0
         self._checksum: Callable[[], torch.Tensor | None] = _no_checksum
-        self._pending: Callable[[], list[list[int]]] | None = None  # waits for the headers that are on their way
+        # Waits for the headers that are on their way.
+        self._pending: Callable[[], list[list[int]]] | None = None
         self._has_met = False
 
     def begin(
@@ -195,7 +204,8 @@ class MeetingPoint:
         try:
             self._contact(f"{type(error).__name__}: {error}")
         except SPMDError:
-            return  # the caller raises its own
+            # The caller raises its own.
+            return
 
     def confirm(self, place: int, params: int, phase: str, together: bool) -> None:
         """Meet before a backward that is not planned, or, `together`, after one that differed from its plan."""
@@ -224,7 +234,8 @@ class MeetingPoint:
         first.wait()
         if first.hashes_agree(self.wire.world) and error is None:
             return
-        for bucket in others:  # the other ranks look at the hash when all buckets have arrived
+        # The other ranks look at the hash when all buckets have arrived.
+        for bucket in others:
             bucket.start_empty(self.wire, 0)
         for bucket in others:
             bucket.wait()
@@ -261,7 +272,8 @@ _DESCRIPTIONS = """
     dim numel nelement nbytes itemsize stride is_floating_point is_complex is_contiguous is_conj is_neg element_size
     requires_grad_ register_hook register_post_accumulate_grad_hook __hash__ has_names get_device
 """
-_HARMLESS = frozenset(_DESCRIPTIONS.split())  # they do not look at values
+# They do not look at values.
+_HARMLESS = frozenset(_DESCRIPTIONS.split())
 _PROPERTIES = frozenset(("__get__", "__set__", "__delete__"))
 
 
@@ -271,9 +283,12 @@ class ReadWatch(TorchFunctionMode):
     def __init__(self, gather_kept: Callable[[], None], settle: Callable[[bool], None]) -> None:
         super().__init__()
         self.kept: dict[int, ManagedParam] = {}
-        self.stale: dict[int, tuple[ManagedParam, torch.Tensor]] = {}  # by storage
-        self.updated: set[int] = set()  # storages of parameters that were gathered after their update
-        self.noticed = 0  # reads, as in a roster
+        # By storage.
+        self.stale: dict[int, tuple[ManagedParam, torch.Tensor]] = {}
+        # Storages of parameters that were gathered after their update.
+        self.updated: set[int] = set()
+        # Reads, as in a roster.
+        self.noticed = 0
         self._gather_kept, self._settle = gather_kept, settle
         self._is_on = False
 
@@ -287,16 +302,19 @@ class ReadWatch(TorchFunctionMode):
             elif not _only_drops():
                 self._notice_gradient(managed)
             elif managed.kept is not None:
-                return torch.empty(0)  # it only asks whether there is a gradient
+                # It only asks whether there is a gradient.
+                return torch.empty(0)
         if self.stale and meets_all(func, (*args, *kwargs.values())):
-            self.settle(False)  # another rank may read before it
+            # Another rank may read before it.
+            self.settle(False)
         if (self.stale or self.updated) and _reads(func):
             self._notice({storage_key(tensor) for tensor in _tensors((args, kwargs))})
         return func(*args, **kwargs)
 
     def _notice_gradient(self, managed: ManagedParam) -> None:
         self.noticed |= READS_KEPT
-        if managed.kept is None:  # gathered, or averaged with that of a backward
+        # Gathered, or averaged with that of a backward.
+        if managed.kept is None:
             self.drop([managed])
         else:
             with self.pausing():
@@ -398,14 +416,15 @@ class UseWatch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._hooks: dict[int, Any] = {}
-        self.reached: list[torch.Tensor] = []  # by a backward
+        # By a backward.
+        self.reached: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notice reads and writes of the gradients that are kept, and of parameters."""
         for value in (*args, *(kwargs or {}).values()):
-            for each in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(each, nn.Parameter) and each.requires_grad and id(each) not in self._hooks:
-                    self._watch(each)
+            for element in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(element, nn.Parameter) and element.requires_grad and id(element) not in self._hooks:
+                    self._watch(element)
         return func(*args, **(kwargs or {}))
 
     def _watch(self, param: nn.Parameter) -> None:

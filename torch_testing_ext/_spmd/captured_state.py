@@ -375,7 +375,8 @@ class Enrolment:
 
         self.roster, slots = engine.enrol(history, mode, found, check=check)
         self._fresh = [managed for managed, had in zip(self.roster.params, known, strict=True) if not had]
-        if self.roster.rests and self._before is not None:  # modules and optimizers hold what they hold between calls
+        # Modules and optimizers hold what they hold between calls.
+        if self.roster.rests and self._before is not None:
             engine.resting.enter(self.roster, slots)
             engine.resting.leave(found.modules, False)
             for optimizer in found.optimizers:

@@ -27,7 +27,8 @@ from .step_recording import ENGINE, GraphPasses, StepProgram, StepReport, make_p
 # All ranks verify in the same call. If the two differ anywhere, all ranks undo the call and raise an error.
 
 VerifyMode = Literal["first", "always", "off"]
-VERIFIES = 4  # the bit of a header that asks all ranks to verify
+# The bit of a header that asks all ranks to verify.
+VERIFIES = 4
 # Relative to the largest element of a tensor: runs that round alike agree bit for bit, other orders of a sum do not.
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # Kernels that round differently switch a few ReLUs, each with a row's part of a gradient: what this may change of the
@@ -253,11 +254,13 @@ class CaptureStep(EngineStep):
         self.passes, self.verify = passes, verify
         self.recordings = 0
         self._last: StepProgram | None = None
-        self._programs: dict[Any, list[StepProgram]] = {}  # by the call's arguments
+        # By the call's arguments.
+        self._programs: dict[Any, list[StepProgram]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         engine = current_engine()
-        if engine.stack:  # a part of the step that calls it
+        # A part of the step that calls it.
+        if engine.stack:
             return super().__call__(*args, **kwargs)
         grad_mode = torch.is_grad_enabled()
         with engine.stack.entered(self), torch.inference_mode(False), torch.set_grad_enabled(grad_mode):
@@ -383,7 +386,8 @@ class RegionStep(EngineStep):
     def __init__(self, function: Callable[..., Any], mode: DataParallel, verify: VerifyMode) -> None:
         super().__init__(function, mode)
         self.verify, self.verified, self.why_eager = verify, 0, "it is the first call"
-        self._regions: dict[int, tuple[Any, Any]] = {}  # by identity: an owner, and its compiled method
+        # By identity: an owner, and its compiled method.
+        self._regions: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the step, with the regions that it owns compiled."""
@@ -413,7 +417,8 @@ class RegionStep(EngineStep):
                 name = "forward" if isinstance(owner, torch.nn.Module) else "step"
                 if id(owner) not in self._regions:
                     self._regions[id(owner)] = owner, torch.compile(getattr(owner, name))
-                    self._regions[id(owner)][1]._wrapped_by_lr_sched = True  # known to the engine: it may run on rows
+                    # Known to the engine: it may run on rows.
+                    self._regions[id(owner)][1]._wrapped_by_lr_sched = True
                 stack.enter_context(mock.patch.object(owner, name, self._regions[id(owner)][1]))
             return eager()
 
@@ -472,7 +477,9 @@ def compile(
     check_choice("verify", verify, get_args(VerifyMode))
     check_choice("backend", backend, (*get_args(Backend), None))
     mode = parallel_mode if parallel_mode is not None else DataParallel()
-    passes = [each for each in (getattr(mode, "custom_passes", None), gm_transformation) if each is not None]
+    passes = [
+        graph_pass for graph_pass in (getattr(mode, "custom_passes", None), gm_transformation) if graph_pass is not None
+    ]
     if backend in ("engine", "inductor") and (module_override or passes):
         raise SPMDError(f"backend={backend!r} runs Python and has no graph to change.", remedy='Use backend="capture".')
     if not isinstance(mode, DataParallel):

@@ -107,11 +107,16 @@ class ManagedParam:
         self._rest = weakref.ref(rest) if rest is not None else None
         self.layout, self.name = layout, name
         self.kind = plain.shape, plain.dtype
-        self.index = -1  # in no roster
-        self.listener: Callable[[ManagedParam], None] | None = None  # hears of gradients
-        self.kept: torch.Tensor | None = None  # the rank's rows of a gradient from an earlier call
-        self.hooked: Any = None  # the handle of the hook
-        self.at_rest = False  # no call has it as `plain`
+        # In no roster.
+        self.index = -1
+        # Hears of gradients.
+        self.listener: Callable[[ManagedParam], None] | None = None
+        # The rank's rows of a gradient from an earlier call.
+        self.kept: torch.Tensor | None = None
+        # The handle of the hook.
+        self.hooked: Any = None
+        # No call has it as `plain`.
+        self.at_rest = False
 
     @property
     def plain(self) -> Any:
@@ -151,7 +156,8 @@ class ManagedParam:
             if managed is not None and managed.listener is not None:
                 managed.listener(managed)
 
-        plain.requires_grad_(True)  # a frozen parameter cannot get a hook, and the step may make it trainable
+        # A frozen parameter cannot get a hook, and the step may make it trainable.
+        plain.requires_grad_(True)
         self.hooked = plain.register_post_accumulate_grad_hook(report)
         plain.requires_grad_(trainable)
 
@@ -491,7 +497,8 @@ def _dense_gradient(managed: ManagedParam, mean: torch.Tensor) -> torch.Tensor |
     managed.kept = None
     plain = managed.plain
     grad = plain.grad
-    if grad is None or grad.is_conj() or grad.is_neg():  # torch's optimizers refuse a lazy conjugate
+    # Torch's optimizers refuse a lazy conjugate.
+    if grad is None or grad.is_conj() or grad.is_neg():
         plain.grad = torch.empty_like(plain).copy_(mean)
     elif grad.layout is torch.strided:
         return grad  # type: ignore[no-any-return]

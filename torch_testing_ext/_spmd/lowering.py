@@ -103,7 +103,8 @@ def operand(node: Node) -> Node:
     return node.args[0]  # type: ignore[return-value]
 
 
-_new_library: Any = torch.library.Library  # untyped in torch
+# Untyped in torch.
+_new_library: Any = torch.library.Library
 _library = _new_library("torch_testing_ext_spmd", "FRAGMENT")
 
 
@@ -115,9 +116,12 @@ def _define(name: str, arguments: str) -> Any:
 
 # Each takes a tensor, the number of its parameter, and the shape of the result.
 AVERAGE = _define("average", "Tensor grad, int param, int[] shape")  # the mean of a gradient over ranks
-SCATTER = _define("scatter", "Tensor grad, int param, int[] shape")  # this rank's rows of the mean
-GATHER = _define("gather", "Tensor rows, int param, int[] shape")  # the whole tensor of all ranks' rows
-ROWS = _define("rows", "Tensor whole, int param, int[] shape")  # this rank's rows
+# This rank's rows of the mean.
+SCATTER = _define("scatter", "Tensor grad, int param, int[] shape")
+# The whole tensor of all ranks' rows.
+GATHER = _define("gather", "Tensor rows, int param, int[] shape")
+# This rank's rows.
+ROWS = _define("rows", "Tensor whole, int param, int[] shape")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ def checksum_of(tensors: Sequence[torch.Tensor], turn: int = 0) -> torch.Tensor 
 # Gathers rows: fills whole tensors, of which each rank has its own rows, with those of all ranks.
 
 _BUCKET_BYTES = 32 * 2**20
-_DIRECT_BYTES = 256 * 1024  # from this size on, rows travel without a copy
+# From this size on, rows travel without a copy.
+_DIRECT_BYTES = 256 * 1024
 
 
 @dataclass
@@ -254,7 +255,8 @@ class RowOptimizer:
         with self.watch.pausing():
             is_sparse = any(_is_sparse(managed.plain.grad) for managed in sharded)
         if is_sparse:
-            _ = [managed.plain.grad for managed in sharded]  # the watch gathers those of earlier calls
+            # The watch gathers those of earlier calls.
+            _ = [managed.plain.grad for managed in sharded]
             self.watch.settle()
             self.ran_whole = True
             form = self._whole(sharded)
@@ -336,7 +338,8 @@ class _Rows:
                 values[name] = dtensor_like(rest, value)
         changed = [self.whole] if self._had_gradient else []
         if self._grad is not None and version_of(self._grad) != self._version:
-            changed.append(self._grad)  # some optimizers use it as a buffer
+            # Some optimizers use it as a buffer.
+            changed.append(self._grad)
         return changed
 
 
@@ -445,7 +448,8 @@ class RestingState:
         self._fill(resting)
         for managed, rest in zip(resting, self.rests, strict=True):
             self._take_gradient(managed, rest)
-        if roster.is_eager(READS_KEPT) or self.wire.world == 1:  # one rank has no buckets, which add them
+        # One rank has no buckets, which add them.
+        if roster.is_eager(READS_KEPT) or self.wire.world == 1:
             self._gather_kept()
             if roster.reads & READS_KEPT:
                 self.watch.kept.clear()
@@ -537,9 +541,9 @@ class RestingState:
 
     def add_sums(self, tensors: list[torch.Tensor]) -> None:
         """Sum whole values, which must be the same on all ranks: the next call compares them."""
-        found = checksum_of(tensors)
-        if found is not None and self.roster is not None:
-            self.roster.sums.append(found)
+        checksum = checksum_of(tensors)
+        if checksum is not None and self.roster is not None:
+            self.roster.sums.append(checksum)
 
     def _gather(self, title: str, gathers: list[RowGather]) -> None:
         size = sum(gather.whole.nbytes for gather in gathers)

@@ -85,9 +85,9 @@ def admit_sharing(sharded: Iterable[tuple[str, torch.Tensor]], others: Iterable[
             _refuse_sharing(owner, name)
 
 
-def _refuse_sharing(one: str, other: str) -> None:
+def _refuse_sharing(first: str, second: str) -> None:
     raise SPMDError(
-        f"{one} and {other} share memory, but are not the same tensor. Shards cannot share it.",
+        f"{first} and {second} share memory, but are not the same tensor. Shards cannot share it.",
         remedy='Tie weights by the same Parameter (b.weight = a.weight), or use DataParallel("replicate").',
     )
 
@@ -319,9 +319,12 @@ def _same(known: list[torch.Tensor] | list[Optimizer], now: list[torch.Tensor] |
 # code or that of a method it calls names. Shallow places come first, and every rank finds the same objects in the
 # same order.
 
-DEPTH = 4  # step -> self -> trainer -> model
-LONGEST = 256  # a container with more elements holds data
-_OWN_OF_MODULE = frozenset((*vars(nn.Module()), "_flat_weights"))  # the latter of recurrent modules
+# Step -> self -> trainer -> model.
+DEPTH = 4
+# A container with more elements holds data.
+LONGEST = 256
+# The latter of recurrent modules.
+_OWN_OF_MODULE = frozenset((*vars(nn.Module()), "_flat_weights"))
 _LEAVES = (torch.device, torch.dtype, torch.Generator, types.BuiltinFunctionType, type(None), int, float, str, bytes)
 
 
@@ -441,7 +444,8 @@ def _attributes(value: Any) -> Iterator[Any]:
     if isinstance(value, types.ModuleType):
         return
     if not isinstance(value, type) and "__wrapped__" in getattr(value, "__dict__", ()):
-        yield value.__wrapped__  # a compiled step that this one calls
+        # A compiled step that this one calls.
+        yield value.__wrapped__
     is_class = isinstance(value, type)
     kind = value if is_class else type(value)
     if _is_of_torch(kind.__module__) and not isinstance(value, LRScheduler):

@@ -81,10 +81,14 @@ class EngineReport:
     parameters: int
     sharded: int
     backwards: tuple[tuple[BucketLine, ...], ...]
-    late: tuple[bool, ...]  # for each backward, whether its buckets start only at its end
-    buffers: int  # bytes that all ranks get from rank 0
-    gathered: Mapping[str, int]  # bytes of the last call, by what they were
-    whole: Mapping[str, str]  # parameters that "fully_shard" keeps whole, and why
+    # For each backward, whether its buckets start only at its end.
+    late: tuple[bool, ...]
+    # Bytes that all ranks get from rank 0.
+    buffers: int
+    # Bytes of the last call, by what they were.
+    gathered: Mapping[str, int]
+    # Parameters that "fully_shard" keeps whole, and why.
+    whole: Mapping[str, str]
     optimizers: tuple[str, ...]
 
     @property
@@ -169,7 +173,8 @@ class RosterPlan:
     names: list[str]
     tensors: list[torch.Tensor]
     layouts: list[Layout]
-    in_modules: set[int]  # the identities of the tensors that a module holds
+    # The identities of the tensors that a module holds.
+    in_modules: set[int]
     buffers: list[tuple[str, torch.Tensor]]
     optimizers: list[Optimizer]
 
@@ -220,7 +225,8 @@ class RosterMaker:
         )
 
     def _layout(self, mode: DataParallel, name: str, tensor: torch.Tensor, in_module: bool) -> Layout:
-        if not in_module:  # nothing can hold its rows between calls
+        # Nothing can hold its rows between calls.
+        if not in_module:
             return Layout(torch.Size(tensor.shape), False, self.wire.rank, self.wire.world)
         layout = mode.layout_of(name, tensor, self.wire.rank, self.wire.world)
         managed = managed_by(tensor)
@@ -302,7 +308,8 @@ class StepHistory:
 
     def __init__(self, number: int) -> None:
         self.number, self.calls = number, 0
-        self.rosters: list[Roster] = []  # the last one is that of the last call
+        # The last one is that of the last call.
+        self.rosters: list[Roster] = []
         self.gathered: dict[str, int] = {}
 
     def roster_of(self, tensors: list[torch.Tensor], optimizers: list[Optimizer]) -> Roster | None:
@@ -403,7 +410,8 @@ class StateEngine:
         """Begin a call: find its state, and meet the other ranks."""
         record = self.history_of(step)
         found = find_state(step.function, args, kwargs)
-        opening = record.rosters[-1].opening if record.rosters else None  # its first bucket opens the call
+        # Its first bucket opens the call.
+        opening = record.rosters[-1].opening if record.rosters else None
         may_train = torch.is_grad_enabled() and record.calls > 0
         is_early = record.calls < EARLY and (opening is not None or may_train)
         checksum = functools.partial(self._checksum, record)
@@ -475,8 +483,8 @@ class StateEngine:
     def _checksum(self, record: StepHistory) -> torch.Tensor | None:
         roster = self.averager.roster
         assert roster is not None
-        found = self.checksum.of([managed.plain for managed in roster.params if not managed.sharded], record.calls)
-        sums = [*roster.take_sums(), *([] if found is None else [found])]
+        checksum = self.checksum.of([managed.plain for managed in roster.params if not managed.sharded], record.calls)
+        sums = [*roster.take_sums(), *([] if checksum is None else [checksum])]
         return sum(sums[1:], start=sums[0]) if sums else None
 
     def _hook(self, roster: Roster) -> None:
@@ -493,7 +501,7 @@ class StateEngine:
         roster.shared = 0
         if roster.buffers and self.wire.world > 1 and trains:
             self.meeting.meet()
-            roster.shared = sum(each.nbytes for each in roster.buffers if each.layout is torch.strided)
+            roster.shared = sum(buffer.nbytes for buffer in roster.buffers if buffer.layout is torch.strided)
             with torch.no_grad(), mark_work("buffers of rank 0", roster.shared):
                 self.wire.broadcast(roster.buffers, self.meeting.device)
 
@@ -510,7 +518,8 @@ class StateEngine:
                 self.history_of(self.stack.outermost).gathered = self.resting.bytes
                 self.resting.leave(found.modules, failed)
                 if failed:
-                    roster.take_sums()  # ranks may have failed at different points
+                    # Ranks may have failed at different points.
+                    roster.take_sums()
                 roster.store.release()
         self._name_strangers(failed)
 

@@ -77,7 +77,8 @@ class RowUpdates:
     def __init__(self, optimizer: Optimizer, leaves: dict[int, ShardedLeaf]) -> None:
         self.optimizer = optimizer
         self._inner: Any = optimizer.step
-        self._leaves = leaves  # by the identity of the whole parameter
+        # By the identity of the whole parameter.
+        self._leaves = leaves
 
     def install(self) -> None:
         """Replace the optimizer's step. Whoever calls this restores the optimizer."""
@@ -140,7 +141,8 @@ class StepEffects:
 
     result: list[Recipe] = field(default_factory=list)
     result_spec: Any = None
-    grads: dict[int, int | None] = field(default_factory=dict)  # parameter -> graph output, or None for no gradient
+    # Parameter -> graph output, or None for no gradient.
+    grads: dict[int, int | None] = field(default_factory=dict)
     # Of optimizers: only the engine runs such a call.
     makes_states: bool = False
     # A backward has reached a parameter.
@@ -157,11 +159,13 @@ class RecordedStep:
     """
 
     module: fx.GraphModule
-    sources: list[InputSource]  # one for each placeholder, in order
+    # One for each placeholder, in order.
+    sources: list[InputSource]
     effects: StepEffects
     buckets: list[Bucket] = field(default_factory=list)
     number: int = 0
-    changed_by_user: bool = False  # by an override or a pass
+    # By an override or a pass.
+    changed_by_user: bool = False
 
 
 def record_step(
@@ -192,8 +196,10 @@ class _Recording:
         self.overrides = overrides
         self.mode = tracing.new_fake_mode()
         self.effects = StepEffects()
-        self.leaves: list[torch.Tensor] = []  # the parameters as the step sees them
-        self.sharded: dict[int, ShardedLeaf] = {}  # by the identity of a leaf
+        # The parameters as the step sees them.
+        self.leaves: list[torch.Tensor] = []
+        # By the identity of a leaf.
+        self.sharded: dict[int, ShardedLeaf] = {}
         sources = [*state.sources(call.leaves)]
         self.numbers = [source for source in sources if isinstance(state.value(source, call.leaves), float)]
         with self.mode:
@@ -226,8 +232,8 @@ class _Recording:
         with torch.no_grad():
             fakes = self._install()
         first = {id(leaf): i for i, leaf in reversed([*enumerate(self.call.leaves)])}
-        found = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
-        args, kwargs = self.call.rebuilt(found)
+        leaves = [self.fakes.get(InputSource("arg", first[id(leaf)]), leaf) for leaf in self.call.leaves]
+        args, kwargs = self.call.rebuilt(leaves)
         # mkldnn packs the weights of these.
         packs = any(isinstance(module, torch.nn.RNNBase) for module in self.state.modules)
         with Substitution(fakes), torch.backends.mkldnn.flags(enabled=False) if packs else nullcontext():
@@ -372,7 +378,8 @@ class StepProgram:
 
     def __init__(self, recorded: RecordedStep, state: CapturedState, leaves: list[Any]) -> None:
         self.recorded, self.effects, self.present = recorded, recorded.effects, state.present_grads()
-        self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]  # alive, as keys have their ids
+        # Alive, as keys have their ids.
+        self.objects = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         self.run = function_of_graph(recorded.module)
         self.verified, self.calls, self.key = 0, 0, state.key()
         self.bind(state)
@@ -424,10 +431,10 @@ class StepProgram:
 
     def _autocast(self) -> list[str]:
         """Turn autocast off. Returns the devices for which it was on."""
-        found = [d for d in {"cpu", self.state.rests[0].device.type} if torch.is_autocast_enabled(d)]
-        for device in found:
+        devices = [d for d in {"cpu", self.state.rests[0].device.type} if torch.is_autocast_enabled(d)]
+        for device in devices:
             torch.set_autocast_enabled(device, False)
-        return found
+        return devices
 
     def _made(self, recipe: Recipe, outputs: Sequence[Any], leaves: list[Any]) -> Any:
         if recipe.output is not None:
@@ -440,9 +447,9 @@ def function_of_graph(module: fx.GraphModule) -> Callable[..., Any]:
     code = module.graph.python_code("self")
     names = dict(code.globals)
 
-    def bind(found: re.Match[str]) -> str:
-        name = "_".join(found.groups())
-        names[name] = tracing.fastest_operation(*found.groups())
+    def bind(match: re.Match[str]) -> str:
+        name = "_".join(match.groups())
+        names[name] = tracing.fastest_operation(*match.groups())
         return f"{name}("
 
     source = _OPERATION.sub(bind, code.src)
@@ -461,7 +468,8 @@ class StepReport:
     operations: int
     collectives: dict[str, int]
     buckets: list[Bucket]
-    verified: int  # how often
+    # How often.
+    verified: int
 
     def __str__(self) -> str:
         count = ", ".join(f"{n} {name}" for name, n in self.collectives.items()) or "no collectives"
@@ -503,8 +511,8 @@ class GraphPasses:
         before = str(module.graph)
         for override in self.overrides:
             module = override.transform(module, params)
-        for each in self.passes:
-            module = each(module) or module
+        for graph_pass in self.passes:
+            module = graph_pass(module) or module
         module.graph.lint()
         module.recompile()
         return module, bool(self.overrides) or str(module.graph) != before

@@ -317,9 +317,12 @@ class ThreadLocalWorld(process_state.world_class()):  # type: ignore[misc]
         self._rendezvous: dict[Any, Rendezvous] = {}
         self.changed = threading.Condition()
         self.closed = False
-        self.ended: dict[int, str] = {}  # how each rank ended
-        self.issued: dict[int, deque[_Issued]] = {}  # by each rank
-        self.groups: dict[int, list[GroupRecord]] = {}  # that each rank has made
+        # How each rank ended.
+        self.ended: dict[int, str] = {}
+        # By each rank.
+        self.issued: dict[int, deque[_Issued]] = {}
+        # That each rank has made.
+        self.groups: dict[int, list[GroupRecord]] = {}
         # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
         self.waiting: dict[int, Callable[[], bool]] = {}
         self.record_ids = itertools.count(1)
@@ -476,7 +479,8 @@ class Rendezvous:
         self, rank: int, kind: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor], options: Mapping[str, Any]
     ) -> None:
         """Note a NaN or infinity in the inputs; overwrite outputs that are no inputs, before other ranks write."""
-        from torch_testing_ext._collectives import tensor_checks  # only where it is asked for
+        # Only where it is asked for.
+        from torch_testing_ext._collectives import tensor_checks
 
         if SanitizeKind.NAN in self._world.kinds:
             descriptions = (tensor_checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)

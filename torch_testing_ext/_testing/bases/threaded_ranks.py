@@ -101,12 +101,14 @@ class RankThreads:
         if sanitize.kinds & {SanitizeKind.WAITS, SanitizeKind.RACES}:
             self._follow_works(world_size)
         if sanitize.shake is not None:
-            from torch_testing_ext._collectives import tensor_checks  # only where it is asked for
+            # Only where it is asked for.
+            from torch_testing_ext._collectives import tensor_checks
 
             self._world.delays = {rank: tensor_checks.Delays(sanitize.shake, rank) for rank in range(world_size)}
 
     def _follow_works(self, world_size: int) -> None:
-        from torch_testing_ext._collectives import watched_works  # only where it is asked for
+        # Only where it is asked for.
+        from torch_testing_ext._collectives import watched_works
 
         ranks = range(world_size)
         world = self._world

@@ -56,9 +56,11 @@ class History:
 
     run: RunBegan
     summary: Summary
-    attempts: tuple[Attempt, ...]  # in the order in which they ended
+    # In the order in which they ended.
+    attempts: tuple[Attempt, ...]
     spans: tuple[Span, ...]
-    imports: tuple[ImportSpan, ...] = ()  # before the run: their times are negative
+    # Before the run: their times are negative.
+    imports: tuple[ImportSpan, ...] = ()
 
 
 @dataclass
@@ -68,7 +70,8 @@ class Recorder:
     _run: RunBegan = field(default_factory=lambda: RunBegan((), (), (), 0, 0.0))
     _attempts: list[Attempt] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
-    _open: dict[int, UnitBegan] = field(default_factory=dict)  # by the unit's number
+    # By the unit's number.
+    _open: dict[int, UnitBegan] = field(default_factory=dict)
     _importing: dict[str, float] = field(default_factory=dict)
     _imports: list[ImportSpan] = field(default_factory=list)
 
@@ -92,7 +95,7 @@ class Recorder:
             self._close(began, end.summary.seconds)
         self._open.clear()
         clock = self._run.clock
-        imports = (ImportSpan(one.name, one.began - clock, one.ended - clock) for one in self._imports)
+        imports = (ImportSpan(span.name, span.began - clock, span.ended - clock) for span in self._imports)
         return History(self._run, end.summary, tuple(self._attempts), tuple(self._spans), tuple(imports))
 
     def _import(self, files: Sequence[str], at: float) -> None:
@@ -145,7 +148,8 @@ class Files:
 class Lane:
     """A device or CPU slot, and what ran on it."""
 
-    name: str  # "gpu 3", "cpu 0"
+    # "gpu 3", "cpu 0".
+    name: str
     is_device: bool
     spans: tuple[Span, ...]
     attempts: tuple[Attempt, ...]
@@ -155,12 +159,13 @@ def all_lanes(history: History) -> list[Lane]:
     """All lanes of the inventory, also those on which nothing ran: idle devices should be visible."""
     spans = grouped((name, span) for span in history.spans for name in lanes_of(span.lease))
     attempts = grouped((name, attempt) for attempt in history.attempts for name in lanes_of(attempt.lease))
-    everything = [*_inventory(history.run), *(span.lease for span in history.spans)]  # nodes may join a run
+    # Nodes may join a run.
+    everything = [*_inventory(history.run), *(span.lease for span in history.spans)]
     names = dict.fromkeys((lease.node, name) for lease in everything for name in lanes_of(lease))
     nodes = list(dict.fromkeys(node for node, _ in names))
     return [
         Lane(name, name.rpartition(" ")[0].endswith("gpu"), tuple(spans.get(name, ())), tuple(attempts.get(name, ())))
-        for _, name in sorted(names, key=lambda one: nodes.index(one[0]))
+        for _, name in sorted(names, key=lambda lane: nodes.index(lane[0]))
     ]
 
 
@@ -189,7 +194,8 @@ FORMAT = "torch_testing_ext journal 3"
 # In the second one, failures are texts only.
 READABLE = (FORMAT, "torch_testing_ext journal 2")
 NAME = "journal.jsonl"
-KEPT = 10  # journals of earlier runs in a folder
+# Journals of earlier runs in a folder.
+KEPT = 10
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,8 @@ class JournalHeader:
 
     format: str
     pid: int
-    command: str  # reruns a test whose name is appended
+    # Reruns a test whose name is appended.
+    command: str
     policy: Policy
     allow_all_skipped: bool
 
@@ -233,7 +240,8 @@ class Journal:
     path: Path
     header: JournalHeader
     warn: Callable[[str], object]
-    prepare: Callable[[], object] = lambda: None  # makes the folder in which the journal's own folder will be
+    # Makes the folder in which the journal's own folder will be.
+    prepare: Callable[[], object] = lambda: None
     _fd: int | None = None
     _size: int = 0
 
@@ -243,7 +251,8 @@ class Journal:
                 self._open()
                 self._write(event)
             case TestFinished(finished):
-                last = finished.last  # which another line has in full
+                # Which another line has in full.
+                last = finished.last
                 named = Attempt(last.test, last.outcome, repetition=last.repetition, number=last.number)
                 self._write(replace(event, finished=FinishedTest((named,))))
             case RunEnded(summary):
@@ -260,7 +269,8 @@ class Journal:
             # As long as this process lives.
             if not files.try_lock(self._fd):
                 return self._give_up("another run writes it")
-            if os.fstat(self._fd).st_size:  # a journal that was there; a device or a pipe cannot be truncated
+            # A journal that was there; a device or a pipe cannot be truncated.
+            if os.fstat(self._fd).st_size:
                 os.ftruncate(self._fd, 0)
         except OSError as error:
             self._give_up(error)
@@ -278,7 +288,8 @@ class Journal:
             self._size += len(line)
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._fd, self._size)  # what is there stays whole
+                # What is there stays whole.
+                os.ftruncate(self._fd, self._size)
             self._give_up(error)
 
     def _give_up(self, why: object) -> None:
@@ -326,8 +337,8 @@ def find_journal(place: Path) -> Path:
             raise JournalError(f"{place} does not exist")
         return place
     for pattern in (NAME, f"*/{NAME}", f"runs/*/{NAME}", "*.jsonl"):
-        if found := sorted(place.glob(pattern)):
-            return found[-1]
+        if paths := sorted(place.glob(pattern)):
+            return paths[-1]
     raise JournalError(f"{place} contains no {NAME}")
 
 
@@ -354,11 +365,11 @@ def read_journal(path: Path) -> RecordedRun:
 def _header(path: Path, lines: list[bytes]) -> JournalHeader:
     try:
         ((kind, fields),) = json.loads(lines[0]).items()
-        found = fields["format"]
+        format_of_file = fields["format"]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         raise JournalError(f"{path} is not the journal of a run") from None
-    if kind != JournalHeader.__name__ or found not in READABLE:
-        raise JournalError(f"{path} has the format {found!r}; this version reads {FORMAT!r}")
+    if kind != JournalHeader.__name__ or format_of_file not in READABLE:
+        raise JournalError(f"{path} has the format {format_of_file!r}; this version reads {FORMAT!r}")
     header: JournalHeader = messages.decode(JournalHeader, fields)
     return header
 
@@ -384,7 +395,8 @@ class _Reader:
 
     def run(self) -> RecordedRun:
         events = [event for record in self.records for event in self._event(record)]
-        for test, repetition in list(self._attempts):  # whose end the journal does not have: the last attempt counts
+        # Whose end the journal does not have: the last attempt counts.
+        for test, repetition in list(self._attempts):
             events += self._finish(test, repetition)
         summary = self._summary()
         return RecordedRun(self.header, (*events, RunEnded(summary)), summary)
@@ -430,7 +442,7 @@ class _Reader:
 
     def _unfinished(self) -> tuple[Test, ...]:
         began = next(record for record in self.records if isinstance(record, RunBegan))
-        done = {(one.test.id, one.last.repetition) for one in self._finished}
+        done = {(finished.test.id, finished.last.repetition) for finished in self._finished}
         planned = [(test, unit.repetition) for unit in began.units for test in unit.tests]
         in_units = {test.id for test, _ in planned}
         planned += [(test, 0) for test in began.tests if test.id not in in_units]

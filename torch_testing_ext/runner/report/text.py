@@ -247,7 +247,7 @@ _CONTROL = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 def printable(text: str) -> str:
     """Makes text safe on a terminal and legal in XML: escapes other characters as Python literals do."""
     lines = _LINE_END.sub("\n", without_colours(text))
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), lines)
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), lines)
 
 
 def log(text: str) -> str:
