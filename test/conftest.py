@@ -1,12 +1,14 @@
-"""Starts from a known state, marks slow tests, and prints how many passed, failed and were skipped as the last line."""
+"""Starts from a known state, marks each test by its tier, and ends by how many passed, failed and were skipped."""
 
+import functools
 import os
 import signal
 import sys
 from unittest import mock
 
 import pytest
-from slow_tests import is_slow
+from cost_recorder import pytest_addoption as pytest_addoption, start_recording
+from tiers import read_costs, tier_of
 
 # One thread of torch for each rank, as under torchrun: on two cores, those of several ranks wait for each other, which
 # took a third of the time of tests that compute. torch reads this when it is imported, here, by xdist and in programs.
@@ -28,11 +30,16 @@ def pytest_configure(config):
     for ignored in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.SIG_DFL)
+    start_recording(config)
 
 
 def pytest_itemcollected(item):
-    if is_slow(item.nodeid):
-        item.add_marker("slow")
+    item.add_marker(tier_of(item.nodeid, _costs()))
+
+
+@functools.cache
+def _costs():
+    return read_costs()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,10 +1,10 @@
 """The slow tier: tests that cost much and test something coarse, with the reason for each.
 
-The README's test command leaves them out, and the command `slow` of CONTRIBUTING.md runs only them. `conftest.py` gives
-them pytest's mark `slow`. A row is a pattern of `fnmatch` for the ids of tests, below `test/`.
+The command `slow` of CONTRIBUTING.md runs only them. `tiers.py` has the rules of the three tiers. A row is a pattern
+of `fnmatch` for the ids of tests, below `test/`.
 
-What a change can break in a subtle way stays in the quick tier: a test that is not coarse comes here only if a cheaper
-test of the same code stays there, which the reason names.
+What a change can break in a subtle way stays in `core` or `full`: a test that is not coarse comes here only if a
+cheaper test of the same code stays there, which the reason names.
 """
 
 from __future__ import annotations

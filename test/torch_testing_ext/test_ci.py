@@ -14,6 +14,7 @@ MAKE_TOOLS = (
     "mkdir -p .venv/bin && printf '#!/bin/sh\\nexit {lint}\\n' | tee .venv/bin/ruff > .venv/bin/mypy"
     " && chmod +x .venv/bin/ruff .venv/bin/mypy"
 )
+MAKE_PIP = "mkdir -p .venv/bin && printf '#!/bin/sh\\nexit {newest}\\n' > .venv/bin/pip && chmod +x .venv/bin/pip"
 
 
 class CIRunTest(unittest.TestCase):
@@ -31,10 +32,13 @@ class CIRunTest(unittest.TestCase):
         (self.tools / "chromium").write_text("#!/bin/sh\n")  # or .ci/run installs it
         (self.tools / "chromium").chmod(0o755)
 
-    def ran(self, *parts, lint=0, contributing="", **commands):
-        """Run .ci/run and return its exit code and its lines."""
+    def ran(self, *parts, lint=0, newest=0, contributing="", **commands):
+        """Run .ci/run and return its exit code and its lines. `newest`: the exit code of pip for .ci/newest.txt."""
         if not contributing:
+            commands.setdefault("full", self.counts(0, 0, 0))
             commands.setdefault("slow", self.counts(0, 0, 0))
+        if "main" in commands:
+            commands["main"] = f"{MAKE_PIP.format(newest=newest)} && {commands['main']}"
         commands["test"] = f"{MAKE_TOOLS.format(lint=lint)} && {commands.get('test', 'true')}"
         pages = [f"<!-- command: {name} -->\n```\n{command}\n```\n" for name, command in commands.items()]
         (self.project / "README.md").write_text("# Title\n\n" + "\nMore.\n\n".join(pages))
@@ -48,9 +52,10 @@ class CIRunTest(unittest.TestCase):
         return f"echo '{passed} passed, {failed} failed, {skipped} skipped'"
 
     def test_the_results_are_added_up(self):
-        slow = f"<!-- command: slow -->\n```\n{self.counts(30, 0, 300)}\n```\n"
-        code, lines = self.ran(main=self.counts(1, 0, 100), test=self.counts(2, 0, 0), contributing=slow)
-        self.assertEqual((code, lines[-1]), (0, "33 passed, 0 failed, 400 skipped"), lines)
+        page = "<!-- command: {} -->\n```\n{}\n```\n"
+        tiers = page.format("full", self.counts(500, 0, 1)) + page.format("slow", self.counts(30, 0, 300))
+        code, lines = self.ran(main=self.counts(1, 0, 100), test=self.counts(2, 0, 0), contributing=tiers)
+        self.assertEqual((code, lines[-1]), (0, "533 passed, 0 failed, 401 skipped"), lines)
 
     def test_every_part_counts(self):
         good, bad = self.counts(5, 0, 1), f"{self.counts(4, 1, 1)}; false"
@@ -62,6 +67,8 @@ class CIRunTest(unittest.TestCase):
             ({"main": "true", "test": good}, "5 passed, 1 failed, 1 skipped"),
             ({"test": good}, "5 passed, 1 failed, 1 skipped"),
             ({"main": good, "test": good, "lint": 1}, "10 passed, 1 failed, 2 skipped"),
+            ({"main": good, "test": good, "newest": 1}, "10 passed, 1 failed, 2 skipped"),
+            ({"main": good, "test": good, "full": bad}, "14 passed, 1 failed, 3 skipped"),
             ({"main": good, "test": good, "slow": "false"}, "10 passed, 1 failed, 2 skipped"),
             ({"main": good, "test": good, "slow": bad}, "14 passed, 1 failed, 3 skipped"),
         ):
@@ -80,7 +87,7 @@ class CIRunTest(unittest.TestCase):
 
     def test_a_part_that_has_no_command_is_a_failure(self):
         code, lines = self.ran(main=self.counts(1, 0, 0), test=self.counts(1, 0, 0), contributing="no command")
-        self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed, 0 skipped"), lines)
+        self.assertEqual((code, lines[-1]), (1, "2 passed, 2 failed, 0 skipped"), lines)
 
     def test_slow_without_test_makes_its_environment(self):
         (self.tools / "python3").write_text("#!/bin/sh\nmkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip\n")
@@ -106,8 +113,8 @@ class CIRunTest(unittest.TestCase):
     def test_a_run_keeps_durations(self):
         """test/conftest.py has pytest write them where CI_JUNIT says, but not the runs that tests start."""
         (self.project / "test_it.py").write_text("import os\nassert 'CI_JUNIT' not in os.environ\n")
-        for name in ("conftest.py", "slow_tests.py"):
-            (self.project / name).write_bytes((ROOT / "test" / name).read_bytes())
+        for file in (ROOT / "test").glob("*.py"):
+            (self.project / file.name).write_bytes(file.read_bytes())
         environ = {**os.environ, "CI_JUNIT": str(self.project / "it.xml")}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "test_it.py"]
         subprocess.run(command, env=environ, cwd=self.project, stdout=subprocess.DEVNULL)

@@ -1,8 +1,7 @@
-"""The list of slow tests names tests that exist; the commands of the README and CONTRIBUTING share out all tests."""
+"""The list of slow tests names tests that exist."""
 
 import ast
 import os
-import re
 import subprocess
 import sys
 import unittest
@@ -57,14 +56,6 @@ class SlowTestsTest(unittest.TestCase):
         self.assertTrue(is_slow("test/distributed/test_c10d_properties.py::TestCollectives::test_a"))
         self.assertFalse(is_slow("test/torch_testing_ext/launch/test_verdict.py::TestVerdict::test_a"))
         self.assertFalse(is_slow("test/torch_testing_ext/launch/test_soak_more.py::SoakTest::test_a"))
-
-    def test_the_two_commands_run_everything(self):
-        """What one leaves out, the other runs; in all else they are the same."""
-        pages = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-        command = r"<!-- command: {} -->\n```\n.*(\.venv/bin/python -m pytest .*) -m (.*)\n"
-        (quick,), (slow,) = (re.findall(command.format(name), pages) for name in ("test", "slow"))
-        self.assertEqual(quick[0], slow[0])
-        self.assertEqual((quick[1], slow[1]), ("'not slow'", "slow"))
 
     def test_each_row_matches_a_test(self):
         """All tests are collected for this, which is slow itself."""
