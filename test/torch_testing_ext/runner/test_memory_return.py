@@ -225,12 +225,12 @@ class PeakTest(unittest.TestCase):
         self.assertIsNone(verdict.highest([]))
 
     def test_what_ranks_have_said_belongs_to_one_test(self):
-        report = launch.RankReport(0, launch.RankEnding.PASSED, memory=((0, 5, 10),))
+        account = launch.RankAccount(launch.RankEnding.PASSED, 0.0, 1.0, memory=((0, 5, 10),))
         verdict.forget_memory()
-        user_shell.note_memory([report.memory, report.memory])
+        user_shell.note_memory([account.memory, account.memory])
         self.assertEqual(verdict.highest(user_shell.take().memory), verdict.DevicePeak(10, 20, 2))
         self.assertIsNone(verdict.highest(user_shell.take().memory))
-        user_shell.note_memory([report.memory])
+        user_shell.note_memory([account.memory])
         verdict.forget_memory()
         self.assertIsNone(verdict.highest(user_shell.take().memory))
 
