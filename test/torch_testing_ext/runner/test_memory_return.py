@@ -6,7 +6,7 @@ A stand-in answers for NVML. On real devices: the check `memory-back` of benchma
 import os
 import unittest
 
-from kit.invented import make_test
+from kit.invented import make_attempt, make_test
 from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
@@ -26,7 +26,7 @@ from torch_testing_ext.runner.engine.engine import (
     why_held,
     with_held,
 )
-from torch_testing_ext.runner.model import Attempt, DeviceMemory, Lease, TestOutcome
+from torch_testing_ext.runner.model import DeviceMemory, Lease, TestOutcome
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import text
 from torch_testing_ext.runner.scheduling.leases import Inventory, Leases, Queue
@@ -151,12 +151,12 @@ class MemoryReturnTest(unittest.TestCase):
 
 class OutcomeTest(unittest.TestCase):
     def test_the_last_result_says_it(self):
-        first, last = (Attempt(make_test(name), TestOutcome.PASSED) for name in ("test_a", "test_b"))
+        first, last = (make_attempt(make_test(name), TestOutcome.PASSED) for name in ("test_a", "test_b"))
         held = [HeldDevice("0", "still had 1.0 GiB more")]
         changed = with_held([first, last], held)
         self.assertEqual([one.outcome for one in changed], [TestOutcome.PASSED, TestOutcome.LEAKED])
         self.assertEqual(changed[1].said, "device 0 still had 1.0 GiB more; it is not used again in this run")
-        failed = Attempt(make_test("test_c"), TestOutcome.CRASHED, "it crashed")
+        failed = make_attempt(make_test("test_c"), TestOutcome.CRASHED, "it crashed")
         (changed,) = with_held([failed], held)
         self.assertEqual(changed.outcome, TestOutcome.CRASHED)
         self.assertRegex(changed.said, "^it crashed\n\ndevice 0 still had")
@@ -235,7 +235,7 @@ class PeakTest(unittest.TestCase):
         self.assertIsNone(verdict.highest(user_shell.take().memory))
 
     def test_in_words(self):
-        attempt = Attempt(
+        attempt = make_attempt(
             make_test("test_x"), TestOutcome.PASSED, lease=Lease(("0",)), memory=DeviceMemory(GIB, 3 * GIB // 2, 2)
         )
         self.assertEqual(text.memory(attempt), "1.5 GiB of device memory")
@@ -277,7 +277,7 @@ class PeakInReportsTest(unittest.TestCase):
         # Of each rank, and of the test's own process.
         expected = DeviceMemory(3 * 2**29, 3 * GIB, 3)
         for name in ("test_fresh", "test_one", "test_two"):
-            self.assertEqual((run.outcomes[name], run[name].memory), ("passed", expected), run[name].said)
+            self.assertEqual((run.outcomes[name], run[name].end.memory), ("passed", expected), run[name].said)
 
 
 if __name__ == "__main__":

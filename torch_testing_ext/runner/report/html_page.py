@@ -442,7 +442,7 @@ class _Page:
         parts = [text.outcome_in_words(one), *([f"{test.world_size} ranks"] if test.world_size > 1 else [])]
         parts += [f"on {place}"] if place else []
         parts += [used] if (used := text.memory(one.last)) else []
-        parts += [text.not_enough_devices(one.last.want)] if one.last.want else []
+        parts += [text.not_enough_devices(one.last.end.want)] if one.last.end.want else []
         return " \N{MIDDLE DOT} ".join(parts)
 
     def skips(self) -> Iterator[ET.Element]:
@@ -457,8 +457,8 @@ def _attempt(attempt: Attempt, is_known: bool = False) -> Iterator[ET.Element]:
     """The message of an attempt, unless it `is_known`, and all else folded."""
     if attempt.said and not is_known:
         yield node("div", *failure(attempt), class_=f"failure {css(attempt.outcome.value)}")
-    if attempt.leftovers:
-        yield node("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
+    if attempt.end.leftovers:
+        yield node("p", f"Left running (now terminated): {'; '.join(attempt.end.leftovers)}", class_="facts")
     logs = [*([("the whole account", text.account(attempt))] if text.has_parts(attempt) else []), *text.logs(attempt)]
     folded = (node("details", node("summary", title), node("pre", words), class_="log") for title, words in logs)
     yield node("div", *folded, class_="logs")

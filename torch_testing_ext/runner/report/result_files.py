@@ -60,7 +60,7 @@ def _test(one: FinishedTest, history: History) -> dict[str, Any]:
         "outcome": one.outcome.value,
         "counts_as": history.summary.policy.verdict_on(one).value,
         "seconds": one.seconds,
-        "want": one.last.want,
+        "want": one.last.end.want,
         "attempts": [_attempt(attempt) for attempt in one.attempts],
     }
 
@@ -77,12 +77,12 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         else None,
         "slots": attempt.lease.slots,
         "node": attempt.lease.node or None,
-        "device_memory": asdict(attempt.memory) if attempt.memory is not None else None,
+        "device_memory": asdict(attempt.end.memory) if attempt.end.memory is not None else None,
         "output": text.log(attempt.output),
         "ranks": [
             {"rank": one.rank, "output": text.log(one.output), "stacks": text.log(one.stacks)} for one in attempt.ranks
         ],
-        "leftovers": attempt.leftovers,
+        "leftovers": attempt.end.leftovers,
     }
 
 
