@@ -78,7 +78,12 @@ class Fault:
     case: Case
     culprits: tuple[int, ...] = ()
     finding: Finding | None = None
-    is_alone: bool = False  # a test without ranks
+    # The title tells the finding.
+    tells_finding: bool = False
+    # The title tells this line about an exception.
+    told_summary: str = ""
+    # A test without ranks.
+    is_alone: bool = False
 
     @property
     def first(self) -> RankReport | None:
@@ -90,8 +95,9 @@ def view_of_error(error: BaseException, case: Case, within: str = "", traceback:
     """The view of an exception of a test without ranks. `within` begins the title and `traceback` ends the account."""
     account = account_of(error, isinstance(error, AssertionError), 0.0)
     report = report_of(0, account)
-    fault = Fault(f"{within}{account.summary}", [report], case, (0,), is_alone=True)
-    return view_of(fault, f"{within}{account.summary}\n\n{traceback}")
+    title = f"{within}{account.summary}"
+    fault = Fault(title, [report], case, (0,), told_summary=account.summary, is_alone=True)
+    return view_of(fault, f"{title}\n\n{traceback}")
 
 
 def view_of(fault: Fault, account: str, explained: Finding | None = None) -> FailureView:
@@ -207,7 +213,7 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
         case RankEnding.FAILED | RankEnding.ERROR:
             if report.error.example and report.rank not in fault.culprits:
                 return "lost its peer in an example", site
-            is_told = report.summary in fault.title or report.error.cause is Cause.OF_ALL
+            is_told = report.summary in ("", fault.told_summary) or report.error.cause is Cause.OF_ALL
             verb = "failed" if report.ending is RankEnding.FAILED else "raised"
             return verb if is_told else without_colours(without_cpp_place(report.summary)), site
         case RankEnding.STOPPED:
@@ -307,8 +313,8 @@ def _remarks(fault: Fault) -> Iterator[str]:
     example = next((text for text in examples if text and text not in title), "")
     if example:
         yield cut(f"in this example: {' '.join(example.split())}", _LONGEST_EXAMPLE)
-    sentences = [one.sentence for r in fault.reports for one in r.found if one.sentence not in fault.title]
-    if fault.finding is not None and fault.finding.title not in fault.title and not _screen_follows(fault):
+    sentences = _other_sentences(fault)
+    if fault.finding is not None and not fault.tells_finding and not _screen_follows(fault):
         sentences.insert(0, fault.finding.title)
     if sentences:
         more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
@@ -319,6 +325,12 @@ def _remarks(fault: Fault) -> Iterator[str]:
         yield cut(f"rank {left[0][0]} left running (now terminated): {left[0][1]}{more}", WIDTH)
     if fault.case.note:
         yield from fault.case.note.splitlines()[:2]
+
+
+def _other_sentences(fault: Fault) -> list[str]:
+    """The findings of the ranks that the title does not tell."""
+    told = fault.finding if fault.tells_finding else None
+    return [finding.sentence for report in fault.reports for finding in report.found if finding != told]
 
 
 def _screen_follows(fault: Fault) -> bool:
@@ -453,7 +465,7 @@ def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdi
     """The verdict where the collectives are at fault."""
     shown = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE, FindingKind.RECORDER)
-    fault = Fault(finding.title, reports, case, finding.ranks, finding)
+    fault = Fault(finding.title, reports, case, finding.ranks, finding, tells_finding=True)
     calls = f"{finding.sentence}\n{finding.calls}"
     return _verdict(Outcome.ERROR if is_error else Outcome.FAILED, fault, shown, calls, finding)
 
@@ -479,7 +491,7 @@ def _failed(
     shown = [r for r in culprits if r is first or not (is_victim(r) or r.error.cause is Cause.OF_ALL)]
     errors = {RankEnding.FAILED: Outcome.FAILED, RankEnding.ERROR: Outcome.ERROR, RankEnding.LOST: Outcome.ERROR}
     outcome = errors.get(first.ending, Outcome.CRASHED)
-    fault = Fault(title, reports, case, tuple(alike), cause)
+    fault = Fault(title, reports, case, tuple(alike), cause, told_summary=first.summary)
     return _verdict(outcome, fault, shown, cause.text if cause else "", cause)
 
 
@@ -517,7 +529,7 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     culprits = blamed[0].ranks if blamed else tuple(ranks[:1])
-    fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None)
+    fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None, tells_finding=True)
     calls = suspected.text if suspected else ""
     return _verdict(Outcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
 
@@ -586,7 +598,7 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
     reports, case = fault.reports, fault.case
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     seconds = max((r.seconds for r in reports), default=0.0)
-    others = [one.sentence for r in reports for one in r.found if one.sentence not in fault.title]
+    others = _other_sentences(fault)
     are_running = any(r.ending is RankEnding.STOPPED for r in reports)
     # The output of the culprits helps; without any, as in a hang, that of all that did not pass.
     with_output = shown or [r for r in reports if r.ending is not RankEnding.PASSED]
@@ -626,11 +638,10 @@ def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
 
 
 def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
-    line, ranks = _line(alike[0], first), list_of([r.rank for r in alike])
-    if len(alike) == 1 or alike[0].ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(alike[0], first):
-        return f"{ranks}: {line}"
-    _, _, why = line.partition(": ")
-    return f"{ranks} failed alike {_after(alike)}: {why}"
+    report, ranks = alike[0], list_of([r.rank for r in alike])
+    if len(alike) == 1 or report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
+        return f"{ranks}: {_line(report, first)}"
+    return f"{ranks} failed alike {_after(alike)}: {report.why_failed}"
 
 
 def _after(reports: Sequence[RankReport]) -> str:

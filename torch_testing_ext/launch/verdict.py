@@ -150,22 +150,26 @@ class RankReport:
             case RankEnding.SKIPPED:
                 return f"skipped {after}: {self.summary}"
             case RankEnding.FAILED | RankEnding.ERROR:
-                by = (
-                    describe_exit(self.code).removeprefix("was ")
-                    if self.code == -signal.SIGABRT
-                    else "ended by the parent"
-                )
-                then = f"; then {by}, in a `finally` or an `__exit__`" if self.in_flight else ""
-                return f"{self.ending.value} {after}: {cut(without_cpp_place(self.summary), _LONGEST)}{then}"
+                return f"{self.ending.value} {after}: {self.why_failed}"
             case RankEnding.EXITED:
                 return f"{describe_exit(self.code, f' {after}')}, before the test finished{self._and_then()}"
             case RankEnding.KILLED:
-                return describe_exit(self.code, f" {after}").removeprefix("was ") + self._and_then()
+                return describe_exit(self.code, f" {after}", as_participle=True) + self._and_then()
             case RankEnding.STOPPED:
                 itself = f" (left with code {self.code} then)" if (self.code or 0) > 0 else ""
                 return f"still running {after}, ended by the parent{itself}{self._and_then()}"
             case RankEnding.LOST:
                 return f"lost {after}: {self.summary}"
+
+    @property
+    def why_failed(self) -> str:
+        """The exception in a part of a line, and how the process ended if that was later."""
+        error = cut(without_cpp_place(self.summary), _LONGEST)
+        if self.in_flight is None:
+            return error
+        has_aborted = self.code == -signal.SIGABRT
+        how = describe_exit(self.code, as_participle=True) if has_aborted else "ended by the parent"
+        return f"{error}; then {how}, in a `finally` or an `__exit__`"
 
     def _and_then(self) -> str:
         return f"; before that: {self.summary}" if self.summary else ""

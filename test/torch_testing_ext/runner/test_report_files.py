@@ -290,7 +290,7 @@ class TraceTest(unittest.TestCase):
         lease = Lease(("0", "GPU-7"), (1,))
         recorder = Recorder()
         first = make_attempt(test, TestOutcome.PASSED, seconds=1.0, began=1.1, lease=lease)
-        second = make_attempt(other, TestOutcome.FAILED, "why\nmore", 0.5, 2.2, lease=lease)
+        second = make_attempt(other, TestOutcome.FAILED, "why\nmore", 0.5, began=2.2, lease=lease)
         finished = [FinishedTest((first,)), FinishedTest((second,))]
         for event in run_events(finished, devices=("0", "GPU-7"), slots=2):
             if not isinstance(event, UnitBegan | UnitEnded):

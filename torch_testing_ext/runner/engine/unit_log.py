@@ -392,7 +392,8 @@ class UnitLog:
         began = self.began[test]
         seconds, name = end.at - began.at, self.names[test]
         outcome, title = self._explain(end, seconds, name)
-        reason = title.replace(_into(seconds, name), "", 1)  # for a line that names the test already
+        # For a line that names the test already.
+        _, reason = self._explain(end, seconds, name, says_where=False)
         failure = self._with_details(title, end, test)
         result = self._result(test, TestEnd(outcome, failure=failure), began.at, end.at, reason)
         return replace(result, log=(began.printed, None))
@@ -410,13 +411,17 @@ class UnitLog:
         hung = end.cause is EndCause.DEADLINE
         return [failed, *(self._not_run(test, why, end) for test in others if hung)]
 
-    def _explain(self, end: WorkerExit, seconds: float = 0.0, what: str | None = None) -> tuple[TestOutcome, str]:
+    def _explain(
+        self, end: WorkerExit, seconds: float = 0.0, what: str | None = None, says_where: bool = True
+    ) -> tuple[TestOutcome, str]:
         """The outcome and the title for a worker that has ended so many seconds into a test or fixture.
 
-        `what`: "" before its first test; None in no test or fixture.
+        `what`: "" before its first test; None in no test or fixture. `says_where`: the title says that.
         """
-        into = "" if what is None else _into(seconds, what) if what else " before its first test"
-        it, process = ("it", "the test's process") if into else ("its process", "its process")
+        it, process = ("its process", "its process") if what is None else ("it", "the test's process")
+        into = ""
+        if what is not None and says_where:
+            into = f" {seconds:.1f} s into {what}" if what else " before its first test"
         match end.cause:
             case EndCause.DEADLINE if what is None:
                 return TestOutcome.TIMEOUT, "its process did not end; it was terminated"
@@ -459,10 +464,6 @@ class UnitLog:
         left = last.attempt.end.leftovers if outcome is TestOutcome.LEAKED else end.leftovers
         is_evicted = end.evicted and COUNTS_AS[outcome] is Category.FAILED
         return [*others, last.with_end(leftovers=left).with_attempt(evicted=is_evicted)]
-
-
-def _into(seconds: float, what: str) -> str:
-    return f" {seconds:.1f} s into {what}"
 
 
 def _with_failure(aftermath: Aftermath, test: int | None, failure: Failure) -> Aftermath:
