@@ -202,8 +202,11 @@ class Doing(NamedTuple):
     call: str = ""
 
     def __str__(self) -> str:
-        text = f"rank {self.rank}: {self.did}"
-        return f"{text}   {self.site}" if self.site else text
+        return self.line_of([self.rank])
+
+    def line_of(self, ranks: Sequence[int]) -> str:
+        """The line for several ranks that did the same."""
+        return f"{list_of(ranks)}: {self.did}" + (f"   {self.site}" if self.site else "")
 
 
 @dataclass(frozen=True)
@@ -256,11 +259,9 @@ class Finding:
         alike = grouped((line[1:] if isinstance(line, Doing) else line, line) for line in self.lines)
         folded = []
         for lines in alike.values():
-            text = str(lines[0])
+            first = lines[0]
             ranks = [line.rank for line in lines if isinstance(line, Doing)]
-            if len(ranks) > 1:
-                text = text.replace(f"rank {ranks[0]}", list_of(ranks), 1)
-            folded.append(text)
+            folded.append(first.line_of(ranks) if isinstance(first, Doing) else first)
         return folded
 
 

@@ -426,17 +426,19 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def describe_exit(code: int | None, when: str = "") -> str:
+def describe_exit(code: int | None, when: str = "", *, as_participle: bool = False) -> str:
     """Describe the end of a process as a predicate: `was killed by SIGKILL 0.3 s into test_x (out of memory?)`.
 
     `code` is negative for a signal, and None if the exit status is unknown. `when` begins with a space.
+    `as_participle`: without `was`.
     """
     if code is None:
         return f"ended in an unknown way{when}"
     if code >= 0:
         return f"exited with code {code}{when}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal_name(-code)}{when}{hint}"
+    verb = "killed" if as_participle else "was killed"
+    return f"{verb} by {signal_name(-code)}{when}{hint}"
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -260,10 +260,10 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
     directory = launch.new_directory(item.nodeid)
     try:
         reports, verdict = _run_and_judge(item, spec, directory, chosen)
-        extras = [item_in_rank.read_extras(report) for report in reports]
+        extras = [item_in_rank.read_extras(report.account) for report in reports]
         _add_sections(item, directory, spec)
         item.user_properties.extend(extras[0].properties)
-        tests_in_ranks.warn_again(reports)
+        tests_in_ranks.warn_again_of_ranks(reports)
         if any(of_rank.has_quit for of_rank in extras):
             item.session.shouldstop = "the user has quit the debugger"
     finally:

@@ -244,11 +244,11 @@ def this_rank() -> RankEnv:
     return RankEnv.of(test.spec, context.rank)
 
 
-def read_extras(of: launch.RankReport | launch.RankAccount | None) -> RankExtras:
-    """Read the extras in a rank's account or report; none if the rank died before it wrote them."""
-    if of is None or not of.extras:
+def read_extras(account: launch.RankAccount | None) -> RankExtras:
+    """Read the extras in a rank's account; none if the rank died before it wrote them."""
+    if account is None or not account.extras:
         return RankExtras()
-    extras: RankExtras = messages.from_json(of.extras, messages.by_name(RankExtras))
+    extras: RankExtras = messages.from_json(account.extras, messages.by_name(RankExtras))
     return extras
 
 

@@ -23,6 +23,7 @@ from .own_report import (
     AccountWriter as AccountWriter,
     Cause as Cause,
     OwnWarning as OwnWarning,
+    RaisedError as RaisedError,
     RankAccount as RankAccount,
     RankEnding as RankEnding,
     cause_in as cause_in,

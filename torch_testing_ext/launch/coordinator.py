@@ -248,7 +248,7 @@ class RoundState:
             return report_of(rank, account, seconds)
         if rank in self.left:
             at = self.left[rank]
-            return RankReport(rank, RankEnding.LOST, max(0.0, at - self.began), at, summary=HAS_LEFT)
+            return RankReport(rank, RankEnding.LOST, max(0.0, at - self.began), at, lost=HAS_LEFT)
         text = stacks[rank].text if rank in stacks else ""
         return RankReport(rank, RankEnding.STOPPED, now - self.began, now, stacks=hang.without_harness(text))
 

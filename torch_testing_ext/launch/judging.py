@@ -48,7 +48,7 @@ from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of
 
 from . import hang
 from .hang import probable_lines_of_exit
-from .own_report import Cause, RankEnding, account_of
+from .own_report import Cause, RankAccount, RankEnding, account_of
 from .verdict import (
     Case,
     Expected,
@@ -58,7 +58,6 @@ from .verdict import (
     ended,
     is_victim,
     report_of,
-    with_exception,
     without_cpp_place,
 )
 
@@ -79,7 +78,12 @@ class Fault:
     case: Case
     culprits: tuple[int, ...] = ()
     finding: Finding | None = None
-    is_alone: bool = False  # a test without ranks
+    # The title tells the finding.
+    tells_finding: bool = False
+    # The title tells this line about an exception.
+    told_summary: str = ""
+    # A test without ranks.
+    is_alone: bool = False
 
     @property
     def first(self) -> RankReport | None:
@@ -91,8 +95,9 @@ def view_of_error(error: BaseException, case: Case, within: str = "", traceback:
     """The view of an exception of a test without ranks. `within` begins the title and `traceback` ends the account."""
     account = account_of(error, isinstance(error, AssertionError), 0.0)
     report = report_of(0, account)
-    fault = Fault(f"{within}{account.summary}", [report], case, (0,), is_alone=True)
-    return view_of(fault, f"{within}{account.summary}\n\n{traceback}")
+    title = f"{within}{account.summary}"
+    fault = Fault(title, [report], case, (0,), told_summary=account.summary, is_alone=True)
+    return view_of(fault, f"{title}\n\n{traceback}")
 
 
 def view_of(fault: Fault, account: str, explained: Finding | None = None) -> FailureView:
@@ -175,7 +180,7 @@ def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen
         # However the ranks have ended: those that called the same share a row, and no others.
         return _Seen(report.rank, call.did, call.site, call.did, call.site)
     did, site = _did(report, doing, fault)
-    return _Seen(report.rank, did, site, _kind_of(report, did), None if report.cause is Cause.OF_ALL else site)
+    return _Seen(report.rank, did, site, _kind_of(report, did), None if report.error.cause is Cause.OF_ALL else site)
 
 
 def _is_victim(report: RankReport, fault: Fault) -> bool:
@@ -187,10 +192,10 @@ def _is_victim(report: RankReport, fault: Fault) -> bool:
 
 def _kind_of(report: RankReport, did: str) -> object:
     """A key for what a rank did: of ranks that failed, the type of the exception and not its text."""
-    if report.cause is Cause.OF_ALL:
-        return report.cause
-    if report.ending in (RankEnding.FAILED, RankEnding.ERROR) and report.sites:
-        return report.ending, report.summary.partition(":")[0]
+    if report.error.cause is Cause.OF_ALL:
+        return report.error.cause
+    if report.ending in (RankEnding.FAILED, RankEnding.ERROR) and report.error.sites:
+        return report.ending, report.error.type_name
     return hang.without_accidents(did)
 
 
@@ -206,9 +211,9 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
         case RankEnding.SKIPPED:
             return f"skipped: {report.summary}", None
         case RankEnding.FAILED | RankEnding.ERROR:
-            if report.example and report.rank not in fault.culprits:
+            if report.error.example and report.rank not in fault.culprits:
                 return "lost its peer in an example", site
-            is_told = report.summary in fault.title or report.cause is Cause.OF_ALL
+            is_told = report.summary in ("", fault.told_summary) or report.error.cause is Cause.OF_ALL
             verb = "failed" if report.ending is RankEnding.FAILED else "raised"
             return verb if is_told else without_colours(without_cpp_place(report.summary)), site
         case RankEnding.STOPPED:
@@ -249,7 +254,7 @@ _FRAME_OF_TRACEBACK = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), i
 
 def site_of(report: RankReport, file: str) -> Site | None:
     """Find the line where a rank ended or is: the innermost one outside libraries."""
-    if report.stacks and not report.sites:
+    if report.stacks and not report.error.sites:
         return hang.site_of_rank(report.stacks, file)
     sites = _sites(report)
     own = [site for site in sites if not is_library(site.file)]
@@ -257,8 +262,8 @@ def site_of(report: RankReport, file: str) -> Site | None:
 
 
 def _sites(report: RankReport) -> list[Site]:
-    if report.sites:
-        return list(report.sites)
+    if report.error.sites:
+        return list(report.error.sites)
     found = _FRAME_OF_TRACEBACK.finditer(report.traceback)
     return [Site(one["file"], int(one["line"]), one["function"]) for one in found]
 
@@ -268,16 +273,16 @@ def _sites(report: RankReport) -> list[Site]:
 
 def _values(first: RankReport, reports: Sequence[RankReport]) -> Iterator[Value]:
     """The further lines of what the culprit's exception says, without those that say nothing."""
-    if is_victim(first) or first.cause is Cause.OF_ALL:
+    if is_victim(first) or first.error.cause is Cause.OF_ALL:
         return
-    said = [line.rstrip() for line in without_colours(first.details).strip().splitlines()[1:] if line.strip()]
+    said = [line.rstrip() for line in without_colours(first.error.details).strip().splitlines()[1:] if line.strip()]
     # The two values first, then where they were and what came before, then how much they differ.
     values = [line for line in said if line.startswith(("Expected", "Got"))]
     of_rank = [f"(of rank {first.rank}; other ranks have other values)"] if _differ(first, reports) else []
     where = [line for line in said if line.startswith("The failure occurred for")]
     # The last one is pytest's; the account has more.
     rest = [line for line in said if line not in (*values, *where) and not line.endswith("Use -v to get more diff")]
-    yield from (Value(line, kind_of_value(line)) for line in (*values, *of_rank, *where, *first.related, *rest))
+    yield from (Value(line, kind_of_value(line)) for line in (*values, *of_rank, *where, *first.error.related, *rest))
 
 
 # torch, unittest and pytest write these, in the message of an assertion.
@@ -298,16 +303,18 @@ def _printed(first: RankReport) -> Iterator[str]:
 
 
 def _differ(first: RankReport, reports: Sequence[RankReport]) -> bool:
-    alike = [r for r in reports if r.sites and r.sites[-1] == (first.sites or (None,))[-1]]
-    return len({hang.without_own_number(r.details, r.rank) for r in alike}) > 1
+    alike = [r for r in reports if r.error.sites and r.error.sites[-1] == (first.error.sites or (None,))[-1]]
+    return len({hang.without_own_number(r.error.details, r.rank) for r in alike}) > 1
 
 
 def _remarks(fault: Fault) -> Iterator[str]:
     title = fault.title[:_LONGEST_EXAMPLE]  # as much of it as a screen shows
-    if example := next((r.example for r in fault.reports if r.example and r.example not in title), ""):
+    examples = (report.error.example for report in fault.reports)
+    example = next((text for text in examples if text and text not in title), "")
+    if example:
         yield cut(f"in this example: {' '.join(example.split())}", _LONGEST_EXAMPLE)
-    sentences = [one.sentence for r in fault.reports for one in r.found if one.sentence not in fault.title]
-    if fault.finding is not None and fault.finding.title not in fault.title and not _screen_follows(fault):
+    sentences = _other_sentences(fault)
+    if fault.finding is not None and not fault.tells_finding and not _screen_follows(fault):
         sentences.insert(0, fault.finding.title)
     if sentences:
         more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
@@ -318,6 +325,12 @@ def _remarks(fault: Fault) -> Iterator[str]:
         yield cut(f"rank {left[0][0]} left running (now terminated): {left[0][1]}{more}", WIDTH)
     if fault.case.note:
         yield from fault.case.note.splitlines()[:2]
+
+
+def _other_sentences(fault: Fault) -> list[str]:
+    """The findings of the ranks that the title does not tell."""
+    told = fault.finding if fault.tells_finding else None
+    return [finding.sentence for report in fault.reports for finding in report.found if finding != told]
 
 
 def _screen_follows(fault: Fault) -> bool:
@@ -342,7 +355,7 @@ def judge(
 ) -> Verdict:
     """The verdict on a test, from the reports of all its ranks, and the finding for which they were ended, if any."""
     verdict = _judge(reports, timed_out, case, expected or Expected(), finding)
-    in_use = any(report.cause is Cause.PORT_IN_USE for report in reports)
+    in_use = any(report.error.cause is Cause.PORT_IN_USE for report in reports)
     return replace(verdict, cause=Cause.PORT_IN_USE) if in_use else verdict
 
 
@@ -351,7 +364,7 @@ def _judge(
 ) -> Verdict:
     if interrupted := [r.rank for r in reports if r.in_flight is not None]:
         # A rank that was ended while an exception was in flight has failed by that.
-        reports = [r if r.in_flight is None else with_exception(r, r.in_flight) for r in reports]
+        reports = [r if r.in_flight is None else _ended_by(r, r.in_flight) for r in reports]
         return _failed(reports, [r for r in reports if r.rank in interrupted], case, expected, finding)
     if finding is not None:
         if finding.kind is FindingKind.MISMATCH:  # since it was found, other ranks may have come to the same collective
@@ -377,6 +390,11 @@ def _judge(
     if mismatch is not None:
         return _found(reports, mismatch, case)
     return _found_by_sanitizer(reports, case, expected)
+
+
+def _ended_by(report: RankReport, account: RankAccount) -> RankReport:
+    """The report of a rank that has failed, or skipped, by the exception that an account is about."""
+    return replace(report, ending=account.ending, account=account)
 
 
 def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Expected) -> Verdict:
@@ -440,14 +458,14 @@ def _left_alone(reports: Sequence[RankReport]) -> Finding | None:
 
 
 def _lost_a_peer(report: RankReport) -> bool:
-    return report.ending is RankEnding.ERROR and report.cause.is_of_peers
+    return report.ending is RankEnding.ERROR and report.error.cause.is_of_peers
 
 
 def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdict:
     """The verdict where the collectives are at fault."""
     shown = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE, FindingKind.RECORDER)
-    fault = Fault(finding.title, reports, case, finding.ranks, finding)
+    fault = Fault(finding.title, reports, case, finding.ranks, finding, tells_finding=True)
     calls = f"{finding.sentence}\n{finding.calls}"
     return _verdict(Outcome.ERROR if is_error else Outcome.FAILED, fault, shown, calls, finding)
 
@@ -466,14 +484,14 @@ def _failed(
         return _found(reports, cause, case)
     others = [r.rank for r in culprits if r is not first and not _lost_a_peer(r) and _failed_alike(r, first)]
     alike = [first.rank, *others]
-    if first.cause is Cause.OF_ALL and len(culprits) > 1:  # it names the ranks
-        title = first.summary.partition(": ")[2]
+    if first.error.cause is Cause.OF_ALL and len(culprits) > 1:  # it names the ranks
+        title = first.error.title
     else:
         title = f"{_of_all(alike, len(reports))} {_what_happened(first)}"
-    shown = [r for r in culprits if r is first or not (is_victim(r) or r.cause is Cause.OF_ALL)]
+    shown = [r for r in culprits if r is first or not (is_victim(r) or r.error.cause is Cause.OF_ALL)]
     errors = {RankEnding.FAILED: Outcome.FAILED, RankEnding.ERROR: Outcome.ERROR, RankEnding.LOST: Outcome.ERROR}
     outcome = errors.get(first.ending, Outcome.CRASHED)
-    fault = Fault(title, reports, case, tuple(alike), cause)
+    fault = Fault(title, reports, case, tuple(alike), cause, told_summary=first.summary)
     return _verdict(outcome, fault, shown, cause.text if cause else "", cause)
 
 
@@ -511,7 +529,7 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     culprits = blamed[0].ranks if blamed else tuple(ranks[:1])
-    fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None)
+    fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None, tells_finding=True)
     calls = suspected.text if suspected else ""
     return _verdict(Outcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
 
@@ -580,7 +598,7 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
     reports, case = fault.reports, fault.case
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     seconds = max((r.seconds for r in reports), default=0.0)
-    others = [one.sentence for r in reports for one in r.found if one.sentence not in fault.title]
+    others = _other_sentences(fault)
     are_running = any(r.ending is RankEnding.STOPPED for r in reports)
     # The output of the culprits helps; without any, as in a hang, that of all that did not pass.
     with_output = shown or [r for r in reports if r.ending is not RankEnding.PASSED]
@@ -620,11 +638,10 @@ def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
 
 
 def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
-    line, ranks = _line(alike[0], first), list_of([r.rank for r in alike])
-    if len(alike) == 1 or alike[0].ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(alike[0], first):
-        return f"{ranks}: {line}"
-    _, _, why = line.partition(": ")
-    return f"{ranks} failed alike {_after(alike)}: {why}"
+    report, ranks = alike[0], list_of([r.rank for r in alike])
+    if len(alike) == 1 or report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
+        return f"{ranks}: {_line(report, first)}"
+    return f"{ranks} failed alike {_after(alike)}: {report.why_failed}"
 
 
 def _after(reports: Sequence[RankReport]) -> str:

@@ -145,6 +145,31 @@ class OwnWarning(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RaisedError:
+    """An exception as facts, besides the line and the traceback that show it. All are empty if there is none."""
+
+    # The name of its type; empty also if only the texts are known.
+    type_name: str = ""
+    cause: Cause = Cause.OWN
+    # The lines through which it came, outermost first.
+    sites: tuple[Site, ...] = ()
+    # All of its message.
+    details: str = ""
+    # A line for each exception that it contains, or was raised after.
+    related: tuple[str, ...] = ()
+    # Of a property that was tried when a peer was lost.
+    example: str = ""
+
+    @property
+    def title(self) -> str:
+        """The first line of its message."""
+        return cut_middle(self.details.partition("\n")[0], LONGEST_SUMMARY)
+
+
+NO_ERROR = RaisedError()
+
+
+@dataclass(frozen=True)
 class RankAccount:
     """A rank's own record of how its test ended, written to a file before the rank exits."""
 
@@ -160,11 +185,7 @@ class RankAccount:
     warnings: tuple[OwnWarning, ...] = ()
     extras: str = ""  # for the test framework of the parent, from its part in the rank
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
-    cause: Cause = Cause.OWN  # of an error
-    sites: tuple[Site, ...] = ()  # the lines through which an exception came, outermost first
-    details: str = ""  # all of its message
-    related: tuple[str, ...] = ()  # a line for each exception that it contains, or was raised after
-    example: str = ""  # of a property that was tried when a peer was lost
+    error: RaisedError = NO_ERROR  # by which it has failed
 
 
 _KINDS = messages.by_name(RankAccount)
@@ -234,8 +255,9 @@ def _encode(account: RankAccount, longest: int) -> bytes:
     summary, traceback = cut_middle(account.summary, longest // 4), cut_middle(account.traceback, longest)
     account = replace(account, summary=summary, traceback=traceback, collectives=b"")
     if longest < LONGEST_TEXT:
+        error = RaisedError(account.error.type_name, account.error.cause)
         account = RankAccount(
-            account.ending, account.started, account.ended, summary, traceback, account.code, cause=account.cause
+            account.ending, account.started, account.ended, summary, traceback, account.code, error=error
         )
     return messages.to_json(account).encode("ascii")
 
@@ -406,8 +428,10 @@ class AccountWriter:
 
     def failed_with(self, summary: str, traceback: str) -> None:
         """Record an exception of which only the texts are known."""
-        account = RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, ERROR_EXIT_CODE)
-        self._record(replace(account, cause=cause_in(summary)))
+        error = RaisedError(cause=cause_in(summary))
+        self._record(
+            RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, ERROR_EXIT_CODE, error=error)
+        )
 
     def test_begins(self) -> None:
         """The test method is about to be called. It may run again: then the provisional pass does not count."""
@@ -486,11 +510,14 @@ def account_of(
         within + summarize(error),
         format_error(error) if traceback is None else traceback,
         ERROR_EXIT_CODE,
-        cause=cause_of(error),
-        sites=sites_of(error),
-        details=_text_of(error),
-        related=related_to(error),
-        example=example_of(error),
+        error=RaisedError(
+            type(error).__name__,
+            cause_of(error),
+            sites_of(error),
+            _text_of(error),
+            related_to(error),
+            example_of(error),
+        ),
     )
 
 
@@ -551,7 +578,7 @@ def _closed_descriptors(account: RankAccount) -> RankAccount:
         summary=DESCRIPTORS_CLOSED,
         traceback=earlier,
         code=ERROR_EXIT_CODE,
-        cause=Cause.OWN,
+        error=replace(account.error, cause=Cause.OWN),
     )
 
 

@@ -428,7 +428,8 @@ def watch(
     if watcher.state.timed_out and watcher.looks.doubt:
         notes.append(f"A deadlock could not be proven: {watcher.looks.doubt}")
     evidence = watcher.evidence("\n\n".join(filter(None, notes)))
-    imported = max((report.imported for report in evidence.reports), key=len, default=())
+    final = [report.final_account for report in evidence.reports]
+    imported = max((account.imported for account in final if account is not None), key=len, default=())
     start.launcher().add_preload_hints(run, imported)
     return evidence
 
@@ -572,7 +573,7 @@ class RankWatcher:
     def evidence(self, note: str) -> RankEvidence:
         """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
         reports = self.records.reports()
-        user_shell.note_memory(report.memory for report in reports)
+        user_shell.note_memory(report.account.memory for report in reports if report.account is not None)
         return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note, self.nccl)
 
 
@@ -728,7 +729,7 @@ class RankRecords:
         account = self.accounts[rank]
         if account is not None and account.ending is not RankEnding.PASSED:
             return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
-        return RankReport(rank, RankEnding.LOST, now() - self.began, now(), summary=self.run.lost or "")
+        return RankReport(rank, RankEnding.LOST, now() - self.began, now(), lost=self.run.lost or "")
 
 
 def logs_of(paths: Sequence[Path], sanitize: Sanitize | None) -> Logs | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._collectives.records import RankRecord, RawRecord, Site, do_members_agree
+from torch_testing_ext._collectives.records import RankRecord, RawRecord, do_members_agree
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.child_processes import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
@@ -18,7 +18,7 @@ from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.user_shell import Peaks
 from torch_testing_ext._process.words import grouped
 
-from .own_report import Cause, OwnWarning, RankAccount, RankEnding, forget_memory_of_this_process
+from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, forget_memory_of_this_process
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings import Finding
@@ -66,32 +66,58 @@ def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Everything known about one rank at the end of a run."""
+    """Everything known about one rank at the end of a run: its own account, its exit, and what else was seen of it."""
 
     rank: int
     ending: RankEnding
     seconds: float = 0.0  # from the start of the test to the end of this rank
     ended: float = 0.0  # on the clock that all ranks share, to find which rank was first
-    code: int | None = None  # exit code, negative for a signal; None if there is none
-    summary: str = ""
-    traceback: str = ""
+    account: RankAccount | None = None  # its own; None if it left none
+    exit: Exit | None = None  # of its process; None if that is not known, or goes on
+    lost: str = ""  # why nothing is known of its end
     output: str = ""  # the last lines that it printed
     stacks: str = ""  # taken while it was still running
     recorder: RankRecord | None = None  # the collectives that it left, or that it reported while it was still running
-    leftovers: tuple[str, ...] = ()
-    imported: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see `highest`
     issued: RankRecord | None = None  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
-    cause: Cause = Cause.OWN  # of an error
-    warnings: tuple[OwnWarning, ...] = ()
-    extras: str = ""  # for the test framework of the parent, from its part in the rank
-    sites: tuple[Site, ...] = ()  # the lines through which its exception came, outermost first
-    details: str = ""  # all of the exception's message
-    related: tuple[str, ...] = ()  # a line for each exception that it contains, or was raised after
-    example: str = ""  # of a property that was tried when a peer was lost
     in_flight: RankAccount | None = None  # of an exception that was in flight while it was still running
+
+    @property
+    def final_account(self) -> RankAccount | None:
+        """The account, if the rank has ended as it says: it may have crashed or hung on its way out."""
+        return self.account if self.account is not None and self.account.ending is self.ending else None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None if there is none."""
+        if self.exit is not None:
+            return self.exit.code
+        return self.account.code if self.account is not None else None
+
+    @property
+    def leftovers(self) -> tuple[str, ...]:
+        """The processes that it left running."""
+        return self.exit.leftovers if self.exit is not None else ()
+
+    @property
+    def summary(self) -> str:
+        """One line about the end of its test, as far as it is known."""
+        if self.account is None or self.lost:
+            return self.lost
+        if self.final_account is not None:
+            return self.account.summary
+        # The account says otherwise, but is still worth showing.
+        before = f"the test had {self.account.ending.value}"
+        return f"{before}: {self.account.summary}" if self.account.summary else before
+
+    @property
+    def traceback(self) -> str:
+        return self.account.traceback if self.account is not None else ""
+
+    @property
+    def error(self) -> RaisedError:
+        """The exception by which it has failed."""
+        return self.final_account.error if self.final_account is not None else NO_ERROR
 
     @property
     def place_of_failure(self) -> object:
@@ -99,7 +125,7 @@ class RankReport:
 
         None if the place is not known.
         """
-        return (self.ending, self.summary.partition(":")[0], self.sites) if self.sites else None
+        return (self.ending, self.error.type_name, self.error.sites) if self.error.sites else None
 
     def line(self) -> str:
         """Describe the end of this rank in one line, without its number."""
@@ -110,22 +136,26 @@ class RankReport:
             case RankEnding.SKIPPED:
                 return f"skipped {after}: {self.summary}"
             case RankEnding.FAILED | RankEnding.ERROR:
-                by = (
-                    describe_exit(self.code).removeprefix("was ")
-                    if self.code == -signal.SIGABRT
-                    else "ended by the parent"
-                )
-                then = f"; then {by}, in a `finally` or an `__exit__`" if self.in_flight else ""
-                return f"{self.ending.value} {after}: {cut(without_cpp_place(self.summary), _LONGEST)}{then}"
+                return f"{self.ending.value} {after}: {self.why_failed}"
             case RankEnding.EXITED:
                 return f"{describe_exit(self.code, f' {after}')}, before the test finished{self._and_then()}"
             case RankEnding.KILLED:
-                return describe_exit(self.code, f" {after}").removeprefix("was ") + self._and_then()
+                return describe_exit(self.code, f" {after}", as_participle=True) + self._and_then()
             case RankEnding.STOPPED:
                 itself = f" (left with code {self.code} then)" if (self.code or 0) > 0 else ""
                 return f"still running {after}, ended by the parent{itself}{self._and_then()}"
             case RankEnding.LOST:
                 return f"lost {after}: {self.summary}"
+
+    @property
+    def why_failed(self) -> str:
+        """The exception in a part of a line, and how the process ended if that was later."""
+        error = cut(without_cpp_place(self.summary), _LONGEST)
+        if self.in_flight is None:
+            return error
+        has_aborted = self.code == -signal.SIGABRT
+        how = describe_exit(self.code, as_participle=True) if has_aborted else "ended by the parent"
+        return f"{error}; then {how}, in a `finally` or an `__exit__`"
 
     def _and_then(self) -> str:
         return f"; before that: {self.summary}" if self.summary else ""
@@ -142,34 +172,7 @@ def without_cpp_place(summary: str) -> str:
 
 def report_of(rank: int, account: RankAccount, seconds: float = 0.0) -> RankReport:
     """The report of a rank that ended as its account says."""
-    report = RankReport(
-        rank,
-        account.ending,
-        seconds,
-        account.ended,
-        account.code,
-        imported=account.imported,
-        notes=account.notes,
-        memory=account.memory,
-        warnings=account.warnings,
-        extras=account.extras,
-    )
-    return with_exception(report, account)
-
-
-def with_exception(report: RankReport, account: RankAccount) -> RankReport:
-    """A report of a rank that has failed, or skipped, by the exception that an account is about."""
-    return replace(
-        report,
-        ending=account.ending,
-        summary=account.summary,
-        traceback=account.traceback,
-        cause=account.cause,
-        sites=account.sites,
-        details=account.details,
-        related=account.related,
-        example=account.example,
-    )
+    return RankReport(rank, account.ending, seconds, account.ended, account)
 
 
 def assemble_report(
@@ -181,22 +184,13 @@ def assemble_report(
     """
     code = exit.code
     started = account.started if account else began
+    if account is not None:
+        in_time = stopped is None or account.ended <= stopped
+        if in_time and (code == account.code or (stopped is not None and account.ending.is_failure)):
+            return replace(report_of(rank, account, account.ended - started), exit=exit)
+    # Also for a rank that exited by itself after SIGTERM: it would not have ended otherwise.
     ending = RankEnding.STOPPED if stopped is not None else RankEnding.KILLED if code < 0 else RankEnding.EXITED
-    seen = RankReport(rank, ending, exit.at - started, exit.at, code, leftovers=exit.leftovers)
-    if account is None:
-        return seen  # also for a rank that exited by itself after SIGTERM: it would not have ended otherwise
-    in_time = stopped is None or account.ended <= stopped
-    if in_time and (code == account.code or (stopped is not None and account.ending.is_failure)):
-        return replace(report_of(rank, account, account.ended - started), code=code, leftovers=exit.leftovers)
-    # The account says otherwise: the rank crashed or hung on its way out. The account is still worth showing.
-    return replace(
-        seen,
-        summary=f"the test had {account.ending.value}" + (f": {account.summary}" if account.summary else ""),
-        traceback=account.traceback,
-        memory=account.memory,
-        warnings=account.warnings,
-        extras=account.extras,
-    )
+    return RankReport(rank, ending, exit.at - started, exit.at, account, exit)
 
 
 def all_passed(reports: Sequence[RankReport]) -> bool:
@@ -308,7 +302,7 @@ def ended(report: RankReport) -> str:
 
 def is_victim(report: RankReport) -> bool:
     """Did this rank fail because another rank ended?"""
-    return report.ending is RankEnding.ERROR and report.cause is Cause.LOST_PEER
+    return report.ending is RankEnding.ERROR and report.error.cause is Cause.LOST_PEER
 
 
 def failed_by_itself(report: RankReport) -> bool:

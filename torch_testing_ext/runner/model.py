@@ -163,27 +163,19 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """The result of running one test once."""
+class TestEnd:
+    """How a test ended, or why it did not run."""
 
-    test: Test
+    __test__ = False  # not a test for pytest to collect
+
     outcome: TestOutcome
     message: str = ""  # why it was skipped, or what else there is to say; a failure of which only this text is known
-    seconds: float = 0.0
-    began: float = 0.0  # seconds since the start of the run
-    repetition: int = 0
-    number: int = 1  # 1 is the first attempt
-    want: str | None = None  # skipped because there are not enough devices: what it needs
-    output: str = ""  # of the test's process, without its ranks
-    ranks: tuple[RankLog, ...] = ()
-    leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
-    lease: Lease = field(default_factory=Lease)
-    memory: DeviceMemory | None = None  # None if it has used no device, or did not say
-    evicted: bool = False  # ended because its node was short of memory, of which other tests had some
-    warnings: tuple[KitWarning, ...] = ()  # about its ranks
-    port_in_use: bool = False  # an exception says so
     failure: FailureView | None = None
-    reason: str = ""  # the first line of the failure for a line that names the test, if that is another one
+    want: str | None = None  # skipped because there are not enough devices: what it needs
+    port_in_use: bool = False  # an exception that has led to the failure says so
+    memory: DeviceMemory | None = None  # None if it has used no device, or did not say
+    warnings: tuple[KitWarning, ...] = ()  # about its ranks
+    leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
 
     @property
     def said(self) -> str:
@@ -194,6 +186,43 @@ class Attempt:
     def title(self) -> str:
         """The first line of that."""
         return self.message.strip().partition("\n")[0] if self.failure is None else self.failure.headline
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The result of running one test once."""
+
+    test: Test
+    end: TestEnd
+    seconds: float = 0.0
+    began: float = 0.0  # seconds since the start of the run
+    repetition: int = 0
+    number: int = 1  # 1 is the first attempt
+    output: str = ""  # of the test's process, without its ranks
+    ranks: tuple[RankLog, ...] = ()
+    lease: Lease = field(default_factory=Lease)
+    evicted: bool = False  # ended because its node was short of memory, of which other tests had some
+    reason: str = ""  # the first line of the failure for a line that names the test, if that is another one
+
+    @property
+    def outcome(self) -> TestOutcome:
+        return self.end.outcome
+
+    @property
+    def message(self) -> str:
+        return self.end.message
+
+    @property
+    def failure(self) -> FailureView | None:
+        return self.end.failure
+
+    @property
+    def said(self) -> str:
+        return self.end.said
+
+    @property
+    def title(self) -> str:
+        return self.end.title
 
 
 @dataclass(frozen=True)
@@ -315,7 +344,7 @@ def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
         return ExitCode.FAILED
     if not summary.finished:
         return ExitCode.NOTHING_SELECTED
-    all_lack_devices = all(one.outcome is TestOutcome.SKIPPED and one.last.want for one in summary.finished)
+    all_lack_devices = all(one.outcome is TestOutcome.SKIPPED and one.last.end.want for one in summary.finished)
     return ExitCode.ALL_SKIPPED if all_lack_devices and not allow_all_skipped else ExitCode.PASSED
 
 

@@ -46,6 +46,7 @@ from .model import (
     RunHeader,
     Summary,
     Test,
+    TestEnd,
     TestFinished,
     TestId,
     TestOutcome,
@@ -557,7 +558,7 @@ def _without_work(
         title = why.strip().splitlines()[-1]
     finished = []
     for test in tests:
-        attempt = Attempt(test, TestOutcome.ERROR, f"it was not run: {title}")
+        attempt = Attempt(test, TestEnd(TestOutcome.ERROR, f"it was not run: {title}"))
         result = FinishedTest((attempt,))
         finished.append(result)
         reporters.on_event(AttemptEnded(attempt, retry=False))

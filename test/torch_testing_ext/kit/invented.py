@@ -1,6 +1,8 @@
 """Invented tests and units, for tests that start no process."""
 
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Test, TestId, TestOutcome, Unit
+from dataclasses import fields
+
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Test, TestEnd, TestId, TestOutcome, Unit
 
 
 def make_test(name, file="test/distributed/test_x.py", cls="XTest", **needs):
@@ -12,5 +14,11 @@ def make_unit(number, devices=0, ranks=1, seconds=None, **more):
     return Unit(number, (test,), seconds=seconds)
 
 
+def make_attempt(test, outcome=TestOutcome.PASSED, message="", seconds=0.0, **more):
+    """An attempt with facts of its own and of its end, by their names there."""
+    of_end = {name: more.pop(name) for name in {field.name for field in fields(TestEnd)} & more.keys()}
+    return Attempt(test, TestEnd(outcome, message, **of_end), seconds, **more)
+
+
 def finished_test(test, outcome=TestOutcome.PASSED, seconds=1.0):
-    return FinishedTest((Attempt(test, outcome, seconds=seconds),))
+    return FinishedTest((make_attempt(test, outcome, seconds=seconds),))

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from kit.invented import make_attempt
 from torch_testing_ext._collectives.failure import FailureView, LineKind, RankRow, SourceLine, Value
 from torch_testing_ext._collectives.lanes import RankLane, TimedCall
 from torch_testing_ext._collectives.records import Site
@@ -53,7 +54,7 @@ def a_test(method: str, file: str = "test/distributed/test_example.py", **more) 
 def attempt(method: str, outcome: TestOutcome = TestOutcome.PASSED, **more) -> Attempt:
     test = more.pop("test", None) or a_test(method, world_size=2)
     message = MESSAGE.format(method.removeprefix("test_")) if COUNTS_AS[outcome] is Category.FAILED else ""
-    return Attempt(test, outcome, **{"message": message, "seconds": 0.25, "lease": Lease((), (0, 1)), **more})
+    return make_attempt(test, outcome, **{"message": message, "seconds": 0.25, "lease": Lease((), (0, 1)), **more})
 
 
 def finished_test(method: str, *outcomes: TestOutcome, **more) -> FinishedTest:

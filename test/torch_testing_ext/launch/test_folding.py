@@ -3,7 +3,7 @@
 import unittest
 from dataclasses import replace
 
-from kit.verdicts import CASE, failed, passed, raised, stopped, victim, world
+from kit.verdicts import CASE, but, failed, passed, raised, stopped, victim, world
 
 from torch_testing_ext.launch import Cause, hang
 from torch_testing_ext.launch.judging import judge
@@ -26,8 +26,8 @@ class OfAllTest(unittest.TestCase):
     def test_one_rank_tells_what_failed_in_all(self):
         told = failed("PropertyFailure: test_x(n=1) fails on rank 1 of 2: boom")
         other = failed("PropertyFailure: failed in the example that rank 1 reports")
-        reports = [replace(one, cause=Cause.OF_ALL) for one in world(other, told)]
-        reports[0] = replace(reports[0], ended=reports[1].ended + 1)
+        reports = [but(one, cause=Cause.OF_ALL) for one in world(other, told)]
+        reports[0] = but(reports[0], ended=reports[1].ended + 1)
         message = judge(reports, False, replace(CASE, show_command="show")).message
         self.assertEqual(message.splitlines()[:2], ["test_x(n=1) fails on rank 1 of 2: boom", "  ranks 0, 1  failed"])
 
@@ -82,13 +82,13 @@ class AlikeTest(unittest.TestCase):
         self.assertNotFolded("ValueError: [rank1] failed", "ValueError: [rank1] failed")  # its own, and another's
 
     def test_different_places_are_different_failures(self):
-        there = replace(failed(), traceback="Traceback:\n  line 2\nAssertionError: 1 != 2")
+        there = but(failed(), traceback="Traceback:\n  line 2\nAssertionError: 1 != 2")
         message = message_of(failed(), there)
         self.assertNotIn("alike", message)
         self.assertEqual(message.count("'s traceback:"), 2)
 
     def test_a_failure_and_an_error_are_different(self):
-        error = replace(raised("AssertionError: 1 != 2"), code=10)
+        error = but(raised("AssertionError: 1 != 2"), code=10)
         self.assertNotIn("failed alike after", message_of(failed(), error))
 
     def test_some_of_the_ranks(self):
@@ -122,7 +122,7 @@ To run it alone:
 
     def test_outputs(self):
         def saying(words):
-            return replace(failed(), output=words)
+            return but(failed(), output=words)
 
         message = message_of(saying("careful"), saying("careful"), saying("other"), saying("[rank3] careful"))
         self.assertIn("\nranks 0, 1 printed alike; rank 0's last lines of output:\ncareful\n", message)

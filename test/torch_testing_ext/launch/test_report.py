@@ -9,13 +9,14 @@ import sys
 import tempfile
 import unittest
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 
 from kit.files import subject
+from kit.verdicts import report_on
 
 import torch_testing_ext
+from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.child_processes import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail
@@ -27,11 +28,13 @@ from torch_testing_ext.launch.own_report import (
     AccountFile,
     AccountWriter,
     OwnWarning,
+    RaisedError,
     RankAccount,
     read_account,
 )
 from torch_testing_ext.launch.verdict import Exit, assemble_report, report_of
 
+PASSED = RankAccount(RankEnding.PASSED, 0.0, 1.0)
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
 
 
@@ -70,7 +73,7 @@ class TestAccount(InDirectory):
         self.assertEqual((account.warnings, account.extras), ((early, late), "extras"))
         for status, ending in ((account.code << 8, RankEnding.ERROR), (9, RankEnding.KILLED)):
             report = assemble_report(0, account, Exit(status, account.ended), 0.0, None)
-            self.assertEqual((report.ending, report.warnings, report.extras), (ending, (early, late), "extras"))
+            self.assertEqual((report.ending, report.account), (ending, account))
 
     def test_a_closed_descriptor_costs_no_warning(self):
         early, late = (OwnWarning(text, "builtins.UserWarning", "test_x.py", 3) for text in ("early", "late"))
@@ -312,7 +315,8 @@ class TestAssembleReport(unittest.TestCase):
 
     def test_the_account_is_kept(self):
         report = self.assemble((RankEnding.ERROR, 10), 10)
-        self.assertEqual((report.summary, report.traceback, report.imported), ("summary", "traceback", ("torch.fx",)))
+        self.assertEqual((report.summary, report.traceback), ("summary", "traceback"))
+        self.assertEqual(report.final_account.imported, ("torch.fx",))
 
     def test_times_with_an_account(self):
         report = self.assemble((RankEnding.PASSED, 0), 0)
@@ -328,39 +332,40 @@ class TestAssembleReport(unittest.TestCase):
         self.assertEqual((report.seconds, report.ended), (4.0, 14.0))
         self.assertEqual(report.summary, "the test had passed: summary")
         self.assertEqual(report.traceback, "traceback")
+        self.assertEqual((report.final_account, report.error), (None, RaisedError()))
 
 
 class TestLine(unittest.TestCase):
     def test_lines(self):
         table = [
             (RankReport(0, RankEnding.PASSED, 1.234), "passed after 1.23 s"),
-            (RankReport(0, RankEnding.SKIPPED, 0.5, summary="no GPU"), "skipped after 0.50 s: no GPU"),
-            (RankReport(0, RankEnding.FAILED, 0.5, summary="1 != 2"), "failed after 0.50 s: 1 != 2"),
-            (RankReport(0, RankEnding.ERROR, 0.5, summary="KeyError: 1"), "error after 0.50 s: KeyError: 1"),
+            (report_on(0, RankEnding.SKIPPED, 0.5, summary="no GPU"), "skipped after 0.50 s: no GPU"),
+            (report_on(0, RankEnding.FAILED, 0.5, summary="1 != 2"), "failed after 0.50 s: 1 != 2"),
+            (report_on(0, RankEnding.ERROR, 0.5, summary="KeyError: 1"), "error after 0.50 s: KeyError: 1"),
             (
-                RankReport(0, RankEnding.EXITED, 0.5, code=3),
+                report_on(0, RankEnding.EXITED, 0.5, code=3),
                 "exited with code 3 after 0.50 s, before the test finished",
             ),
             (
-                RankReport(0, RankEnding.EXITED, 0.5, code=3, summary="the test had passed"),
+                report_on(0, RankEnding.EXITED, 0.5, code=3, account=PASSED),
                 "exited with code 3 after 0.50 s, before the test finished; before that: the test had passed",
             ),
-            (RankReport(0, RankEnding.KILLED, 0.5, code=-11), "killed by SIGSEGV after 0.50 s"),
-            (RankReport(0, RankEnding.KILLED, 0.5, code=-9), "killed by SIGKILL after 0.50 s (out of memory?)"),
+            (report_on(0, RankEnding.KILLED, 0.5, code=-11), "killed by SIGSEGV after 0.50 s"),
+            (report_on(0, RankEnding.KILLED, 0.5, code=-9), "killed by SIGKILL after 0.50 s (out of memory?)"),
             (
-                RankReport(0, RankEnding.KILLED, 0.5, code=-6, summary="the test had passed"),
+                report_on(0, RankEnding.KILLED, 0.5, code=-6, account=PASSED),
                 "killed by SIGABRT after 0.50 s; before that: the test had passed",
             ),
-            (RankReport(0, RankEnding.STOPPED, 0.5, code=-15), "still running after 0.50 s, ended by the parent"),
+            (report_on(0, RankEnding.STOPPED, 0.5, code=-15), "still running after 0.50 s, ended by the parent"),
             (
-                RankReport(0, RankEnding.STOPPED, 0.5, code=3),
+                report_on(0, RankEnding.STOPPED, 0.5, code=3),
                 "still running after 0.50 s, ended by the parent (left with code 3 then)",
             ),
             (
-                RankReport(0, RankEnding.STOPPED, 0.5, code=-9, summary="the test had passed"),
+                report_on(0, RankEnding.STOPPED, 0.5, code=-9, account=PASSED),
                 "still running after 0.50 s, ended by the parent; before that: the test had passed",
             ),
-            (RankReport(0, RankEnding.LOST, 0.5, summary="server gone"), "lost after 0.50 s: server gone"),
+            (report_on(0, RankEnding.LOST, 0.5, lost="server gone"), "lost after 0.50 s: server gone"),
         ]
         for report, line in table:
             with self.subTest(ending=report.ending, code=report.code):
@@ -430,25 +435,17 @@ class TestTail(InDirectory):
         self.assertEqual(tail(self.directory), "")
 
 
-class TestFieldsOfReports(unittest.TestCase):
-    def test_a_report_has_all_that_its_account_says(self):
-        texts = {"summary", "traceback", "details", "extras", "example"}
-        tuples = {"imported", "notes", "memory", "warnings", "sites", "related"}
-        account = RankAccount(
-            RankEnding.ERROR,
-            1.0,
-            2.0,
-            code=7,
-            cause=Cause.TIMED_OUT,
-            **{name: name for name in texts},
-            **{name: (name,) for name in tuples},
+class TestReportOfAccount(unittest.TestCase):
+    def test_it_says_what_its_account_says(self):
+        error = RaisedError(
+            "KeyError", Cause.TIMED_OUT, (Site("/x.py", 3, "f"),), "'a'\nsecond line", ("related",), "example"
         )
+        account = RankAccount(RankEnding.ERROR, 1.0, 2.0, "summary", "traceback", 7, error=error)
         report = report_of(3, account, 1.0)
-        shared = {field.name for field in fields(RankAccount)} & {field.name for field in fields(RankReport)}
-        self.assertEqual(shared, {*texts, *tuples, "ending", "ended", "code", "cause"})
-        for name in shared:
-            self.assertEqual(getattr(report, name), getattr(account, name), name)
-        self.assertEqual((report.rank, report.seconds), (3, 1.0))
+        self.assertEqual((report.rank, report.ending, report.seconds, report.ended), (3, RankEnding.ERROR, 1.0, 2.0))
+        self.assertEqual((report.code, report.summary, report.traceback), (7, "summary", "traceback"))
+        self.assertEqual((report.error, report.final_account, report.leftovers), (error, account, ()))
+        self.assertEqual(report.error.title, "'a'")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch_testing_ext.launch.coordinator import (
     RoundState,
 )
 from torch_testing_ext.launch.in_rank import Sanitize
-from torch_testing_ext.launch.own_report import OwnWarning, RankAccount
+from torch_testing_ext.launch.own_report import OwnWarning, RaisedError, RankAccount
 from torch_testing_ext.launch.rank_watch import WatchAction
 
 NOTHING = RankStacks("", b"")
@@ -182,14 +182,13 @@ class RoundTest(unittest.TestCase):
         self.round = RoundState(3, 3, self.left)
         self.begin(0, 1, 2)
         self.round.start(4.0)
-        told = RankAccount(
-            RankEnding.ERROR, 0.0, 10.0, "why", sites=(Site("/x.py", 3, "f"),), details="Expected: 1\nGot: 2"
-        )
-        self.round.on_end(0, RankEnds(3, told))
+        error = RaisedError(sites=(Site("/x.py", 3, "f"),), details="Expected: 1\nGot: 2")
+        account = RankAccount(RankEnding.ERROR, 0.0, 10.0, "why", error=error)
+        self.round.on_end(0, RankEnds(3, account))
         self.round.on_leave(1, 5.0)
         ended, lost, running = (self.round.report(rank, 11.0, {2: NOTHING}) for rank in range(3))
         self.assertEqual((ended.ending, ended.seconds, ended.summary), (RankEnding.ERROR, 6.0, "why"))
-        self.assertEqual((ended.sites, ended.details), (told.sites, told.details))
+        self.assertEqual((ended.error, ended.account), (error, account))
         self.assertEqual((lost.ending, lost.seconds), (RankEnding.LOST, 1.0))
         self.assertEqual((running.ending, running.seconds), (RankEnding.STOPPED, 7.0))
 
@@ -211,7 +210,9 @@ class TestMessages(unittest.TestCase):
             extras="{}",
             memory=((0, 1, 2),),
             collectives=b"\x80x",
-            cause=Cause.LOST_PEER,
+            error=RaisedError(
+                "RuntimeError", Cause.LOST_PEER, (Site("/x.py", 3, "f"),), "details", ("related",), "example"
+            ),
         )
         sent = (
             RankJoined(1, "token"),

@@ -12,6 +12,7 @@ from kit.verdicts import (
     CASE,
     ONE_OF_EACH,
     VerdictTestCase,
+    but,
     exited,
     failed,
     killed,
@@ -27,7 +28,7 @@ from kit.verdicts import (
 from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records import Site
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankEnding, Verdict
+from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankAccount, RankEnding, Verdict
 from torch_testing_ext.launch.judging import judge, view_of_error
 from torch_testing_ext.launch.verdict import is_victim
 
@@ -236,7 +237,7 @@ class TestCulprits(VerdictTestCase):
 
     def test_the_first_to_end_counts_not_the_shortest_run(self):
         """A rank that is a new interpreter may start seconds after another."""
-        early, late = replace(raised(seconds=3.0), ended=13.0), replace(raised(seconds=1.0), ended=14.0)
+        early, late = but(raised(seconds=3.0), ended=13.0), but(raised(seconds=1.0), ended=14.0)
         self.assertVerdict(self.judge(late, early), Outcome.ERROR, 1, "all 2 ranks raised", "rank 1's traceback")
 
     def test_outcome_is_that_of_the_culprit(self):
@@ -271,9 +272,9 @@ class TestCulprits(VerdictTestCase):
     def test_only_an_error_makes_a_victim(self):
         self.assertTrue(is_victim(victim()))
         self.assertFalse(is_victim(raised()))
-        self.assertFalse(is_victim(replace(raised(), cause=Cause.TIMED_OUT)))
+        self.assertFalse(is_victim(but(raised(), cause=Cause.TIMED_OUT)))
         for report in (failed(), killed(9), exited(1), passed(), skipped()):
-            self.assertFalse(is_victim(replace(report, cause=Cause.LOST_PEER)), report)
+            self.assertFalse(is_victim(but(report, cause=Cause.LOST_PEER)), report)
 
     def test_a_freed_buffer_explains_how_ranks_ended(self):
         """By a signal, or by an error of gloo about an address that is not there; not by another error."""
@@ -285,7 +286,7 @@ class TestCulprits(VerdictTestCase):
         }
         for name, (second, outcome) in reports.items():
             with self.subTest(name):
-                verdict = self.judge(replace(victim(), found=(race,)), second)
+                verdict = self.judge(but(victim(), found=(race,)), second)
                 self.assertEqual(verdict.outcome, outcome)
                 self.assertEqual(verdict.message.startswith(race.sentence), outcome is Outcome.FAILED)
 
@@ -312,9 +313,7 @@ class TestMessages(VerdictTestCase):
         )
         reports = world(
             running,
-            replace(
-                killed(signal.SIGKILL, 0.84), output="step 1\nstep 2", leftovers=("pid 77: sleep 60", "pid 78: cat")
-            ),
+            but(killed(signal.SIGKILL, 0.84), output="step 1\nstep 2", leftovers=("pid 77: sleep 60", "pid 78: cat")),
         )
         self.assertEqual(
             judge(reports, False, CASE).message,
@@ -354,7 +353,7 @@ To run it alone:
 
     def test_output_of_the_culprits_alone(self):
         reports = world(
-            *(replace(report, output=f"printed {at}") for at, report in enumerate((raised(), victim(), passed())))
+            *(but(report, output=f"printed {at}") for at, report in enumerate((raised(), victim(), passed())))
         )
         message = judge(reports, False, CASE).message
         self.assertIn("rank 0's last lines of output:\nprinted 0", message)
@@ -363,7 +362,7 @@ To run it alone:
 
     def test_output_of_all_running_ranks_in_a_hang(self):
         reports = world(
-            *(replace(report, output=f"printed {at}") for at, report in enumerate((stopped(), passed(), stopped())))
+            *(but(report, output=f"printed {at}") for at, report in enumerate((stopped(), passed(), stopped())))
         )
         message = judge(reports, True, CASE).message
         self.assertIn("printed 0", message)
@@ -371,7 +370,7 @@ To run it alone:
         self.assertNotIn("printed 1", message)
 
     def test_long_output_is_cut_with_a_note(self):
-        long = replace(raised(), output="a" * 9000 + "b" * 9000)
+        long = but(raised(), output="a" * 9000 + "b" * 9000)
         message = self.judge(long).message
         self.assertLess(len(message), 8000)
         self.assertInOrder(message, "aaa", "12000 characters cut here", "bbb")
@@ -382,12 +381,12 @@ To run it alone:
         self.assertLess(len(line), 300)
 
     def test_the_account_of_a_rank_that_crashed_while_exiting(self):
-        crashed = replace(killed(signal.SIGSEGV), summary="the test had passed")
+        crashed = but(killed(signal.SIGSEGV), account=RankAccount(RankEnding.PASSED, 0.0, 1.0))
         message = self.judge(crashed, passed()).message
         self.assertIn("rank 0: killed by SIGSEGV after 1.00 s; before that: the test had passed", message)
 
     def test_leftovers_of_all_ranks(self):
-        reports = world(raised(), replace(passed(), leftovers=("pid 5: sleep 9",)))
+        reports = world(raised(), but(passed(), leftovers=("pid 5: sleep 9",)))
         self.assertIn("rank 1 left running (now terminated): pid 5: sleep 9", judge(reports, False, CASE).message)
 
     def test_stacks_of_running_ranks(self):
@@ -397,7 +396,7 @@ To run it alone:
         self.assertNotIn("rank 2's stacks", message)
 
     def test_a_pass_is_silent(self):
-        reports = world(replace(passed(), output="noise", leftovers=("pid 5: sleep 9",)))
+        reports = world(but(passed(), output="noise", leftovers=("pid 5: sleep 9",)))
         self.assertEqual(judge(reports, False, CASE).message, "")
 
 
@@ -412,7 +411,7 @@ class TestScreen(VerdictTestCase):
         site = Site(CASE.file, 7, "test_x")
         lines = tuple(Doing(rank, f"all_reduce [{5 if rank == 1 else 4}]", site) for rank in range(4))
         finding = Finding(FindingKind.MISMATCH, "ranks disagree", lines, (1,))
-        failing = replace(raised(), sites=(site,))
+        failing = but(raised(), sites=(site,))
         shown = self.screen_of(world(failing, killed(signal.SIGABRT), killed(signal.SIGABRT), failing), finding)
         self.assertIn("  rank 1         all_reduce [5]  test_thing.py:7 in test_x\n", shown)
         self.assertIn("  ranks 0, 2, 3  all_reduce [4]  test_thing.py:7 in test_x\n", shown)
@@ -421,7 +420,7 @@ class TestScreen(VerdictTestCase):
 
     def test_the_example_in_which_a_peer_was_lost(self):
         example = "test_x(n=17, values=[1.5, 2.5], name='a name that is long enough to be cut')"
-        survivor = replace(raised(f"PeerLost: rank 0 was lost in this example: {example}"), example=example)
+        survivor = but(raised(f"PeerLost: rank 0 was lost in this example: {example}"), example=example)
         shown = self.screen_of(world(killed(signal.SIGKILL), survivor))
         self.assertIn(f"in this example: {example}\n", shown)
 

@@ -122,7 +122,7 @@ class OneRunTest(unittest.TestCase):
         self.assertIn("AssertionError", self.ran["test_fails"].said)
         self.assertIn("python run_test.py", self.ran["test_fails"].said)
         self.assertIn("in test_hangs", self.ran["test_hangs"].said)
-        self.assertTrue(self.ran["test_leaks"].leftovers)
+        self.assertTrue(self.ran["test_leaks"].end.leftovers)
         for attempts in self.ran.attempts.values():
             for attempt in attempts:
                 self.assertLessEqual(0.0, attempt.began, attempt)

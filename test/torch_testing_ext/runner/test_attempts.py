@@ -1,8 +1,10 @@
 """Tests which tests run again, and which results are final: as tables, without processes."""
 
+from kit.invented import make_attempt
+
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import Results
-from torch_testing_ext.runner.model import Attempt, RankLog, Test, TestFinished, TestId, TestOutcome, Unit, Warned
+from torch_testing_ext.runner.model import RankLog, Test, TestFinished, TestId, TestOutcome, Unit, Warned
 from torch_testing_ext.runner.options import CountAs, Options
 
 PASSED, FAILED, SKIPPED, LEAKED = TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.SKIPPED, TestOutcome.LEAKED
@@ -17,7 +19,7 @@ def attempts(retries=0, leaked=CountAs.PASS):
 
 def run(known, *outcomes, message="", may_retry=True, **more):
     """Take an attempt with each outcome. Returns which are retried."""
-    taken = (Attempt(A, outcome, message, number=number, **more) for number, outcome in enumerate(outcomes, 1))
+    taken = (make_attempt(A, outcome, message, number=number, **more) for number, outcome in enumerate(outcomes, 1))
     return [known.take(attempt, may_retry) for attempt in taken]
 
 

@@ -40,6 +40,7 @@ from torch_testing_ext.runner.model import (
     Running,
     StatusRequested,
     Stopping,
+    TestEnd,
     TestFinished,
     TestId,
     TestIsSlow,
@@ -119,8 +120,8 @@ class WhileItRunsTest(unittest.TestCase):
     def test_attempts_that_fail_alike_are_printed_once(self):
         one = finished_test("test_bad", TestOutcome.FAILED, TestOutcome.FAILED, TestOutcome.FAILED)
         first, second, third = one.attempts
-        second = replace(second, message=first.message.replace("0.02 s", "0.37 s"))
-        third = replace(third, message=first.message.replace("1 != 2", "1 != 3"))
+        second = replace(second, end=TestEnd(TestOutcome.FAILED, first.message.replace("0.02 s", "0.37 s")))
+        third = replace(third, end=TestEnd(TestOutcome.FAILED, first.message.replace("1 != 2", "1 != 3")))
         for detail in Verbosity:
             with self.subTest(detail=detail):
                 report = printed(run_events([FinishedTest((first, second, third))]), detail=detail)

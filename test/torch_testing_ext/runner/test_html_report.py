@@ -8,9 +8,10 @@ from pathlib import Path
 
 from kit.browser import Browser, needs_chromium
 from kit.files import subject
+from kit.invented import make_attempt
 from kit.invented_runs import SCREEN, attempt, every_outcome, hang_of_ranks, history_of, ranks
 
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Policy, RunHeader, Test, TestId, TestOutcome
+from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestId, TestOutcome
 from torch_testing_ext.runner.report import html_page
 from torch_testing_ext.runner.report.text import printable
 
@@ -246,7 +247,7 @@ class TextTest(unittest.TestCase):
     def test_failures_of_ranks_come_before_those_of_files(self):
         def one(file, cls="", method="", world_size=1, seconds=0.0, logs=()):
             test = Test(TestId(file, cls, method), world_size=world_size)
-            return FinishedTest((Attempt(test, TestOutcome.ERROR, "why", seconds, ranks=logs),))
+            return FinishedTest((make_attempt(test, TestOutcome.ERROR, "why", seconds, ranks=logs),))
 
         finished = (
             one("test_import.py", seconds=100.0),

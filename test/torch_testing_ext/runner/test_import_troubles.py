@@ -72,7 +72,7 @@ class TestSkipped(TestCase):
         ran = PROJECT.run(skipped, fine)
         self.assertEqual(ran.outcomes, {skipped: "skipped", "test_fine": "passed"})
         self.assertEqual(ran[skipped].said, reason)
-        self.assertEqual(ran[skipped].want, want)
+        self.assertEqual(ran[skipped].end.want, want)
 
     def test_by_unittest(self):
         self.check("import unittest\nraise unittest.SkipTest('not on this machine')\n", "not on this machine")

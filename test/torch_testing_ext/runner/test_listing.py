@@ -3,9 +3,9 @@
 import json
 import unittest
 
-from kit.invented import make_test, make_unit
+from kit.invented import make_attempt, make_test, make_unit
 
-from torch_testing_ext.runner.model import Attempt, TestOutcome
+from torch_testing_ext.runner.model import TestOutcome
 from torch_testing_ext.runner.report import listing
 from torch_testing_ext.runner.scheduling.leases import Leases, Queue
 from torch_testing_ext.runner.scheduling.plan import forecast
@@ -16,7 +16,7 @@ TESTS = [
     make_test("test_b", skip="needs 4 devices, 1 available", want="4 devices"),
     make_test("test_c"),
 ]
-BROKEN = [Attempt(make_test("", "test_y.py", ""), TestOutcome.ERROR, "SyntaxError: so\n\nTraceback ...")]
+BROKEN = [make_attempt(make_test("", "test_y.py", ""), TestOutcome.ERROR, "SyntaxError: so\n\nTraceback ...")]
 
 
 class ListingTest(unittest.TestCase):
@@ -33,7 +33,7 @@ class ListingTest(unittest.TestCase):
         )
 
     def test_tests_that_cannot_be_run(self):
-        broken = [*BROKEN, Attempt(make_test("test_z", "test_y.py", ""), TestOutcome.ERROR, "not run: so\n\nmore")]
+        broken = [*BROKEN, make_attempt(make_test("test_z", "test_y.py", ""), TestOutcome.ERROR, "not run: so\n\nmore")]
         *_, last, counts = listing.as_text(TESTS, broken)
         self.assertEqual(last, "test_y.py::test_z  broken: not run: so")
         self.assertEqual(counts, "3 tests, 1 of them skipped, 1 broken file, 1 test that cannot be run")

@@ -7,7 +7,7 @@ import os
 import unittest
 
 from kit.files import subject
-from kit.invented import make_test
+from kit.invented import make_attempt, make_test
 from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
@@ -27,7 +27,7 @@ from torch_testing_ext.runner.engine.engine import (
     why_held,
     with_held,
 )
-from torch_testing_ext.runner.model import Attempt, DeviceMemory, Lease, TestOutcome
+from torch_testing_ext.runner.model import DeviceMemory, Lease, TestOutcome
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import text
 from torch_testing_ext.runner.scheduling.leases import Inventory, Leases, Queue
@@ -152,12 +152,12 @@ class MemoryReturnTest(unittest.TestCase):
 
 class OutcomeTest(unittest.TestCase):
     def test_the_last_result_says_it(self):
-        first, last = (Attempt(make_test(name), TestOutcome.PASSED) for name in ("test_a", "test_b"))
+        first, last = (make_attempt(make_test(name), TestOutcome.PASSED) for name in ("test_a", "test_b"))
         held = [HeldDevice("0", "still had 1.0 GiB more")]
         changed = with_held([first, last], held)
         self.assertEqual([one.outcome for one in changed], [TestOutcome.PASSED, TestOutcome.LEAKED])
         self.assertEqual(changed[1].said, "device 0 still had 1.0 GiB more; it is not used again in this run")
-        failed = Attempt(make_test("test_c"), TestOutcome.CRASHED, "it crashed")
+        failed = make_attempt(make_test("test_c"), TestOutcome.CRASHED, "it crashed")
         (changed,) = with_held([failed], held)
         self.assertEqual(changed.outcome, TestOutcome.CRASHED)
         self.assertRegex(changed.said, "^it crashed\n\ndevice 0 still had")
@@ -214,17 +214,17 @@ class PeakTest(unittest.TestCase):
         self.assertIsNone(verdict.highest([]))
 
     def test_what_ranks_have_said_belongs_to_one_test(self):
-        report = launch.RankReport(0, launch.RankEnding.PASSED, memory=((0, 5, 10),))
+        account = launch.RankAccount(launch.RankEnding.PASSED, 0.0, 1.0, memory=((0, 5, 10),))
         verdict.forget_memory()
-        user_shell.note_memory([report.memory, report.memory])
+        user_shell.note_memory([account.memory, account.memory])
         self.assertEqual(verdict.highest(user_shell.take_notes().memory), verdict.DevicePeak(10, 20, 2))
         self.assertIsNone(verdict.highest(user_shell.take_notes().memory))
-        user_shell.note_memory([report.memory])
+        user_shell.note_memory([account.memory])
         verdict.forget_memory()
         self.assertIsNone(verdict.highest(user_shell.take_notes().memory))
 
     def test_in_words(self):
-        attempt = Attempt(
+        attempt = make_attempt(
             make_test("test_x"), TestOutcome.PASSED, lease=Lease(("0",)), memory=DeviceMemory(GIB, 3 * GIB // 2, 2)
         )
         self.assertEqual(text.memory(attempt), "1.5 GiB of device memory")
@@ -243,7 +243,7 @@ class PeakInReportsTest(unittest.TestCase):
         # Of each rank, and of the test's own process.
         expected = DeviceMemory(3 * 2**29, 3 * GIB, 3)
         for name in ("test_fresh", "test_one", "test_two"):
-            self.assertEqual((run.outcomes[name], run[name].memory), ("passed", expected), run[name].said)
+            self.assertEqual((run.outcomes[name], run[name].end.memory), ("passed", expected), run[name].said)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import unittest
 from pathlib import Path
 
 from kit.drawing import Drawer, seeds
-from kit.invented import finished_test, make_test, make_unit
+from kit.invented import finished_test, make_attempt, make_test, make_unit
 
 from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds
-from torch_testing_ext.runner.model import Attempt, FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
+from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options import Options, Rerun, ShardSpec
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.leases import Inventory
@@ -94,7 +94,7 @@ class WithoutResultTest(unittest.TestCase):
         for lost in (None, *every):
             with self.subTest(lost=lost):
                 finished = tuple(
-                    FinishedTest((Attempt(test, TestOutcome.PASSED, repetition=repetition),))
+                    FinishedTest((make_attempt(test, TestOutcome.PASSED, repetition=repetition),))
                     for test, repetition in every
                     if (test, repetition) != lost
                 )

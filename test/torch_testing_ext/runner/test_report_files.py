@@ -15,6 +15,7 @@ from pathlib import Path
 
 import junitparser
 from junitparser import xunit2
+from kit.invented import make_attempt
 from kit.invented_runs import (
     a_test,
     attempt,
@@ -32,7 +33,6 @@ from kit.junit import Invalid, read_junit, validate
 import torch_testing_ext
 from torch_testing_ext._process.files import write_atomically
 from torch_testing_ext.runner.model import (
-    Attempt,
     Category,
     FinishedTest,
     Importing,
@@ -139,20 +139,22 @@ class JUnitTest(unittest.TestCase):
         self.assertIn("]]>&<'\"", root.find(".//system-out").text)
 
     def test_repetitions_have_names_of_their_own(self):
-        twice = [FinishedTest((Attempt(a_test("test_a"), TestOutcome.PASSED, repetition=number),)) for number in (0, 1)]
+        twice = [
+            FinishedTest((make_attempt(a_test("test_a"), TestOutcome.PASSED, repetition=number),)) for number in (0, 1)
+        ]
         self.assertEqual(list(cases(twice, repetitions=2)), ["test_a [1]", "test_a [2]"])
 
     def test_tests_of_the_same_name_are_kept_apart(self):
         """Readers merge cases of the same name and class, so that one of them would be lost."""
         ids = [TestId("a/b.py", "T", "test_x"), TestId("a.b.py", "T", "test_x"), TestId("a/b.py", "T", "test_\x00")]
         ids.append(TestId("a/b.py", "T", "test_\\x00"))
-        finished = [FinishedTest((Attempt(Test(one), TestOutcome.PASSED),)) for one in ids]
+        finished = [FinishedTest((make_attempt(Test(one), TestOutcome.PASSED),)) for one in ids]
         root = read_junit(result_files.render_junit(history_of(finished)))
         names = [case.get("name") for case in root.iter("testcase")]
         self.assertEqual(sorted(names), ["test_\\x00", "test_\\x00 #2", "test_x", "test_x #2"])
 
     def test_a_failure_of_a_class_is_named_by_its_class(self):
-        one = Attempt(Test(TestId("a/b.py", "T")), TestOutcome.ERROR, "tearDownClass hung")
+        one = make_attempt(Test(TestId("a/b.py", "T")), TestOutcome.ERROR, "tearDownClass hung")
         self.assertEqual(list(cases([FinishedTest((one,))])), ["T"])
 
     def test_tests_that_did_not_run(self):
@@ -173,7 +175,7 @@ class JUnitTest(unittest.TestCase):
 
     def test_times_are_those_of_the_schema(self):
         for seconds in -0.004, float("nan"), float("inf"), 1e9, 1e-9, 123456.7891:
-            one = FinishedTest((Attempt(a_test("test_a"), TestOutcome.PASSED, seconds=seconds),))
+            one = FinishedTest((make_attempt(a_test("test_a"), TestOutcome.PASSED, seconds=seconds),))
             with self.subTest(seconds=seconds):
                 read_junit(result_files.render_junit(history_of([one])))
 
@@ -287,8 +289,8 @@ class TraceTest(unittest.TestCase):
         unit = Unit(0, (test, other))
         lease = Lease(("0", "GPU-7"), (1,))
         recorder = Recorder()
-        first = Attempt(test, TestOutcome.PASSED, seconds=1.0, began=1.1, lease=lease)
-        second = Attempt(other, TestOutcome.FAILED, "why\nmore", 0.5, 2.2, lease=lease)
+        first = make_attempt(test, TestOutcome.PASSED, seconds=1.0, began=1.1, lease=lease)
+        second = make_attempt(other, TestOutcome.FAILED, "why\nmore", 0.5, began=2.2, lease=lease)
         finished = [FinishedTest((first,)), FinishedTest((second,))]
         for event in run_events(finished, devices=("0", "GPU-7"), slots=2):
             if not isinstance(event, UnitBegan | UnitEnded):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
-from torch_testing_ext.runner.model import Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.model import Test, TestEnd, TestId, TestOutcome, Unit
 from torch_testing_ext.runner.processes.worker_messages import (
     AllOver,
     Began,
@@ -26,7 +26,7 @@ def began(test):
 
 
 def ended(test, outcome="passed", message=""):
-    return Ended(test, 1.5 + test, TestOutcome(outcome), message, want=None, printed=10 * test + 5, ranks=())
+    return Ended(test, 1.5 + test, TestEnd(TestOutcome(outcome), message), printed=10 * test + 5, ranks=())
 
 
 def sets_up(*tests):
@@ -42,7 +42,7 @@ def fixture_failed():
 
 
 def not_run(test, outcome="error", message="setUpClass (T): no"):
-    return NotRun(test, 1.0, TestOutcome(outcome), message, want=None)
+    return NotRun(test, 1.0, TestEnd(TestOutcome(outcome), message))
 
 
 def result_of(test, log, end):

@@ -186,7 +186,7 @@ class TestLeases(TestCase):
             {name: ran.outcomes[name] for name in ("test_a", "test_b", "test_c")},
             dict.fromkeys(("test_a", "test_b", "test_c"), "passed"),
         )
-        self.assertEqual((ran.outcomes["test_d"], ran["test_d"].want), ("skipped", "9 devices"))
+        self.assertEqual((ran.outcomes["test_d"], ran["test_d"].end.want), ("skipped", "9 devices"))
         held = set()
         for event in ran.recorder.events:
             if isinstance(event, model.UnitBegan):
@@ -214,8 +214,8 @@ class TestRanks(TestCase):
             },
         )
         self.assertTrue(ran["test_fails"].said.startswith("rank 1 of 2 failed"), ran["test_fails"].said)
-        self.assertEqual(ran["test_wants"].want, "4 devices")
-        self.assertIsNone(ran["test_skips"].want)
+        self.assertEqual(ran["test_wants"].end.want, "4 devices")
+        self.assertIsNone(ran["test_skips"].end.want)
         self.assertEqual([log.output for log in ran["test_passes"].ranks], ["rank 0\n", "rank 1\n"])
         self.assertEqual(ran["test_passes"].test.world_size, 2)
 

@@ -1,6 +1,7 @@
 """A change of wording changes no report: with every sentence in capitals, ranks, calls, lines and numbers remain."""
 
 import dataclasses
+import json
 import tempfile
 import unittest
 import xml.etree.ElementTree as ET
@@ -11,12 +12,13 @@ from unittest import mock
 from kit.invented_runs import attempt, history_of, run_events, send
 from kit.verdicts import CASE, killed, stopped, world
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import judging
-from torch_testing_ext.runner.model import FinishedTest, Policy, TestOutcome
+from torch_testing_ext.runner.model import DeviceMemory, FinishedTest, Policy, TestOutcome
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import console_report, html_page, journal, result_files
 from torch_testing_ext.runner.report.text import ConsoleLayout
@@ -117,20 +119,47 @@ class WordingTest(unittest.TestCase):
         return dataclasses.replace(self.finished[0].test, id=name)
 
 
+def attempts_in(record):
+    """The attempts in a record of a journal, as JSON."""
+    match record:
+        case {"AttemptEnded": {"attempt": written}}:
+            return [written]
+        case {"TestFinished": {"finished": {"attempts": several}}}:
+            return several
+    return []
+
+
 class OldJournalTest(unittest.TestCase):
+    def journal_of(self, finished, number, without=()):
+        """The journal of a run in an older format. `without`: fields that an attempt did not have."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name, journal.NAME)
+        send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events([finished]))
+        header, *records = map(json.loads, path.read_text().splitlines())
+        header["JournalHeader"]["format"] = f"torch_testing_ext journal {number}"
+        for record in records:
+            for written in attempts_in(record):
+                written.update(written.pop("end"))
+                for field in without:
+                    del written[field]
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in (header, *records)))
+        return path
+
     def test_failures_are_texts(self):
         old = FinishedTest((attempt("test_a", TestOutcome.FAILED, message="1 != 2\n\nmore"),))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, journal.NAME)
-            send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events([old]))
-            lines = path.read_text().replace(journal.FORMAT, "torch_testing_ext journal 2").splitlines()
-            for new in (', "failure": null', ', "reason": ""'):
-                lines = [line.replace(new, "") for line in lines]
-            path.write_text("\n".join([*lines, ""]))
-            run = journal.read_journal(path)
-            (shown,) = console_report.accounts_of_failures([path], [])
+        path = self.journal_of(old, 2, without=("failure", "reason"))
+        run = journal.read_journal(path)
+        (shown,) = console_report.accounts_of_failures([path], [])
         self.assertEqual((run.summary.error, run.summary.finished[0].last.said), ("", "1 != 2\n\nmore"))
         self.assertIn("\n1 != 2\n\nmore\n", shown)
+
+    def test_an_attempt_has_the_fields_of_its_end(self):
+        failure = FailureView("1 != 2", account="1 != 2\n\nmore")
+        facts = {"leftovers": ("pid 7: cat",), "want": "2 devices", "memory": DeviceMemory(1, 2)}
+        old = FinishedTest((attempt("test_a", TestOutcome.FAILED, message="", failure=failure, **facts),))
+        run = journal.read_journal(self.journal_of(old, 3))
+        self.assertEqual((run.summary.error, run.summary.finished), ("", (old,)))
 
 
 if __name__ == "__main__":

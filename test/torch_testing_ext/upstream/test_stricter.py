@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kit.verdicts import report_on
+
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
-from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
+from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding
 from torch_testing_ext.launch.judging import judge
 from torch_testing_ext.upstream.drop_in import outcome_of_pytorch, remark_on_failure
 
@@ -39,7 +41,7 @@ class StricterTest(TestCase):
     @parametrize("case", [subtest(case, name=name) for name, case in CASES.items()])
     def test_remark(self, case: tuple[list[tuple[RankEnding, int]], Expected, Outcome, bool]) -> None:
         ends, expected, theirs, stricter = case
-        reports = [RankReport(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
+        reports = [report_on(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
         verdict = judge(reports, False, Case("T.test"), expected)
         self.assertEqual(outcome_of_pytorch(reports, expected), theirs)
         text = remark_on_failure(reports, expected, verdict)

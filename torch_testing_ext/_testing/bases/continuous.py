@@ -396,7 +396,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     def _state_changes(self, reports: Sequence[launch.RankReport]) -> list[str]:
         """The changes of global state that the ranks have noted, as sentences."""
-        by_change = grouped((note, report.rank) for report in reports for note in report.notes)
+        accounts = [(report.rank, report.final_account) for report in reports]
+        by_change = grouped((note, rank) for rank, account in accounts if account is not None for note in account.notes)
         begin = f"{self._short_name()} left global state changed in"
         return [
             f"{begin} {list_of(ranks)}: {change}; the next test gets fresh ranks" for change, ranks in by_change.items()
@@ -414,7 +415,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
-        tests_in_ranks.warn_again(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
+        tests_in_ranks.warn_again_of_ranks(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
         if verdict.outcome is launch.Outcome.PASSED:
             for text in state_changes:
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)

@@ -35,7 +35,7 @@ from torch_testing_ext._process import child_processes, messages, system, user_s
 from torch_testing_ext._process.files import source_file
 from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN, without_launch
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.run_limited import run_limited
+from torch_testing_ext._process.run_limited import CommandEnd, run_limited
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
@@ -176,14 +176,14 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
         wrapper = (str(Path(__file__).with_name("torchrun_rank.py")), str(directory), messages.to_json(sanitize))
         command = [sys.executable, *launcher, *wrapper, str(script), *words]
-        output, how = _output_of(command, env, timeout or tests_in_ranks.TIMEOUT_DEFAULT, directory / "output")
+        output, end = _output_of(command, env, timeout or tests_in_ranks.TIMEOUT_DEFAULT, directory / "output")
         left = _Left(directory, size, sanitize)
-        if how != child_processes.describe_exit(0):
+        if end.code != 0:
             finding = left.mismatch()
             why = f"\n\n{finding.text}" if finding is not None else ""
             rerun = user_shell.command(*launcher, str(script), *words)
             raise RankError(
-                f"torchrun {how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
+                f"torchrun {end.how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
                 f"To run it alone:\n  {rerun}"
             )
         print(output, end="")
@@ -194,12 +194,12 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
     return output
 
 
-def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Path) -> tuple[str, str]:
+def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Path) -> tuple[str, CommandEnd]:
     """Run torchrun; return its output, with that of its ranks, and how it ended."""
     environ = {**without_launch(os.environ), **system.for_gloo(), **env}
     with log.open("ab") as output:
-        ended = run_limited(command, limit, environ, output, _end_torchrun)
-    return log.read_text(errors="replace"), ended.how
+        end = run_limited(command, limit, environ, output, _end_torchrun)
+    return log.read_text(errors="replace"), end
 
 
 def _end_torchrun(process: subprocess.Popen[bytes]) -> None:

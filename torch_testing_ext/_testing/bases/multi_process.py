@@ -201,7 +201,8 @@ class _ForeignRanks:
         text = self._texts.get(rank)
         if code == launch.ERROR_EXIT_CODE and text:
             summary = text.strip().splitlines()[-1]
-            return RankAccount(RankEnding.ERROR, self.began, at, summary, text, code, cause=launch.cause_in(summary))
+            error = launch.RaisedError(cause=launch.cause_in(summary))
+            return RankAccount(RankEnding.ERROR, self.began, at, summary, text, code, error=error)
         return None
 
 
@@ -641,7 +642,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         with self._interruptible():
             outcome = launch.watch(self._launched, self._timeout(), expected, self._get_timedout_process_traceback)
         verdict = outcome.verdict(self._case())
-        tests_in_ranks.warn_again(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
+        tests_in_ranks.warn_again_of_ranks(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
         if invocation.verdict_note is not None:
             note = invocation.verdict_note(outcome.reports, expected, verdict)
             if note:

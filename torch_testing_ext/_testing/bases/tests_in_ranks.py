@@ -166,12 +166,17 @@ def subtests_of(error: BaseException) -> list[str]:
 # to catch them, in threads and in finalizers: with a filter `error`, they fail the rank.
 
 
-def warn_again(ranks: Iterable[RankReport | RankAccount | None], filtered: bool = False) -> None:
+def warn_again_of_ranks(reports: Iterable[RankReport], filtered: bool = False) -> None:
     """Raise each different warning of some ranks once. `filtered`: see `raise_again`."""
+    warn_again([report.account for report in reports], filtered)
+
+
+def warn_again(accounts: Iterable[RankAccount | None], filtered: bool = False) -> None:
+    """Raise each different warning in the accounts of some ranks once. `filtered`: see `raise_again`."""
     of_ranks: list[OwnWarning] = []
-    for rank in ranks:
-        if rank is not None:
-            of_ranks += rank.warnings
+    for account in accounts:
+        if account is not None:
+            of_ranks += account.warnings
     raise_again(of_ranks, filtered)
 
 
@@ -733,7 +738,7 @@ def run_to_end(
 
             limit = None if chosen.debug_rank is not None else timeout or TIMEOUT_DEFAULT
             result = launch.watch(start(make_job), limit, expected)
-        warn_again(result.reports)
+        warn_again_of_ranks(result.reports)
         verdict = result.verdict(case)
         # A rank that is debugged has the terminal, and no file.
         outputs = tuple(text_of(directory / f"rank{rank}.log") for rank in range(world_size))

@@ -19,7 +19,7 @@ from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner.engine.engine import LocalPlace
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitHandle, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
-from torch_testing_ext.runner.model import Attempt, Test, TestOutcome
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestOutcome
 from torch_testing_ext.runner.options import CannotRun, UsageError
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
 from torch_testing_ext.runner.scheduling.leases import Inventory, make_inventory
@@ -264,8 +264,7 @@ class Agent(UnitListener):
         for test in unit.tests:
             attempt = Attempt(
                 test,
-                TestOutcome.ERROR,
-                f"it was not run on node {message.lease.node}: {why}",
+                TestEnd(TestOutcome.ERROR, f"it was not run on node {message.lease.node}: {why}"),
                 began=time.monotonic(),
                 repetition=unit.repetition,
                 number=unit.attempt,

@@ -24,6 +24,7 @@ from torch_testing_ext.runner.model import (
     RunHeader,
     Summary,
     Test,
+    TestEnd,
     TestOutcome,
     Unit,
     WaitingForDevices,
@@ -203,9 +204,11 @@ def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[A
     if COUNTS_AS[outcome] is Category.PASSED:
         outcome = TestOutcome.LEAKED
     if last.failure is not None:
-        return [*others, replace(last, outcome=outcome, failure=last.failure.with_remark_in_account(text))]
-    message = f"{last.message}\n\n{text}" if last.message else text
-    return [*others, replace(last, outcome=outcome, message=message)]
+        end = replace(last.end, outcome=outcome, failure=last.failure.with_remark_in_account(text))
+    else:
+        message = f"{last.message}\n\n{text}" if last.message else text
+        end = replace(last.end, outcome=outcome, message=message)
+    return [*others, replace(last, end=end)]
 
 
 def uuids_for(identities: Mapping[str, str], names: Iterable[str], known: Iterable[str]) -> dict[str, str]:
@@ -546,8 +549,7 @@ class Engine(UnitListener):
         for test, message in failed:
             attempt = Attempt(
                 test,
-                outcome,
-                message,
+                TestEnd(outcome, message),
                 began=self._now(),
                 repetition=unit.repetition,
                 number=unit.attempt,
@@ -670,7 +672,7 @@ def _known_results(plan: Plan, broken: Sequence[Attempt]) -> Iterator[Attempt]:
     """The results of tests that do not run: of broken files, and skips."""
     yield from broken
     for test in plan.skipped:
-        yield Attempt(test, TestOutcome.SKIPPED, test.skip or "", want=test.want)
+        yield Attempt(test, TestEnd(TestOutcome.SKIPPED, test.skip or "", want=test.want))
 
 
 def _run_began(

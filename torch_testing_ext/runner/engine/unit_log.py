@@ -20,6 +20,7 @@ from torch_testing_ext.runner.model import (
     FinishedTest,
     Summary,
     Test,
+    TestEnd,
     TestFinished,
     TestId,
     TestOutcome,
@@ -106,7 +107,7 @@ class Results:
 
     def _show_warnings(self, attempt: Attempt) -> None:
         """Show each warning once: workers have the same ones."""
-        for warning in attempt.warnings:
+        for warning in attempt.end.warnings:
             if warning.text not in self._shown:
                 self._shown.add(warning.text)
                 self.warn(str(warning))
@@ -171,7 +172,7 @@ def _key(attempt: Attempt) -> Key:
 
 def why_to_run_alone(attempt: Attempt) -> str:
     """The way in which another test may have caused this failure; empty if none can."""
-    if attempt.port_in_use or _says_in_use(attempt):
+    if attempt.end.port_in_use or _says_in_use(attempt):
         return "a port was in use (EADDRINUSE); the test runs again while no other runs"
     if attempt.evicted:
         return (
@@ -227,7 +228,12 @@ class AttemptResult:
     log: tuple[int, int | None] = (0, None)  # its part of the worker's log
     ranks: tuple[str, ...] = ()  # directories of its ranks' files
 
-    def but(self, **changes: Any) -> AttemptResult:
+    def with_end(self, **changes: Any) -> AttemptResult:
+        """The result with other fields of its end."""
+        return self.with_attempt(end=replace(self.attempt.end, **changes))
+
+    def with_attempt(self, **changes: Any) -> AttemptResult:
+        """The result with other fields of its attempt."""
         return replace(self, attempt=replace(self.attempt, **changes))
 
 
@@ -336,18 +342,7 @@ class UnitLog:
     def _so_far(self, aftermath: Aftermath) -> list[AttemptResult]:
         """Results of tests that are over, as far as they have not been handed out."""
         return [
-            *(
-                self._result(
-                    left_out.test,
-                    left_out.outcome,
-                    left_out.message,
-                    left_out.at,
-                    want=left_out.want,
-                    port_in_use=left_out.port_in_use,
-                    failure=left_out.failure,
-                )
-                for left_out in self.not_run.values()
-            ),
+            *(self._result(left_out.test, left_out.end, left_out.at) for left_out in self.not_run.values()),
             *(self._reported(test, aftermath) for test in list(self.ended)[self._given :]),
         ]
 
@@ -358,33 +353,24 @@ class UnitLog:
 
     def _reported(self, test: int, aftermath: Aftermath) -> AttemptResult:
         began, ended = self.began[test], self.ended[test]
-        result = self._result(
-            test,
-            ended.outcome,
-            ended.message,
-            began.at,
-            ended.at,
-            want=ended.want,
-            memory=ended.memory,
-            warnings=ended.warnings,
-            port_in_use=ended.port_in_use,
-            failure=ended.failure,
-        )
+        # Those that it left running are added below, if it has passed otherwise.
+        end = replace(ended.end, leftovers=())
+        result = self._result(test, end, began.at, ended.at)
         result = replace(result, log=(began.printed, ended.printed), ranks=ended.ranks)
-        result = _with_leftovers(result, (*ended.leftovers, *self.leftovers.get(test, ())))
+        result = _with_leftovers(result, (*ended.end.leftovers, *self.leftovers.get(test, ())))
         return _with_aftermath(result, aftermath.get(test, ()))
 
     def _result(
-        self, test: int, outcome: TestOutcome, message: str, began: float, ended: float | None = None, **more: Any
+        self, test: int, end: TestEnd, began: float, ended: float | None = None, reason: str = ""
     ) -> AttemptResult:
-        """`ended`: if it has begun at all."""
+        """The result of a test. `ended`: if it has begun at all."""
         seconds = 0.0 if ended is None else max(0.0, ended - began)
         unit = self.unit
-        attempt = Attempt(unit.tests[test], outcome, message, seconds, began, unit.repetition, unit.attempt, **more)
+        attempt = Attempt(unit.tests[test], end, seconds, began, unit.repetition, unit.attempt, reason=reason)
         return AttemptResult(test, attempt)
 
     def _not_run(self, test: int, why: str, end: WorkerExit) -> AttemptResult:
-        return self._result(test, TestOutcome.ERROR, "", end.at, failure=FailureView.of_text(why))
+        return self._result(test, TestEnd(TestOutcome.ERROR, failure=FailureView.of_text(why)), end.at)
 
     # -- a worker that did not end properly
 
@@ -406,9 +392,10 @@ class UnitLog:
         began = self.began[test]
         seconds, name = end.at - began.at, self.names[test]
         outcome, title = self._explain(end, seconds, name)
-        reason = title.replace(_into(seconds, name), "", 1)  # for a line that names the test already
+        # For a line that names the test already.
+        _, reason = self._explain(end, seconds, name, says_where=False)
         failure = self._with_details(title, end, test)
-        result = self._result(test, outcome, "", began.at, end.at, failure=failure, reason=reason)
+        result = self._result(test, TestEnd(outcome, failure=failure), began.at, end.at, reason)
         return replace(result, log=(began.printed, None))
 
     def _prevented(self, tests: list[int], what: str, began: float, end: WorkerExit) -> list[AttemptResult]:
@@ -418,18 +405,23 @@ class UnitLog:
         """
         first, *others = tests
         outcome, title = self._explain(end, end.at - began, what)
-        failed = self._result(first, outcome, "", began, end.at, failure=self._with_details(title, end, first))
+        failure = self._with_details(title, end, first)
+        failed = self._result(first, TestEnd(outcome, failure=failure), began, end.at)
         why = f"not run: {title} (see {self.names[first]})"
         hung = end.cause is EndCause.DEADLINE
         return [failed, *(self._not_run(test, why, end) for test in others if hung)]
 
-    def _explain(self, end: WorkerExit, seconds: float = 0.0, what: str | None = None) -> tuple[TestOutcome, str]:
+    def _explain(
+        self, end: WorkerExit, seconds: float = 0.0, what: str | None = None, says_where: bool = True
+    ) -> tuple[TestOutcome, str]:
         """The outcome and the title for a worker that has ended so many seconds into a test or fixture.
 
-        `what`: "" before its first test; None in no test or fixture.
+        `what`: "" before its first test; None in no test or fixture. `says_where`: the title says that.
         """
-        into = "" if what is None else _into(seconds, what) if what else " before its first test"
-        it, process = ("it", "the test's process") if into else ("its process", "its process")
+        it, process = ("its process", "its process") if what is None else ("it", "the test's process")
+        into = ""
+        if what is not None and says_where:
+            into = f" {seconds:.1f} s into {what}" if what else " before its first test"
         match end.cause:
             case EndCause.DEADLINE if what is None:
                 return TestOutcome.TIMEOUT, "its process did not end; it was terminated"
@@ -469,12 +461,9 @@ class UnitLog:
         if end.cause is EndCause.ITSELF:
             last = _with_leftovers(last, end.leftovers)
         outcome = last.attempt.outcome
-        left = last.attempt.leftovers if outcome is TestOutcome.LEAKED else end.leftovers
-        return [*others, last.but(leftovers=left, evicted=end.evicted and COUNTS_AS[outcome] is Category.FAILED)]
-
-
-def _into(seconds: float, what: str) -> str:
-    return f" {seconds:.1f} s into {what}"
+        left = last.attempt.end.leftovers if outcome is TestOutcome.LEAKED else end.leftovers
+        is_evicted = end.evicted and COUNTS_AS[outcome] is Category.FAILED
+        return [*others, last.with_end(leftovers=left).with_attempt(evicted=is_evicted)]
 
 
 def _with_failure(aftermath: Aftermath, test: int | None, failure: Failure) -> Aftermath:
@@ -485,9 +474,9 @@ def _with_leftovers(result: AttemptResult, left: tuple[str, ...]) -> AttemptResu
     """A result with processes that its test left running: if it has passed otherwise, it has leaked."""
     if not left or result.attempt.outcome not in (TestOutcome.PASSED, TestOutcome.LEAKED):
         return result  # the message of ranks that failed names what they left
-    left = (*result.attempt.leftovers, *left)
+    left = (*result.attempt.end.leftovers, *left)
     message = f"left running (now terminated): {'; '.join(left)}"
-    return result.but(outcome=TestOutcome.LEAKED, message=message, leftovers=left)
+    return result.with_end(outcome=TestOutcome.LEAKED, message=message, leftovers=left)
 
 
 def _with_aftermath(result: AttemptResult, failures: Sequence[Failure]) -> AttemptResult:
@@ -499,5 +488,5 @@ def _with_aftermath(result: AttemptResult, failures: Sequence[Failure]) -> Attem
     attempt = result.attempt
     if COUNTS_AS[attempt.outcome] is Category.FAILED:
         first = attempt.failure or FailureView.of_text(attempt.message)
-        return result.but(message="", failure=first.with_later(later))
-    return result.but(outcome=failures[0][0], message="", failure=combined(later))
+        return result.with_end(message="", failure=first.with_later(later))
+    return result.with_end(outcome=failures[0][0], message="", failure=combined(later))

@@ -25,7 +25,7 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
 from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._testing.bases.source_facts import facts_of
-from torch_testing_ext.runner.model import Attempt, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestOutcome, Unit
 from torch_testing_ext.runner.options import CannotRun
 from torch_testing_ext.warm.served_process import ServedProcess
 from torch_testing_ext.warm.warm_client import ServerAddress
@@ -451,7 +451,7 @@ class FileHandle:
     def _break(self, why: FailureView | str) -> None:
         self._become(FileState.BROKEN)
         failure = FailureView.of_text(why) if isinstance(why, str) else why
-        broken = Attempt(Test(TestId(self.name)), TestOutcome.ERROR, output=tail(self.log), failure=failure)
+        broken = Attempt(Test(TestId(self.name)), TestEnd(TestOutcome.ERROR, failure=failure), output=tail(self.log))
         self.contents = dataclasses.replace(self.contents, broken=broken)
         self._start_waiting()
 

@@ -18,7 +18,7 @@ from torch_testing_ext._process.files import ModulePlace
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext._testing.bases import unittest_and_pytest
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest, pytest_style_tests
-from torch_testing_ext.runner.model import Attempt, Test, TestId, TestOutcome
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestOutcome
 
 from .worker_messages import LoadAs
 
@@ -108,7 +108,7 @@ class LoadedFile:
         for named, why in self.not_run:
             line = getattr(named.test, "line", 0)
             test = Test(TestId(file, named.cls, named.method), marks=None, line=line)
-            attempts.append(Attempt(test, TestOutcome.ERROR, why))
+            attempts.append(Attempt(test, TestEnd(TestOutcome.ERROR, why)))
         return tuple(attempts)
 
     def remark(self, file: str) -> str:

@@ -16,7 +16,7 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._testing.bases.unittest_and_pytest import FixtureSuite, prevented
 from torch_testing_ext.launch import Cause, in_rank, own_report, verdict
 from torch_testing_ext.launch.judging import view_of_error
-from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, TestOutcome
+from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, TestEnd, TestOutcome
 
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
 
@@ -56,26 +56,21 @@ class UnitReports:
         message, failure = (ended, None) if isinstance(ended, str) else ("", ended)
         if failure is not None and not failure.rerun_command:
             failure = replace(failure, rerun_command=self.unit.commands[number])
-        self.send(
-            Ended(
-                number,
-                time.monotonic(),
-                outcome,
-                cut_middle(message, LONGEST_MESSAGE),
-                want,
-                self._length_of_log(),
-                self._new_rank_directories(),
-                memory and DeviceMemory(*memory),
-                notes.warnings,
-                self._port_in_use,
-                notes.left_running,
-                failure and failure.cut(LONGEST_MESSAGE),
-            )
+        end = TestEnd(
+            outcome,
+            cut_middle(message, LONGEST_MESSAGE),
+            failure and failure.cut(LONGEST_MESSAGE),
+            want,
+            self._port_in_use,
+            memory and DeviceMemory(*memory),
+            notes.warnings,
+            notes.left_running,
         )
+        self.send(Ended(number, time.monotonic(), end, self._length_of_log(), self._new_rank_directories()))
 
     def not_run(self, number: int, outcome: TestOutcome, told: FailureView | str, want: str | None = None) -> None:
         message, failure = (told, None) if isinstance(told, str) else ("", told)
-        self.send(NotRun(number, time.monotonic(), outcome, message, want, self._port_in_use, failure))
+        self.send(NotRun(number, time.monotonic(), TestEnd(outcome, message, failure, want, self._port_in_use)))
 
     def fixture_began(self, name: str, needed_by: tuple[int, ...] = ()) -> None:
         """`needed_by`: the tests that cannot run without it."""

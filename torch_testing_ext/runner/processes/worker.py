@@ -20,7 +20,7 @@ from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
 from torch_testing_ext.launch import in_rank, start
 from torch_testing_ext.launch.terminal_turns import StopContext
-from torch_testing_ext.runner.model import TestOutcome
+from torch_testing_ext.runner.model import TestEnd, TestOutcome
 
 from .unit_reports import ReportingResult, ReportingSuite
 from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, PreloadModules, UnitSpec, WorkerBroke
@@ -73,10 +73,9 @@ class Reports:
 
 def _so_far(message: FromWorker) -> str:
     """The result that could not be sent."""
-    if not isinstance(message, Ended) or message.outcome is TestOutcome.PASSED:
+    if not isinstance(message, Ended) or message.end.outcome is TestOutcome.PASSED:
         return ""
-    told = message.message if message.failure is None else message.failure.whole
-    return f". It had ended with: {message.outcome.value}\n\n{told}"
+    return f". It had ended with: {message.end.outcome.value}\n\n{message.end.said}"
 
 
 def main() -> NoReturn:
@@ -109,7 +108,7 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
             tests.append((number, found[name]))
         else:
             why = f"{name} was listed, but does not exist when the file is imported again"
-            send(NotRun(number, time.monotonic(), TestOutcome.ERROR, why, want=None))
+            send(NotRun(number, time.monotonic(), TestEnd(TestOutcome.ERROR, why)))
     before = len(sys.modules)
     # All of them, or none.
     are_for_pytest = any(isinstance(test, PytestTest) for _, test in tests)

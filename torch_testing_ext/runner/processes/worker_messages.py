@@ -14,8 +14,7 @@ from torch_testing_ext._machine.device_rules import DeviceFacts
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.child_processes import describe_exit
 from torch_testing_ext._process.messages import WithDescriptors
-from torch_testing_ext._process.user_shell import KitWarning
-from torch_testing_ext.runner.model import Attempt, DeviceMemory, Test, TestOutcome
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd
 
 # -- the description of one unit
 
@@ -269,16 +268,9 @@ class Ended:
 
     test: int
     at: float
-    outcome: TestOutcome
-    message: str
-    want: str | None
+    end: TestEnd
     printed: int
     ranks: tuple[str, ...]
-    memory: DeviceMemory | None = None
-    warnings: tuple[KitWarning, ...] = ()
-    port_in_use: bool = False  # which has led to the failure
-    leftovers: tuple[str, ...] = ()  # processes that its ranks left running
-    failure: FailureView | None = None
 
 
 @dataclass(frozen=True)
@@ -287,11 +279,7 @@ class NotRun:
 
     test: int
     at: float
-    outcome: TestOutcome
-    message: str
-    want: str | None
-    port_in_use: bool = False
-    failure: FailureView | None = None
+    end: TestEnd
 
 
 @dataclass(frozen=True)

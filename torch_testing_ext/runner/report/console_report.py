@@ -334,7 +334,7 @@ class FinalSummary:
     def _leaked(self) -> list[str]:
         rows = []
         for result in self._with_outcome(TestOutcome.LEAKED):
-            processes = result.last.leftovers
+            processes = result.last.end.leftovers
             lines = [self._name(result), *processes]
             rows.append((str(len(processes)), "\n".join(lines)))
         return _table("left processes running (now terminated):", rows)

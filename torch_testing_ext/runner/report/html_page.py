@@ -552,7 +552,7 @@ class _Page:
     def _circumstances(self, finished: FinishedTest) -> str:
         world_size = finished.test.world_size
         place = text.place(finished.last.lease)
-        want = finished.last.want
+        want = finished.last.end.want
         parts = [
             text.outcome_in_words(finished),
             f"{world_size} ranks" if world_size > 1 else "",
@@ -580,8 +580,8 @@ def _attempt(attempt: Attempt, is_known: bool = False) -> Elements:
     """The message of an attempt, unless it `is_known`, and all else folded."""
     if attempt.said and not is_known:
         yield xml_element("div", *render_failure(attempt), class_=f"failure {css_class(attempt.outcome.value)}")
-    if attempt.leftovers:
-        yield xml_element("p", f"Left running (now terminated): {'; '.join(attempt.leftovers)}", class_="facts")
+    if attempt.end.leftovers:
+        yield xml_element("p", f"Left running (now terminated): {'; '.join(attempt.end.leftovers)}", class_="facts")
     folded = []
     if text.has_parts(attempt):
         folded.append(_log("the whole account", text.account(attempt)))

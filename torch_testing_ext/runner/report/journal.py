@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torch_testing_ext.runner.model import (
     Summary,
     Test,
     TestBegan,
+    TestEnd,
     TestFinished,
     TestId,
     UnitBegan,
@@ -190,9 +191,9 @@ def lanes_of(lease: Lease) -> Iterator[str]:
 # the run was killed while it was written. A run without a last event was interrupted: the tests without a result did
 # not finish.
 
-FORMAT = "torch_testing_ext journal 3"
-# In the second one, failures are texts only.
-READABLE = (FORMAT, "torch_testing_ext journal 2")
+FORMAT = "torch_testing_ext journal 4"
+# In the second one, failures are texts only. Until the third one, an attempt had the fields of its end itself.
+_OLDER = ("torch_testing_ext journal 3", "torch_testing_ext journal 2")
 NAME = "journal.jsonl"
 # Journals of earlier runs in a folder.
 KEPT = 10
@@ -253,7 +254,7 @@ class Journal:
             case TestFinished(finished):
                 # Which another line has in full.
                 last = finished.last
-                named = Attempt(last.test, last.outcome, repetition=last.repetition, number=last.number)
+                named = Attempt(last.test, TestEnd(last.outcome), repetition=last.repetition, number=last.number)
                 self._write(replace(event, finished=FinishedTest((named,))))
             case RunEnded(summary):
                 self._write(JournalEnd(replace(summary, finished=()), len(summary.finished)))
@@ -351,10 +352,11 @@ def read_journal(path: Path) -> RecordedRun:
     *lines, torn = content.split(b"\n")
     damaged = [f"line {len(lines) + 1} is incomplete"] if torn else []
     header = _header(path, lines)
+    read_record = _old_record if header.format in _OLDER else _record
     records = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            records.append(messages.from_json(line, _KINDS))
+            records.append(read_record(line))
         except (ValueError, KeyError, TypeError, AttributeError):
             damaged.append(f"line {number} is not readable")
     if not any(isinstance(record, RunBegan) for record in records):
@@ -362,15 +364,37 @@ def read_journal(path: Path) -> RecordedRun:
     return _Reader(path, header, records, damaged, _is_locked(path)).run()
 
 
+def _record(line: bytes) -> Any:
+    return messages.from_json(line, _KINDS)
+
+
+def _old_record(line: bytes) -> Any:
+    """The record on a line of an older format."""
+    ((name, values),) = json.loads(line).items()
+    match name:
+        case AttemptEnded.__name__:
+            _add_end(values["attempt"])
+        case TestFinished.__name__:
+            for attempt in values["finished"]["attempts"]:
+                _add_end(attempt)
+    return messages.decode(_KINDS[name], values)
+
+
+def _add_end(attempt: dict[str, Any]) -> None:
+    """Move the fields of the end of an attempt to a record of their own."""
+    names = [part.name for part in fields(TestEnd) if part.name in attempt]
+    attempt["end"] = {name: attempt.pop(name) for name in names}
+
+
 def _header(path: Path, lines: list[bytes]) -> JournalHeader:
     try:
-        ((kind, fields),) = json.loads(lines[0]).items()
-        format_of_file = fields["format"]
+        ((kind, values),) = json.loads(lines[0]).items()
+        written = values["format"]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         raise JournalError(f"{path} is not the journal of a run") from None
-    if kind != JournalHeader.__name__ or format_of_file not in READABLE:
-        raise JournalError(f"{path} has the format {format_of_file!r}; this version reads {FORMAT!r}")
-    header: JournalHeader = messages.decode(JournalHeader, fields)
+    if kind != JournalHeader.__name__ or written not in (FORMAT, *_OLDER):
+        raise JournalError(f"{path} has the format {written!r}; this version reads {FORMAT!r}")
+    header: JournalHeader = messages.decode(JournalHeader, values)
     return header
 
 

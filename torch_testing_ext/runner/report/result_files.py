@@ -63,7 +63,7 @@ def _test(finished: FinishedTest, history: History) -> dict[str, Any]:
         "outcome": finished.outcome.value,
         "counts_as": history.summary.policy.verdict_on(finished).value,
         "seconds": finished.seconds,
-        "want": finished.last.want,
+        "want": finished.last.end.want,
         "attempts": [_attempt(attempt) for attempt in finished.attempts],
     }
 
@@ -79,10 +79,10 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "sharing": {"ranks": lease.shared_by, "backend": lease.over} if lease.shared_by else None,
         "slots": lease.slots,
         "node": lease.node or None,
-        "device_memory": None if attempt.memory is None else asdict(attempt.memory),
+        "device_memory": None if attempt.end.memory is None else asdict(attempt.end.memory),
         "output": text.log(attempt.output),
         "ranks": [_rank(log) for log in attempt.ranks],
-        "leftovers": attempt.leftovers,
+        "leftovers": attempt.end.leftovers,
     }
 
 

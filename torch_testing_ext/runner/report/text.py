@@ -325,7 +325,7 @@ def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
         if result.outcome is not TestOutcome.SKIPPED:
             continue
         attempt = result.last
-        reason = not_enough_devices(attempt.want) if attempt.want else title(attempt)
+        reason = not_enough_devices(attempt.end.want) if attempt.end.want else title(attempt)
         reasons[reason] += 1
     return reasons.most_common()
 
@@ -359,7 +359,7 @@ def leftovers(attempt: Attempt) -> list[str]:
     """A line on the processes that a test has left running; none if its message names them, or if there are none."""
     if attempt.outcome is TestOutcome.LEAKED:
         return []
-    names = "; ".join(printable(process) for process in attempt.leftovers)
+    names = "; ".join(printable(process) for process in attempt.end.leftovers)
     return [f"left running (now terminated): {names}"] if names else []
 
 
@@ -374,9 +374,9 @@ def resources(run: RunBegan) -> list[str]:
 
 def memory(attempt: Attempt) -> str:
     """The most device memory that a test has had, such as `1.2 GiB of device memory`; empty if it has used none."""
-    if attempt.memory is None:
+    if attempt.end.memory is None:
         return ""
-    return f"{size_in_words(attempt.memory.reserved)} of device memory"
+    return f"{size_in_words(attempt.end.memory.reserved)} of device memory"
 
 
 def name(attempt: Attempt, repetitions: int = 1) -> str:

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 
 from torch_testing_ext._machine.device_rules import why_not
 from torch_testing_ext._process.words import count, first_names, grouped
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Span, Summary, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.model import (
+    Attempt,
+    FinishedTest,
+    Lease,
+    Span,
+    Summary,
+    Test,
+    TestEnd,
+    TestId,
+    TestOutcome,
+    Unit,
+)
 from torch_testing_ext.runner.options import Options, Rerun, ShardSpec
 
 from .leases import Inventory, Priority, Queue, RunLeases, no_preference, typical_seconds
@@ -294,7 +305,7 @@ def without_result(plan: Plan, summary: Summary) -> tuple[FinishedTest, ...]:
     for test, repetition in planned:
         has_result = (test.id, repetition) in finished
         if not has_result and test.id not in unfinished:
-            attempt = Attempt(test, TestOutcome.ERROR, NO_RESULT, repetition=repetition)
+            attempt = Attempt(test, TestEnd(TestOutcome.ERROR, NO_RESULT), repetition=repetition)
             lost.append(FinishedTest((attempt,)))
     return tuple(lost)
 
@@ -320,7 +331,7 @@ def _may_lack_a_device(result: FinishedTest) -> bool:
         return False
     if result.test.devices or not result.test.id.method:
         return False
-    if result.last.want is not None or result.test.skip is not None:
+    if result.last.end.want is not None or result.test.skip is not None:
         # It was skipped before it could run.
         return False
     return bool(_ABOUT_DEVICES.search(result.last.said))
