@@ -272,7 +272,7 @@ def collapse(start: int, length: int) -> None:
 
 def take() -> str:
     """The stacks of all threads, this one's without this function."""
-    with tempfile.TemporaryFile("w+") as file:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return "".join(line for line in file if f'"{__file__}"' not in line)

@@ -87,7 +87,7 @@ def _write_test(item: Any, directory: Path) -> None:
         options["inifilename"] = str(item.config.inipath)
     options |= {"rootdir": str(item.config.rootpath), "basetemp": str(base)}
     test = StandaloneTest(node, pickle.dumps(options), tuple(sys.path), os.getpid())
-    Path(directory, "test").write_text(messages.to_json(test))
+    Path(directory, "test").write_text(messages.to_json(test), encoding="utf-8")
 
 
 def _environment() -> dict[str, str]:
@@ -102,7 +102,7 @@ def _environment() -> dict[str, str]:
 def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, str, str]:
     """Return the exit code (None: we ended it), how the process ended, in words, and its output."""
     is_captured = item.config.getoption("capture", "no") != "no"
-    with open(directory / "output", "w+", errors="replace") as file:
+    with open(directory / "output", "w+", encoding="utf-8", errors="replace") as file:
         command = [sys.executable, "-m", PROCESS, str(directory)]
         log = file if is_captured else None
         cwd = item.config.invocation_params.dir
@@ -134,7 +134,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _messages(directory: Path) -> list[FromStandalone]:
     kinds = messages.by_name(FromStandalone)
     with suppress(OSError):
-        complete, _, _ = Path(directory, "messages").read_text().rpartition("\n")
+        complete, _, _ = Path(directory, "messages").read_text(encoding="utf-8").rpartition("\n")
         return [messages.from_json(line, kinds) for line in complete.splitlines()]
     return []
 
