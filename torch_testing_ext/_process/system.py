@@ -10,11 +10,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from .logs import text_of
+from .logs import content_of, text_of
 
 # --------------------------------------------------------------------------------------------------------------------
 # Functions that differ between operating systems. No other module of this folder reads sys.platform.
@@ -186,6 +186,19 @@ def _all_pids() -> list[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
         return []
+
+
+def environments(names: Iterable[str]) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield the variables of each other process of this user that was started with one of these, and its parent."""
+    own = os.getpid()
+    signs = [f"{name}=".encode() for name in names]
+    for pid in _all_pids():
+        content = b"" if pid == own else content_of(Path(f"/proc/{pid}/environ"))
+        if any(sign in content for sign in signs):
+            pairs = (os.fsdecode(entry).partition("=") for entry in content.split(b"\0"))
+            stat = _stat(pid)
+            if stat:
+                yield {name: value for name, _, value in pairs}, int(stat[1])
 
 
 def _stat(pid: int) -> list[str]:

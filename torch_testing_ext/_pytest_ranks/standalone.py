@@ -23,7 +23,7 @@ from torch_testing_ext._process import messages, system, user_shell
 from torch_testing_ext._process.child_processes import current_coverage
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.run_limited import run_limited
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import launched_ranks, tests_in_ranks
 from torch_testing_ext._testing.bases.tests_in_ranks import RankError, RankFailure
 
 from . import pytest_internals
@@ -40,6 +40,7 @@ def set_up(item: Any) -> None:
     """Prepare the set-up of a test: leave all of its fixtures to the new interpreter."""
     where = launch.this_launch()
     if where is not None:
+        launched_ranks.check_launch()
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
         raise pytest_internals.skip_at_test(why)
     item.funcargs.update(dict.fromkeys(item.fixturenames))
