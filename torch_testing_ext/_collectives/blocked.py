@@ -455,7 +455,7 @@ def _waits_for_work(thread: int) -> bool:
 def _has_children() -> bool:
     """Has this process started others, which may send it a signal? True where the system does not say."""
     try:
-        return any(Path(f"/proc/self/task/{name}/children").read_text() for name in os.listdir("/proc/self/task"))
+        return any(Path(f"/proc/self/task/{name}/children").read_bytes() for name in os.listdir("/proc/self/task"))
     except OSError:
         return True
 

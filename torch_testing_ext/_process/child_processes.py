@@ -729,7 +729,7 @@ def _redirect(stream: int) -> None:
             os.close(source)
     # New text layers: the inherited ones may hold buffered text, or a test runner's capture, of the parent.
     layers = {
-        "stdin": open(0, closefd=False),  # noqa: SIM115
+        "stdin": open(0, encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
         "stdout": _text_layer(1),
         "stderr": _text_layer(2),
     }

@@ -184,7 +184,7 @@ def read_record(record: str | os.PathLike[str]) -> dict[str, str] | None:
     """The hashes of all files in a record, by path; None if it is missing or torn."""
     try:
         with open(record, "rb") as file:
-            text = file.read().decode(errors="surrogateescape")
+            text = os.fsdecode(file.read())
     except OSError:
         return None
     *entries, torn = text.split("\0")

@@ -5,7 +5,7 @@ pytest's plugin imports this in every run, so it imports nothing that is slow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 
@@ -39,6 +39,7 @@ SRUN = LauncherVariables(
     nodes="SLURM_STEP_NUM_NODES",
 )
 LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SRUN)
+SIGNS = tuple(launcher.sign for launcher in LAUNCHERS)
 
 PORT = "MASTER_PORT"
 ADDRESS = "MASTER_ADDR"
@@ -54,7 +55,7 @@ _STORE_PREFIX = "TORCHELASTIC_USE_"
 
 def may_be_rank(environ: Mapping[str, str]) -> bool:
     """Has a launcher perhaps started a process with these variables?"""
-    return any(launcher.sign in environ for launcher in LAUNCHERS)
+    return any(sign in environ for sign in SIGNS)
 
 
 def without_launch(environ: Mapping[str, str]) -> dict[str, str]:
@@ -64,6 +65,18 @@ def without_launch(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name not in RENDEZVOUS and not name.startswith(_PREFIXES_OF_TORCHRUN)
     }
+
+
+def drop_place(environ: MutableMapping[str, str]) -> None:
+    """Remove what tells a process its place among ranks: what is started from here is no rank of that launch."""
+    dropped: set[str] = set()
+    for launcher in LAUNCHERS:
+        if launcher.sign in environ:
+            dropped.update(launcher)
+    if TORCHRUN.sign in environ:
+        dropped.update(environ.keys() - without_launch(environ).keys())
+    for name in dropped & environ.keys():
+        del environ[name]
 
 
 def own_store(environ: Mapping[str, str]) -> dict[str, str]:

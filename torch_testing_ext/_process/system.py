@@ -10,11 +10,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from .logs import text_of
+from .logs import content_of, text_of
 
 # --------------------------------------------------------------------------------------------------------------------
 # Functions that differ between operating systems. No other module of `_process` reads sys.platform.
@@ -188,6 +188,19 @@ def _all_pids() -> list[int]:
         return []
 
 
+def environments(names: Iterable[str]) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield the variables of each other process of this user that was started with one of these, and its parent."""
+    own = os.getpid()
+    signs = [f"{name}=".encode() for name in names]
+    for pid in _all_pids():
+        content = b"" if pid == own else content_of(Path(f"/proc/{pid}/environ"))
+        if any(sign in content for sign in signs):
+            pairs = (os.fsdecode(entry).partition("=") for entry in content.split(b"\0"))
+            stat = _stat(pid)
+            if stat:
+                yield {name: value for name, _, value in pairs}, int(stat[1])
+
+
 def _stat(pid: int) -> list[str]:
     """Return the words of a process in /proc, from its state on; none if the system does not show them."""
     return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
@@ -272,7 +285,7 @@ def collapse(start: int, length: int) -> None:
 
 def stacks_of_this_process() -> str:
     """The stacks of all threads, this one's without this function."""
-    with tempfile.TemporaryFile("w+") as file:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return "".join(line for line in file if f'"{__file__}"' not in line)

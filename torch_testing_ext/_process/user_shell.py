@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from .words import in_bytes
+
 # --------------------------------------------------------------------------------------------------------------------
 # Words of commands that a user copies into a shell.
 
@@ -33,7 +35,7 @@ def _escape(letter: str) -> str:
         return f"\\{letter}"
     if letter.isprintable():
         return letter
-    encoded = os.fsencode(letter)
+    encoded = in_bytes(letter)
     return "".join(f"\\x{byte:02x}" for byte in encoded)
 
 
@@ -232,6 +234,16 @@ def look_again() -> None:
 _at_start = _of_stdin()
 
 
+def to_variable(text: str) -> str:
+    """A text as `os.environ` holds it: in UTF-8, in every locale."""
+    return os.fsdecode(in_bytes(text))
+
+
+def from_variable(value: str) -> str:
+    """The text of a variable that `to_variable` has made."""
+    return os.fsencode(value).decode("utf-8", "surrogateescape")
+
+
 @dataclass(frozen=True)
 class UserTerminal:
     """A terminal, or the reason why there is none."""
@@ -248,7 +260,7 @@ class UserTerminal:
         """The terminal of this process; `SETTING` says what it is in the processes of a run."""
         text = os.environ.get(SETTING)
         if text is not None:
-            return cls.read(text)
+            return cls.read(from_variable(text))
         if "PYTEST_XDIST_WORKER" in os.environ:
             return cls(why_not="the workers of pytest-xdist have no terminal: run pytest without -n")
         return cls(_at_start, "" if _at_start else "no terminal is there: run the test in one")

@@ -89,3 +89,12 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 def file_name(text: str) -> str:
     """A text as a name for a file: what is no ASCII letter, digit, dot, dash or underscore is an underscore."""
     return _UNSAFE.sub("_", text)
+
+
+def in_bytes(text: str) -> bytes:
+    """A text in UTF-8, in every locale. Bytes that Python could not decode are as they were."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, as in the name of a parametrized test.
+        return text.encode("utf-8", "surrogatepass")

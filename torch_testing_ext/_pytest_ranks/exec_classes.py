@@ -13,7 +13,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._process.files import source_file
-from torch_testing_ext._testing.bases import functions_and_scripts, tests_in_ranks
+from torch_testing_ext._testing.bases import functions_and_scripts, launched_ranks, tests_in_ranks
 from torch_testing_ext._testing.bases.distributed_exec import DistributedFixture, DistributedTest
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.helpers.contexts import changed_environment
@@ -33,6 +33,7 @@ def run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, An
     spec = spec_for(cls.world_size, {}, checked_class(cls))
     where = launch.this_launch()
     if where is not None:
+        launched_ranks.check_launch()
         pytest.skip(f"{cls.__name__} starts ranks of its own, and a launcher has started {where.world_size}")
     skip = needs.devices(spec.devices).unmet() if spec.devices else None
     if skip is not None:

@@ -229,7 +229,7 @@ __tracebackhide__ = True
 
 def set_up(item: Any, spec: RankSpec) -> None:
     """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
-    why = launched_ranks.wrong_size(spec.world_size) if launch.this_launch() is not None else ""
+    why = launched_ranks.wrong_size(spec.world_size)
     if why:
         raise pytest_internals.skip_at_test(why)
     are_fake = spec.devices <= len(environment.read_settings().fake_devices)

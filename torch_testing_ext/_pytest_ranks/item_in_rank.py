@@ -475,7 +475,8 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
     if terminal is None or context.rank > 0:
         item.config.option.setupshow = False
     else:
-        pytest_internals.redirect_terminal(item.config, open(terminal, "w", closefd=False))  # noqa: SIM115
+        stream = open(terminal, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        pytest_internals.redirect_terminal(item.config, stream)
     handlers = pytest_internals.log_handlers(item.config)
     if handlers is None:
         yield

@@ -23,7 +23,7 @@ from torch_testing_ext._process import messages, system, user_shell
 from torch_testing_ext._process.child_processes import current_coverage
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.run_limited import run_limited
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import launched_ranks, tests_in_ranks
 from torch_testing_ext._testing.bases.tests_in_ranks import RankError, RankFailure
 
 from . import pytest_internals
@@ -40,6 +40,7 @@ def set_up(item: Any) -> None:
     """Prepare the set-up of a test: leave all of its fixtures to the new interpreter."""
     where = launch.this_launch()
     if where is not None:
+        launched_ranks.check_launch()
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
         raise pytest_internals.skip_at_test(why)
     item.funcargs.update(dict.fromkeys(item.fixturenames))
@@ -87,7 +88,7 @@ def _write_test(item: Any, directory: Path) -> None:
         options["inifilename"] = str(item.config.inipath)
     options |= {"rootdir": str(item.config.rootpath), "basetemp": str(base)}
     test = StandaloneTest(node, pickle.dumps(options), tuple(sys.path), os.getpid())
-    Path(directory, "test").write_text(messages.to_json(test))
+    Path(directory, "test").write_text(messages.to_json(test), encoding="utf-8")
 
 
 def _environment() -> dict[str, str]:
@@ -102,7 +103,7 @@ def _environment() -> dict[str, str]:
 def _run_process(item: Any, directory: Path, limit: float) -> tuple[int | None, str, str]:
     """Return the exit code (None: we ended it), how the process ended, in words, and its output."""
     is_captured = item.config.getoption("capture", "no") != "no"
-    with open(directory / "output", "w+", errors="replace") as file:
+    with open(directory / "output", "w+", encoding="utf-8", errors="replace") as file:
         command = [sys.executable, "-m", PROCESS, str(directory)]
         log = file if is_captured else None
         cwd = item.config.invocation_params.dir
@@ -134,7 +135,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _messages(directory: Path) -> list[FromStandalone]:
     kinds = messages.by_name(FromStandalone)
     with suppress(OSError):
-        complete, _, _ = Path(directory, "messages").read_text().rpartition("\n")
+        complete, _, _ = Path(directory, "messages").read_text(encoding="utf-8").rpartition("\n")
         return [messages.from_json(line, kinds) for line in complete.splitlines()]
     return []
 

@@ -106,7 +106,7 @@ def main(directory: Path) -> int:
         # Unless a .pth file has done so.
         coverage.process_startup()
     sys.path[:] = test.search_path
-    with open(directory / "messages", "w") as file:
+    with open(directory / "messages", "w", encoding="utf-8") as file:
         options = {**pickle.loads(test.options), **_NOT_FOR_ONE_TEST, IS_STANDALONE: True}
         options.pop("file_or_dir", None)
         words = [f"-p{name}" for name in _PLUGINS]

@@ -310,10 +310,10 @@ def record_picture(rank: int, gather: Callable[[Any], list[Any]], path: str | os
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
-        of_ranks = gather(events_of(rank, json.loads(file.read_text())))
+        of_ranks = gather(events_of(rank, json.loads(file.read_text(encoding="utf-8"))))
     if rank == 0:
         events = list(itertools.chain.from_iterable(of_ranks))
-        Path(path).write_text(json.dumps({"traceEvents": events}))
+        Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
 
 def events_of(rank: int, trace: Mapping[str, Any]) -> list[Event]:

@@ -10,7 +10,7 @@ verdict = result.verdict(Case())  judge them: one outcome and one message for al
 needed, since a test that passes on ranks of its own does without.
 """
 
-from .environment import Launched as Launched, this_launch as this_launch
+from .environment import Launched as Launched, this_launch as this_launch, why_no_rank as why_no_rank
 from .in_rank import (
     Job as Job,
     Named as Named,

@@ -6,6 +6,9 @@ import functools
 import hashlib
 import json
 import os
+import socket
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +19,7 @@ from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS,
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
 from torch_testing_ext._machine.machine_resources import LEASED, leased_port
 from torch_testing_ext._process import launcher_variables, launcher_variables as variables, system, user_shell
+from torch_testing_ext._process.logs import text_of
 
 from .in_rank import Job, Sanitize
 
@@ -28,6 +32,9 @@ ADDRESS = "NCCL_RAS_ADDR"
 
 # In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
 SET_BY_US = "_TORCH_TESTING_EXT_RANK"
+_OF_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+# Sockets by which this process is seen as a rank.
+_signs: list[socket.socket] = []
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Launched:
     terminal: int = 2  # the descriptor of what was stderr at the start of this process
 
     @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Launched | None:
+    def read(cls, environ: Mapping[str, str], parent: int | None = None) -> Launched | None:
+        """Read the variables of a process, this one or another with this parent; None if no launcher has set them."""
         # A process that one of our ranks has started is no rank. A launcher in it sets variables of its own.
         torchrun = variables.TORCHRUN
         if environ.get(SET_BY_US) == f"{environ.get(torchrun.rank)}:{environ.get(variables.PORT, '')}":
@@ -55,13 +63,44 @@ class Launched:
                 if launcher.nodes:
                     is_one_machine = environ.get(launcher.nodes, "1") == "1"
                 local_rank = environ.get(torchrun.local_rank) or environ.get(launcher.local_rank) or numbers[0]
-                return cls(int(numbers[0]), int(numbers[1]), is_one_machine, int(local_rank), _key(environ))
+                return cls(int(numbers[0]), int(numbers[1]), is_one_machine, int(local_rank), _key(environ, parent))
         return None
 
     @property
     def address(self) -> str:
         """The Unix socket at which the ranks of this launch meet."""
         return f"\0torch_testing_ext-{self.key}"
+
+    def announce(self) -> None:
+        """Show the other ranks on this machine, for as long as this process lives, that it is one of them."""
+        # A socket without a system that knows such names, or of a second program in the same shell.
+        with suppress(OSError):
+            sign = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            _signs.append(sign)
+            sign.bind(f"{self.address}-{self.rank}")
+
+    def sees_peer(self) -> bool:
+        """Is another rank of this launch running? True also where nothing shows that."""
+        if not os.path.exists("/proc/self/environ"):
+            return True
+        if self._is_announced() or any(self._is_peer(*process) for process in system.environments(variables.SIGNS)):
+            return True
+        if self.is_one_machine:
+            return False
+        # All others are on other machines. The agents of torchrun have a store before they start ranks.
+        has_store = any(value == "True" for name, value in os.environ.items() if name.startswith(_OF_AGENT_STORE))
+        return not has_store or _answers(os.environ.get(variables.ADDRESS, ""), os.environ.get(variables.PORT, ""))
+
+    def _is_announced(self) -> bool:
+        own = f"@{self.address[1:]}"
+        names = {line.rpartition(" ")[2] for line in text_of(Path("/proc/net/unix")).splitlines() if own in line}
+        return bool(names - {f"{own}-{self.rank}", own if self.rank == 0 else ""})
+
+    def _is_peer(self, environ: Mapping[str, str], parent: int) -> bool:
+        """Is a process with these variables another rank of this launch?"""
+        other = Launched.read(environ, parent)
+        is_same_launch = other is not None and (other.key, other.world_size) == (self.key, self.world_size)
+        return is_same_launch and other is not None and other.rank != self.rank
 
     def say(self, text: str) -> None:
         """Write to the terminal, whatever captures the output of tests."""
@@ -83,14 +122,63 @@ def this_launch() -> Launched | None:
     before pytest captures the descriptor 2: pytest's plugin and the modules of the test classes make it when they are
     imported.
     """
-    found = Launched.read(os.environ)
-    return found and replace(found, terminal=os.dup(found.terminal))
+    launched = Launched.read(os.environ)
+    if launched is None:
+        return None
+    launched.announce()
+    return replace(launched, terminal=os.dup(launched.terminal))
 
 
-def _key(environ: Mapping[str, str]) -> str:
+# For the other ranks to begin, whose processes a launcher starts within moments.
+LONGEST_WAIT_FOR_PEER = 3.0
+_STEP = 0.05
+
+
+@functools.cache
+def why_no_rank() -> str:
+    """Say why this process is no rank although it has the variables of one; "" if it is one, or has none.
+
+    The variables may be left from somebody else: of a container, of the shell of a launcher. So another rank of the
+    launch has to be there.
+    """
+    launched = this_launch()
+    if launched is None:
+        return ""
+    until = time.monotonic() + LONGEST_WAIT_FOR_PEER
+    while not launched.sees_peer():
+        if time.monotonic() > until:
+            return _explain_left_variables(launched)
+        time.sleep(_STEP)
+    return ""
+
+
+def _explain_left_variables(launched: Launched) -> str:
+    pairs = [(launcher.rank, launcher.world_size) for launcher in variables.LAUNCHERS if launcher.sign in os.environ]
+    # A test may have changed their values.
+    rank, size = pairs[0]
+    unset = " ".join(f"-u {name}" for pair in pairs for name in pair)
+    again = user_shell.command(*sys.orig_argv[1:])
+    return (
+        f"{rank}={launched.rank} and {size}={launched.world_size} are set as in a rank, but no other rank of that "
+        f"launch is running. Unless a launcher has started this process, run: env {unset} {again}"
+    )
+
+
+def _answers(host: str, port: str) -> bool:
+    """Does somebody listen there?"""
+    try:
+        socket.create_connection((host, int(port)), LONGEST_WAIT_FOR_PEER).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _key(environ: Mapping[str, str], parent: int | None) -> str:
     """Derive the key from the launcher's rendezvous; without one, from the process that has started all ranks."""
-    has_rendezvous = bool(environ.get(variables.PORT))
-    known = [environ.get(name, "") for name in variables.OF_ONE_LAUNCH] if has_rendezvous else [str(os.getppid())]
+    if environ.get(variables.PORT):
+        known = [environ.get(name, "") for name in variables.OF_ONE_LAUNCH]
+    else:
+        known = [str(os.getppid() if parent is None else parent)]
     text = json.dumps([os.getuid(), *known])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

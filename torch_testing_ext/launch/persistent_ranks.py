@@ -89,7 +89,7 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
     done = os.open(_pipe(directory, "done"), os.O_WRONLY | os.O_CLOEXEC)
     in_rank.begin_first_task()
     pid = os.getpid()
-    with open(_tasks_pipe(directory, rank)) as lines:
+    with open(_tasks_pipe(directory, rank), encoding="utf-8") as lines:
         for line in lines:
             task = messages.from_json(line, _TO_RANK)
             if isinstance(task, NoMoreTasks):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import launcher_variables, user_shell
 from torch_testing_ext._process.files import CACHE
 
 from . import option_sources
@@ -38,6 +38,8 @@ def console() -> int:
 def main(argv: Sequence[str], root: Path) -> int:
     """Runs run_test.py and returns its exit code. `root` is the project's folder."""
     _open_standard_streams()
+    # The runner is no rank, whatever has started it, and its tests have ranks of their own.
+    launcher_variables.drop_place(os.environ)
     return guarded(lambda: _do(argv, root))
 
 
@@ -101,8 +103,8 @@ def _open_standard_streams() -> None:
         except OSError:
             # Gets the lowest free number.
             os.open(os.devnull, os.O_RDWR)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _discard_stdout() -> None:

@@ -83,7 +83,7 @@ class CommitQuery:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 env=self._environ,
             )

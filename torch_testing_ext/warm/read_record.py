@@ -93,8 +93,8 @@ class ReadRecord:
             origin = getattr(spec, "origin", None)
             if isinstance(origin, str) and os.path.isabs(origin):
                 self.add_file(origin)
-        with open("/proc/self/maps") as maps:
-            mapped = {line[_PATH_IN_MAPS:].strip() for line in maps}
+        with open("/proc/self/maps", "rb") as maps:
+            mapped = {os.fsdecode(line[_PATH_IN_MAPS:].strip()) for line in maps}
         for path in mapped:
             if path.startswith("/") and not path.startswith(_NOT_FILES):
                 self.add_file(path)

@@ -304,7 +304,7 @@ def _target(name: str) -> str:
 
 def _read(name: str) -> str:
     """The text of a file of this process in /proc; nothing if it cannot be read."""
-    with contextlib.suppress(OSError), open(f"/proc/self/{name}", errors="replace") as file:
+    with contextlib.suppress(OSError), open(f"/proc/self/{name}", encoding="utf-8", errors="replace") as file:
         return file.read()
     return ""
 

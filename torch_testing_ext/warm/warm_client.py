@@ -106,7 +106,7 @@ class ServerAddress:
     def start(self) -> socket.socket:
         """Start a server, unless another client does, and connect to it. Raises NoServer."""
         reading, ready = os.pipe()
-        with open(os.path.join(self._folder, "lock"), "w") as lock, open(reading, "rb"):
+        with open(os.path.join(self._folder, "lock"), "wb") as lock, open(reading, "rb"):
             # Until the server is ready.
             fcntl.flock(lock, fcntl.LOCK_EX)
             client = self.connect()

@@ -25,6 +25,19 @@ class TestLauncherVariables(unittest.TestCase):
             variables.without_launch({**torchrun, "HOME": "/home", "RANKS": "2"}), {"HOME": "/home", "RANKS": "2"}
         )
 
+    def test_no_rank_is_started_from_a_runner(self) -> None:
+        torchrun = {**dict.fromkeys(variables.RENDEZVOUS, "1"), "TORCHELASTIC_RUN_ID": "a"}
+        mpirun = dict.fromkeys(filter(None, variables.OPEN_MPI), "1")
+        chosen = {"HOME": "/home", "SLURM_JOB_ID": "1"}
+        for left in (torchrun, mpirun, {**torchrun, **mpirun}):
+            environ = {**left, **chosen}
+            variables.drop_place(environ)
+            self.assertEqual(environ, chosen)
+        # The user's own, for tests that read it.
+        environ = {"WORLD_SIZE": "4"}
+        variables.drop_place(environ)
+        self.assertEqual(environ, {"WORLD_SIZE": "4"})
+
     def test_a_store_of_the_launcher_is_not_asked(self) -> None:
         environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "a"}
         self.assertEqual(variables.own_store(environ), {"TORCHELASTIC_USE_AGENT_STORE": "False"})

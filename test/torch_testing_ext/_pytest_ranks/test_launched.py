@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kit.files import subject
 from kit.processes import clean_environ
-from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, run_under_torchrun, run_under_two_agents
+from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, run_pytest, run_under_torchrun, run_under_two_agents
+from kit.warm import run_warm
 
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext.common_utils import run_tests
@@ -254,6 +255,51 @@ class T(DistributedTestBase):
                 self.assertIn("rank 1 of 2 failed", text)
             self.assertRegex(texts[0], r"\n  rank 1 +failed ")
             self.assertNotRegex(texts[1], r"\n  rank 1 +failed ")
+
+
+# As a shell has them in a container of a training job.
+LEFT = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+DO_NOT_WAIT = "from torch_testing_ext.launch import environment\nenvironment.LONGEST_WAIT_FOR_PEER = 0\n"
+SCRIPT = """
+from torch_testing_ext.common_distributed import DistributedTestBase
+from torch_testing_ext.common_utils import run_tests
+class T(DistributedTestBase):
+    world_size = 2
+    def test_passes(self): ...
+class OtherSizeTest(DistributedTestBase):
+    world_size = 3
+    def test_passes(self): ...
+if __name__ == "__main__":
+    run_tests()
+"""
+
+
+class LeftVariablesTest(PytestCase):
+    """The variables of a rank, of which no other rank is there: somebody else has left them."""
+
+    def told(self, rank: int) -> str:
+        return f"RANK={rank} and WORLD_SIZE=2 are set as in a rank, but no other rank of that launch is running."
+
+    def test_pytest(self) -> None:
+        source = "import pytest\n@pytest.mark.world_size(2)\ndef test_marked(): ...\ndef test_plain(): ...\n"
+        for rank in range(2):
+            with self.subTest(rank=rank):
+                run = run_pytest({"conftest.py": DO_NOT_WAIT, "test_x.py": source}, RANK=str(rank), **LEFT)
+                self.assertOutcomes(run, {"test_marked": "failed", "test_plain": "passed"})
+                self.assertEqual(run.code, 1)
+                self.assertIn(self.told(rank), run.messages["test_marked"])
+                self.assertIn("run: env -u RANK -u WORLD_SIZE ", run.messages["test_marked"])
+
+    def test_a_script(self) -> None:
+        """Also the test of another world size fails: it is no rank that has nothing to do."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "test_x.py").write_text(DO_NOT_WAIT + SCRIPT)
+            for rank in range(2):
+                with self.subTest(rank=rank):
+                    run = run_warm("test_x.py", cwd=folder, env=clean_environ(RANK=str(rank), **LEFT))
+                    self.assertEqual(run.returncode, 1, run.stderr)
+                    self.assertIn("FAILED (errors=2)", run.stderr)
+                    self.assertEqual(run.stderr.count(self.told(rank)), 2, run.stderr)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ TESTS = (
 )
 # The console is strict about what it can encode.
 STRICT = b'import sys\n\nsys.stdout.reconfigure(encoding="utf-8", errors="strict")\n'
+ASCII = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 SOURCE = """
 import unittest
 class T(unittest.TestCase):
@@ -148,6 +149,15 @@ class OddNamesTest(OddNamesCase):
         self.write(f"test/distributed/{NOT_UTF8}\nb/test_x.py")
         shown = "test/distributed/\\udcff\\udcfe\\nb/test_x.py::T::test_it"
         self.assertEqual(self.bash("python run_test.py --list", code=0).splitlines(), [shown, "1 test"])
+
+    def test_a_locale_of_ascii(self):
+        """Names that the locale cannot encode go through variables, files and hashes as they are."""
+        self.write("test/distributed/test_x.py", SOURCE.replace("test_it", "test_grüße"))
+        run = run_warm("run_test.py", "--shuffle", "--results=results.json", cwd=self.root, env=clean_environ(**ASCII))
+        self.assertEqual((run.stderr, run.returncode), ("", 1), run.stdout)
+        (test,) = json.loads((self.root / "results.json").read_text())["tests"]
+        self.assertEqual(test["id"], "test/distributed/test_x.py::T::test_grüße")
+        self.assertIn("AssertionError: on purpose", test["attempts"][0]["message"])
 
 
 if __name__ == "__main__":

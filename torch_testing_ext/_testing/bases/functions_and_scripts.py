@@ -199,7 +199,7 @@ def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Pa
     environ = {**without_launch(os.environ), **system.for_gloo(), **env}
     with log.open("ab") as output:
         end = run_limited(command, limit, environ, output, _end_torchrun)
-    return log.read_text(errors="replace"), end
+    return log.read_text(encoding="utf-8", errors="replace"), end
 
 
 def _end_torchrun(process: subprocess.Popen[bytes]) -> None:

@@ -60,8 +60,17 @@ def _member() -> type[Member]:
     return Member
 
 
+def check_launch(test: unittest.TestCase | None = None) -> None:
+    """Raise an error if this process has the variables of a rank, but no other rank is there."""
+    why = launch.why_no_rank()
+    if why:
+        raise rank_error(launch.Verdict(launch.Outcome.ERROR, why), test)
+
+
 def wrong_size(world_size: int) -> str:
-    """Say why a test does not run in this launch; "" if it does."""
+    """Say why a test does not run in this launch; "" if it does, or if there is none."""
+    if this_launch() is None or launch.why_no_rank():
+        return ""
     started = size()
     if started == world_size:
         return ""
@@ -81,6 +90,7 @@ def begin(
     __tracebackhide__ = True
     from torch_testing_ext.launch.coordinator import WrongRound
 
+    check_launch(test)
     why = wrong_size(world_size)
     if why:
         raise Skipped(TestSkip(TEST_SKIPS["small_worldsize"].exit_code, why))
@@ -105,6 +115,7 @@ def _say_if_hashes_are_alike(sanitize: Sanitize) -> None:
 def refuse(what: str) -> None:
     """Skip what would start ranks in each of the ranks of a launcher."""
     if this_launch() is not None:
+        check_launch()
         reason = f"{what} starts ranks of its own, and a launcher has started this process as one of {size()}"
         raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, reason))
 

@@ -403,7 +403,7 @@ class PipeFromRank:
             self._run.dump(STACKS_TIMEOUT, [rank])
             file = self._run.job.stacks(rank)
             with suppress(OSError):
-                if text := file.read_text(errors="replace"):
+                if text := file.read_text(encoding="utf-8", errors="replace"):
                     self._stacks.append(text)
                 # The failure has stacks of its own.
                 os.truncate(file, 0)

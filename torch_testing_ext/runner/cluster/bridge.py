@@ -136,7 +136,7 @@ class HeldNode:
         )
         agent = ["-m", "torch_testing_ext.runner.cluster.agent", "--die-with-parent"]
         masks = sorted({name for names in MASKS.values() for name in names})
-        self._actor = actor_class.remote(Path(node_supervisor.__file__).read_text(), agent, masks)
+        self._actor = actor_class.remote(Path(node_supervisor.__file__).read_text(encoding="utf-8"), agent, masks)
         try:
             ray.get(self._actor.pid.remote(), timeout=PENDING_TIMEOUT)
         except ray.exceptions.GetTimeoutError:

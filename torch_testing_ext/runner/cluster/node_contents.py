@@ -117,7 +117,7 @@ def undo_worker() -> list[str]:
     """Give this process, which a worker of Ray has started, what a shell would. Returns a warning if that fails."""
     # Only root may lower it: the kernel then prefers our processes when it is out of memory.
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("0")
+        Path("/proc/self/oom_score_adj").write_text("0", encoding="ascii")
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (most, most))

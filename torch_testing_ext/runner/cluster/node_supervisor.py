@@ -144,7 +144,7 @@ def _end_children() -> None:
 
 
 def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         return [int(pid) for pid in file.read().split()]
 
 

@@ -354,7 +354,7 @@ def _remove(path: str) -> None:
 def _is_zombie(pid: int) -> bool:
     """A raylet that was killed and that no process has reaped does not end its workers."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return False

@@ -261,7 +261,7 @@ def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_me
     os.dup2(log, 2)
     os.set_inheritable(channel.fileno(), True)
     words = child_processes.command("runner.processes.worker", sys.path, str(unit.save()), str(channel.fileno()))
-    os.execve(sys.executable, words, {**os.environ, **unit.environ})
+    os.execve(sys.executable, words, {**os.environ, **unit.variables})
 
 
 # --------------------------------------------------------------------------------------------------------------------

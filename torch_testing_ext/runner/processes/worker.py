@@ -91,7 +91,7 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     os.chdir(unit.root)
     child_processes.detach(log)
     file_reads.begin(str(unit.reads))
-    os.environ.update(unit.environ)
+    os.environ.update(unit.variables)
     system.write_on_request(unit.stacks)
     start.work_in(unit.session)
     in_rank.prepare(StopContext(UserTerminal.here(), unit.directory))

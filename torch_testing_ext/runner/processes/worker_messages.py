@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.device_rules import DeviceFacts
-from torch_testing_ext._process import messages
+from torch_testing_ext._process import messages, user_shell
 from torch_testing_ext._process.child_processes import describe_exit
 from torch_testing_ext._process.messages import WithDescriptors
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd
@@ -44,6 +44,11 @@ class UnitSpec:
     environ: Mapping[str, str]  # variables that differ from those of the run
 
     @property
+    def variables(self) -> dict[str, str]:
+        """The variables in the form of `os.environ`: names of tests may have letters that the locale lacks."""
+        return {name: user_shell.to_variable(text) for name, text in self.environ.items()}
+
+    @property
     def log(self) -> Path:
         """The output of the unit's own process."""
         return self.directory / "log"
@@ -70,12 +75,12 @@ class UnitSpec:
     def save(self) -> Path:
         """Write the specification to a file, for a worker that is a new interpreter."""
         file = self.directory / "unit"
-        file.write_text(messages.to_json(self))
+        file.write_text(messages.to_json(self), encoding="utf-8")
         return file
 
     @classmethod
     def load(cls, file: Path) -> UnitSpec:
-        spec: UnitSpec = messages.from_json(file.read_text(), messages.by_name(cls))
+        spec: UnitSpec = messages.from_json(file.read_text(encoding="utf-8"), messages.by_name(cls))
         return spec
 
 

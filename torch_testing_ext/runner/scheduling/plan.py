@@ -6,13 +6,12 @@ Pure: no process, no file.
 import dataclasses
 import hashlib
 import heapq
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext._machine.device_rules import why_not
-from torch_testing_ext._process.words import count, first_names, grouped
+from torch_testing_ext._process.words import count, first_names, grouped, in_bytes
 from torch_testing_ext.runner.model import (
     Attempt,
     FinishedTest,
@@ -236,7 +235,7 @@ def _by_hash(group: Sequence[Test], parts: int) -> int:
     name = str(first.id)
     if first.together:
         name = f"{first.id.file}::{first.together}"
-    digest = hashlib.sha256(os.fsencode(name)).digest()
+    digest = hashlib.sha256(in_bytes(name)).digest()
     return int.from_bytes(digest[:8], "big") % parts
 
 
@@ -275,7 +274,7 @@ def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
         # Depends only on the seed and the unit, so that leaving out a test does not reorder the others.
         first = unit.tests[0]
         name = f"{options.seed} {unit.repetition} {first.id}"
-        return hashlib.sha256(os.fsencode(name)).digest()
+        return hashlib.sha256(in_bytes(name)).digest()
 
     def failed_first(unit: Unit) -> bool:
         return not any(failed(test.id) for test in unit.tests)
