@@ -1,20 +1,23 @@
-"""A host of forks: a process that forks children on request, reports their ends, and ends what they leave running.
-
-One thread, one loop, no timers. A host adopts the processes that its children leave behind, and ends everything that it
-has started when its client is gone. Its subclasses say what a child does, which processes a child leaves, and in what
-order they are ended.
-"""
+"""A host of forks: a process that forks children on request, reports their ends, and ends what they leave running."""
 
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar
 
 from . import child_processes, system
-from .child_processes import ParentLoop, signal_group
+from .child_processes import EventLoop, ParentLoop, signal_group
 from .messages import Channel
+
+# --------------------------------------------------------------------------------------------------------------------
+# The host.
+#
+# One thread, one loop, no timers. A host adopts the processes that its children leave behind, and ends everything that
+# it has started when its client is gone. Its subclasses say what a child does, which processes a child leaves, and in
+# what order they are ended.
 
 Received = TypeVar("Received")
 
@@ -47,7 +50,7 @@ SomeChild = TypeVar("SomeChild", bound=Child)
 class ForkHost(Generic[Received, SomeChild]):
     """Serves the requests of a client for children."""
 
-    # How long leftovers may take to end by themselves if their parent was killed. Those of one that exits have
+    # How long the leftovers of a child that was killed may take to end by themselves. Those of a child that exits have
     # FOR_HELPERS.
     grace_for_orphans = 0.0
 
@@ -142,3 +145,46 @@ class ForkHost(Generic[Received, SomeChild]):
     def end_all(self) -> None:
         """End all children and everything that they have started."""
         child_processes.end_children()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The client's side.
+
+# Called when a child has ended, with a description of how it ended.
+Gone = Callable[[str], object]
+
+
+class RequestedChildren:
+    """The children that a client has requested of a host, by number, until it learns that they have ended."""
+
+    def __init__(self, loop: EventLoop):
+        """`loop`: the client's."""
+        self._loop = loop
+        self._gone: dict[int, Gone] = {}
+
+    def request(self, number: int, gone: Gone, channel: Channel[Any], message: Any, *fds: int) -> None:
+        """Send the host a request. `gone` is called at the end of the child, never before this method has returned."""
+        self._gone[number] = gone
+        try:
+            channel.send(message, *fds)
+        except OSError as error:
+            self._loop.after(0.0, partial(self._gone.pop(number), f"could not be started: {error}"))
+
+    def __len__(self) -> int:
+        return len(self._gone)
+
+    def forget(self, number: int) -> bool:
+        """Stop waiting for the end of a child. Returns False if it has ended already."""
+        return self._gone.pop(number, None) is not None
+
+    def on_end(self, number: int, how: str) -> None:
+        """The child has ended: tell the caller that waits for it, if there is one."""
+        gone = self._gone.pop(number, None)
+        if gone is not None:
+            gone(how)
+
+    def take_all(self) -> list[Gone]:
+        """The host is lost, and all children with it: return what is to be called, and wait for none of them."""
+        lost = [*self._gone.values()]
+        self._gone.clear()
+        return lost

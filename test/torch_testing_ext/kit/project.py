@@ -119,7 +119,7 @@ class Project:
             summary = engine.run(planned, not_run)
         for file in self.preloaded_server._files.values():
             file.close()  # the process of a file without tests has not ended yet
-        while self.preloaded_server._gone:
+        while self.preloaded_server.children:
             self.preloaded_server.loop.step()
         assert leases.free_slots == chosen.jobs and leases.free_devices == devices, "a lease is still held"
         return FinishedRun(summary, recorder)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+from torch_testing_ext._process.fork_host import RequestedChildren
 from torch_testing_ext._process.messages import socket_pair
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListener
@@ -75,12 +76,13 @@ class RefusedTest(TestCase):
         self.assertEqual(self.told, [])
         self.step()
         self.assertEqual(self.told, ["could not be started: [Errno 24] Too many open files"])
-        self.assertEqual(self.preloaded_server._gone, {})
+        self.assertEqual(len(self.preloaded_server.children), 0)
 
     def test_a_request_to_a_file(self) -> None:
         file = self.preloaded_server.file("test_x.py")
         file.state = file_processes.FileState.READY
-        file._process = mock.Mock(units={}, free=[], fresh=set(), **{"channel.send.side_effect": NO_MORE_FILES})
+        units = RequestedChildren(self.preloaded_server.loop)
+        file._process = mock.Mock(units=units, free=[], fresh=set(), **{"channel.send.side_effect": NO_MORE_FILES})
         self.start(file)
         self.assertEqual(self.told, [])
         self.step()

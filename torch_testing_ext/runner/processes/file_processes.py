@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import child_processes, file_reads, system
 from torch_testing_ext._process.child_processes import EventLoop, Timer
+from torch_testing_ext._process.fork_host import Gone, RequestedChildren
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
 from torch_testing_ext._process.private_folders import locked_folder
@@ -61,8 +62,6 @@ _DYNAMO = "torch_testing_ext._testing.bases.dynamo_imported"
 # With so many tests, files are worth a larger preparation.
 _MANY = 8
 
-# Called when a child has ended, with a description of how it ended.
-Gone = Callable[[str], object]
 Self = TypeVar("Self", bound="PreloadedServerClient")
 
 
@@ -119,8 +118,7 @@ class PreloadedServerClient:
     failure: str | None = None
     _folder: ExitStack = field(default_factory=ExitStack)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    # By number of child.
-    _gone: dict[int, Gone] = field(default_factory=dict)
+    children: RequestedChildren = field(init=False)
     _process: subprocess.Popen[bytes] | ServedProcess | None = None
     _channel: Channel[FromPreloadedServer] = field(init=False)
     # Of the start; none has begun.
@@ -130,6 +128,9 @@ class PreloadedServerClient:
     _deaths: int = 0
     # In a row.
     _failed_starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.children = RequestedChildren(self.loop)
 
     def __enter__(self: Self) -> Self:
         # If the preloaded server is killed, this process adopts those that it leaves.
@@ -222,7 +223,7 @@ class PreloadedServerClient:
         match message:
             case ChildGone(number):
                 self.note_progress()
-                self._gone.pop(number, ignore)(message.how)
+                self.children.on_end(number, message.how)
             case PreloadedServerReady(None):
                 self._ready = True
                 self._failed_starts = 0
@@ -246,17 +247,16 @@ class PreloadedServerClient:
             times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
             self._fail(f"the process that imports torch for all tests {how}{times}. Its output:\n{tail(self._log)}")
             return
-        lost, self._gone = self._gone, {}
+        lost = self.children.take_all()
         self._start()
-        for gone in lost.values():
+        for gone in lost:
             gone(how)
 
     def _fail(self, why: str) -> None:
         """Start no child any more: everything that waits for one, or asks for one, is told that it is gone."""
         self.failure = why
         self._end_process()
-        lost, self._gone = self._gone, {}
-        for gone in lost.values():
+        for gone in self.children.take_all():
             gone(why)
 
     def start_child(self, request: Callable[[int], Any], gone: Gone, *fds: int) -> int:
@@ -269,20 +269,12 @@ class PreloadedServerClient:
         if self.failure is not None:
             self.loop.after(0.0, partial(gone, self.failure))
             return number
-        self._gone[number] = gone
-        try:
-            self._channel.send(request(number), *fds)
-        except OSError as error:
-            self.loop.after(0.0, partial(self._gone.pop(number), f"could not be started: {error}"))
+        self.children.request(number, gone, self._channel, request(number), *fds)
         return number
 
     def kill(self, number: int) -> None:
         if self.failure is None:
             self._channel.send(Kill(number))
-
-
-def ignore(how: str) -> None:
-    """Do nothing when a child ends that no caller waits for."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -389,7 +381,8 @@ class FileHandle:
             reads=str(self.reads),
             load_as=self.load_as,
         )
-        self._process = process = _Process(channel, self.preloaded_server.starts)
+        units = RequestedChildren(self.preloaded_server.loop)
+        self._process = process = _Process(channel, self.preloaded_server.starts, units)
         with theirs:
             process.number = self.preloaded_server.start_child(request, partial(self._end, process), theirs.fileno())
         # At its end, the preloaded server reports how the process has ended.
@@ -432,7 +425,7 @@ class FileHandle:
                 for supervisor in [supervisor for supervisor in process.free if supervisor.number == number]:
                     process.free.remove(supervisor)
                     supervisor.channel.close()
-                process.units.pop(number, ignore)(message.how)
+                process.units.on_end(number, message.how)
             case _:
                 unexpected(message)
 
@@ -476,9 +469,9 @@ class FileHandle:
                 self._break(
                     self.preloaded_server.failure or f"the process that imports the file {how} during the import"
                 )
-        lost = process.units
+        lost = process.units.take_all()
         self.close()
-        for gone in lost.values():
+        for gone in lost:
             gone(how)
         # The import was lost with the preloaded server.
         if self._waiting and self.state is FileState.CLOSED:
@@ -489,7 +482,7 @@ class FileHandle:
         self._become(FileState.CLOSED)
         process, self._process = self._process, None
         if process is not None:
-            process.units = {}
+            process.units.take_all()
             self._dismiss(process)
             self.preloaded_server.loop.forget(process.channel)
             process.channel.close()
@@ -527,7 +520,8 @@ class FileHandle:
             supervisor = self._process.free.pop()
             with worker:
                 request = worker_messages.StartUnit(supervisor.number, unit)
-                self._send(self._process, supervisor.channel, request, gone, worker.fileno(), *locks)
+                fds = (worker.fileno(), *locks)
+                self._process.units.request(supervisor.number, gone, supervisor.channel, request, *fds)
             return supervisor
         ours, theirs = socket_pair()
         self._waiting.append(partial(self._start, unit, theirs, worker, gone, locks))
@@ -555,24 +549,14 @@ class FileHandle:
                 case FileState.READY if self._process is not None:
                     self._process.fresh.add(unit.number)
                     start = worker_messages.StartUnit(unit.number, unit)
-                    self._send(self._process, self._process.channel, start, gone, *fds)
+                    self._process.units.request(unit.number, gone, self._process.channel, start, *fds)
                 case _:
                     self.preloaded_server.loop.after(0.0, partial(gone, "could not be started"))
-
-    def _send(
-        self, process: _Process, channel: Channel[Any], request: worker_messages.StartUnit, gone: Gone, *fds: int
-    ) -> None:
-        process.units[request.number] = gone
-        try:
-            channel.send(request, *fds)
-        except OSError as error:
-            gone = process.units.pop(request.number)
-            self.preloaded_server.loop.after(0.0, partial(gone, f"could not be started: {error}"))
 
     def release(self, supervisor: SupervisorHandle) -> None:
         """The unit of a supervisor is over: it is free for another one, if it lives, and lacks no module."""
         process = self._process
-        was_running = process is not None and process.units.pop(supervisor.number, None) is not None
+        was_running = process is not None and process.units.forget(supervisor.number)
         if process is None or not was_running or supervisor.number not in process.fresh:
             supervisor.channel.close()
             return
@@ -594,12 +578,12 @@ class _Process:
     channel: Channel[worker_messages.FromFile]
     # Which of the preloaded servers has started the process.
     preloaded_server_start: int
+    # By the numbers of their supervisors.
+    units: RequestedChildren
     # By which the preloaded server knows it.
     number: int = -1
     # Of the import.
     deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))
-    # By the numbers of their supervisors.
-    units: dict[int, Gone] = field(default_factory=dict)
     # That can watch another unit.
     free: list[SupervisorHandle] = field(default_factory=list)
     # Numbers of supervisors that have all modules that the process has.
