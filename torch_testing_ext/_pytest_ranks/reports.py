@@ -16,6 +16,7 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, LineKind
 from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._process.words import EndWords
 
 from .pytest_internals import plain_text, text_of
 
@@ -28,14 +29,14 @@ _PHASES = {"setup": "set-up", "call": "call", "teardown": "tear-down"}
 class Ending(enum.Enum):
     """The end of a test, by one report or by all."""
 
-    PASSED = "passed"
-    SKIPPED = "skipped"
-    EXPECTED_FAILURE = "expected failure"
-    FAILED = "failed"  # an assertion of the test
-    ERROR = "error"  # any other exception, and every failure of a set-up or tear-down
+    PASSED = EndWords.PASSED
+    SKIPPED = EndWords.SKIPPED
+    EXPECTED_FAILURE = EndWords.EXPECTED_FAILURE
+    FAILED = EndWords.FAILED  # an assertion of the test
+    ERROR = EndWords.ERROR  # any other exception, and every failure of a set-up or tear-down
     XPASSED = "xpassed"  # passed, against a mark `xfail`
     STRICT_XPASS = "strict xpass"  # passed, against a strict mark `xfail`: a failure
-    UNEXPECTED_SUCCESS = "unexpected success"  # passed, against unittest's expectedFailure
+    UNEXPECTED_SUCCESS = EndWords.UNEXPECTED_SUCCESS  # passed, against unittest's expectedFailure
     UNFINISHED = "unfinished"  # a phase has no report, or one that is none of passed, failed and skipped
 
     @property

@@ -24,6 +24,7 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, is_harness, source_tree
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.user_shell import Peaks
+from torch_testing_ext._process.words import EndWords
 
 # --------------------------------------------------------------------------------------------------------------------
 # The cause of a failure: the test itself, its peers or another process. The exception tells it, where it is caught.
@@ -121,10 +122,10 @@ _END = _SEPARATOR + b"\n"  # and no collectives
 class RankEnding(enum.Enum):
     """The end of a rank."""
 
-    PASSED = "passed"
-    SKIPPED = "skipped"
-    FAILED = "failed"  # an assertion of the test
-    ERROR = "error"  # any other exception
+    PASSED = EndWords.PASSED
+    SKIPPED = EndWords.SKIPPED
+    FAILED = EndWords.FAILED  # an assertion of the test
+    ERROR = EndWords.ERROR  # any other exception
     EXITED = "exited"  # without a record of how the test ended
     KILLED = "killed"  # by a signal that we did not send
     STOPPED = "stopped"  # by us, while it was still running

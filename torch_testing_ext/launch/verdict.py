@@ -16,7 +16,7 @@ from torch_testing_ext._process.child_processes import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.user_shell import Peaks
-from torch_testing_ext._process.words import grouped
+from torch_testing_ext._process.words import EndWords, grouped
 
 from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, forget_memory_of_this_process
 
@@ -214,12 +214,12 @@ def add_recorders(reports: Sequence[RankReport], left: Sequence[RawRecord | None
 class Outcome(enum.Enum):
     """The outcome of a test on ranks."""
 
-    PASSED = "passed"
-    SKIPPED = "skipped"
-    FAILED = "failed"  # an assertion of the test, or ranks that disagree
-    ERROR = "error"  # an exception
-    CRASHED = "crashed"  # a rank died, or exited before the test was over
-    TIMEOUT = "timeout"
+    PASSED = EndWords.PASSED
+    SKIPPED = EndWords.SKIPPED
+    FAILED = EndWords.FAILED  # an assertion of the test, or ranks that disagree
+    ERROR = EndWords.ERROR  # an exception
+    CRASHED = EndWords.CRASHED  # a rank died, or exited before the test was over
+    TIMEOUT = EndWords.TIMEOUT
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.lanes import RankLane
 from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.user_shell import KitWarning
+from torch_testing_ext._process.words import EndWords
 
 # --------------------------------------------------------------------------------------------------------------------
 # The data of a run, which all modules of the runner exchange: tests, units, leases, attempts and their outcomes.
@@ -20,24 +21,24 @@ class TestOutcome(enum.Enum):
 
     __test__ = False  # not a test for pytest to collect
 
-    PASSED = "passed"
-    FAILED = "failed"  # an assertion, or ranks that disagree
-    ERROR = "error"  # an exception; a file that cannot be imported
-    TIMEOUT = "timeout"
-    CRASHED = "crashed"  # a signal, or an exit before the test was over
+    PASSED = EndWords.PASSED
+    FAILED = EndWords.FAILED  # an assertion, or ranks that disagree
+    ERROR = EndWords.ERROR  # an exception; a file that cannot be imported
+    TIMEOUT = EndWords.TIMEOUT
+    CRASHED = EndWords.CRASHED  # a signal, or an exit before the test was over
     LEAKED = "leaked"  # passed, but left processes running, which were terminated, or memory of a device in use
     FLAKY = "flaky"  # failed, then passed on a retry
-    SKIPPED = "skipped"
-    EXPECTED_FAILURE = "expected failure"
-    UNEXPECTED_SUCCESS = "unexpected success"
+    SKIPPED = EndWords.SKIPPED
+    EXPECTED_FAILURE = EndWords.EXPECTED_FAILURE
+    UNEXPECTED_SUCCESS = EndWords.UNEXPECTED_SUCCESS
 
 
 class Category(enum.Enum):
     """The meaning of an outcome in the last line of the report."""
 
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
+    PASSED = EndWords.PASSED
+    FAILED = EndWords.FAILED
+    SKIPPED = EndWords.SKIPPED
 
 
 COUNTS_AS = dict.fromkeys(TestOutcome, Category.FAILED) | {

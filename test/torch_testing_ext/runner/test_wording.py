@@ -16,10 +16,12 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records import Site
 from torch_testing_ext._process import messages
+from torch_testing_ext._pytest_ranks.reports import Ending
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import judging
-from torch_testing_ext.runner.model import DeviceMemory, FinishedTest, Policy, TestOutcome
+from torch_testing_ext.launch import Outcome, judging
+from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, FinishedTest, Policy, TestOutcome
 from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.processes.pytest_session import outcome_of
 from torch_testing_ext.runner.report import console_report, html_page, journal, result_files
 from torch_testing_ext.runner.report.text import ConsoleLayout
 
@@ -117,6 +119,16 @@ class WordingTest(unittest.TestCase):
 
     def of_file(self, name):
         return dataclasses.replace(self.finished[0].test, id=name)
+
+
+class SharedWordsTest(unittest.TestCase):
+    def test_every_end_of_ranks_or_of_pytest_is_an_outcome(self):
+        for outcome in Outcome:
+            self.assertEqual(TestOutcome(outcome.value).name, outcome.name)
+        for ending in Ending:
+            self.assertIsInstance(outcome_of(ending), TestOutcome)
+        for category in Category:
+            self.assertIs(COUNTS_AS[TestOutcome(category.value)], category)
 
 
 def attempts_in(record):

@@ -426,8 +426,8 @@ class _Loop:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         judgements = self._of_test.judge()
         first = judgements[0]
-        ending = first.verdict or first.ending
-        outcome = _OUTCOMES[ending] if ending in _OUTCOMES else TestOutcome(ending.value)
+        of_ranks = first.verdict
+        outcome = outcome_of(first.ending) if of_ranks is None else TestOutcome(of_ranks.value)
         if COUNTS_AS[outcome] is Category.FAILED:
             self.has_failed = True
             self._print_logs()
@@ -495,6 +495,11 @@ _OUTCOMES = {
     Ending.UNFINISHED: TestOutcome.ERROR,
     Ending.STRICT_XPASS: TestOutcome.UNEXPECTED_SUCCESS,
 }
+
+
+def outcome_of(ending: Ending) -> TestOutcome:
+    """The outcome of a test that pytest has run."""
+    return _OUTCOMES[ending] if ending in _OUTCOMES else TestOutcome(ending.value)
 
 
 def _failure_or_text(judgements: Sequence[Judgement]) -> FailureView | str:
