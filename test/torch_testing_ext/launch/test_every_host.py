@@ -129,7 +129,7 @@ class EveryHostTest(unittest.TestCase):
         for name, fault in FAULTS.items():
             with self.subTest(fault=name):
                 test = f"test_{name}"
-                self.check("runner", name, Seen(ran.outcomes[test], ran[test].message), fault.in_runner)
+                self.check("runner", name, Seen(ran.outcomes[test], ran[test].said), fault.in_runner)
 
 
 if __name__ == "__main__":
