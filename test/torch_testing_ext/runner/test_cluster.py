@@ -55,7 +55,7 @@ class TestOnRay(ClusterCase):
         out = self.finish(process, 1)
         self.assertEqual(out.splitlines()[-1], "6 passed, 2 failed, 2 skipped")
         self.assertEqual((self.root / "out").read_text(), "written on a node")
-        self.assertIn("(\"new\", '''new''')", (self.root / "test/distributed/test_x.py").read_text())
+        self.assertIn('("new", """new""")', (self.root / "test/distributed/test_x.py").read_text())
         self.assertIn("files of the project on nodes, which stay as they are here: kept", out)
         self.assertIn("look like secrets are not sent to the nodes, unless --cluster-env names them: MY_TOKEN", out)
         outcomes = self.outcomes()
