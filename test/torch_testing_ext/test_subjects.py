@@ -38,6 +38,12 @@ class SubjectsTest(unittest.TestCase):
         ]
         self.assertEqual(long, [])
 
+    def test_nothing_collects_subjects(self) -> None:
+        """pytest and run_test.py would import and run files with such names."""
+        files = [path for folder in TESTS.rglob("subjects") for path in folder.rglob("*.py")]
+        self.assertGreater(len(files), 50)
+        self.assertEqual([str(path) for path in files if re.search(r"^test_|_test$", path.stem)], [])
+
     def test_strings(self) -> None:
         source = '"""Of the module."""\nx = """\nimport os\n"""\ny = [f"""\n{x}\n\nclass A:\n"""]\n'
         self.assertEqual([(line, text.count("\n")) for line, text in strings(source)], [(2, 2), (5, 4)])

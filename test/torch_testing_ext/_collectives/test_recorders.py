@@ -180,7 +180,7 @@ class TestAsked(unittest.TestCase):
         """torch 2.15 records those by a hook. Covered on a GPU by the check `hang-explained`."""
         if "backend" not in (torch._C._distributed_c10d._dump_fr_trace.__doc__ or ""):
             self.skipTest("this torch records gloo only")
-        code = subject(__file__, "backend_of_a_test.py")
+        code = subject(__file__, "backend_of_the_user.py")
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertEqual("[('mine:all_reduce', 'scheduled', True)]", run.stdout.strip(), run.stderr)
 

@@ -37,7 +37,7 @@ class FirstUseCase(FolderCase):
 class TestNamed(FirstUseCase):
     """The line that used CUDA. Covered on a GPU by the check `fork-survives`."""
 
-    TEST = subject(__file__, "ranks_of_a_test.py")
+    TEST = subject(__file__, "ranks_of_an_importer.py")
 
     def run_test(self, at_import="pass", in_main="pass", words=("test_it.py",), **more):
         self.write("test_it.py", self.TEST.replace("# at import", at_import).replace("# in main", in_main))
