@@ -41,6 +41,7 @@ from .tests_in_ranks import (
     raise_verdict,
     ran,
     run_rank,
+    told_briefly,
 )
 
 if TYPE_CHECKING:
@@ -523,6 +524,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
 
     # -- the parent
 
+    @told_briefly
     def setUp(self) -> None:
         super().setUp()
         self.special_return_code_checks: dict[Any, int] = {}
@@ -541,6 +543,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         super().tearDown()
         self._end_ranks()
 
+    @told_briefly
     def _spawn_processes(self) -> None:
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
         if self._directory is None:
