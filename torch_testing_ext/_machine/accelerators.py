@@ -359,16 +359,25 @@ def set_rng_seed(seed: int | None = None) -> None:
         # The CPU's generator alone: torch.manual_seed also queues seeds for devices, which costs each rank 1 ms.
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
+    numpy_random = _numpy_random()
+    if numpy_random is not None:
+        numpy_random.seed(seed)
 
 
 def prepare_to_seed() -> None:
     """In a process that forks ranks: import numpy.random, which NumPy otherwise imports in each rank when it seeds."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        _ = numpy.random
+    _numpy_random()
+
+
+def _numpy_random() -> Any:
+    """numpy.random if NumPy is imported; None also where the import fails, as for a `secrets.py` beside the tests.
+
+    A test that then uses it gets NumPy's own error.
+    """
+    with contextlib.suppress(Exception):
+        if "numpy" in sys.modules:
+            return sys.modules["numpy"].random
+    return None
 
 
 @contextlib.contextmanager
@@ -395,9 +404,9 @@ class RandomState:
         pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
         pairs.append((random.getstate, random.setstate))
         # torch does not require it.
-        if "numpy" in sys.modules:
-            numpy: Any = sys.modules["numpy"]
-            pairs.append((numpy.random.get_state, numpy.random.set_state))
+        numpy_random = _numpy_random()
+        if numpy_random is not None:
+            pairs.append((numpy_random.get_state, numpy_random.set_state))
         self._states = [(put, get()) for get, put in pairs]
 
     def restore(self) -> None:

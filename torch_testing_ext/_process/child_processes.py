@@ -673,8 +673,11 @@ def leave_connections(own: int) -> None:
     """
     kept = {own, *_descriptors_of_tracker()}
     null = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
+    names: list[str] = []
+    # Without /proc, they stay open.
+    with suppress(OSError):
+        names = os.listdir("/proc/self/fd")
+    for fd in map(int, names):
         # The listing's own descriptor is closed.
         with suppress(OSError):
             is_inherited = os.get_inheritable(fd)

@@ -8,9 +8,10 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import io
 import os
-import secrets
 import sys
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -244,7 +245,7 @@ def write_atomically(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with open(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
@@ -272,6 +273,16 @@ def is_harness(file: str) -> bool:
 def is_library(file: str) -> bool:
     """Is this source file neither a test's nor its project's?"""
     return file.startswith((_PACKAGE, "<frozen ")) or "/torch/" in file or "/lib/python3" in file
+
+
+def source_text(file: str) -> str:
+    """The text of a source file, in the encoding that its first lines name; "" if it cannot be read."""
+    content = content_of(Path(file))
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError:
+        encoding = "utf-8"
+    return content.decode(encoding, errors="replace")
 
 
 def source_tree(file: str) -> ast.Module | None:

@@ -1,6 +1,7 @@
 """The differences between operating systems, and stacks on request."""
 
 import ctypes
+import errno
 import faulthandler
 import functools
 import itertools
@@ -199,6 +200,33 @@ def environments(names: Iterable[str]) -> Iterator[tuple[dict[str, str], int]]:
             stat = _stat(pid)
             if stat:
                 yield {name: value for name, _, value in pairs}, int(stat[1])
+
+
+# Advice that names what the user can change, by the error of the system.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_FOLDER = (*_NO_ROOM, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
+LIMIT_OF_PROCESSES = (
+    "The limit of processes and threads is reached: raise it (ulimit -u; pids.max of a container), or start fewer ranks"
+)
+_LIMITS = {
+    errno.EAGAIN: LIMIT_OF_PROCESSES,
+    errno.ENOMEM: "The memory is used up: end other processes, or start fewer ranks at once",
+    errno.EMFILE: "The limit of open files is reached: raise it (ulimit -n)",
+    errno.ENFILE: "All processes of this machine together have too many open files",
+}
+
+
+def why_refused(error: OSError) -> str:
+    """What the system has refused, as a sentence, and what to do about it."""
+    if error.errno in _NO_FOLDER:
+        temporary, logs = tempfile.gettempdir(), os.environ.get("TORCH_TESTING_EXT_LOGS", "")
+        # The runner sets that to a folder of its own.
+        is_chosen = logs and not logs.startswith(f"{temporary}/")
+        name = "TORCH_TESTING_EXT_LOGS" if is_chosen else "TMPDIR"
+        begin = "Free disk space, or set" if error.errno in _NO_ROOM else "Set"
+        folder = logs if is_chosen else temporary
+        return f"{error}. {begin} {name} to a folder that can be written to; it is {folder} now"
+    return f"{error}. {_LIMITS[error.errno]}" if error.errno in _LIMITS else str(error)
 
 
 def _stat(pid: int) -> list[str]:

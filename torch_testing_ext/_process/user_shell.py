@@ -141,9 +141,25 @@ EXTRAS = {
 }
 
 
+def working_folder() -> str:
+    """The path of the working folder; "" if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def relative(path: str) -> str:
+    """A path from the working folder; as it is where that was deleted."""
+    try:
+        return os.path.relpath(path)
+    except (OSError, ValueError):
+        return path
+
+
 def python() -> str:
     """The word that starts this interpreter here: `python` if the shell finds it by that name, else its path."""
-    return _python(sys.executable, os.environ.get("PATH", ""), os.getcwd())
+    return _python(sys.executable, os.environ.get("PATH", ""), working_folder())
 
 
 @functools.lru_cache(maxsize=8)
@@ -170,9 +186,9 @@ def runner() -> str:
         on_path = shutil.which(SCRIPT)
         if on_path is not None and os.path.abspath(on_path) == os.path.abspath(given):
             return SCRIPT
-        return quote(_from(os.getcwd(), given))
+        return quote(_from(working_folder(), given))
     if _is_of_project(given):
-        script = _from(os.getcwd(), given)
+        script = _from(working_folder(), given)
         return f"{python()} {test_as_argument(script)}"
     return f"{python()} -m {PACKAGE}"
 
@@ -202,6 +218,8 @@ def _is_of_project(given: str) -> bool:
 
 def _from(cwd: str, path: str) -> str:
     """A path as it is written in the working directory: relative if it is below that."""
+    if not cwd:
+        return path
     path = os.path.abspath(path)
     below = os.path.relpath(path, cwd)
     if below.startswith(os.pardir + os.sep):

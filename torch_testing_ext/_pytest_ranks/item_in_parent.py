@@ -297,7 +297,7 @@ def _run_and_judge(
                     job = _job(item, spec, chosen, item_in_rank.run_in_rank, directory, resources)
                     run = launch.launch_from_here(job, test)
         except launch.CannotStart as error:
-            raise RankError(f"{error}\n\n{_REMEDIES}") from None
+            raise RankError(str(error) if error.is_refused else f"{error}\n\n{_REMEDIES}") from None
         try:
             timeout = _timeout(item, spec, chosen)
             if shared is not None:
@@ -388,9 +388,7 @@ def _name_of(item: Any) -> str:
 def _command(item: Any) -> str:
     if COMMAND in item.stash:
         return str(item.stash[COMMAND])
-    file = str(item.path)
-    with suppress(ValueError):
-        file = os.path.relpath(file)
+    file = user_shell.relative(str(item.path))
     node = f"{file}::{item.nodeid.partition('::')[2]}"
     return user_shell.command("-m", "pytest", *invocation.pytest_arguments, node)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 import queue
-import secrets
 import signal
 import socket
 import threading
@@ -516,7 +515,7 @@ def listen(launched: Launched) -> tuple[socket.socket, CoordinatorAddress, Any]:
     else:
         store = _store(launched)
         listener = socket.create_server(("", 0))
-        address = CoordinatorAddress(_own_host(), listener.getsockname()[1], secrets.token_hex(16))
+        address = CoordinatorAddress(_own_host(), listener.getsockname()[1], os.urandom(16).hex())
         store.set(launched.key, messages.to_json(address))
     listener.listen(launched.world_size)
     return listener, address, store

@@ -229,6 +229,8 @@ def set_variables_of_rank(rank: int) -> None:
 # A misspelt name or value is an error that lists the known ones: a setting that silently has no effect costs an hour.
 
 PREFIX = "TORCH_TESTING_EXT_"
+# PyTorch's, for the time limit of each test.
+DEFAULT_TIMEOUT = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 # Options of run_test.py, which reads and checks them itself.
 RUNNER_PREFIX = PREFIX + "RUN_"
 
@@ -309,6 +311,13 @@ _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
 KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, LEASED, user_shell.SETTING, *_OF_WARM_SERVERS)
 
 
+def _check_default_timeout(text: str) -> None:
+    with suppress(ValueError):
+        if not text or float(text) > 0:
+            return
+    raise ValueError(f"{DEFAULT_TIMEOUT}={text!r} is not understood; known values: seconds, such as 300")
+
+
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """The settings in force. An empty value counts as not set. Raises ValueError for an unknown name or value."""
     environ = os.environ if environ is None else environ
@@ -326,6 +335,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         except ValueError:
             raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
     ranks_per_device(environ)
+    _check_default_timeout(environ.get(DEFAULT_TIMEOUT, ""))
     return Settings(**chosen)
 
 

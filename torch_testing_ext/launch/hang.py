@@ -12,13 +12,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.records import Call, RankRecord, Site
-from torch_testing_ext._process.files import is_harness, is_library, source_tree
-from torch_testing_ext._process.logs import text_of
+from torch_testing_ext._process.files import is_harness, is_library, source_text, source_tree
 from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of
 
 from .own_report import RankEnding
@@ -327,14 +325,14 @@ def _marks(line: str) -> set[str]:
 
 
 def _source(site: Site) -> str:
-    lines = text_of(Path(site.file)).splitlines()
+    lines = source_text(site.file).splitlines()
     return f" ({lines[site.line - 1].strip()})" if site.line <= len(lines) else ""
 
 
 @functools.cache
 def _markers_of(file: str) -> tuple[set[str], set[str]]:
     """The marks of all functions in a source file, and its first frames; none if it cannot be read."""
-    source = text_of(Path(file))
+    source = source_text(file)
     first = _FIRST.search(source)
     is_unittest = file.startswith(_UNITTEST_FOLDER) or _UNITTEST.search(source) or _PYTEST_FOLDER.search(file)
     marks = set()

@@ -30,7 +30,7 @@ from torch_testing_ext._collectives.records import pack_record
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import child_processes, files, messages, system
 from torch_testing_ext._process.files import ModulePlace
-from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process.user_shell import UserTerminal, working_folder
 
 from . import own_report, terminal_turns
 from .own_report import ERROR_EXIT_CODE, AccountFile, AccountWriter, account_of, now
@@ -201,14 +201,16 @@ class ProcessContext:
 
     @classmethod
     def here(cls, extra: Mapping[str, str] | None = None) -> ProcessContext:
-        return cls({**os.environ, **(extra or {})}, os.getcwd(), tuple(sys.path), tuple(sys.argv))
+        return cls({**os.environ, **(extra or {})}, working_folder(), tuple(sys.path), tuple(sys.argv))
 
     def apply(self) -> None:
         """Give this process the same."""
         if os.environ != self.environ:
             os.environ.clear()
             os.environ.update(self.environ)
-        os.chdir(self.cwd)
+        # It may be closed to this user, or gone: a fork is where its parent was.
+        if self.cwd and self.cwd != working_folder():
+            os.chdir(self.cwd)
         for own, wanted in ((sys.path, self.path), (sys.argv, self.argv)):
             if tuple(own) != wanted:
                 own[:] = wanted
@@ -511,14 +513,17 @@ def run_and_exit(
     `inherited` is for its context.
     """
     code = ERROR_EXIT_CODE
+    account = AccountWriter(file)
     try:
         child_processes.detach(stream)
-        context = job.context_of(rank, AccountWriter(file), inherited)
+        context = job.context_of(rank, account, inherited)
         context.enter()
         _listen(job, rank, link)
         code = _run(job, context)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if account.account is None:
+            account.failed(error, assertion=False, within="the rank could not begin: ")
     finally:
         _save_coverage()
         util = sys.modules.get("multiprocessing.util")
@@ -619,7 +624,10 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     system.before_abort(functools.partial(_tell, job.recorder(rank), job.in_flight(rank)))
     # Not a threading.Thread: a test that counts or joins threads should not see it.
     call = open_fifo(job.directory, rank) if job.terminal.path else -1
-    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, stops, call))
+    try:
+        _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, stops, call))
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}. {system.LIMIT_OF_PROCESSES}") from None
 
 
 def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, stops: StopContext, call: int) -> None:

@@ -11,7 +11,6 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from torch_testing_ext._collectives.failure import (
@@ -42,8 +41,8 @@ from torch_testing_ext._collectives.findings import (
 from torch_testing_ext._collectives.proof import suspected_creation
 from torch_testing_ext._collectives.records import RankRecord, Site
 from torch_testing_ext._process.child_processes import describe_exit, signal_name
-from torch_testing_ext._process.files import is_library
-from torch_testing_ext._process.logs import cut, cut_middle, text_of, without_colours
+from torch_testing_ext._process.files import is_library, source_text
+from torch_testing_ext._process.logs import cut, cut_middle, without_colours
 from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of
 
 from . import hang
@@ -129,7 +128,7 @@ def _source(sites: Iterable[Site]) -> Iterator[SourceLine]:
         (site.file, number) for site in sites for number in range(max(1, site.line - MOST_CONTEXT), site.line + 1)
     )
     for file, wanted in numbers.items():
-        lines = text_of(Path(file)).splitlines()
+        lines = source_text(file).splitlines()
         yield from (SourceLine(file, number, lines[number - 1]) for number in sorted({*wanted}) if number <= len(lines))
 
 

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._machine import machine_resources
-from torch_testing_ext._process import child_processes, user_shell, words
+from torch_testing_ext._process import child_processes, system, user_shell, words
 from torch_testing_ext._process.child_processes import EventLoop, wait_readable
 from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
 from torch_testing_ext._process.user_shell import warn_user
@@ -28,8 +28,8 @@ from torch_testing_ext._process.user_shell import warn_user
 from . import environment, fork_server as fork_server
 from .fork_server import Launch, Preload, StartMethod
 from .in_rank import Job, Named
-from .own_report import now
-from .verdict import Exit
+from .own_report import Cause, now
+from .verdict import Exit, Outcome
 
 # --------------------------------------------------------------------------------------------------------------------
 # A fork server as the process sees it that needs ranks, and its runs.
@@ -41,8 +41,21 @@ _QUIT_TIMEOUT = 5.0
 _HELLO_TIMEOUT = 120.0
 
 
+# Keeps these frames out of tracebacks: messages are complete.
+__unittest = True
+__tracebackhide__ = True
+
+
 class CannotStart(RuntimeError):
     """Ranks could not be started; the message gives the reason and the remedy."""
+
+    outcome = Outcome.ERROR
+    cause_of_failure = Cause.OWN
+
+    def __init__(self, message: str, *, is_refused: bool = False):
+        """`is_refused`: by the system, as for a limit or a full disk: no other way to start ranks would help."""
+        super().__init__(message)
+        self.is_refused = is_refused
 
 
 class ServerUnfit(Exception):
@@ -67,11 +80,16 @@ class ForkServerClient:
         self._channel: Channel[fork_server.FromServer] = Channel(ours, fork_server.FromServer)
         self._popen: subprocess.Popen[bytes] | None = None
         about = fork_server.Serve(directory, method, os.getpid(), tuple(sys.argv), subject)
-        with theirs:
-            if method is fork_server.StartMethod.FORK:
-                self.pid = self._fork(theirs, about, inherited)
-            else:
-                self.pid = self._spawn(theirs, about)
+        try:
+            with theirs:
+                if method is fork_server.StartMethod.FORK:
+                    self.pid = self._fork(theirs, about, inherited)
+                else:
+                    self.pid = self._spawn(theirs, about)
+        except OSError:
+            self._channel.close()
+            self.loop.close()
+            raise
         self.loop.listen(self._channel, self._receive)
 
     def _fork(self, theirs: socket.socket, about: fork_server.Serve, inherited: Any) -> int:
@@ -137,7 +155,9 @@ class ForkServerClient:
                 if run in self.runs:
                     self.runs[run].dumped = True
             case fork_server.StartFailed(_, why, needs_new_server):
-                raise ServerUnfit(why) if needs_new_server else CannotStart(f"ranks could not be started: {why}")
+                if needs_new_server:
+                    raise ServerUnfit(why)
+                raise CannotStart(f"ranks could not be started: {why}", is_refused=True)
             case _:
                 unexpected(message)
 
@@ -269,17 +289,13 @@ class Launcher:
     def session_directory(self) -> Path:
         """The directory of this process's runs. Removed at exit, or by the fork server if we are killed."""
         if self._directory is None:
-            try:
+            with _refusals("the folder for the files of ranks cannot be made"):
                 self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
-            except OSError as error:
-                raise CannotStart(
-                    f"no directory for the logs and results of ranks can be created: {error}. "
-                    f"Free disk space, or set TMPDIR to a writable directory."
-                ) from error
             if not self._closes_at_exit:
                 self._closes_at_exit = True
                 atexit.register(self._close_at_exit)
-        self._directory.mkdir(parents=True, exist_ok=True)
+        with _refusals("the folder for the files of ranks cannot be made"):
+            self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
 
     def _close_at_exit(self) -> None:
@@ -379,7 +395,8 @@ class Launcher:
         why_not = self._why_not_forked() if method is StartMethod.FORK else None
         if why_not is not None:
             return None, why_not
-        server = ForkServerClient(method, subject, self.session_directory(), inherited)
+        with _refusals("the process that starts ranks could not be started"):
+            server = ForkServerClient(method, subject, self.session_directory(), inherited)
         try:
             unsafe = server.wait_until_ready()
         except BaseException:
@@ -559,7 +576,7 @@ def new_directory(name: str) -> Path:
     """
     parent = environment.read_settings().logs or launcher().session_directory()
     safe = words.file_name(name)[-150:]
-    try:
+    with _refusals("the folder for the files of ranks cannot be made"):
         parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(_directories.get(parent / safe, 0)):
             directory = parent / (safe if number == 0 else f"{safe}.{number}")
@@ -567,9 +584,16 @@ def new_directory(name: str) -> Path:
                 directory.mkdir()
                 _directories[parent / safe] = number + 1
                 return directory
-    except OSError as error:
-        raise CannotStart(f"no directory for the files of ranks can be created: {error}") from error
     raise AssertionError
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Raise CannotStart with what to do where the system refuses something."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotStart(f"{what}: {system.why_refused(error)}", is_refused=True) from None
 
 
 def discard(directory: Path) -> None:

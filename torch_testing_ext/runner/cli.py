@@ -32,7 +32,7 @@ def console() -> int:
     """The console script and `python -m`: the runner for the project in which the user stands."""
     # As under torchrun: a rank takes one slot.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return guarded(lambda: main(sys.argv[1:], project_root(Path.cwd())))
+    return guarded(lambda: main(sys.argv[1:], project_root(_working_folder())))
 
 
 def main(argv: Sequence[str], root: Path) -> int:
@@ -43,8 +43,19 @@ def main(argv: Sequence[str], root: Path) -> int:
     return guarded(lambda: _do(argv, root))
 
 
+def _working_folder() -> Path:
+    """The folder in which the user stands. Raises CannotRun if it was deleted, or is closed to the user."""
+    try:
+        os.stat(".")
+        return Path.cwd()
+    except OSError as error:
+        why = error.strerror
+    raise CannotRun(f"the working folder cannot be used ({why}): it was deleted, or is closed to you")
+
+
 def _do(argv: Sequence[str], root: Path) -> int:
     """Do what the command line says, and return the exit code."""
+    _working_folder()
     command = argv[0] if argv else ""
     if command == INIT:
         from .init_project import init

@@ -307,5 +307,11 @@ class TestEndingProcesses(unittest.TestCase):
         self.assertTrue(system.is_ending(pid))
 
 
+class WithoutProcTest(unittest.TestCase):
+    def test_connections_stay(self):
+        with mock.patch.object(os, "listdir", side_effect=FileNotFoundError):
+            child_processes.leave_connections(0)
+
+
 if __name__ == "__main__":
     run_tests()

@@ -23,8 +23,9 @@ class TestWords(unittest.TestCase):
         self.assertEqual({amount: words.size_in_words(amount) for amount in sizes}, sizes)
 
     def test_any_text_has_bytes(self) -> None:
-        texts = [("ü", b"\xc3\xbc"), ("\udcff", b"\xff"), ("\ud800", b"\xed\xa0\x80")]
-        self.assertEqual([(text, words.in_bytes(text)) for text, _ in texts], texts)
+        self.assertEqual(words.in_bytes("ü"), b"\xc3\xbc")
+        self.assertEqual(words.in_bytes("\udcff"), b"\xff")
+        self.assertEqual(words.in_bytes(chr(0xD800)), b"\xed\xa0\x80")
 
     def test_names_that_are_cut_are_counted(self) -> None:
         self.assertEqual(words.first_names("abc", 3), "a, b, c")

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch_testing_ext
 from torch_testing_ext._collectives.findings import differences
 from torch_testing_ext._collectives.records import GroupRecord, make_record, pack_record, read_entry, read_raw
+from torch_testing_ext._process.files import source_text
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
 from torch_testing_ext.launch.judging import judge
@@ -308,6 +309,21 @@ class TestTidy(unittest.TestCase):
         title = "Thread 0x00007f [python3.14] (most recent call first):"
         dump = stack((TEST, 12, "test_x"), *self.OURS, title=title)
         self.assertEqual(hang.without_harness(dump), stack((TEST, 12, "test_x"), title=title).rstrip())
+
+
+class SourceTest(unittest.TestCase):
+    def test_the_encoding_is_that_of_the_first_lines(self):
+        sources = {
+            b"# coding: latin-1\nMARK = '\xfc'\n": "# coding: latin-1\nMARK = '\u00fc'\n",
+            b"\xef\xbb\xbfMARK = '\xc3\xbc'\n": "MARK = '\u00fc'\n",
+            b"# coding: nonsense\n": "# coding: nonsense\n",
+            b"MARK = '\xff'\n": "MARK = '\ufffd'\n",
+        }
+        with tempfile.NamedTemporaryFile() as file:
+            for source, text in sources.items():
+                Path(file.name).write_bytes(source)
+                self.assertEqual(source_text(file.name), text)
+        self.assertEqual(source_text(file.name), "")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from kit.processes import clean_environ
+from kit.warm import run_warm
+
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment
@@ -96,6 +99,21 @@ class TestSettings(unittest.TestCase):
             self.assertTrue(read_settings().stream)
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="0"):
             self.assertFalse(read_settings().stream)
+
+
+class DefaultTimeoutTest(unittest.TestCase):
+    def test_a_value_that_is_no_number_of_seconds(self):
+        for text in ("300", "0.5", ""):
+            read_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
+        for text in ("5m", "-1", "nan"):
+            with self.assertRaisesRegex(ValueError, f"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT='{text}' is not understood"):
+                read_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
+
+    def test_it_is_no_error_of_the_import(self):
+        code = "from torch_testing_ext.common_distributed import TIMEOUT_DEFAULT; print(TIMEOUT_DEFAULT)"
+        environ = clean_environ(DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="5m")
+        done = run_warm("-c", code, cwd=".", env=environ)
+        self.assertEqual((done.stdout, done.stderr), ("300\n", ""))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """Tests how the fork server starts: forked from this process, or as a new interpreter; and its output."""
 
+import _thread
 import contextlib
 import ctypes
+import errno
 import io
+import os
+import re
 import signal
 import sys
 import tempfile
@@ -19,9 +23,9 @@ from kit.ranks import FourRanks, local_class
 from kit.settings import environ
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import system
+from torch_testing_ext._process import child_processes, system
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import start
+from torch_testing_ext.launch import in_rank, start
 from torch_testing_ext.launch.fork_server import StartMethod
 
 
@@ -182,6 +186,77 @@ class OutputTest(TestCase):
 
 
 BUFFERED = subject(__file__, "buffered_output.py")
+
+
+class NoThreads:
+    """The module _thread in a process that may start no more threads."""
+
+    def __getattr__(self, name):
+        return getattr(_thread, name)
+
+    def start_new_thread(self, *arguments):
+        raise RuntimeError("can't start new thread")
+
+
+class RefusedTest(TestCase):
+    """The system refuses something: the message has what to do, and no traceback of ours."""
+
+    def setUp(self):
+        super().setUp()
+        launch.close()
+        self.addCleanup(launch.close)
+
+    def test_no_folder_for_files(self):
+        with environ(TORCH_TESTING_EXT_LOGS="/proc/nothing"):
+            seen = outcome_of(Reduces("reduces"))
+        self.assertEqual(seen.outcome, "error")
+        self.assertIn("Set TORCH_TESTING_EXT_LOGS to a folder that can be written to", seen.message)
+        with (
+            environ(TORCH_TESTING_EXT_LOGS=""),
+            mock.patch.object(tempfile, "tempdir", "/proc/nothing"),
+            self.assertRaisesRegex(launch.CannotStart, "Set TMPDIR to a folder that can be written to"),
+        ):
+            start.Launcher().session_directory()
+
+    def test_below_setups_of_a_test_file_there_is_no_frame_of_ours(self):
+        with environ(TORCH_TESTING_EXT_LOGS="/proc/nothing"):
+            seen = outcome_of(SetsUp("reduces"))
+        (ours,) = re.findall('File ".*/torch_testing_ext/_testing/bases/(.*)", line', seen.message)
+        self.assertEqual(ours, "tests_in_ranks.py", seen.message)
+        self.assertNotIn("/start.py", seen.message)
+
+    def test_a_full_disk(self):
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with (
+            mock.patch.object(start.tempfile, "mkdtemp", side_effect=error),
+            self.assertRaisesRegex(launch.CannotStart, "No space left.*Free disk space, or set TMPDIR"),
+        ):
+            start.Launcher().session_directory()
+
+    def test_no_more_processes(self):
+        error = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        with mock.patch.object(child_processes, "fork", side_effect=error), nothing_left(self):
+            seen = outcome_of(Reduces("reduces"))
+        self.assertEqual(seen.outcome, "error")
+        self.assertIn("The limit of processes and threads is reached: raise it (ulimit -u", seen.message)
+
+    def test_no_more_threads(self):
+        with mock.patch.object(in_rank, "_thread", NoThreads()):
+            seen = outcome_of(Reduces("reduces"))
+        self.assertIn("all 4 ranks raised the rank could not begin: RuntimeError: can't start new thread", seen.message)
+        self.assertIn("ulimit -u", seen.message)
+
+    def test_the_working_folder_was_deleted(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        folder = tempfile.mkdtemp()
+        os.chdir(folder)
+        os.rmdir(folder)
+        self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
+
+
+class SetsUp(Reduces):
+    def setUp(self):
+        super().setUp()
 
 
 if __name__ == "__main__":

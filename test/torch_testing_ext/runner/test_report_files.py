@@ -421,5 +421,11 @@ class WritingTest(unittest.TestCase):
         self.assertEqual(recorder.history(ended(())).run, RunBegan((), (), (), 0, 0.0))
 
 
+class SlicesTest(unittest.TestCase):
+    def test_a_slice_is_never_negative(self):
+        """A rank may begin before it was asked for, as its clock is rounded."""
+        self.assertEqual(result_files._slice("launch", "launch", 1.0, 0.999999, {})["dur"], 0)
+
+
 if __name__ == "__main__":
     unittest.main()

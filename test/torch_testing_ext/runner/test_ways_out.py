@@ -9,6 +9,7 @@ import sys
 import unittest
 
 from kit.junit import read_junit
+from kit.processes import clean_environ
 from kit.runs import REPORTS, RunsCase
 
 PASSES_AND_WAITS = """
@@ -439,6 +440,23 @@ class T(unittest.TestCase):
         out = self.finish(self.start_on("nr_inodes=20", before_run=fill), 0, 1, 3)
         self.assertRegex(out.splitlines()[-1], "^[0-9]+ passed, [0-9]+ failed, 0 skipped$")
         self.assertTrue(self.outcomes())
+
+
+class WorkingFolderTest(WaysOutCase):
+    def test_a_deleted_folder(self):
+        gone = self.root / "gone"
+        gone.mkdir()
+        words = (sys.executable, str(self.root / "run_test.py"))
+        done = subprocess.run(
+            ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *words],
+            env=clean_environ(),
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(
+            done.stderr, r"^run_test\.py: the working folder cannot be used \(.*\): it was deleted, or .*\n$"
+        )
 
 
 if __name__ == "__main__":

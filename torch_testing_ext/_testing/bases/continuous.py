@@ -39,6 +39,7 @@ from .tests_in_ranks import (
     raise_verdict,
     run_rank,
     sanitize_with,
+    told_briefly,
 )
 
 if TYPE_CHECKING:
@@ -341,6 +342,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     # -- the parent: a test
 
+    @told_briefly
     def setUp(self) -> None:
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK

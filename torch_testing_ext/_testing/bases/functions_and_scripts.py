@@ -105,7 +105,8 @@ def run_script(
     def start(make_job: Callable[..., launch.Job]) -> launch.Run:
         job = make_job(_run_in_script, arguments={"script": str(script)})
         environ = {**job.context.environ, **(env or {})}
-        context = launch.ProcessContext(environ, os.getcwd(), _search_path(script), (str(script), *words))
+        folder = user_shell.working_folder()
+        context = launch.ProcessContext(environ, folder, _search_path(script), (str(script), *words))
         return launch.launch_fresh(replace(job, context=context))
 
     return ScriptRun(run_to_end(case, size, timeout, start, launch.Expected()))
@@ -299,6 +300,8 @@ def _start(
     try:
         return launch.launch_from_here(make_job(_run), (function, args, backend))
     except launch.CannotStart as error:
+        if error.is_refused:
+            raise
         why = error
     try:
         named = launch.Named.of(function)

@@ -7,7 +7,6 @@ import os
 import sys
 import unittest
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch_testing_ext import launch
@@ -28,7 +27,7 @@ def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "
     """The case of a test of this name. Unless a runner keeps its account, and shows it by a command, a file has it."""
     if show_command:
         return launch.Case(name, rerun_command, file, "", show_command, "")
-    kept_as = f"{os.path.relpath(file)}::{name}" if file else name
+    kept_as = f"{user_shell.relative(file)}::{name}" if file else name
     return launch.Case(name, rerun_command, file, "", user_shell.to_show(name), kept_as)
 
 
@@ -46,9 +45,7 @@ def command_of(test: unittest.TestCase, result: Any) -> str:
     if command_of_result is not None:
         return str(command_of_result(test))
     cls = type(test)
-    file = source_file(cls) or "?"
-    with suppress(ValueError):
-        file = os.path.relpath(file)
+    file = user_shell.relative(source_file(cls) or "?")
     name = f"{cls.__qualname__}.{test._testMethodName}"
     # pytest has another type of result.
     if not isinstance(result, unittest.TestResult):

@@ -41,6 +41,7 @@ from .tests_in_ranks import (
     raise_verdict,
     refuse_what_ran_nothing,
     run_rank,
+    told_briefly,
 )
 
 if TYPE_CHECKING:
@@ -524,6 +525,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
 
     # -- the parent
 
+    @told_briefly
     def setUp(self) -> None:
         super().setUp()
         self.special_return_code_checks: dict[Any, int] = {}
@@ -542,6 +544,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         super().tearDown()
         self._end_ranks()
 
+    @told_briefly
     def _spawn_processes(self) -> None:
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
         if self._directory is None:

@@ -180,7 +180,7 @@ def _name_of(test: PytestStyleTest) -> str:
 
 
 def _explain_left_out(test: PytestStyleTest) -> LeftOut:
-    how = user_shell.command(*invocation.python_arguments, os.path.relpath(sys.argv[0]), "--use-pytest")
+    how = user_shell.command(*invocation.python_arguments, user_shell.relative(sys.argv[0]), "--use-pytest")
     return LeftOut(f"{why_not_run(test)}. pytest does: {how}\n{if_no_test(test)}")
 
 
@@ -214,7 +214,8 @@ class _Runner(unittest.TextTestRunner):
     resultclass = _Result  # type: ignore[assignment]
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"stream": _own_stderr(), **options})
+        self._own_stream = _own_stderr()
+        super().__init__(**{"stream": self._own_stream, **options})
 
     def run(self, test: Any) -> Any:
         """Run a suite, and report the tests that were left out as errors."""
@@ -235,7 +236,11 @@ class _Runner(unittest.TextTestRunner):
                 result.addError(_unittest_suite._ErrorHolder(_name_of(left_out)), (LeftOut, error, None))
 
         self.guard.code = None
-        result = super().run(run_until_interrupted)  # type: ignore[arg-type]
+        try:
+            result = super().run(run_until_interrupted)  # type: ignore[arg-type]
+        finally:
+            if self._own_stream is not sys.stderr:
+                self._own_stream.close()
         self.guard.code = 0 if result.wasSuccessful() else EXIT_FAILED
         return result
 

@@ -4,10 +4,9 @@ Never imports torch.
 """
 
 import re
-from pathlib import Path
 from typing import NamedTuple
 
-from torch_testing_ext._process.logs import text_of
+from torch_testing_ext._process.files import source_text
 
 # The first use of these imports dynamo. A file that only mentions one loses the time of that one import.
 _DYNAMO = re.compile(
@@ -37,7 +36,7 @@ class SourceFacts(NamedTuple):
 
 def facts_of(file: str) -> SourceFacts:
     """Return what a file tells: nothing, if it cannot be read."""
-    source = text_of(Path(file))
+    source = source_text(file)
     uses_dynamo = bool(_DYNAMO.search(source))
     return SourceFacts(
         fsdp=bool(_FSDP.search(source)),

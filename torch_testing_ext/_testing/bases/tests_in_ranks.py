@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -382,6 +382,8 @@ for _public in (RankError, RankFailure):
 
 
 AnyError = TypeVar("AnyError", RankError, RankFailure)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class Interrupted(Exception):
@@ -399,6 +401,22 @@ def rank_error(verdict: launch.Verdict, test: unittest.TestCase | None = None) -
         # To unittest, an exception that derives from this is a failure, any other an error.
         test.failureException = RankFailure
     return error
+
+
+def told_briefly(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let the function raise errors about ranks without our frames: their messages are complete.
+
+    unittest shows all frames below the first one of a test file.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        try:
+            return function(*arguments, **options)
+        except (launch.CannotStart, RankError) as error:
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCase | None = None) -> None:
@@ -512,7 +530,10 @@ def _number(text: str) -> float:
 # The `rank` of the test case that waits for the ranks.
 PARENT = -1
 DEFAULT_WORLD_SIZE = 4
-TIMEOUT_DEFAULT = _number(os.getenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "300"))
+# A wrong value fails each test when its ranks start: see launch/environment.py.
+TIMEOUT_DEFAULT: float = 300
+with suppress(ValueError):
+    TIMEOUT_DEFAULT = _number(os.getenv(environment.DEFAULT_TIMEOUT, "300"))
 TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
 
 

@@ -378,7 +378,8 @@ def _slices(lane: Lane, repetitions: int) -> TraceEvents:
 def _slice(name: str, category: str, began: float, ended: float, facts: dict[str, Any]) -> TraceEvent:
     """Rounds start and end, not the duration, to whole microseconds: a test must not exceed its unit."""
     at, end = round(began * 1e6), round(ended * 1e6)
-    return {"ph": "X", "name": name, "cat": category, "ts": at, "dur": end - at, "args": facts}
+    # A rank may begin earlier, by its rounded clock, than it was asked for.
+    return {"ph": "X", "name": name, "cat": category, "ts": at, "dur": max(0, end - at), "args": facts}
 
 
 def _facts(attempt: Attempt) -> TraceEvent:

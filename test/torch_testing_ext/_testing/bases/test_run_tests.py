@@ -1,6 +1,7 @@
 """`python test_file.py`: the tests that run, the output and the exit code."""
 
 import contextlib
+import io
 import os
 import runpy
 import signal
@@ -9,11 +10,14 @@ import sys
 import tempfile
 import textwrap
 import traceback
+import unittest
 from pathlib import Path
+from unittest import mock
 
 from kit.files import subject
 from kit.processes import run_python
 
+from torch_testing_ext._testing.bases import run_tests as run_tests_module
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 SCRIPT = subject(__file__, "run_tests_script.py")
@@ -334,6 +338,16 @@ class TestOptions(ScriptTestCase):
     def test_arguments_may_be_given_by_the_caller(self):
         self.write(SCRIPT.replace("    run_tests()", "    run_tests([sys.argv[0], '-k', 'last'])"))
         self.assertIn("Ran 1 test", self.run_script("--no-such-option").stderr)
+
+
+class StreamTest(TestCase):
+    def test_a_run_closes_the_stream_that_it_has_opened(self):
+        stream = io.StringIO()
+        with mock.patch.object(run_tests_module, "_own_stderr", return_value=stream):
+            runner = run_tests_module._Runner()
+        with mock.patch.object(run_tests_module._Runner, "guard", mock.Mock(), create=True):
+            runner.run(unittest.TestSuite())
+        self.assertTrue(stream.closed)
 
 
 if __name__ == "__main__":
