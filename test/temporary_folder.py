@@ -20,6 +20,8 @@ PREFIX = "tte_"
 PATIENCE = 15.0
 # In the folder of a worker: for each file, the test after which it was there first.
 _FIRST_SEEN = ".first-seen"
+# pytest keeps the folders of its last three runs, on purpose.
+_KEPT_BY_PYTEST = "pytest-of-"
 
 
 class RunFolder:
@@ -94,7 +96,7 @@ def describe_left(folder: Path) -> list[str]:
         seen = child / _FIRST_SEEN
         tests = dict(line.split("\t", 1) for line in seen.read_text().splitlines()) if seen.exists() else {}
         for name in sorted(os.listdir(child)):
-            if name != _FIRST_SEEN:
+            if name != _FIRST_SEEN and not name.startswith(_KEPT_BY_PYTEST):
                 lines.append(f"{name}: first seen after {tests.get(name, 'the last test')}")
     return lines
 
