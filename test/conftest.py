@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 from cost_recorder import pytest_addoption as pytest_addoption, start_recording
+from temporary_folder import use_own_folder
 from tiers import read_costs, tier_of
 
 # One thread of torch for each rank, as under torchrun: on two cores, those of several ranks wait for each other, which
@@ -31,6 +32,7 @@ def pytest_configure(config):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.SIG_DFL)
     start_recording(config)
+    use_own_folder(config)
 
 
 def pytest_itemcollected(item):

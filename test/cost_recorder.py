@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -152,19 +152,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class WorkersRecord:
+    """Tells the workers of pytest-xdist where to record."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["record_costs"] = str(self._file)
+
+
 def start_recording(config: pytest.Config) -> None:
     """Record in each process that runs tests, if the option is given. `CI_COSTS` stands for the option."""
-    is_worker = hasattr(config, "workerinput")
-    if "CI_COSTS" in os.environ:
-        config.option.record_costs = os.environ.pop("CI_COSTS")
-    if not config.option.record_costs:
+    worker_input = getattr(config, "workerinput", None)
+    if worker_input is not None:
+        if "record_costs" in worker_input:
+            config.pluginmanager.register(CostRecorder(Path(worker_input["record_costs"])), "cost-recorder")
         return
-    # Workers may have another current directory, and get this option.
-    file = Path(config.option.record_costs).absolute()
-    config.option.record_costs = str(file)
-    if not is_worker:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"")
-    distributes = not is_worker and config.getoption("dist", "no") != "no"
-    if not distributes:
-        config.pluginmanager.register(CostRecorder(file), "cost-recorder")
+    chosen = os.environ.pop("CI_COSTS", "") or config.option.record_costs
+    if not chosen:
+        return
+    # Workers and tests may have another current directory.
+    file = Path(chosen).absolute()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"")
+    distributes = config.getoption("dist", "no") != "no"
+    plugin = WorkersRecord(file) if distributes else CostRecorder(file)
+    config.pluginmanager.register(plugin, "cost-recorder")

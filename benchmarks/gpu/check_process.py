@@ -1,13 +1,11 @@
-"""The process of one check: `python check_process.py FILE gpu|cpu quick|full`."""
+"""The process of one check: `python check_process.py FILE gpu|cpu quick|full FOLDER`."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +58,8 @@ class Check:
 
 
 def main() -> None:
-    path, part, extent = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    path, part, extent, folder = Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
     sys.path.insert(0, str(HERE))
-    folder = Path(tempfile.mkdtemp(prefix="gpu_check_"))
     check = Check(part, extent == "quick", folder)
     try:
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -74,8 +71,6 @@ def main() -> None:
         check.over()
     except Skip as skip:
         check.over(str(skip))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

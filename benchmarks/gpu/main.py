@@ -20,6 +20,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -184,8 +185,10 @@ class Run:
         if limit < min(5.0, plan.quick_limit):
             return Outcome(plan, "not run", "the time of the whole command is over", part)
         self.say(f"running  {plan.name} (at most {limit:.0f} s)")
-        words = [str(HERE / "check_process.py"), str(plan.path), part, "quick" if self.quick else "full"]
-        ended = self.run_process(plan.name, words, limit)
+        # A check that is killed does not remove its folder.
+        with tempfile.TemporaryDirectory(prefix="gpu_check_", ignore_cleanup_errors=True) as folder:
+            words = [str(HERE / "check_process.py"), str(plan.path), part, "quick" if self.quick else "full", folder]
+            ended = self.run_process(plan.name, words, limit)
         outcome = Outcome(plan, "failed", part=part, seconds=ended.seconds, limit=limit, tail=ended.tail)
         over = False
         for line in ended.lines:

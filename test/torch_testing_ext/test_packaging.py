@@ -190,7 +190,7 @@ class ProjectFilesTest(unittest.TestCase):
             self.assertIsInstance(yaml.safe_load(file.read_text()), dict, file)
 
     def test_the_jobs_of_ci_run_existing_parts(self):
-        known = {"main", "test", "slow", "lint"}
+        known = {"main", "test", "full", "slow", "lint"}
         named = [re.findall(r"bash \.ci/run(.*)", file.read_text()) for file in (ROOT / ".github").rglob("*.yml")]
         parts = {part for commands in named for command in commands for part in command.split()}
         self.assertEqual(parts, known)
@@ -200,6 +200,10 @@ class ProjectFilesTest(unittest.TestCase):
         tested = {each["torch"] for each in jobs["everything"]["strategy"]["matrix"]["include"]}
         oldest, newest = re.search(r"torch 2\.(\d+) to 2\.(\d+)", (ROOT / "README.md").read_text()).groups()
         self.assertEqual(tested, {f"2.{minor}" for minor in range(int(oldest), int(newest) + 1)})
+
+    def test_a_newcomer_gets_the_newest_supported_torch(self):
+        newest = re.search(r"torch 2\.\d+ to (2\.\d+)", (ROOT / "README.md").read_text())[1]
+        self.assertIn(f"torch>={newest}", (ROOT / ".ci/newest.txt").read_text().splitlines())
 
     def test_the_oldest_versions_are_those_of_pyproject(self):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -34,7 +34,14 @@ class TestSPMDDocs(TestCase):
             script.write_text(example)
             ran = subprocess.run(
                 [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                # torchrun leaves its logs in the temporary folder.
+                env={
+                    **os.environ,
+                    "TMPDIR": folder,
+                    "PYTHONPATH": str(ROOT),
+                    "OMP_NUM_THREADS": "1",
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
                 cwd=folder,
                 capture_output=True,
                 text=True,

@@ -74,7 +74,8 @@ def run_under_torchrun(folder: Path, source: str, *options: str, **more: str) ->
     report = Path(folder, "report.xml")
     words = [*PLUGIN, "-p", "no:cacheprovider", f"--rootdir={folder}", f"--junitxml={report}"]
     command = (*TORCHRUN, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py")
-    done = run_warm(*command, cwd=folder, env=clean_environ(**more), timeout=RUN_TIMEOUT)
+    environ = clean_environ(**more, **_own_temporary_folder(folder))
+    done = run_warm(*command, cwd=folder, env=environ, timeout=RUN_TIMEOUT)
     run = PytestRun(done.returncode, done.stdout, done.stderr)
     for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
         name, outcome, message = _result_of(case)
@@ -94,7 +95,7 @@ def run_under_two_agents(folder: Path, source: str, *options: str) -> PytestRun:
             subprocess.Popen(
                 [sys.executable, *agent, "-m", "pytest", *words, "-o", "junit_family=xunit1", *options, "test_x.py"],
                 cwd=folder,
-                env=clean_environ(),
+                env=clean_environ(**_own_temporary_folder(folder)),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -109,6 +110,13 @@ def run_under_two_agents(folder: Path, source: str, *options: str) -> PytestRun:
         name, outcome, message = _result_of(case)
         run.outcomes[name], run.messages[name] = outcome, message
     return run
+
+
+def _own_temporary_folder(folder: Path) -> dict[str, str]:
+    """A variable: torchrun leaves its logs in the temporary folder, and so does a rank that is killed."""
+    temporary = Path(folder, "temporary")
+    temporary.mkdir(exist_ok=True)
+    return {"TMPDIR": str(temporary)}
 
 
 def _result_of(case: ElementTree.Element) -> tuple[str, str, str]:

@@ -33,11 +33,15 @@ def project(folder: Path) -> Path:
     return folder
 
 
-_folder = tempfile.TemporaryDirectory(prefix="fixture_project_")
+@functools.cache
+def shared_folder():
+    """The folder of the runs that several tests check. Made at the first use: a process may only import this."""
+    return tempfile.TemporaryDirectory(prefix="fixture_project_")
 
 
 def tearDownModule():
-    _folder.cleanup()
+    if shared_folder.cache_info().currsize:
+        shared_folder().cleanup()
 
 
 @functools.cache
@@ -45,7 +49,7 @@ def whole_run() -> FinishedRun:
     """One run of all tests with all reports, which the tests here check."""
     reports = {"junit": "x.xml", "report": "x.html", "trace": "trace.json", "results": "results.json"}
     options = [word for option, name in reports.items() for word in (f"--{option}", name)]
-    folder = Path(_folder.name, "whole")
+    folder = Path(shared_folder().name, "whole")
     folder.mkdir()
     return run_test(project(folder), "-v", "-j4", f"--retries={RETRIES}", *options)
 
@@ -196,7 +200,7 @@ class ModelTest(unittest.TestCase):
 @functools.cache
 def odd_run() -> FinishedRun:
     """A run of few tests, with streamed output and reports that cannot be written."""
-    folder = Path(_folder.name, "odd")
+    folder = Path(shared_folder().name, "odd")
     folder.mkdir()
     (project(folder) / "file").touch()
     reports = ("--junit=/dev/full", "--report=file/x.html")

@@ -176,7 +176,9 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
     try:
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
         wrapper = (str(Path(__file__).with_name("torchrun_rank.py")), str(directory), messages.to_json(sanitize))
-        command = [sys.executable, *launcher, *wrapper, str(script), *words]
+        # By default, torchrun leaves a folder for logs behind.
+        logs = f"--log-dir={directory / 'logs'}"
+        command = [sys.executable, *launcher, logs, *wrapper, str(script), *words]
         output, end = _output_of(command, env, timeout or tests_in_ranks.TIMEOUT_DEFAULT, directory / "output")
         left = _Left(directory, size, sanitize)
         if end.code != 0:
