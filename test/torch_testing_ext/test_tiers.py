@@ -10,6 +10,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from kit.files import subject
+
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -17,12 +19,12 @@ sys.path.append(str(ROOT / "test"))
 
 import cost_recorder  # noqa: E402
 import tiers  # noqa: E402
-from core_tests import CORE  # noqa: E402
+from core_tests import CORE, OURS  # noqa: E402
 from slow_tests import is_slow  # noqa: E402
 from tiers import Measured, record, tier_of  # noqa: E402
 
-CHEAP, COSTLY, NEW = (f"torch_testing_ext/test_tiers.py::A::test_{name}" for name in ("cheap", "costly", "new"))
-SLOW = "torch_testing_ext/launch/test_soak.py::SoakTest::test_nothing_accumulates"
+CHEAP, COSTLY, NEW = (f"{OURS}test_tiers.py::A::test_{name}" for name in ("cheap", "costly", "new"))
+SLOW = f"{OURS}launch/test_soak.py::SoakTest::test_nothing_accumulates"
 COSTS = {CHEAP: 0.9, COSTLY: 1.1, SLOW: 0.1}
 
 
@@ -80,7 +82,7 @@ class RecordTest(unittest.TestCase):
         self.assertEqual(record({NEW: Measured(0.0, "skipped")}, COSTS)[NEW], 0.0)
 
     def test_tests_that_are_gone(self):
-        gone = "torch_testing_ext/test_gone.py::A::test_a"
+        gone = f"{OURS}test_gone.py::A::test_a"
         self.assertNotIn(gone, record({}, {gone: 1.0}))
         self.assertEqual(record({NEW: passed(1.0)}, COSTS, whole=True), {NEW: 1.0})
 
@@ -131,57 +133,7 @@ class CheckTest(unittest.TestCase):
         self.assertEqual(self.names(measured, {**COSTS, **others}), [])
 
 
-BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
-PROGRAM = f"""
-import os, subprocess, sys, time
-import pytest
-
-def burn(seconds, wait=True):
-    child = subprocess.Popen([sys.executable, "-c", {BURN!r}.format(seconds)])
-    return child.wait() if wait else child
-
-def test_nothing():
-    pass
-
-def test_itself():
-    exec({BURN!r}.format(0.3))
-
-def test_child():
-    burn(0.3)
-
-def test_waits():
-    time.sleep(0.5)
-
-def test_orphan():
-    # Its parent ends, so that nobody of ours reaps it.
-    global orphan
-    code = '''import os, sys, time
-if os.fork(): os._exit(0)
-print(os.getpid(), flush=True)
-os.close(1)
-sys.stdin.read()
-'''.strip() + chr(10) + {BURN!r}.format(0.3) + "time.sleep(60)"
-    orphan = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    orphan.pid_of_grandchild = int(orphan.stdout.readline())
-    orphan.wait()
-
-def test_orphan_computes():
-    orphan.stdin.close()
-    stat = f"/proc/{{orphan.pid_of_grandchild}}/stat"
-    while sum(map(int, open(stat).read().rpartition(")")[2].split()[11:13])) < 28:
-        time.sleep(0.05)
-
-def test_orphan_ends():
-    os.kill(orphan.pid_of_grandchild, 9)
-    while os.path.exists(f"/proc/{{orphan.pid_of_grandchild}}"):
-        time.sleep(0.05)
-
-def test_skips():
-    pytest.skip("no")
-
-def test_fails():
-    assert False
-"""
+PROGRAM = subject(__file__, "costly_programs.py")
 
 
 class RecorderTest(unittest.TestCase):

@@ -165,7 +165,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class TestEnd:
-    """How a test ended, or why it did not run."""
+    """The end of a test, or the reason why it did not run."""
 
     __test__ = False  # not a test for pytest to collect
 
