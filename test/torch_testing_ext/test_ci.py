@@ -14,7 +14,6 @@ MAKE_TOOLS = (
     "mkdir -p .venv/bin && printf '#!/bin/sh\\nexit {lint}\\n' | tee .venv/bin/ruff > .venv/bin/mypy"
     " && chmod +x .venv/bin/ruff .venv/bin/mypy"
 )
-MAKE_PIP = "mkdir -p .venv/bin && printf '#!/bin/sh\\nexit {newest}\\n' > .venv/bin/pip && chmod +x .venv/bin/pip"
 
 
 class CIRunTest(unittest.TestCase):
@@ -32,13 +31,11 @@ class CIRunTest(unittest.TestCase):
         (self.tools / "chromium").write_text("#!/bin/sh\n")  # or .ci/run installs it
         (self.tools / "chromium").chmod(0o755)
 
-    def ran(self, *parts, lint=0, newest=0, contributing="", **commands):
-        """Run .ci/run and return its exit code and its lines. `newest`: the exit code of pip for .ci/newest.txt."""
+    def ran(self, *parts, lint=0, contributing="", **commands):
+        """Run .ci/run and return its exit code and its lines."""
         if not contributing:
             commands.setdefault("full", self.counts(0, 0, 0))
             commands.setdefault("slow", self.counts(0, 0, 0))
-        if "main" in commands:
-            commands["main"] = f"{MAKE_PIP.format(newest=newest)} && {commands['main']}"
         commands["test"] = f"{MAKE_TOOLS.format(lint=lint)} && {commands.get('test', 'true')}"
         pages = [f"<!-- command: {name} -->\n```\n{command}\n```\n" for name, command in commands.items()]
         (self.project / "README.md").write_text("# Title\n\n" + "\nMore.\n\n".join(pages))
@@ -67,7 +64,6 @@ class CIRunTest(unittest.TestCase):
             ({"main": "true", "test": good}, "5 passed, 1 failed, 1 skipped"),
             ({"test": good}, "5 passed, 1 failed, 1 skipped"),
             ({"main": good, "test": good, "lint": 1}, "10 passed, 1 failed, 2 skipped"),
-            ({"main": good, "test": good, "newest": 1}, "10 passed, 1 failed, 2 skipped"),
             ({"main": good, "test": good, "full": bad}, "14 passed, 1 failed, 3 skipped"),
             ({"main": good, "test": good, "slow": "false"}, "10 passed, 1 failed, 2 skipped"),
             ({"main": good, "test": good, "slow": bad}, "14 passed, 1 failed, 3 skipped"),
@@ -106,8 +102,8 @@ class CIRunTest(unittest.TestCase):
         said = 'echo "$PIP_CONSTRAINT|$TORCH_TESTING_EXT_RUN_JUNIT|$CI_JUNIT" && touch made && ls'
         self.ran("main", "test", main=said, test=said)
         main, test = ((self.out / f"{name}.log").read_text().splitlines() for name in ("main", "test"))
-        self.assertEqual(main, [f"|{self.out}/main.xml|", "CONTRIBUTING.md", "README.md", "made"])
-        constraints = self.project / ".ci" / "constraints.txt"
+        constraints, newest = (self.project / ".ci" / f"{name}.txt" for name in ("constraints", "newest"))
+        self.assertEqual(main, [f"{newest}|{self.out}/main.xml|", "CONTRIBUTING.md", "README.md", "made"])
         self.assertEqual(test, [f"{constraints}||{self.out}/test.xml", "CONTRIBUTING.md", "README.md", "made"])
 
     def test_a_run_keeps_durations(self):
