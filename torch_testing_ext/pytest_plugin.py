@@ -132,6 +132,17 @@ def pytest_configure(config: pytest.Config) -> None:
         _install()
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say what the sanitizer leaves out, once for all tests."""
+    if not config.getoption("--sanitize"):
+        return None
+    from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+    from torch_testing_ext._process import user_shell
+
+    user_shell.has_header = True
+    return not_of_threads(read_kinds(config.getoption("--sanitize"))) or None
+
+
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if not config.getoption(OPTION) or config.get_verbosity() <= 0:
         return []

@@ -52,7 +52,9 @@ def arguments_below(path: str) -> Iterator[None]:
 
     pytest reads `[` and `::` as the beginning of a test's name, wherever they are.
     """
-    original = _pytest.main.resolve_collection_argument
+    # Its parameters differ between versions.
+    main: Any = _pytest.main
+    original = main.resolve_collection_argument
 
     def resolve(invocation_path: Path, argument: str, *more: Any, **options: Any) -> Any:
         test = str(argument).removeprefix(path)
@@ -67,11 +69,11 @@ def arguments_below(path: str) -> Iterator[None]:
     if "[" not in path and "::" not in path:
         yield
         return
-    _pytest.main.resolve_collection_argument = resolve
+    main.resolve_collection_argument = resolve
     try:
         yield
     finally:
-        _pytest.main.resolve_collection_argument = original
+        main.resolve_collection_argument = original
 
 
 def name_in_file(node: Any) -> str:
