@@ -11,13 +11,13 @@ import inspect
 import io
 import logging
 import os
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
-import _pytest.main
 import pytest
 from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
 from _pytest._io import TerminalWriter
@@ -53,12 +53,12 @@ def arguments_below(path: str) -> Iterator[None]:
     pytest reads `[` and `::` as the beginning of a test's name, wherever they are.
     """
     # Its parameters differ between versions.
-    main: Any = _pytest.main
+    main: Any = sys.modules[pytest.Session.__module__]
     original = main.resolve_collection_argument
 
     def resolve(invocation_path: Path, argument: str, *more: Any, **options: Any) -> Any:
         test = str(argument).removeprefix(path)
-        if test == argument or not (test == "" or test.startswith("::")):
+        if test == argument or (test and not test.startswith("::")):
             return original(invocation_path, argument, *more, **options)
         # Any file that exists.
         resolved: Any = original(invocation_path, f"{os.devnull}{test}", *more, **options)

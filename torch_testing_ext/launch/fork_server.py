@@ -351,7 +351,9 @@ class ForkServer:
         except OSError as error:
             for process in self._ranks_of(run):
                 signal_group(process.pid, signal.SIGKILL)
-            self._client.send(StartFailed(run, system.why_refused(error), needs_new_server=False))
+            self._client.send(
+                StartFailed(run, f"{type(error).__name__}: {system.why_refused(error)}", needs_new_server=False)
+            )
 
     def _prepare_for(self, job: Job) -> None:
         """Do once what each rank inherits. Raises UnknownName if the client has to make another server."""
