@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 # user_shell looks at stdin before pytest takes it away.
-from torch_testing_ext._process import launcher_variables, user_shell  # noqa: F401
+from torch_testing_ext._process import launcher_variables, user_shell
 
 OPTION = "--torch-drop-in"
 _MARK = "world_size"
@@ -131,6 +131,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
     if config.getoption(OPTION):
         _install()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say what the sanitizer leaves out, once for all tests."""
+    if not config.getoption("--sanitize"):
+        return None
+    from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+
+    user_shell.has_header = True
+    return not_of_threads(read_kinds(config.getoption("--sanitize"))) or None
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:

@@ -45,3 +45,9 @@ def kinds_of(names: Iterable[str]) -> frozenset[SanitizeKind]:
 def read_kinds(text: str) -> frozenset[SanitizeKind]:
     """The kinds of a comma-separated list. Raises ValueError for an unknown one, and for none."""
     return kinds_of(text.split(","))
+
+
+def not_of_threads(chosen: frozenset[SanitizeKind]) -> str:
+    """Say which of these checks are not made of ranks that are threads; "" if all are."""
+    missing = [kind.value for kind in (SanitizeKind.HASH, SanitizeKind.REPLICAS) if kind in chosen]
+    return f"ranks that are threads are not checked for: {', '.join(missing)}" if missing else ""

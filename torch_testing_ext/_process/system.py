@@ -217,7 +217,7 @@ _LIMITS = {
 
 
 def why_refused(error: OSError) -> str:
-    """A sentence on what the system has refused, and what to do about it."""
+    """Say what the system has refused, and what to do about it."""
     if error.errno in _NO_FOLDER:
         temporary, logs = tempfile.gettempdir(), os.environ.get("TORCH_TESTING_EXT_LOGS", "")
         # The runner sets that to a folder of its own.

@@ -78,6 +78,8 @@ class Notes(NamedTuple):
     memory: tuple[Peaks, ...]
 
 
+# The report of the run that this process belongs to begins with what its options leave out.
+has_header = False
 _warnings: list[KitWarning] = []
 _left_running: list[str] = []
 _memory: list[Peaks] = []

@@ -382,14 +382,14 @@ def _case_of(item: Any) -> launch.Case:
 
 
 def _name_of(item: Any) -> str:
-    return str(item.nodeid.partition("::")[2] or item.name)
+    return pytest_internals.name_in_file(item) or str(item.name)
 
 
 def _command(item: Any) -> str:
     if COMMAND in item.stash:
         return str(item.stash[COMMAND])
     file = user_shell.relative(str(item.path))
-    node = f"{file}::{item.nodeid.partition('::')[2]}"
+    node = f"{file}::{pytest_internals.name_in_file(item)}"
     return user_shell.command("-m", "pytest", *invocation.pytest_arguments, node)
 
 

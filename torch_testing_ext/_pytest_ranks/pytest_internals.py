@@ -6,12 +6,15 @@ that is installed.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import io
 import logging
 import os
+import sys
 import types
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +44,44 @@ def make_config(arguments: list[str], plugins: list[Any]) -> Any:
     config = _prepareconfig(arguments, plugins)
     config._do_configure()
     return config
+
+
+@contextmanager
+def arguments_below(path: str) -> Iterator[None]:
+    """Let the arguments that begin with this path name the file or its tests, whatever the names of its folders are.
+
+    pytest reads `[` and `::` as the beginning of a test's name, wherever they are.
+    """
+    # Its parameters differ between versions.
+    main: Any = sys.modules[pytest.Session.__module__]
+    original = main.resolve_collection_argument
+
+    def resolve(invocation_path: Path, argument: str, *more: Any, **options: Any) -> Any:
+        test = str(argument).removeprefix(path)
+        if test == argument or (test and not test.startswith("::")):
+            return original(invocation_path, argument, *more, **options)
+        # Any file that exists.
+        resolved: Any = original(invocation_path, f"{os.devnull}{test}", *more, **options)
+        if isinstance(resolved, tuple):
+            return (Path(path), *resolved[1:])
+        return dataclasses.replace(resolved, path=Path(path))
+
+    if "[" not in path and "::" not in path:
+        yield
+        return
+    main.resolve_collection_argument = resolve
+    try:
+        yield
+    finally:
+        main.resolve_collection_argument = original
+
+
+def name_in_file(node: Any) -> str:
+    """The name of a test or class in its file, as in `TestA::test_x[1]`: the path may have `::`, too."""
+    file = node.getparent(pytest.File)
+    if file is None:
+        return str(node.nodeid.partition("::")[2])
+    return str(node.nodeid.removeprefix(f"{file.nodeid}::"))
 
 
 def unconfigure(config: Any) -> None:

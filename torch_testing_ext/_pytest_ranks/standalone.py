@@ -77,7 +77,7 @@ def _limit(item: Any, timeout: float | None) -> float:
 
 
 def _write_test(item: Any, directory: Path) -> None:
-    node = f"{item.path}::{item.nodeid.partition('::')[2]}"
+    node = f"{item.path}::{pytest_internals.name_in_file(item)}"
     base = pytest_internals.temporary_base(item.config) / f"standalone-{directory.name}"
     options = {}
     for name, value in vars(item.config.option).items():
@@ -87,7 +87,7 @@ def _write_test(item: Any, directory: Path) -> None:
     if item.config.inipath is not None:
         options["inifilename"] = str(item.config.inipath)
     options |= {"rootdir": str(item.config.rootpath), "basetemp": str(base)}
-    test = StandaloneTest(node, pickle.dumps(options), tuple(sys.path), os.getpid())
+    test = StandaloneTest(node, str(item.path), pickle.dumps(options), tuple(sys.path), os.getpid())
     Path(directory, "test").write_text(messages.to_json(test), encoding="utf-8")
 
 

@@ -16,6 +16,8 @@ import pytest
 from torch_testing_ext._process import messages, system, user_shell
 from torch_testing_ext.launch import OwnWarning, own_report
 
+from . import pytest_internals
+
 PROCESS = "torch_testing_ext._pytest_ranks.standalone_process"
 # The option by which our plugin knows that this is the interpreter of the test.
 IS_STANDALONE = "dist_is_standalone"
@@ -41,6 +43,8 @@ class StandaloneTest:
     """The test to run, for its interpreter."""
 
     node: str
+    # Of its file.
+    path: str
     # Of the parent's session, pickled: those of plugins may have any type.
     options: bytes
     search_path: tuple[str, ...]
@@ -112,7 +116,8 @@ def main(directory: Path) -> int:
         words = [f"-p{name}" for name in _PLUGINS]
         config: Any = pytest.Config.fromdictargs(options, [*words, test.node])
         config.pluginmanager.register(StandaloneReporter(file), "torch_testing_ext standalone reporter")
-        return int(config.hook.pytest_cmdline_main(config=config))
+        with pytest_internals.arguments_below(test.path):
+            return int(config.hook.pytest_cmdline_main(config=config))
 
 
 if __name__ == "__main__":

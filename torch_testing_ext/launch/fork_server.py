@@ -341,7 +341,8 @@ class ForkServer(ForkHost[ToServer, _Rank]):
             self.client.send(StartFailed(run, str(why), needs_new_server=True))
         except OSError as error:
             self.signal_children(run, signal.SIGKILL)
-            self.client.send(StartFailed(run, system.why_refused(error), needs_new_server=False))
+            why_not = f"{type(error).__name__}: {system.why_refused(error)}"
+            self.client.send(StartFailed(run, why_not, needs_new_server=False))
 
     def _prepare_for(self, job: Job) -> None:
         """Do once what each rank inherits. Raises UnknownName if the client has to make another server."""

@@ -380,6 +380,7 @@ class RunBegan:
     repetitions: int = 1
     header: RunHeader = field(default_factory=RunHeader)
     nodes: tuple[NodeOfRun, ...] = ()  # of a cluster; none on this machine
+    note: str = ""  # on what the options leave out
 
     @property
     def results(self) -> int:

@@ -150,6 +150,26 @@ class OddNamesTest(OddNamesCase):
         shown = "test/distributed/\\udcff\\udcfe\\nb/test_x.py::T::test_it"
         self.assertEqual(self.bash("python run_test.py --list", code=0).splitlines(), [shown, "1 test"])
 
+    def test_paths_that_pytest_reads_as_names_of_tests(self):
+        """pytest itself runs the tests of such a folder, though not by their path."""
+        source = """
+            import pytest
+            @pytest.mark.world_size(1)
+            def test_marked(): pass
+            class TestIt:
+                @pytest.mark.parametrize("value", ["[x]::y"])
+                def test_value(self, value): pass
+        """
+        # A project with hooks of its own collects twice.
+        self.write("test/distributed/conftest.py", "def pytest_sessionstart(): pass\n")
+        files = [f"test/distributed/{name}.py" for name in ("[x]/test_x", "a::b/test_y", "test_[z]")]
+        for file in files:
+            self.write(file, source)
+        self.bash("python run_test.py --results results.json", code=0)
+        ran = [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
+        names = ("test_marked", "TestIt::test_value[[x]::y]")
+        self.assertEqual(sorted(ran), sorted(f"{file}::{name}" for file in files for name in names))
+
     def test_a_locale_of_ascii(self):
         """Names that the locale cannot encode go through variables, files and hashes as they are."""
         self.write("test/distributed/test_x.py", SOURCE.replace("test_it", "test_grüße"))

@@ -24,9 +24,9 @@ from torch_testing_ext import (
     launch,
 )
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer_kinds import kinds_of, not_of_threads
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._process import files, system
+from torch_testing_ext._process import files, system, user_shell
 from torch_testing_ext._process.files import source_file
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.user_shell import UserTerminal, warn_user
@@ -469,7 +469,6 @@ say_once = functools.cache(show_to_user)
 # The checks that the ranks of a test get: collectives are compared, tensors and work are sanitized.
 
 # They share the hash seed of their interpreter, and torch's hooks of optimizers.
-_NOT_OF_THREADS = (SanitizeKind.HASH, SanitizeKind.REPLICAS)
 
 
 @functools.cache
@@ -504,12 +503,14 @@ def sanitize_with(kinds: Iterable[str]) -> Sanitize:
 
 
 def sanitize_threads(kinds: Iterable[str]) -> Sanitize:
-    """Choose the sanitizer's checks for ranks that are threads. Says once which are left out."""
-    chosen = environment.read_settings().for_ranks(kinds)
-    missing = [kind.value for kind in _NOT_OF_THREADS if kind in chosen.kinds]
-    if missing:
-        say_once(f"ranks that are threads are not checked for: {', '.join(missing)}")
-    return chosen
+    """Choose the sanitizer's checks for ranks that are threads. Says once which are left out, unless a header does."""
+    settings = environment.read_settings()
+    named = kinds_of(kinds)
+    said = settings.sanitize - named if user_shell.has_header else frozenset()
+    note = not_of_threads((settings.sanitize | named) - said)
+    if note:
+        say_once(note)
+    return settings.for_ranks(kinds)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
 from torch_testing_ext._machine.device_rules import bare_uuid
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, Usage
@@ -695,4 +696,5 @@ def _run_began(
         repetitions=options.repeat or 1,
         header=header,
         nodes=inventory.nodes,
+        note=not_of_threads(read_kinds(options.sanitize)) if options.sanitize else "",
     )

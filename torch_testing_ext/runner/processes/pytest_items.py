@@ -17,6 +17,7 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
     XUNIT_FIXTURES,
     fixture_definitions,
     is_of_unittest,
+    name_in_file,
 )
 from torch_testing_ext._testing.bases import unittest_and_pytest
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest
@@ -240,7 +241,7 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
             if definition.scope != "class":
                 yield definition, ""
             elif cls is not None:
-                yield definition, cls.nodeid.partition("::")[2]
+                yield definition, name_in_file(cls)
 
 
 def _label(key: _Key) -> str:

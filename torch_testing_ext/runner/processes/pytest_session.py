@@ -98,18 +98,15 @@ class Collection:
         collection._collect([path], for_listing=True)
         return collection
 
-    def again(self, nodeids: Iterable[str]) -> Collection:
+    def again(self, items: Iterable[Any]) -> Collection:
         """Collect some of its tests by a new session, in a process that has imported the file and runs them."""
-        names = []
-        for nodeid in nodeids:
-            name = nodeid.partition("::")[2]
-            names.append(f"{self.path}::{name}")
+        names = [f"{self.path}::{pytest_internals.name_in_file(item)}" for item in items]
         collection = Collection(self.path, self._load_as)
         collection._collect(names, for_listing=False)
         return collection
 
     def _collect(self, names: Sequence[str], for_listing: bool) -> None:
-        with self._own_hooks(), warnings.catch_warnings():
+        with self._own_hooks(), warnings.catch_warnings(), pytest_internals.arguments_below(self.path):
             try:
                 self._begin(names)
                 if for_listing and self._has_hooks_of_project():
@@ -334,7 +331,7 @@ def run_tests(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Sen
     collection = tests[0][1].collection
     items: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
     if collection.is_for_listing:
-        collection = collection.again(item.nodeid for _, item in items)
+        collection = collection.again(item for _, item in items)
         items = _find_again(collection, tests, UnitReports(unit, send))
     if not items:
         return True

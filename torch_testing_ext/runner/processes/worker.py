@@ -92,6 +92,7 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     child_processes.detach(log)
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.variables)
+    user_shell.has_header = True
     system.write_on_request(unit.stacks)
     start.work_in(unit.session)
     in_rank.prepare(StopContext(UserTerminal.here(), unit.directory))

@@ -602,7 +602,8 @@ def opening(run: model.RunBegan) -> str:
         parts.append(f"shuffled with seed {run.seed}")
     if run.header.torch.endswith(", warm"):
         parts.append("warm")
-    return ", ".join(parts)
+    line = ", ".join(parts)
+    return f"{line}\n{run.note}" if run.note else line
 
 
 def running_tests(status: model.StatusRequested) -> str:

@@ -221,3 +221,17 @@ def test_sessions(tmp_path):
     file, cause = internals.failed_conftest(raised.value)
     assert (file.name, type(cause)) == ("conftest.py", ZeroDivisionError)
     assert internals.failed_conftest(ValueError()) is None
+
+
+def test_odd_folders(tmp_path):
+    path = tmp_path / "[a::b]" / "test_[x].py"
+    path.parent.mkdir()
+    path.write_text("class TestA:\n    def test_a(self): ...\n    def test_b(self): ...\n")
+    words = ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}"]
+    with internals.arguments_below(str(path)):
+        config = internals.make_config([*words, f"{path}::TestA::test_b"], [])
+        session = pytest.Session.from_config(config)
+        config.hook.pytest_sessionstart(session=session)
+        session.perform_collect()
+    assert [internals.name_in_file(item) for item in session.items] == ["TestA::test_b"]
+    internals.unconfigure(config)

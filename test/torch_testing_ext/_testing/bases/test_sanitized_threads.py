@@ -11,6 +11,8 @@ import torch.distributed as dist
 from kit.outcomes import AccountsResult
 
 from torch_testing_ext._collectives import tensor_checks
+from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+from torch_testing_ext._process import user_shell
 from torch_testing_ext._testing.bases import tests_in_ranks
 from torch_testing_ext.common_distributed import (
     MultiThreadedTestCase,
@@ -18,6 +20,8 @@ from torch_testing_ext.common_distributed import (
     spawn_threads_and_init_comms,
 )
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.runner.model import RunBegan
+from torch_testing_ext.runner.report.console_report import opening
 
 WORLD_SIZE = 2
 
@@ -171,6 +175,17 @@ class SanitizedThreadsTest(unittest.TestCase):
         self.assertGreater(len(delays), 2)
         self.assertIn("The ranks were delayed with the seed 5", failures[0])
         self.assertEqual(said.count("ranks that are threads are not checked for: hash\n"), 1, said)
+
+    def test_the_header_of_a_run_says_what_is_left_out(self):
+        with (
+            mock.patch.dict(os.environ, {"TORCH_TESTING_EXT_SANITIZE": "calls,hash"}),
+            mock.patch.object(user_shell, "has_header", True),
+        ):
+            _, said = self.run_one(Threads("several_faults"))
+        self.assertNotIn("ranks that are threads", said)
+        run = RunBegan((), (), (), 1, 0.0, note=not_of_threads(read_kinds("all")))
+        _, note = opening(run).splitlines()
+        self.assertEqual(note, "ranks that are threads are not checked for: replicas")
 
     def test_a_function_in_threads(self):
         failures, _ = self.run_one(Decorated("nan_enters"))
