@@ -12,9 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Line, LineKind, height
 from torch_testing_ext._process import files, user_shell
-from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.logs import cut_middle, warnings_once, without_accidents
 from torch_testing_ext._process.words import grouped
-from torch_testing_ext.launch.hang import warnings_once, without_accidents
 from torch_testing_ext.launch.judging import kind_of_value
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.model import (
