@@ -48,7 +48,7 @@ class StoriesTest(FolderCase):
     def test_a_worker_is_killed(self):
         self.write("run_test.py", subject(__file__, "run_and_report.py"))
         words = ("run_test.py", "--cold", "--junit=junit.xml", "test_story.py")
-        self.check("A worker is killed", 21, self.trace("worker_dies.py", *words))
+        self.check("A worker is killed", 19, self.trace("worker_dies.py", *words))
 
     def test_a_function_with_world_size_fails(self):
         words = ("-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider", "test_story.py")

@@ -151,7 +151,7 @@ class WhileItRunsTest(unittest.TestCase):
                 with self.subTest(message=message[:30], detail=detail, complete=complete):
                     whole = detail is Verbosity.VERBOSE
                     layout = ConsoleLayout(complete=complete, whole=whole, show="python run_test.py show")
-                    report = printed(run_events([one]), detail=detail, layout=lambda layout=layout: layout)
+                    report = printed(run_events([one]), detail=detail, layout=layout)
                     if not whole:
                         self.assertLess(len(report), 3_000)
                         self.assertIn("begin", report)
