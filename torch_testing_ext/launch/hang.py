@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings import Finding
-from torch_testing_ext._collectives.records import Call, RankRecord, Site
+from torch_testing_ext._collectives.records import Call, RankRecord
 from torch_testing_ext._process.files import is_harness, is_library, source_tree
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.words import MOST_LINES, few, list_of

@@ -23,6 +23,7 @@ from torch_testing_ext._collectives.failure import (
     LineKind,
     RankRow,
     RankWait,
+    Site,
     SourceLine,
     Value,
 )
@@ -40,7 +41,7 @@ from torch_testing_ext._collectives.findings import (
     waiting_calls,
 )
 from torch_testing_ext._collectives.proof import suspected_creation
-from torch_testing_ext._collectives.records import RankRecord, Site
+from torch_testing_ext._collectives.records import RankRecord
 from torch_testing_ext._process.child_processes import describe_exit, signal_name
 from torch_testing_ext._process.files import is_library
 from torch_testing_ext._process.logs import (

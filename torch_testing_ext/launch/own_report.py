@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, is_harness, source_tree
 from torch_testing_ext._process.logs import cut_middle

@@ -28,8 +28,7 @@ from kit.invented_runs import (
 )
 
 import torch_testing_ext
-from torch_testing_ext._collectives.failure import FailureView, RankRow, combined
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import FailureView, RankRow, Site, combined
 from torch_testing_ext._process import user_shell
 from torch_testing_ext.runner.model import (
     FinishedTest,
