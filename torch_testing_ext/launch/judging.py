@@ -438,7 +438,11 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
     """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
-    return None if expected.may_differ else first_mismatch(_records(reports), unless_raised)
+    records = [] if expected.may_differ else _records(reports)
+    # Ranks that have issued nothing cannot disagree.
+    if not any(record.calls or record.messages for record in records):
+        return None
+    return first_mismatch(records, unless_raised)
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:

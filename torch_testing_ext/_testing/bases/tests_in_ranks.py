@@ -296,8 +296,10 @@ def run_rank(
                     leave_process_group(context.fast_exit)
                 context.account.passed(_imported_since(count) if reports_imports and context.rank == 0 else ())
     finally:
-        process_state.end_compile_workers()
-        groups_and_devices.wait_for_peers()
+        if process_state.COMPILE_POOL in sys.modules:
+            process_state.end_compile_workers()
+        if context.group_creation is not None and context.group_creation.created:
+            groups_and_devices.wait_for_peers()
 
 
 def prepare_rank(context: RankContext) -> None:
