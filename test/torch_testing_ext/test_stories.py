@@ -43,7 +43,7 @@ class StoriesTest(FolderCase):
         self.assertLessEqual(len(named), most)
 
     def test_a_rank_raises(self):
-        self.check("A rank raises", 13, self.trace("rank_raises.py", "test_story.py"))
+        self.check("A rank raises", 12, self.trace("rank_raises.py", "test_story.py"))
 
     def test_a_worker_is_killed(self):
         self.write("run_test.py", subject(__file__, "run_and_report.py"))
