@@ -52,7 +52,7 @@ class StoriesTest(FolderCase):
 
     def test_a_function_with_world_size_fails(self):
         words = ("-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider", "test_story.py")
-        self.check("A function with `world_size` fails", 29, self.trace("marked_function_fails.py", *words))
+        self.check("A function with `world_size` fails", 26, self.trace("marked_function_fails.py", *words))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import threading
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -477,7 +477,7 @@ def why_not_sanitized() -> str | None:
     return why
 
 
-def sanitize_with(kinds: Iterable[str]) -> Sanitize:
+def sanitize_with(kinds: Collection[str]) -> Sanitize:
     """Choose the sanitizer's checks for the ranks of a test that names these kinds; none if there can be none.
 
     Says once if their collectives cannot be compared.
@@ -487,7 +487,7 @@ def sanitize_with(kinds: Iterable[str]) -> Sanitize:
     return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
 
-def sanitize_threads(kinds: Iterable[str]) -> Sanitize:
+def sanitize_threads(kinds: Collection[str]) -> Sanitize:
     """Choose the sanitizer's checks for ranks that are threads. Says once which are left out."""
     chosen = environment.read_settings().for_ranks(kinds)
     missing = [kind.value for kind in _NOT_OF_THREADS if kind in chosen.kinds]
@@ -722,7 +722,7 @@ def run_to_end(
     timeout: float | None,
     start: Callable[[Callable[..., launch.Job]], launch.Run],
     expected: launch.Expected,
-    sanitize: Iterable[str] = (),
+    sanitize: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Run ranks, raise their verdict unless they pass, and return what each has printed.
 
