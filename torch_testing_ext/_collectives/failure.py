@@ -7,6 +7,7 @@ here, as the last step. Nobody reads such a text.
 from __future__ import annotations
 
 import enum
+import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,6 @@ from typing import NamedTuple
 
 from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
 from torch_testing_ext._process.words import list_of
-
-from .records import Site
 
 WIDTH = 80
 # The lines of a failure at that width. The two that a runner adds, with the name of the test, make 15.
@@ -72,6 +71,17 @@ class Line(NamedTuple):
 
     text: str
     kind: LineKind = LineKind.OTHER
+
+
+class Site(NamedTuple):
+    """A line of a program, and the function that it is in."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
 
 
 @dataclass(frozen=True)

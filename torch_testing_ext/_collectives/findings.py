@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of, verb_for
 
-from .records import Call, RankRecord, SharedGroup, Site, ranks_grouped_by, shared_groups, whole_records
+from .failure import Site
+from .records import Call, RankRecord, SharedGroup, ranks_grouped_by, shared_groups, whole_records
 
 # --------------------------------------------------------------------------------------------------------------------
 # Sends and receives: which belong together, and which have no partner yet. Only a log of all calls knows them.

@@ -50,10 +50,8 @@ class CallBar(NamedTuple):
     until: float
 
 
-def calls_of(record: RankRecord | None, ranks: int) -> tuple[TimedCall, ...]:
+def calls_of(record: RankRecord, ranks: int) -> tuple[TimedCall, ...]:
     """The latest calls of one of so many ranks."""
-    if record is None:
-        return ()
     timed = []
     for key, calls in record.calls.items():
         group = f"{record.groups[key].title}, {key.generation}"

@@ -10,6 +10,7 @@ from torch_testing_ext._process.files import is_library
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 
 from .blocked import RankState, why_not_blocked
+from .failure import Site
 from .findings import (
     STORE,
     Ended,
@@ -22,7 +23,7 @@ from .findings import (
     first_mismatch,
     waiting_calls,
 )
-from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup
 
 RecordsByRank = Mapping[int, RankRecord]
 WaitsByRank = Mapping[int, list[Wait]]

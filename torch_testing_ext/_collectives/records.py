@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import os
 import pickle
 from bisect import bisect, bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
 
 from .blocked import RankState
+from .failure import Site
 
 # --------------------------------------------------------------------------------------------------------------------
 # The collectives that a rank has issued, as the rules read them.
@@ -62,17 +62,6 @@ class GroupRecord:
             return "the default group"
         named = self.description if self.description not in ("", "undefined") else self.name
         return f"group {named}"
-
-
-class Site(NamedTuple):
-    """The line of the program that issued a collective."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import torch
 from torch_testing_ext._torch import flight_recorder, operation_hook
 from torch_testing_ext._torch.operation_hook import OpSpec, parts_of
 
-from .records import Call, GroupRecord, Site
+from .failure import Site
+from .records import Call, GroupRecord
 from .sanitizer_kinds import SanitizeKind
 from .sanitizer_log import NO_GROUP, LogWriter, text_of
 from .tensor_checks import Check, Delays, NanCheck, Poison, ReplicaCheck, inputs_of, outputs_of

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 
+from .failure import Site
 from .findings import Doing, Finding, FindingKind, Wait, describe_deadlock, pairs_of
-from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, Site, shared_groups, whole_records
+from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, shared_groups, whole_records
 
 # --------------------------------------------------------------------------------------------------------------------
 # Collectives of overlapping groups that ranks have issued in opposite orders, although it passed this time.

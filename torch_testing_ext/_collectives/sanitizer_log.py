@@ -23,7 +23,8 @@ from typing import Any
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
 
-from .records import Call, CallInGroup, GroupRecord, RankRecord, Site, make_record, raised_for
+from .failure import Site
+from .records import Call, CallInGroup, GroupRecord, RankRecord, make_record, raised_for
 from .sanitizer_findings import Look
 
 _MAGIC = 0x746F7263_68737A31

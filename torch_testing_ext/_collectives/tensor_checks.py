@@ -30,7 +30,7 @@ from torch_testing_ext._torch import flight_recorder, operation_hook, sharding
 from torch_testing_ext._torch.operation_hook import OpSpec
 from torch_testing_ext._torch.sharding import Replica
 
-from .records import Site
+from .failure import Site
 from .sanitizer_findings import END, Look, Sum
 from .sanitizer_log import looks_beside
 

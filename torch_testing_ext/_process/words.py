@@ -6,7 +6,7 @@ All functions depend on their arguments alone. Libraries for this (humanize, inf
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import pairwise
 from typing import TypeVar
 
@@ -100,6 +100,11 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+def group_by(items: Sequence[Value], key: Callable[[Value], object]) -> list[list[Value]]:
+    """Items with equal keys together, in the order of each group's first item."""
+    return list(grouped((key(item), item) for item in items).values())
 
 
 def file_name(text: str) -> str:

@@ -12,7 +12,7 @@ import sys
 import traceback
 import unittest
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -320,7 +320,8 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
     known = len(item.user_properties)
     _, test = _context_and_test()
-    with changed_environment(**dict(test.spec.environ)):
+    variables = dict(test.spec.environ)
+    with changed_environment(**variables) if variables else nullcontext():
         call = pytest.CallInfo.from_call(lambda: _run_and_record(item, account), "call")
     parent_knows_xfail = pytest_internals.is_marked_xfail(item)
     if not parent_knows_xfail:

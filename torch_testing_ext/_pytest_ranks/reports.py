@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import FailureView, LineKind
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import FailureView, LineKind, Site
 from torch_testing_ext._process.words import EndWords
 
 from .pytest_internals import plain_text, text_of

@@ -60,7 +60,7 @@ def end_compile_workers() -> None:
 
     `torch._inductor.async_compile.shutdown_compile_workers`, all versions.
     """
-    pool = sys.modules.get("torch._inductor.async_compile")
+    pool = sys.modules.get(COMPILE_POOL)
     if pool is not None:
         pool.shutdown_compile_workers()
 
@@ -190,6 +190,8 @@ def one_sharding_at_a_time() -> Iterator[None]:
 # Takes seconds to import: DDP, FSDP and operators of DTensor do that when they are first used. 2.11 to 2.15.
 DYNAMO = "torch._dynamo"
 INDUCTOR = "torch._inductor.compile_fx"
+# Imported with whatever starts the pool of compile processes. All versions.
+COMPILE_POOL = "torch._inductor.async_compile"
 
 
 # -- modes

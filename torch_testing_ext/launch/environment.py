@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -249,9 +249,10 @@ class Settings:
     fails_for_order: bool = False
     shake: int | None = None
 
-    def for_ranks(self, kinds: Iterable[str] = ()) -> Sanitize:
+    def for_ranks(self, kinds: Collection[str] = ()) -> Sanitize:
         """Choose the checks for ranks whose test names these kinds, besides those of the settings."""
-        return Sanitize(self.sanitize | kinds_of(kinds), self.fails_for_order, self.shake)
+        chosen = self.sanitize | kinds_of(kinds) if kinds else self.sanitize
+        return Sanitize(chosen, self.fails_for_order, self.shake)
 
 
 class _Setting(NamedTuple):
@@ -334,7 +335,9 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             chosen[setting.field] = setting.parse(text)
         except ValueError:
             raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
-    ranks_per_device(environ)
+    if RANKS_PER_GPU in environ:
+        # Raises an error unless it is a number.
+        ranks_per_device(environ)
     _check_default_timeout(environ.get(DEFAULT_TIMEOUT, ""))
     return Settings(**chosen)
 

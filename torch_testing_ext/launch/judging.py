@@ -22,6 +22,7 @@ from torch_testing_ext._collectives.failure import (
     LineKind,
     RankRow,
     RankWait,
+    Site,
     SourceLine,
     Value,
 )
@@ -39,11 +40,18 @@ from torch_testing_ext._collectives.findings import (
     waiting_calls,
 )
 from torch_testing_ext._collectives.proof import suspected_creation
-from torch_testing_ext._collectives.records import RankRecord, Site
+from torch_testing_ext._collectives.records import RankRecord
 from torch_testing_ext._process.child_processes import describe_exit, signal_name
 from torch_testing_ext._process.files import is_library, source_text
-from torch_testing_ext._process.logs import cut, cut_middle, without_colours
-from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of
+from torch_testing_ext._process.logs import (
+    cut,
+    cut_middle,
+    warnings_once,
+    without_accidents,
+    without_colours,
+    without_own_number,
+)
+from torch_testing_ext._process.words import MOST_LINES, few, group_by, grouped, list_of
 
 from . import hang
 from .hang import probable_lines_of_exit
@@ -163,7 +171,7 @@ def _rows(fault: Fault) -> list[RankRow]:
     others = (r for r in fault.reports if r.rank not in victims)
     # One that tells what failed in all ranks comes first, since it knows the line.
     seen = [_seen(report, doing, fault) for report in sorted(others, key=lambda r: r.rank not in culprits)]
-    alike = hang.group_by(seen, lambda one: (one.kind, one.place))
+    alike = group_by(seen, lambda one: (one.kind, one.place))
     rows = [RankRow(tuple(sorted(one.rank for one in same)), same[0].did, same[0].site) for same in alike]
     if victims:
         lost = "lost its peer" if len(victims) == 1 else "lost their peer"
@@ -195,7 +203,7 @@ def _kind_of(report: RankReport, did: str) -> object:
         return report.error.cause
     if report.ending in (RankEnding.FAILED, RankEnding.ERROR) and report.error.sites:
         return report.ending, report.error.type_name
-    return hang.without_accidents(did)
+    return without_accidents(did)
 
 
 def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[str, Site | None]:
@@ -297,13 +305,13 @@ def kind_of_value(line: str) -> LineKind:
 
 
 def _printed(first: RankReport) -> Iterator[str]:
-    lines = (line.strip() for line in without_colours(hang.warnings_once(first.output, times=0)).splitlines())
+    lines = (line.strip() for line in without_colours(warnings_once(first.output, times=0)).splitlines())
     return (line for line in lines if line)
 
 
 def _differ(first: RankReport, reports: Sequence[RankReport]) -> bool:
     alike = [r for r in reports if r.error.sites and r.error.sites[-1] == (first.error.sites or (None,))[-1]]
-    return len({hang.without_own_number(r.error.details, r.rank) for r in alike}) > 1
+    return len({without_own_number(r.error.details, r.rank) for r in alike}) > 1
 
 
 def _remarks(fault: Fault) -> Iterator[str]:
@@ -428,7 +436,11 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
     """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
-    return None if expected.may_differ else first_mismatch(_records(reports), unless_raised)
+    records = [] if expected.may_differ else _records(reports)
+    # Ranks that have issued nothing cannot disagree.
+    if not any(record.calls or record.messages for record in records):
+        return None
+    return first_mismatch(records, unless_raised)
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
@@ -503,7 +515,7 @@ def _failed_alike(one: RankReport, other: RankReport) -> bool:
     if one.ending in (RankEnding.FAILED, RankEnding.ERROR):
         place = one.place_of_failure
         return one.summary == other.summary if place is None else place == other.place_of_failure
-    return hang.without_accidents(one.summary) == hang.without_accidents(other.summary)
+    return without_accidents(one.summary) == without_accidents(other.summary)
 
 
 def _of_all(ranks: Sequence[int], size: int) -> str:
@@ -629,11 +641,11 @@ def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
     def key(report: RankReport) -> object:
         if report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
             is_alike = len(reports) > MOST_LINES
-            return hang.without_accidents(_line(report, first)) if is_alike else report.rank
-        texts = (hang.without_own_number(text, report.rank) for text in (report.summary, report.traceback))
+            return without_accidents(_line(report, first)) if is_alike else report.rank
+        texts = (without_own_number(text, report.rank) for text in (report.summary, report.traceback))
         return report.ending, report.code, *texts
 
-    return few([_common_line(alike, first) for alike in hang.group_by(reports, key)])
+    return few([_common_line(alike, first) for alike in group_by(reports, key)])
 
 
 def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
@@ -659,10 +671,10 @@ def _once(
 
     def key(report: RankReport) -> object:
         place = place_of(report) if place_of is not None else None
-        return place or hang.without_own_number(text_of(report), report.rank)
+        return place or without_own_number(text_of(report), report.rank)
 
     found = []
-    for first, *others in hang.group_by([r for r in reports if text_of(r)], key):
+    for first, *others in group_by([r for r in reports if text_of(r)], key):
         alike = f"{list_of([first.rank, *(r.rank for r in others)])} {verb} alike; " if others else ""
         found.append(f"{alike}rank {first.rank}'s {what}:\n{text_of(first)}")
     return found
@@ -677,7 +689,7 @@ def _follows(report: RankReport, first: int | None) -> bool:
 
 
 def _output_of(report: RankReport) -> str:
-    return cut_middle(hang.warnings_once(report.output), LONGEST_OUTPUT)
+    return cut_middle(warnings_once(report.output), LONGEST_OUTPUT)
 
 
 def _code(code: int | None) -> str:

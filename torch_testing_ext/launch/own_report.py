@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, is_harness, source_tree
 from torch_testing_ext._process.logs import cut_middle
@@ -279,20 +279,28 @@ def read_account(path: Path) -> RankAccount | None:
 
 def memory_of_this_process() -> Peaks:
     """Return the most that this process has had so far, if it has used CUDA."""
-    cuda = sys.modules.get("torch_testing_ext._torch.device_state")
     with suppress(Exception):
         # A figure for a report: nothing depends on it.
-        if cuda is not None:
-            return tuple((device, *peak) for device, peak in cuda.peak_memory().items())
+        device_state = _state_of_used_devices()
+        if device_state is not None:
+            return tuple((device, *peak) for device, peak in device_state.peak_memory().items())
     return ()
 
 
 def forget_memory_of_this_process() -> None:
     """Let `of_this_process` start again: another test begins."""
-    cuda = sys.modules.get("torch_testing_ext._torch.device_state")
     with suppress(Exception):
-        if cuda is not None:
-            cuda.forget_peak_memory()
+        device_state = _state_of_used_devices()
+        if device_state is not None:
+            device_state.forget_peak_memory()
+
+
+def _state_of_used_devices() -> Any:
+    """The module `_torch.device_state`, if this process has imported it and uses CUDA."""
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return sys.modules.get("torch_testing_ext._torch.device_state")
 
 
 def pack_warning(warning: warnings.WarningMessage) -> OwnWarning:

@@ -57,7 +57,8 @@ def write_lanes(directory: Path, asked: float, reports: Sequence[RankReport], le
             record = raw.record(report.rank)
         ended = epoch + report.ended
         began = ended - report.seconds
-        calls = tuple(call for call in calls_of(record, len(reports)) if call.at >= began)
+        issued = calls_of(record, len(reports)) if record is not None and record.calls else ()
+        calls = tuple(call for call in issued if call.at >= began)
         lanes.append(RankLane(report.rank, epoch + asked, began, ended, report.ending.value, calls))
     with suppress(OSError):
         # A full disk is no failure of the test.
@@ -697,10 +698,10 @@ class RankRecords:
 
     def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
         """The collectives that a rank left, or reported when it was asked."""
-        left = unpack_record(self.left(rank))
+        left = _read_record(self.left(rank))
         if left is not None or only_left:
             return left
-        reported = unpack_record(content_of(self.run.job.recorder(rank)))
+        reported = _read_record(content_of(self.run.job.recorder(rank)))
         # Persistent ranks have answered during earlier tests.
         return reported if reported is not None and reported.at >= self.began else None
 
@@ -730,6 +731,11 @@ class RankRecords:
         if account is not None and account.ending is not RankEnding.PASSED:
             return assemble_report(rank, account, Exit(account.code << 8, now()), self.began, stopped=now())
         return RankReport(rank, RankEnding.LOST, now() - self.began, now(), lost=self.run.lost or "")
+
+
+def _read_record(data: bytes) -> RawRecord | None:
+    """The record of a rank that has written one: one that has made no process group has not."""
+    return unpack_record(data) if data else None
 
 
 def logs_of(paths: Sequence[Path], sanitize: Sanitize | None) -> Logs | None:

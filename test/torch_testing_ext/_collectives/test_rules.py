@@ -5,6 +5,7 @@ import unittest
 from dataclasses import replace
 
 from torch_testing_ext._collectives.blocked import PythonThread, RankState, ThreadState, why_not_blocked
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings import (
     FindingKind,
     deadlocked,
@@ -15,7 +16,7 @@ from torch_testing_ext._collectives.findings import (
     waiting_calls,
 )
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, judge_probe
-from torch_testing_ext._collectives.records import GroupRecord, Site, make_record, read_entry, shared_groups
+from torch_testing_ext._collectives.records import GroupRecord, make_record, read_entry, shared_groups
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.judging import judge

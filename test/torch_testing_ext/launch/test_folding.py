@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from kit.verdicts import CASE, but, failed, passed, raised, stopped, victim, world
 
-from torch_testing_ext.launch import Cause, hang
+from torch_testing_ext._process.logs import warnings_once, without_accidents
+from torch_testing_ext.launch import Cause
 from torch_testing_ext.launch.judging import judge
 
 
@@ -17,9 +18,9 @@ class WarningsTest(unittest.TestCase):
     def test_each_is_told_once(self):
         one = "/x/test_x.py:16: UserWarning: careful\n  warnings.warn(1)\n[W1124 socket.cpp:20] slow\n"
         printed = "step\n  loss 1\nstep\n  loss 1\n"
-        self.assertEqual(hang.warnings_once(one * 3 + printed), (one + printed).rstrip())
-        self.assertEqual(hang.warnings_once(one + printed + one, times=0), printed.rstrip())
-        self.assertEqual(hang.warnings_once("Warning: it is ours\n" * 2), "Warning: it is ours\nWarning: it is ours")
+        self.assertEqual(warnings_once(one * 3 + printed), (one + printed).rstrip())
+        self.assertEqual(warnings_once(one + printed + one, times=0), printed.rstrip())
+        self.assertEqual(warnings_once("Warning: it is ours\n" * 2), "Warning: it is ours\nWarning: it is ours")
 
 
 class OfAllTest(unittest.TestCase):
@@ -140,8 +141,8 @@ To run it alone:
             "rank 1 failed 0.1 s into T.test: x\n  after 0.10 s",
             "rank 1 failed 0.7 s into T.test: x\n  after 0.72 s",
         )
-        self.assertEqual(hang.without_accidents(first), hang.without_accidents(second))
-        self.assertNotEqual(hang.without_accidents("0.1 != 0.2"), hang.without_accidents("0.1 != 0.3"))
+        self.assertEqual(without_accidents(first), without_accidents(second))
+        self.assertNotEqual(without_accidents("0.1 != 0.2"), without_accidents("0.1 != 0.3"))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kit.files import subject
 from kit.verdicts import report_on
 
 import torch_testing_ext
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.child_processes import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail

@@ -2,7 +2,7 @@
 
 import unittest
 
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import child_processes, messages
 from torch_testing_ext.common_utils import run_tests

@@ -25,8 +25,8 @@ from kit.verdicts import (
     world,
 )
 
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
-from torch_testing_ext._collectives.records import Site
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankAccount, RankEnding, Verdict
 from torch_testing_ext.launch.judging import judge, view_of_error

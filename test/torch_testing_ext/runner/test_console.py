@@ -28,8 +28,7 @@ from kit.invented_runs import (
 )
 
 import torch_testing_ext
-from torch_testing_ext._collectives.failure import FailureView, RankRow, combined
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import FailureView, RankRow, Site, combined
 from torch_testing_ext._process import user_shell
 from torch_testing_ext.runner.model import (
     FinishedTest,
@@ -151,7 +150,7 @@ class WhileItRunsTest(unittest.TestCase):
                 with self.subTest(message=message[:30], detail=detail, complete=complete):
                     whole = detail is Verbosity.VERBOSE
                     layout = ConsoleLayout(complete=complete, whole=whole, show="python run_test.py show")
-                    report = printed(run_events([one]), detail=detail, layout=lambda layout=layout: layout)
+                    report = printed(run_events([one]), detail=detail, layout=layout)
                     if not whole:
                         self.assertLess(len(report), 3_000)
                         self.assertIn("begin", report)

@@ -13,7 +13,7 @@ from kit.invented_runs import Terminal, a_test, every_outcome, finished_test, pr
 from torch_testing_ext.runner.model import Lease, TestBegan, TestFinished, TestOutcome, Unit
 from torch_testing_ext.runner.options import Verbosity
 from torch_testing_ext.runner.report import text
-from torch_testing_ext.runner.report.text import ConsoleLayout, TerminalStream, cut, width
+from torch_testing_ext.runner.report.text import TerminalStream, cut, width
 from torch_testing_ext.runner.scheduling.plan import Estimate
 
 
@@ -22,8 +22,7 @@ class NarrowTerminalTest(unittest.TestCase):
 
     def lines(self, columns, **options):
         odd = finished_test("test_試験" * 9, TestOutcome.FAILED, message="試験に失敗しました" * 30)
-        layout = ConsoleLayout(columns)
-        return printed(run_events([*every_outcome(), odd]), layout=lambda: layout, **options).splitlines()
+        return printed(run_events([*every_outcome(), odd]), columns=lambda: columns, **options).splitlines()
 
     def test_rules_and_the_counts_fit(self):
         for columns in 20, 40, 60, 100, 250:

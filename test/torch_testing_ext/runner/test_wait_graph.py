@@ -2,8 +2,7 @@
 
 import unittest
 
-from torch_testing_ext._collectives.failure import RankWait
-from torch_testing_ext._collectives.records import Site
+from torch_testing_ext._collectives.failure import RankWait, Site
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.report.html_page import wait_graph
 

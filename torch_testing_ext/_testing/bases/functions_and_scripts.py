@@ -17,7 +17,7 @@ import tempfile
 import threading
 import types
 import unittest
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -286,7 +286,7 @@ def run_in_ranks(
     args: tuple[Any, ...],
     timeout: float | None,
     collectives_may_differ: bool,
-    sanitize: Iterable[str] = (),
+    sanitize: Collection[str] = (),
     backend: str | None = None,
 ) -> None:
     """Do what `spawn` does, under the name of `case`. `sanitize`: kinds of checks."""

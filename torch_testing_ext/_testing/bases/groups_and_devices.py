@@ -154,6 +154,8 @@ def _close(descriptor: int | None) -> None:
 
 def are_shared(world_size: int) -> bool:
     """Do ranks share devices, where there are this many of them? Only if the user lets them."""
+    if device_rules.RANKS_PER_GPU not in os.environ:
+        return False
     return device_rules.ranks_per_device() > 1 and 0 < accelerators.device_count() < world_size
 
 

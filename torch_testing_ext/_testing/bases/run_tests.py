@@ -316,13 +316,23 @@ class ExitGuard:
         self._originals = {name: getattr(os, name) for name in _ENDING}
 
     def install(self) -> None:
-        for name, original in self._originals.items():
-            setattr(os, name, self._instead_of(name, original))
+        stand_ins = {name: self._instead_of(name, original) for name, original in self._originals.items()}
+        for name, stand_in in stand_ins.items():
+            setattr(os, name, stand_in)
+
+        def remove_in_child() -> None:
+            for name, stand_in in stand_ins.items():
+                # A test may have replaced it for a while.
+                if getattr(os, name) is stand_in:
+                    setattr(os, name, self._originals[name])
+
+        os.register_at_fork(after_in_child=remove_in_child)
 
     def _instead_of(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Make the stand-in for a function of `os` that ends or replaces the process."""
 
         def guarded(*arguments: Any, **options: Any) -> Any:
+            # A child may still have it from before the fork, as the target of a Process.
             if os.getpid() != self._pid:
                 return original(*arguments, **options)
             if self.code is None:

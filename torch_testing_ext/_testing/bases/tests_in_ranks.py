@@ -10,7 +10,7 @@ import threading
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -296,8 +296,10 @@ def run_rank(
                     leave_process_group(context.fast_exit)
                 context.account.passed(_imported_since(count) if reports_imports and context.rank == 0 else ())
     finally:
-        process_state.end_compile_workers()
-        groups_and_devices.wait_for_peers()
+        if process_state.COMPILE_POOL in sys.modules:
+            process_state.end_compile_workers()
+        if context.group_creation is not None and context.group_creation.created:
+            groups_and_devices.wait_for_peers()
 
 
 def prepare_rank(context: RankContext) -> None:
@@ -492,7 +494,7 @@ def why_not_sanitized() -> str | None:
     return why
 
 
-def sanitize_with(kinds: Iterable[str]) -> Sanitize:
+def sanitize_with(kinds: Collection[str]) -> Sanitize:
     """Choose the sanitizer's checks for the ranks of a test that names these kinds; none if there can be none.
 
     Says once if their collectives cannot be compared.
@@ -502,7 +504,7 @@ def sanitize_with(kinds: Iterable[str]) -> Sanitize:
     return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
 
-def sanitize_threads(kinds: Iterable[str]) -> Sanitize:
+def sanitize_threads(kinds: Collection[str]) -> Sanitize:
     """Choose the sanitizer's checks for ranks that are threads. Says once which are left out, unless a header does."""
     settings = environment.read_settings()
     named = kinds_of(kinds)
@@ -742,7 +744,7 @@ def run_to_end(
     timeout: float | None,
     start: Callable[[Callable[..., launch.Job]], launch.Run],
     expected: launch.Expected,
-    sanitize: Iterable[str] = (),
+    sanitize: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Run ranks, raise their verdict unless they pass, and return what each has printed.
 

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records import (
     Call,
     CallInGroup,
     GroupRecord,
     RankRecord,
-    Site,
     agreement_of,
     make_record,
 )

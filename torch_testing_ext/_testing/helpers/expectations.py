@@ -11,7 +11,7 @@ import json
 import os
 import traceback
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch_testing_ext._process.logs import text_of
 
 __unittest = True
 
-_SUFFIX = ".expected.rank"
+SUFFIX = ".expected.rank"
 # Instead of a line number, where the expectation is the whole file.
 WHOLE_FILE = 0
 
@@ -88,7 +88,7 @@ class ExpectationRecorder:
     """Records the calls of one rank in a file."""
 
     def __init__(self, file_name: str, rank: int):
-        self._path = Path(f"{file_name}{_SUFFIX}{rank}")
+        self._path = Path(f"{file_name}{SUFFIX}{rank}")
         self._turns: dict[str, int] = {}
 
     def record(self, call: Record) -> None:
@@ -99,9 +99,12 @@ class ExpectationRecorder:
             log.write(json.dumps(asdict(numbered)) + "\n")
 
 
-def compare_ranks(file_name: str, world_size: int) -> str:
-    """Describe how the ranks disagree, "" if they agree; when accepting, rewrite the source. For the parent."""
-    calls = _gather(file_name, world_size)
+def compare_ranks(logs: Mapping[int, Path]) -> str:
+    """Describe how the ranks disagree, "" if they agree; when accepting, rewrite the source. For the parent.
+
+    `logs`: the files of the ranks that have recorded calls.
+    """
+    calls = _gather(logs)
     faults = [_disagreement(ranks) for ranks in calls]
     if not any(faults) and accepting():
         faults = [accept(ranks[min(ranks)]) for ranks in calls]
@@ -179,12 +182,11 @@ def _last_line(source: str, line: int) -> int:
 _Call = dict[int, Record]
 
 
-def _gather(file_name: str, world_size: int) -> list[_Call]:
+def _gather(logs: Mapping[int, Path]) -> list[_Call]:
     """Return the calls of all ranks."""
     calls: dict[tuple[str, int], _Call] = {}
-    for rank in range(world_size):
-        log = text_of(Path(f"{file_name}{_SUFFIX}{rank}"))
-        for line in log.splitlines():
+    for rank, log in logs.items():
+        for line in text_of(log).splitlines():
             record = Record(**json.loads(line))
             call = calls.setdefault((record.where, record.turn), {})
             call[rank] = record

@@ -76,7 +76,8 @@ class UnitFiles:
 
     def stacks(self) -> str:
         """All that the unit's own process has written of its stacks."""
-        return hang.without_harness(read_ends(self.spec.stacks))
+        written = read_ends(self.spec.stacks)
+        return hang.without_harness(written) if written else ""
 
     def output(self, start: int, end: int | None) -> str:
         return read_ends(self.spec.log, start, end)

@@ -101,6 +101,10 @@ def _make_console(
     """The console report of a run."""
     from .console_report import Console
 
+    files = (options.report, options.results, options.junit)
+    complete = next((str(file) for file in files if file), "")
+    whole = options.verbosity is Verbosity.VERBOSE
+    layout = ConsoleLayout(complete=complete, show=options.show_command, whole=whole)
     return Console(
         writer,
         make_styler(stream, environ),
@@ -108,17 +112,10 @@ def _make_console(
         options.durations,
         policy,
         command,
-        partial(_layout, options, stream, environ),
+        layout,
+        partial(columns, stream, environ),
         options.status_level,
     )
-
-
-def _layout(options: Options, stream: TextIO, environ: Mapping[str, str]) -> ConsoleLayout:
-    """The layout now: the user may resize the terminal during the run."""
-    files = (options.report, options.results, options.junit)
-    complete = next((str(file) for file in files if file), "")
-    whole = options.verbosity is Verbosity.VERBOSE
-    return ConsoleLayout(columns(stream, environ), complete, options.show_command, whole)
 
 
 def _file_reports(options: Options, command: str | None = None) -> dict[Path, Render]:

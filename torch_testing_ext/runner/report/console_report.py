@@ -7,14 +7,13 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Line, LineKind, height
 from torch_testing_ext._process import files, user_shell
-from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.logs import cut_middle, warnings_once, without_accidents
 from torch_testing_ext._process.words import grouped
-from torch_testing_ext.launch.hang import warnings_once, without_accidents
 from torch_testing_ext.launch.judging import kind_of_value
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.model import (
@@ -436,7 +435,10 @@ class Console:
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
     command: str = field(default_factory=user_shell.runner)
-    layout: Callable[[], ConsoleLayout] = ConsoleLayout
+    # Without its columns: the user may resize the terminal during the run.
+    layout: ConsoleLayout = field(default_factory=ConsoleLayout)
+    # The columns of the terminal now.
+    columns: Callable[[], int | None] = lambda: None
     level: StatusLevel = StatusLevel.ALL
     _total: int = 0
     _done: int = 0
@@ -507,19 +509,19 @@ class Console:
         details, title = self._failure(attempt) if failed else ([], "")
         if title:
             before = number + word
-            rest = self.layout().with_title(before + rest, title).removeprefix(before)
+            rest = self._layout_now().with_title(before + rest, title).removeprefix(before)
         else:
             rest += self._remark(attempt)
         self._say(number + self.styler(STYLE_OF[outcome], word) + rest)
         if details:
-            self._say(styled(details, self.layout(), self.styler) + "\n")
+            self._say(styled(details, self._layout_now(), self.styler) + "\n")
 
     def _failure(self, attempt: Attempt) -> tuple[list[Line], str]:
         """The details of an attempt that failed, or a title, if the details follow in the summary or were shown."""
         title = text.reason(attempt)
         if self.detail is Verbosity.QUIET:
             return [], title
-        details = brief_details(attempt, self.layout())
+        details = brief_details(attempt, self._layout_now())
         pattern = without_accidents(plain(details))
         shown = self._shown.setdefault((attempt.test.id, attempt.repetition), [])
         if pattern in shown:
@@ -574,10 +576,13 @@ class Console:
             self.slowest,
             self.command,
             self._warnings,
-            self.layout(),
+            self._layout_now(),
             in_full=self.detail is Verbosity.QUIET or self.level is StatusLevel.NONE,
         )
         self.writer.write(f"\n{sections}")
+
+    def _layout_now(self) -> ConsoleLayout:
+        return replace(self.layout, columns=self.columns())
 
     def _say(self, line: str, style: Style | None = None) -> None:
         if style is not None:

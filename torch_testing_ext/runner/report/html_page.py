@@ -21,8 +21,8 @@ from string import Template
 from torch_testing_ext._collectives.failure import Cell, CodeLine, FailureView, RankWait, Value
 from torch_testing_ext._collectives.lanes import CallBar, RankLane, bars, meetings
 from torch_testing_ext._process import user_shell
-from torch_testing_ext._process.words import list_of
-from torch_testing_ext.launch.hang import group_by, without_accidents
+from torch_testing_ext._process.logs import without_accidents
+from torch_testing_ext._process.words import group_by, list_of
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
 
 from . import console_report, text
