@@ -166,7 +166,9 @@ def take_over(session: Any, scope: str, names: tuple[str, ...]) -> None:
     for finalizers, _ in session._setupstate.stack.values():
         finalizers.clear()
     for item in session.items:
-        for definition in (each for name in names for each in fixture_definitions(item).get(name, ())[:1]):
+        for definition in (
+            found_definition for name in names for found_definition in fixture_definitions(item).get(name, ())[:1]
+        ):
             definition._scope = type(definition._scope)(scope)
 
 
@@ -290,7 +292,7 @@ def log_handlers(config: Any) -> tuple[Any, Any] | None:
 def remove_log_handler(handler: logging.Handler) -> None:
     """Remove a handler of pytest from all loggers: from 9.1 on, it is on those, too, that do not propagate."""
     known = logging.getLogger().manager.loggerDict.values()
-    for logger in (logging.getLogger(), *(each for each in known if isinstance(each, logging.Logger))):
+    for logger in (logging.getLogger(), *(candidate for candidate in known if isinstance(candidate, logging.Logger))):
         logger.removeHandler(handler)
 
 

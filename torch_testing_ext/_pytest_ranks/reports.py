@@ -150,7 +150,7 @@ class TestReports:
             return [Judgement(Ending.UNFINISHED, title=why)]
         judged = {when: judge(report, self._error_of(report)) for when, report in self._phases.items()}
         telling = [judged[when] for when in ("setup", "call") if when in judged and self._phases[when].skipped]
-        telling += [each for each in judged.values() if each.ending is Ending.UNFINISHED]
+        telling += [judgement for judgement in judged.values() if judgement.ending is Ending.UNFINISHED]
         return telling[:1] or [judged["call"]]
 
     def missing(self) -> str:

@@ -160,9 +160,9 @@ def timeout_of_store(owners: Iterable[Any] | None) -> float | None:
     if not dist.is_initialized():
         return None
     c10d: Any = dist.distributed_c10d
-    stores = [c10d._get_default_store(), *(one for one in owners or () if isinstance(one, c10d.Store))]
+    stores = [c10d._get_default_store(), *(owner for owner in owners or () if isinstance(owner, c10d.Store))]
     ends = [float(store.timeout.total_seconds()) for store in stores]
-    return min([*ends, *(one.timeout for one in _in_creation)])
+    return min([*ends, *(creation.timeout for creation in _in_creation)])
 
 
 def group_in_creation() -> MadeGroup | None:
@@ -197,7 +197,9 @@ def recorded_collectives(recorders: Sequence[FlightRecorder] = _recorders) -> li
 
 def take_collectives() -> list[tuple[int, bytes]]:
     """Like `recorded_collectives`, but without earlier entries; none of these will count again."""
-    return [(one.first, pickle.dumps({"entries": _count_from_now(one, stacks=True)})) for one in _recorders]
+    return [
+        (recorder.first, pickle.dumps({"entries": _count_from_now(recorder, stacks=True)})) for recorder in _recorders
+    ]
 
 
 def forget_collectives() -> None:

@@ -125,7 +125,7 @@ def _specs() -> list[OpSpec]:
         if not schema.name.startswith("c10d::"):
             continue
         name = schema.name.partition("::")[2]
-        groups = [at for at, each in enumerate(schema.arguments) if "c10d.ProcessGroup" in str(each.type)]
+        groups = [at for at, argument in enumerate(schema.arguments) if "c10d.ProcessGroup" in str(argument.type)]
         if name in _KNOWN:
             found.append(OpSpec(name, **_KNOWN[name]))
         elif groups:
@@ -298,8 +298,12 @@ def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 def _only_computes(callback: Any) -> bool:
     """Does a callback use only functions of torch? Another one may tell somebody that it has run."""
     code = getattr(callback, "__code__", None)
-    names = () if code is None else (*code.co_names, *("" for each in code.co_consts if isinstance(each, CodeType)))
-    return code is not None and all(name == "torch" or any(hasattr(one, name) for one in _COMPUTING) for name in names)
+    names = (
+        () if code is None else (*code.co_names, *("" for constant in code.co_consts if isinstance(constant, CodeType)))
+    )
+    return code is not None and all(
+        name == "torch" or any(hasattr(computing, name) for computing in _COMPUTING) for name in names
+    )
 
 
 def _watched_collection(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -327,12 +327,12 @@ def tensors_of_ddp(ddp: Any) -> list[Replica]:
     """
     if any(type(state).__name__ == "PostLocalSGDState" for _, state in getattr(ddp, "_comm_hooks", ())):
         return []
-    found = [Replica(name, _local(one)) for name, one in ddp.module.named_parameters()]
+    found = [Replica(name, _local(parameter)) for name, parameter in ddp.module.named_parameters()]
     for prefix, module in ddp.module.named_modules() if ddp.broadcast_buffers else ():
         if not hasattr(module, "track_running_stats"):
             buffers = module.named_buffers(prefix, recurse=False)
-            found += [Replica(name, _local(one), is_buffer=True) for name, one in buffers]
-    return [one for one in found if one.name not in ddp.parameters_to_ignore]
+            found += [Replica(name, _local(buffer), is_buffer=True) for name, buffer in buffers]
+    return [replica for replica in found if replica.name not in ddp.parameters_to_ignore]
 
 
 def dtensors_of(optimizer: Any, names: Callable[[], Mapping[int, str]]) -> Iterator[tuple[Any, Replica]]:

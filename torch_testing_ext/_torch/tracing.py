@@ -241,13 +241,13 @@ def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
         module._global_optimizer_pre_hooks,
         module._global_optimizer_post_hooks,
     )
-    return any(not hook.__module__.startswith("torch_testing_ext.") for each in hooks for hook in each.values())
+    return any(not hook.__module__.startswith("torch_testing_ext.") for registry in hooks for hook in registry.values())
 
 
 def gradient_hooks(tensor: torch.Tensor) -> int:
     """The number of hooks of others on a tensor's gradient (torch 2.1 to 2.15)."""
     registries: Any = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    hooks = [hook for each in registries if each for hook in each.values()]
+    hooks = [hook for registry in registries if registry for hook in registry.values()]
     return sum(not str(getattr(hook, "__module__", "")).startswith("torch_testing_ext.") for hook in hooks)
 
 

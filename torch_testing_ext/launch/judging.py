@@ -172,7 +172,7 @@ def _rows(fault: Fault) -> list[RankRow]:
     # One that tells what failed in all ranks comes first, since it knows the line.
     seen = [_seen(report, doing, fault) for report in sorted(others, key=lambda r: r.rank not in culprits)]
     alike = group_by(seen, lambda one: (one.kind, one.place))
-    rows = [RankRow(tuple(sorted(one.rank for one in same)), same[0].did, same[0].site) for same in alike]
+    rows = [RankRow(tuple(sorted(seen.rank for seen in same)), same[0].did, same[0].site) for same in alike]
     if victims:
         lost = "lost its peer" if len(victims) == 1 else "lost their peer"
         were_ended = any(r.rank in victims and r.ending is RankEnding.STOPPED for r in fault.reports)
@@ -243,7 +243,7 @@ def _still_running(record: RankRecord | None, site: Site | None) -> str:
 def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> list[int]:
     """The lines where a rank that passed has probably left, before the collective that others are in."""
     kinds = (FindingKind.LEFT_ALONE, FindingKind.BEHIND)
-    missed = next((one.site for one in doing.values() if one.site is not None), None)
+    missed = next((doing_of_rank.site for doing_of_rank in doing.values() if doing_of_rank.site is not None), None)
     if report.rank not in fault.culprits or fault.finding is None or fault.finding.kind not in kinds:
         return []
     if missed is None or missed.file != fault.case.file:
@@ -272,7 +272,7 @@ def _sites(report: RankReport) -> list[Site]:
     if report.error.sites:
         return list(report.error.sites)
     found = _FRAME_OF_TRACEBACK.finditer(report.traceback)
-    return [Site(one["file"], int(one["line"]), one["function"]) for one in found]
+    return [Site(frame["file"], int(frame["line"]), frame["function"]) for frame in found]
 
 
 # -- the values of an assertion, and the end
@@ -326,7 +326,7 @@ def _remarks(fault: Fault) -> Iterator[str]:
     if sentences:
         more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
         yield cut(f"also: {sentences[0]}{more}", WIDTH)
-    left = [(r.rank, one) for r in fault.reports for one in r.leftovers]
+    left = [(r.rank, leftover) for r in fault.reports for leftover in r.leftovers]
     if left:
         more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
         yield cut(f"rank {left[0][0]} left running (now terminated): {left[0][1]}{more}", WIDTH)
@@ -413,15 +413,17 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
             unmatched = caught if caught is not None and any(map(hang.probably_catches_errors, caught.sites)) else None
         if unmatched is not None:
             reports = [replace(reports[0], found=(*reports[0].found, unmatched)), *reports[1:]]
-    found = sorted((one for r in reports for one in r.found if not one.is_hazard), key=lambda one: one.gravity)
+    found = sorted(
+        (finding for r in reports for finding in r.found if not finding.is_hazard), key=lambda finding: finding.gravity
+    )
     if found:
         return _found(reports, found[0], case)
-    hazards = [one for r in reports for one in r.found]
+    hazards = [finding for r in reports for finding in r.found]
     uneven = None if expected.may_differ or any(r.issued for r in reports) else first_uneven(_records(reports))
     # The recorder does not know that a wait has raised as the test expects.
     hazards += [uneven] if uneven is not None and not any(map(hang.probably_waits_with_timeout, uneven.sites)) else []
     not_compared = "" if expected.may_differ else _not_compared(reports)
-    remarks = [not_compared, *(f"{one.sentence}\n{one.calls}" for one in hazards)]
+    remarks = [not_compared, *(f"{hazard.sentence}\n{hazard.calls}" for hazard in hazards)]
     return Verdict(Outcome.PASSED, "\n".join(filter(None, remarks)))
 
 
@@ -451,14 +453,16 @@ def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
 
 def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
     """The fault in the collectives that may explain failures."""
-    known = {one.kind: one for one in reversed(_known(reports))}
+    known = {finding.kind: finding for finding in reversed(_known(reports))}
     mismatch = _mismatch(reports, expected)
     return mismatch or known.get(FindingKind.RACE) or _left_alone(reports) or known.get(FindingKind.UNWAITED)
 
 
 def _known(reports: Sequence[RankReport]) -> list[Finding]:
     """The findings of ranks that explain hangs and crashes, the gravest first."""
-    found = (one for r in reports for one in r.found if one.kind in (FindingKind.RACE, FindingKind.UNWAITED))
+    found = (
+        finding for r in reports for finding in r.found if finding.kind in (FindingKind.RACE, FindingKind.UNWAITED)
+    )
     return sorted(found, key=lambda one: one.gravity)
 
 

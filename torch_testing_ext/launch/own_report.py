@@ -51,7 +51,7 @@ _CAUSE_BY_ERRNO = {**dict.fromkeys(_OF_LOST_CONNECTIONS, Cause.LOST_PEER), errno
 
 def cause_of(error: BaseException) -> Cause:
     """Classify an exception. A port in use is also the cause of those that are raised for its error."""
-    if any(_cause_of_one(one) is Cause.PORT_IN_USE for one in led_to(error)):
+    if any(_cause_of_one(cause) is Cause.PORT_IN_USE for cause in led_to(error)):
         return Cause.PORT_IN_USE
     return _cause_of_one(error)
 
@@ -554,7 +554,7 @@ def _text_of(error: BaseException) -> str:
 def related_to(error: BaseException) -> tuple[str, ...]:
     """A line for each exception of a group, and for each that the error was raised after."""
     _, *earlier = led_to(error)
-    lines = [*map(_with_site, _members_of(error)), *(f"after {_with_site(one)}" for one in earlier)]
+    lines = [*map(_with_site, _members_of(error)), *(f"after {_with_site(exception)}" for exception in earlier)]
     return tuple(lines[:_MOST_RELATED])
 
 

@@ -311,11 +311,11 @@ class Summary:
     error: str = ""  # an error of run_test.py itself, which ended the run early
 
     def count(self, category: Category) -> int:
-        return sum(self.policy.verdict_on(one) is category for one in self.finished)
+        return sum(self.policy.verdict_on(test) is category for test in self.finished)
 
     @property
     def failures(self) -> tuple[FinishedTest, ...]:
-        return tuple(one for one in self.finished if self.policy.verdict_on(one) is Category.FAILED)
+        return tuple(test for test in self.finished if self.policy.verdict_on(test) is Category.FAILED)
 
     @property
     def last_line(self) -> str:
@@ -345,7 +345,7 @@ def exit_code(summary: Summary, allow_all_skipped: bool = False) -> ExitCode:
         return ExitCode.FAILED
     if not summary.finished:
         return ExitCode.NOTHING_SELECTED
-    all_lack_devices = all(one.outcome is TestOutcome.SKIPPED and one.last.end.want for one in summary.finished)
+    all_lack_devices = all(test.outcome is TestOutcome.SKIPPED and test.last.end.want for test in summary.finished)
     return ExitCode.ALL_SKIPPED if all_lack_devices and not allow_all_skipped else ExitCode.PASSED
 
 

@@ -474,5 +474,5 @@ class _Reader:
 
     def _seconds(self) -> float:
         moments = [record.at for record in self.records if isinstance(record, (UnitBegan, TestBegan, UnitEnded))]
-        moments += [one.last.began + one.last.seconds for one in self._finished]
+        moments += [test.last.began + test.last.seconds for test in self._finished]
         return max(moments, default=0.0)
