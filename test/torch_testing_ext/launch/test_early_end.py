@@ -94,8 +94,8 @@ class DirectoryTest(TestCase):
         with unittest.mock.patch.object(tempfile, "tempdir", "/proc/self/no/such/directory"):
             seen = outcome_of(Passes("passes"))
         self.assertEqual(seen.outcome, "error")
-        self.assertIn("no directory for the logs and results of ranks can be created", seen.message)
-        self.assertIn("set TMPDIR", seen.message)
+        self.assertIn("the folder for the files of ranks cannot be made", seen.message)
+        self.assertIn("Set TMPDIR to a folder that can be written to; it is /proc/self/no/such/directory", seen.message)
 
     @unittest.skipUnless(hasattr(os, "geteuid") and os.geteuid() == 0, "mounting a small file system needs root")
     def test_full_temporary_directory(self):
