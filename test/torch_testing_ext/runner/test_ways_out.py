@@ -255,7 +255,7 @@ engine.Engine.test_began = test_began
         self.write(FILE, SIMPLE)
         reports = (
             ("result_files", "render_junit", "x.xml"),
-            ("html_page", "render", "x.html"),
+            ("html_page", "render_page", "x.html"),
             ("result_files", "render_perfetto", "trace.json"),
         )
         for module, function, name in reports:
