@@ -61,11 +61,18 @@ class LeftTest(unittest.TestCase):
 
     def test_something_is_left(self):
         code, text, left = self.ran(
-            f"{LEAVES}\ndef test_leaves():\n    tempfile.mkdtemp(prefix='forgotten_')\n", "-n", "1"
+            f"{LEAVES}\ndef test_leaves():\n    tempfile.mkdtemp(prefix='torch_testing_ext_')\n", "-n", "1"
         )
         self.assertEqual((code, left), (1, []), text)
-        self.assertRegex(text, r"(?m)^forgotten_\w+: first seen after test_it.py::test_leaves$")
+        self.assertRegex(text, r"(?m)^torch_testing_ext_\w+: first seen after test_it.py::test_leaves$")
         self.assertNotIn("at_exit_", text)
+
+    def test_what_others_leave_is_no_failure(self):
+        code, text, left = self.ran(
+            f"{LEAVES}\ndef test_leaves():\n    tempfile.mkdtemp(prefix='of_others_')\n", "-n", "1"
+        )
+        self.assertEqual((code, left), (0, []), text)
+        self.assertRegex(text, r"(?m)^of_others_\w+: first seen after test_it.py::test_leaves$")
 
     def test_without_workers_the_folder_is_the_usual_one(self):
         code, text, left = self.ran("import tempfile\ndef test_leaves():\n    tempfile.mkdtemp(prefix='kept_')\n")
