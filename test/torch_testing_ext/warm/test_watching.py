@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import sys
@@ -77,6 +78,14 @@ class WatchTest(unittest.TestCase):
         self.write("tests/test_two.py", "import unittest\nclass T(unittest.TestCase):\n    def test_two(self): pass\n")
         self.save(1)
 
+    def wait_for_the_test(self):
+        """What the test writes into the FIFO. If no run begins, this fails rather than waits for ever."""
+        fd = os.open(self.fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, fd)
+        self.assertTrue(select.select([fd], [], [], 120.0)[0], "no run has begun the test")
+        os.set_blocking(fd, True)
+        return os.read(fd, 100).decode()
+
     def save(self, value, waits=False):
         self.write("tests/helper.py", f"VALUE, WAITS = {value}, {waits}")
 
@@ -106,8 +115,7 @@ class WatchTest(unittest.TestCase):
         expect("4 passed ·")  # the others may import the new file, too
         (self.bench.project / "tests/test_three.py").unlink()
         self.save(2, waits=True)
-        with open(self.fifo) as file:
-            file.read()
+        self.wait_for_the_test()
         press("w")
         expect("in test_waits")
         self.save(3)  # ends the run, and begins another
@@ -115,8 +123,7 @@ class WatchTest(unittest.TestCase):
         press("f")
         expect("1 failed ·")
         self.save(2, waits=True)
-        with open(self.fifo) as file:
-            pid = int(file.read())
+        pid = int(self.wait_for_the_test())
         press("q")
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]), 1)
         self.assertEqual(wait_until_gone([pid], 60), [])
