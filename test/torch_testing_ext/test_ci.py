@@ -5,11 +5,16 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+sys.path.append(str(ROOT / ".ci"))
+
+import failures  # noqa: E402
+
 MAKE_TOOLS = (
     "mkdir -p .venv/bin && printf '#!/bin/sh\\nexit {lint}\\n' | tee .venv/bin/ruff > .venv/bin/mypy"
     " && chmod +x .venv/bin/ruff .venv/bin/mypy"
@@ -24,7 +29,7 @@ class CIRunTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.project, self.tools, self.out = (Path(folder.name, name) for name in ("project", "tools", "out"))
         (self.project / ".ci").mkdir(parents=True)
-        for name in ("run", "constraints.txt"):
+        for name in ("run", "failures.py", "constraints.txt"):
             (self.project / ".ci" / name).write_bytes((ROOT / ".ci" / name).read_bytes())
         subprocess.run(["git", "init", "--quiet", self.project], check=True)
         self.tools.mkdir()
@@ -86,17 +91,36 @@ class CIRunTest(unittest.TestCase):
         self.assertEqual((code, lines[-1]), (1, "2 passed, 2 failed, 0 skipped"), lines)
 
     def test_slow_without_test_makes_its_environment(self):
-        (self.tools / "python3").write_text("#!/bin/sh\nmkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip\n")
+        make = "mkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip"
+        python3 = f'#!/bin/sh\n[ "$1" = -m ] || exec {sys.executable} "$@"\n'
+        (self.tools / "python3").write_text(f"{python3}{make}\n")
         (self.tools / "python3").chmod(0o755)
         slow = f"ls .venv/bin && {self.counts(1, 0, 0)}"
         code, lines = self.ran("slow", slow=slow)
         self.assertEqual(code, 1, lines)  # that pip cannot be executed
         self.assertNotIn("1 passed, 0 failed, 0 skipped", lines)
-        (self.tools / "python3").write_text(
-            "#!/bin/sh\nmkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip && chmod +x .venv/bin/pip\n"
-        )
+        (self.tools / "python3").write_text(f"{python3}{make} && chmod +x .venv/bin/pip\n")
         code, lines = self.ran("slow", slow=slow)
         self.assertEqual((code, lines[-1]), (0, "1 passed, 0 failed, 0 skipped"), lines)
+
+    def test_failures_are_shown_again_at_the_end(self):
+        xml = '<testsuite><testcase classname="a.B" name="test_c"><failure>the cause</failure></testcase></testsuite>'
+        bad = f"""echo '{xml}' > "$TORCH_TESTING_EXT_RUN_JUNIT"; {self.counts(4, 1, 1)}; false"""
+        _, lines = self.ran(main=bad, test=self.counts(3, 0, 0), slow="echo it broke; false")
+        at = lines.index("+ [main] 1 failed:")
+        shown = [
+            "+ [main] 1 failed:",
+            "  a.B.test_c",
+            "+ [main] the end of a.B.test_c:",
+            "the cause",
+            "+ [slow] failed without a failed test; the end of its log:",
+            "it broke",
+            "7 passed, 2 failed, 1 skipped",
+        ]
+        self.assertEqual(lines[at:], shown)
+        # What an earlier run has left is not shown.
+        _, lines = self.ran("main", main="false")
+        self.assertEqual(lines[-2], "+ [main] failed without a failed test; the end of its log:")
 
     def test_each_part_has_its_folder_and_its_versions(self):
         said = 'echo "$PIP_CONSTRAINT|$TORCH_TESTING_EXT_RUN_JUNIT|$CI_JUNIT" && touch made && ls'
@@ -115,6 +139,89 @@ class CIRunTest(unittest.TestCase):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "test_it.py"]
         subprocess.run(command, env=environ, cwd=self.project, stdout=subprocess.DEVNULL)
         self.assertIn('errors="0"', (self.project / "it.xml").read_text())
+
+
+class FailuresTest(unittest.TestCase):
+    """.ci/failures.py, which .ci/run calls."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.results = Path(folder.name)
+
+    def write(self, part, *cases):
+        """A JUnit XML with these cases, each a dict of attributes and the elements in it: tags and texts."""
+        suite = ET.Element("testsuite")
+        for attributes, elements in cases:
+            case = ET.SubElement(suite, "testcase", attributes)
+            for tag, text in elements.items():
+                ET.SubElement(case, tag, message="in short").text = text
+        ET.ElementTree(suite).write(self.results / f"{part}.xml")
+
+    def failed(self, name, text):
+        return ({"classname": "test.torch_testing_ext.test_ci.SomeTest", "name": name}, {"failure": text})
+
+    def described(self, *parts):
+        lines = failures.describe(self.results, parts)
+        self.assertLessEqual(sum(len(line) + 1 for line in lines), failures.LIMIT + failures.LINE_WIDTH)
+        return lines
+
+    def test_names(self):
+        here = "test/torch_testing_ext/test_ci.py"
+        for classname, name, expected in (
+            ("test.torch_testing_ext.test_ci.SomeTest", "test_a[1]", f"{here}::SomeTest::test_a[1]"),
+            ("torch_testing_ext.test_ci.SomeTest", "test_a", f"{here}::SomeTest::test_a"),
+            ("test.torch_testing_ext.test_ci", "test_a", f"{here}::test_a"),
+            ("", "test.torch_testing_ext.test_ci", "test.torch_testing_ext.test_ci"),
+            ("gone.A", "test_a", "gone.A.test_a"),
+        ):
+            self.assertEqual(failures.test_name(classname, name), expected)
+
+    def test_only_what_failed(self):
+        tests = {"failure": "a", "error": "b", "skipped": "c", "rerunFailure": "d", "flakyFailure": "e"}
+        self.write("test", *(({"name": tag}, {tag: text}) for tag, text in tests.items()), ({"name": "passed"}, {}))
+        self.assertEqual(
+            [case.title for case in failures.failed_tests(self.results / "test.xml")], ["failure", "error"]
+        )
+        both = {"failure": "in the test", "error": "in the tear-down"}
+        self.write("full", ({"name": "both"}, both), ({"name": "empty"}, {"failure": ""}))
+        texts = [case.text for case in failures.failed_tests(self.results / "full.xml")]
+        self.assertEqual(texts, ["in the test\nin the tear-down", "in short"])
+
+    def test_the_end_of_a_failure(self):
+        self.write("test", self.failed("test_a", "\n".join(f"line {number}" for number in range(100))))
+        name = "test/torch_testing_ext/test_ci.py::SomeTest::test_a"
+        ending = [f"line {number}" for number in range(75, 100)]
+        lines = ["+ [test] 1 failed:", f"  {name}", f"+ [test] the end of {name}:", *ending]
+        self.assertEqual(self.described("test"), lines)
+
+    def test_many_long_failures(self):
+        long = "\n".join(f"{number} {'x' * 300}" for number in range(100))
+        for count in (2, 10, 500):
+            with self.subTest(count):
+                self.write("test", *(self.failed(f"test_{number}", long) for number in range(count)))
+                lines = self.described("test")
+                self.assertEqual(lines[0], f"+ [test] {count} failed:")
+                self.assertIn("SomeTest::test_0", lines[1])
+                ends = [line for line in lines if "the end of" in line]
+                self.assertGreaterEqual(len(ends), min(count, 10))
+                self.assertTrue(any(line.startswith("99 xxx") for line in lines))
+        self.assertRegex(lines[-1], r"^\+ 4\d\d more: see ")
+        self.assertTrue(any(line.startswith("  and ") for line in lines))
+
+    def test_what_short_failures_leave_is_for_long_ones(self):
+        long = "\n".join("x" * 180 for _ in range(20))
+        self.write("test", *(self.failed(f"test_{number}", "short") for number in range(10)), self.failed("long", long))
+        self.assertEqual(sum(line == "x" * 180 for line in self.described("test")), 20)
+
+    def test_a_part_without_a_failed_test(self):
+        (self.results / "lint.log").write_text("one\ntwo\n")
+        self.write("slow", ({"name": "passed"}, {}))
+        (self.results / "slow.log").write_text("outgrown\n")
+        (self.results / "full.xml").write_text("<testsuite><testcase")
+        lines = self.described("lint", "slow", "full")
+        self.assertEqual([*lines[1:3], lines[4]], ["one", "two", "outgrown"])
+        self.assertEqual([line[2:8] for line in lines if line.startswith("+")], ["[lint]", "[slow]", "[full]"])
 
 
 if __name__ == "__main__":
