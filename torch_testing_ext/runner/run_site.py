@@ -205,7 +205,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     if mig:
         kind = kind or "cuda"
         count = max(count, len(mig))
-    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig)
+    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines)
     inventory = with_gpus(inventory, gpus, os.environ)
     return inventory, (*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl))
 

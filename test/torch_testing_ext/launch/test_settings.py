@@ -35,6 +35,7 @@ class TestSettings(unittest.TestCase):
             ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
             ("SHAKE", "12", {"shake": 12}),
             ("RANKS_PER_GPU", "4", {}),  # for _machine/device_rules.py
+            ("MASKS", "tpu=TPU_VISIBLE_CHIPS", {}),  # likewise
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
             ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/machine_resources.py
             ("TERMINAL", ":/dev/pts/3", {}),  # for _process/user_shell.py
