@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 CHECKOUT = Path(__file__).resolve().parent
 GO_ON = (
     "These suites have found faults in torch: docs/found/README.md. This run as a page: --report run.html. "
-    "Your own project: docs/use-it.md"
+    "Your own project: docs/get-started/install.md"
 )
 
 

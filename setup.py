@@ -43,7 +43,11 @@ def description(source: str) -> str:
 
 
 def urls(source: str) -> dict[str, str]:
-    pages = {"Documentation": "blob/HEAD/docs/use-it.md", "Changelog": "blob/HEAD/CHANGELOG.md", "Issues": "issues"}
+    pages = {
+        "Documentation": "blob/HEAD/docs/get-started/install.md",
+        "Changelog": "blob/HEAD/CHANGELOG.md",
+        "Issues": "issues",
+    }
     return {"Source": source, **{name: f"{source}/{path}" for name, path in pages.items()}} if source else {}
 
 

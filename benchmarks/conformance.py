@@ -36,7 +36,7 @@ import worker  # noqa: E402
 
 CORPUS = CONFORMANCE / "corpus"
 OUTCOMES = CONFORMANCE / "outcomes"
-DOCS = ROOT / "docs" / "writing-tests.md"
+DOCS = ROOT / "docs" / "guides" / "test-classes.md"
 NOTES = "notes"  # the corpus's helper
 Results = dict[str, dict[str, Any]]  # by file: what its worker wrote
 

@@ -1,7 +1,7 @@
 """Hypothesis for tests that run in several ranks: `given`, and strategies for meshes, DTensors and groups.
 
 All ranks get the same example, or each gets its share of it (`per_rank`). If a rank fails, all ranks shrink the example
-together, and the smallest one is reported once, with the outcome of each rank. See docs/properties.md.
+together, and the smallest one is reported once, with the outcome of each rank. See docs/guides/properties.md.
 """
 
 from hypothesis import (

@@ -33,7 +33,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Convert the tests of a project to torch_testing_ext, where that is mechanical. Files change in "
-        "place; a second run changes nothing. Lines with something left to do by hand are listed. docs/moving/ has a "
+        "place; a second run changes nothing. Lines with something left to do by hand are listed. docs/migrate/ has a "
         "page for each project.",
         epilog="exit code: 0, or 1 if a file could not be read and is as it was",
     )

@@ -1,4 +1,4 @@
-"""Compare PyTorch's test kit with ours, for several versions of torch, and write docs/coverage.md.
+"""Compare PyTorch's test kit with ours, for several versions of torch, and write docs/contribute/coverage.md.
 
     python docs/tools/kit_coverage.py [--pytorch DIR]... [--record] [--json | --write DIR]
 
@@ -24,7 +24,7 @@ from torch_testing_ext.upstream.mapping import MIRRORED, THEIR_KIT, MirroredModu
 
 PAGE = "coverage.md"
 PROGRAM = "python docs/tools/kit_coverage.py"
-REFRESH = f"{PROGRAM} --write docs"
+REFRESH = f"{PROGRAM} --write docs/contribute"
 
 
 @dataclass
@@ -120,8 +120,9 @@ _HEAD = """\
 
 This page compares our modules with those of torch {first} to {last}. It counts the public names that each module
 defines or re-exports from another module of the kit: how many are present here, missing, and refused for a reason.
-Missing and refused names still work in a drop-in run, which uses PyTorch's own; see [upstream.md](upstream.md). A
-version in parentheses means that not every torch compared here has the name.
+Missing and refused names still work in a drop-in run, which uses PyTorch's own: see
+[PyTorch's own tests](../migrate/pytorch.md). A version in parentheses means that not every torch compared here has the
+name.
 
 A test fails while this page is out of date. To update it, run `{refresh}`."""
 

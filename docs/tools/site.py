@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torch_testing_ext"
 PAGES = ("*.md", "docs/**/*.md", "examples/*", "benchmarks/*.md", "patches/**/*.md")
 # Links lead to these files, which are shown as they are.
-OTHERS = ("LICENSE", "docs/found/*.py")
+OTHERS = ("LICENSE", "docs/found/*.py", "docs/pictures/*")
 NOT_HERE = {"SECURITY.md"}  # for GitHub's own pages
 
 
@@ -68,7 +68,12 @@ def public_names(tree: ast.Module) -> list[str]:
 
 
 def reference(entry: object, modules: list[str]) -> object:
-    """Fill the entry of the navigation that stands for all pages of reference."""
-    if isinstance(entry, dict) and "Reference" in entry:
-        return {"Reference": [f"reference/{module}.md" for module in modules]}
+    """Fill the entry of the navigation that stands for the pages of all modules, wherever it is."""
+    if entry == {"Python API": "reference/"}:
+        return {"Python API": [f"reference/{module}.md" for module in modules]}
+    if isinstance(entry, dict):
+        return {
+            name: [reference(part, modules) for part in parts] if isinstance(parts, list) else parts
+            for name, parts in entry.items()
+        }
     return entry

@@ -17,9 +17,10 @@ from torch_testing_ext.runner import option_sources
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PACKAGE = ROOT / "torch_testing_ext"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Short pages with examples of their own kind, which test_moving.py runs.
-MOVING = sorted((ROOT / "docs" / "moving").glob("*.md"))
+MOVING = sorted(set((ROOT / "docs" / "migrate").glob("*.md")) - {ROOT / "docs" / "migrate" / "pytorch.md"})
+FOUND = ROOT / "docs" / "found" / "README.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*MOVING, FOUND})]
 EXAMPLE = re.compile(r"^```python\n(# file: (?P<name>\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN_TEST = re.compile(r"^((?:[A-Z_]+=\S+ )*)python run_test\.py(.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#\s]*)(#(?P<section>[^)\s]+))?\)")
@@ -87,8 +88,15 @@ class DocsTest(unittest.TestCase):
 
     def test_every_page_is_on_the_site(self):
         """mkdocs checks that too, but where it is not installed nobody would notice. It reads tags of its own."""
-        listed = re.findall(r"^ *- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-        patterns = ("patches/**/*.md", "examples/**/*.md", "benchmarks/*.md")  # as in docs/tools/site.py
+        listed = re.findall(
+            r"^ *- (?:[^:]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        patterns = (
+            "patches/**/*.md",
+            "examples/**/*.md",
+            "benchmarks/*.md",
+            "docs/found/*.md",
+        )  # as in docs/tools/site.py
         others = [page for pattern in patterns for page in ROOT.glob(pattern)]
         pages = {str(page.relative_to(ROOT)) for page in [*PAGES, *MOVING, *others]}
         others = {name for name in listed if not (ROOT / name).is_file()}
@@ -96,7 +104,7 @@ class DocsTest(unittest.TestCase):
 
     def test_every_fault_is_listed(self):
         """docs/found/README.md has the first line of each file."""
-        page = (ROOT / "docs" / "found" / "README.md").read_text(encoding="utf-8")
+        page = FOUND.read_text(encoding="utf-8")
         for file in sorted((ROOT / "docs" / "found").glob("*.py")):
             first = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).splitlines()[0]
             with self.subTest(file=file.name):
@@ -105,13 +113,13 @@ class DocsTest(unittest.TestCase):
     def test_sources_named_in_the_tour_exist(self):
         """Paths may leave out the package's folder; those of the runner its folder too."""
         for page in ("architecture.md", "glossary.md"):
-            for name in SOURCE.findall((ROOT / "docs" / page).read_text(encoding="utf-8")):
+            for name in SOURCE.findall((ROOT / "docs" / "contribute" / page).read_text(encoding="utf-8")):
                 with self.subTest(page=page, source=name):
                     places = (ROOT, PACKAGE, PACKAGE / "runner", PACKAGE / "_spmd")
                     self.assertTrue(any(any(place.glob(name.rstrip("/"))) for place in places))
 
     def test_the_glossary_is_short_and_in_alphabetical_order(self):
-        lines = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+        lines = (ROOT / "docs" / "contribute" / "glossary.md").read_text(encoding="utf-8").splitlines()
         terms = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
         self.assertGreater(len(terms), 20)
         self.assertLessEqual(len(terms), 30)

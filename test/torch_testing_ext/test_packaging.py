@@ -27,7 +27,7 @@ except ModuleNotFoundError:  # before Python 3.11; pytest brings the same as a p
     import tomli as tomllib
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "use-it.md"
+PAGE = ROOT / "docs" / "get-started" / "install.md"
 ADDRESS = "https://github.com/someone/project"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TEST = subject(__file__, "sum_of_ranks.py")
@@ -145,7 +145,7 @@ class PackageTest(unittest.TestCase):
         return {str(file) for file in folder.rglob("*") if file.is_file()}
 
     def test_a_project_that_is_not_ours(self):
-        """The configuration of docs/use-it.md, the command of its example for CI, and what GitHub shows."""
+        """The configuration of the page, the command of its example for CI, and what GitHub shows."""
         project = self.folder / "theirs"
         (project / "tests").mkdir(parents=True)
         (project / "tests" / "test_sum.py").write_text(TEST)

@@ -1,4 +1,4 @@
-"""The stories of docs/architecture.md name the files that run in them: these are traced."""
+"""The stories of docs/contribute/architecture.md name the files that run in them: these are traced."""
 
 import re
 
@@ -9,7 +9,7 @@ from kit.warm import run_cold
 
 from torch_testing_ext.common_utils import run_tests
 
-TOUR = ROOT / "docs" / "architecture.md"
+TOUR = ROOT / "docs" / "contribute" / "architecture.md"
 # The first cell of a row.
 FILE = re.compile(r"^\| `([\w/]+\.py)` \|", re.MULTILINE)
 # Every story runs through these, and no page repeats it.

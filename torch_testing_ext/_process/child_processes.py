@@ -25,7 +25,7 @@ from . import system
 # --------------------------------------------------------------------------------------------------------------------
 # Grace periods: how long others may go on after an event, in seconds. One number for each situation.
 #
-# docs/launch.md lists those after the end of a rank. A time-out for an answer is beside what waits for it.
+# docs/explanation/ranks.md lists those after the end of a rank. A time-out for an answer is beside what waits for it.
 
 # Peers of a dead rank fail within 0.02 s; on a loaded machine, ten times that. A death must be reported within 1 s.
 AFTER_DEATH = 0.4

@@ -151,7 +151,7 @@ EXIT_CODES = """\
 set a project up, and run its first test:
   %(prog)s init
 
-convert the tests of another project (see docs/moving):
+convert the tests of another project (see docs/migrate):
   %(prog)s moving [--diff] PROJECT PATH ...
 
 reports of an earlier run, also of one that was killed:

@@ -14,7 +14,7 @@ usage: python -m torch_testing_ext.warm COMMAND [ARGUMENT...]
        python -m torch_testing_ext.warm stop
 
 COMMAND is a Python file, `-m MODULE`, `-c CODE`, `python ...`, or a program of this environment such as pytest. It
-runs as without a server, but importing torch takes no time. docs/warm.md says what a server guarantees."""
+runs as without a server, but importing torch takes no time. docs/guides/warm.md says what a server guarantees."""
 
 
 def main(words: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""The examples in docs/spmd.md and docs/porting-spmd.md run as the pages describe."""
+"""The examples in docs/compiler/overview.md and docs/compiler/port.md run as the pages describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_te
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 ROOT = Path(__file__).resolve().parents[3]
-PORTING = (ROOT / "docs" / "porting-spmd.md").read_text()
+PORTING = (ROOT / "docs" / "compiler" / "port.md").read_text()
 EXAMPLE = re.compile(r"```python\n# (common|before|after)\n(.*?)```", re.DOTALL)
 SECTIONS = {}
 for _section in PORTING.split("\n## ")[1:]:
@@ -27,7 +27,7 @@ class TestSPMDDocs(TestCase):
     """The example of the page under torchrun."""
 
     def test_example_under_torchrun(self):
-        page = (ROOT / "docs" / "spmd.md").read_text()
+        page = (ROOT / "docs" / "compiler" / "overview.md").read_text()
         example = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, "train.py")

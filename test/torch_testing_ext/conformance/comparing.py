@@ -2,7 +2,7 @@
 
 A corpus file names the differences that it expects:
 
-    STRICTER = {"Class.test": ("the event of a row of the table in docs/writing-tests.md", "failed")}
+    STRICTER = {"Class.test": ("the event of a row of the table in docs/guides/test-classes.md", "failed")}
     NEWER = {"Class.test": "2.15"}
 
 STRICTER: our outcome, and why it may differ. NEWER: on an older torch, ours does what that version of torch does. With

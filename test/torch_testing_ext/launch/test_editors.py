@@ -96,7 +96,7 @@ class EditorTest(FolderCase):
 
     def test_the_page(self):
         """The example for VS Code can be read, and starts what the test above starts."""
-        (text,) = re.findall(r"```json\n(.*?)```", Path(ROOT, "docs/editors.md").read_text(), re.S)
+        (text,) = re.findall(r"```json\n(.*?)```", Path(ROOT, "docs/guides/editors.md").read_text(), re.S)
         first, second = json.loads(text)["configurations"]
         self.assertEqual((first["module"], first["args"], first["subProcess"]), ("pytest", ["${file}"], True))
         self.assertEqual((second["module"], second["args"][:2]), ("torch_testing_ext.warm", ["-m", "pytest"]))

@@ -1,4 +1,4 @@
-"""The pages of docs/moving: every example runs, before in the framework's way and after in ours.
+"""The pages of docs/migrate: every example runs, before in the framework's way and after in ours.
 
 `frameworks/` has what the examples need of the frameworks themselves, `harness/` their ways of starting ranks, both in
 miniature. After-examples run a second time with a wrong number in them, and must fail then.
@@ -25,7 +25,7 @@ from torch_testing_ext.common_utils import run_tests
 HERE = Path(__file__).resolve().parent
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 # Other pages have no example: the command does it all.
-PAGES = sorted(page for page in (ROOT / "docs" / "moving").glob("*.md") if "# before: " in page.read_text())
+PAGES = sorted(page for page in (ROOT / "docs" / "migrate").glob("*.md") if "# before: " in page.read_text())
 PLUGIN = "torch_testing_ext.pytest_plugin"
 BLOCK = re.compile(r"^```python\n# (before|after): (\w+\.py)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LONGEST_PAGE = 43

@@ -1,4 +1,4 @@
-"""A rank is what a new process would be that has imported the same modules, but for what docs/fidelity.md lists."""
+"""A rank is like a new process that has imported the same modules, but for what docs/explanation/fidelity.md lists."""
 
 import fnmatch
 import json
@@ -61,7 +61,8 @@ PATCHED = {
 
 def page() -> list[str]:
     """The names in the first column of the table of differences, as patterns."""
-    text = Path(ROOT, "docs", "fidelity.md").read_text().partition("## Differences")[2].partition("\n## ")[0]
+    page = Path(ROOT, "docs", "explanation", "fidelity.md").read_text()
+    text = page.partition("## Differences")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
