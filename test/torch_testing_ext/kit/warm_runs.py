@@ -21,14 +21,17 @@ class WarmBench:
     def __init__(self, folder: Path, torch: bool = True):
         """`torch`: whether there is a real one, which takes seconds to import for each server."""
         self.project, self.packages = folder / "project", folder / "packages"
-        for each in (self.project, self.packages, folder / "runtime"):
-            each.mkdir()
+        # Of the programs that are started here: a killed run leaves its folder for the next run to remove.
+        temporary = folder / "tmp"
+        for made in (self.project, self.packages, temporary, folder / "runtime"):
+            made.mkdir()
         if not torch:
             (self.packages / "torch").mkdir()
             (self.packages / "torch" / "__init__.py").write_text("def initial_seed():\n    return 67280421310721\n")
         path = os.pathsep.join(filter(None, (str(self.packages), os.environ.get("PYTHONPATH"))))
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_TESTING_EXT_", "PYTEST_", "COV"))}
         self.environ = {**kept, "XDG_RUNTIME_DIR": str(folder / "runtime"), "PYTHONPATH": path}
+        self.environ["TMPDIR"] = str(temporary)
         self.environ["TORCH_TESTING_EXT_WARM_IDLE"] = "120"  # nobody may be left to stop the server
         self.servers = folder / "runtime" / f"torch_testing_ext_warm_{os.getuid()}"
 

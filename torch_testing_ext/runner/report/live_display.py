@@ -314,7 +314,7 @@ class WatchPage:
             lines.append(_line(f"and {len(failures) - most} more failed", "red", width))
         room_for_stacks = max(0, height - 4 - 2 * len(lines))
         for stack_line in self._stacks.splitlines()[:room_for_stacks]:
-            lines.append(_line(stack_line, "dim", width))
+            lines.append(_line(_end_of(stack_line, width), "dim", width))
         return Group(*lines, Text(), _line(KEYS, "dim", width))
 
 
@@ -322,6 +322,11 @@ def _line(words: str, style: str, width: int) -> Text:
     line = Text(text.printable(words), style=style, no_wrap=True)
     line.truncate(width, overflow="ellipsis")
     return line
+
+
+def _end_of(line: str, width: int) -> str:
+    """The end of a line that is too long: a long path comes before the number of the line and the function."""
+    return line if len(line) <= width else f"…{line[1 - width :]}"
 
 
 def _last_line(words: str) -> str:
