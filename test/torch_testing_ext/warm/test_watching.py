@@ -10,8 +10,8 @@ import signal
 import struct
 import sys
 import tempfile
-import time
 import termios
+import time
 import unittest
 from pathlib import Path
 
