@@ -5,9 +5,14 @@ the end of its tear-down. This is read from `/proc`: a living process counts for
 has reaped. Ranks are children of a fork server, and programs are children of a warm server; both reap them, so they
 count, too. A process that has lost its parent is known by a variable that it has inherited.
 
-The first test that needs a module pays for its import, unless it was imported while tests were collected.
+What the tests of a class or module share (`setUpClass`, `setUpModule`, fixtures of that scope, and their ends) is
+recorded as a row of the class or module, not as a cost of the test that happens to come first.
+
+The first test that imports a package pays for that. A test during which many modules of installed packages were
+imported is recorded as `importing`, not as `passed`.
 
 Not counted:
+- fixtures of the whole session
 - the start of a server that outlives the test which happened to start it: what the server does for tests does count
 - a process that loses its parent, begins and ends within one test
 - a child whose parent ignores SIGCHLD: Linux then forgets what it has computed
@@ -15,8 +20,11 @@ Not counted:
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +32,10 @@ import pytest
 
 # Processes that descend from the process with this id.
 DESCENDS_FROM = "TEST_COSTS_OF"
+# In place of a test's name, in the row of what the tests of a class or module share.
+SHARED = "(shared)"
+# The import of so many modules can be seen in what a test costs.
+MANY_MODULES = 20
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -110,13 +122,17 @@ class ProcessTree:
 
 
 class CostRecorder:
-    """Appends a line to a file for each test: its seconds, its outcome, its id."""
+    """Appends a line to a file for each test, and for what each class or module shares: seconds, outcome, id."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._pid = os.getpid()
         self._tree = ProcessTree()
+        # Who pays now: the id of a test, or the row of a class or module. Inner ones are last.
+        self._payers: list[str] = []
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._outcome = "passed"
+        self._rows_to_end: list[str] = []
 
     def pytest_collection_finish(self) -> None:
         """Import what nearly every test needs, so that the first one does not pay for it."""
@@ -124,26 +140,88 @@ class CostRecorder:
 
         from torch_testing_ext import launch  # noqa: F401
 
+    @property
+    def _is_rank(self) -> bool:
+        """A rank that was forked from this process runs the test's item, too."""
+        return os.getpid() != self._pid
+
+    @contextlib.contextmanager
+    def _pays(self, payer: str) -> Iterator[None]:
+        """What is computed meanwhile counts for this row."""
+        self._charge()
+        self._payers.append(payer)
+        try:
+            yield
+        finally:
+            if not self._is_rank:
+                self._charge()
+                self._payers.pop()
+
+    def _charge(self) -> None:
+        seconds = self._tree.seconds_since()
+        if self._payers:
+            self._seconds[self._payers[-1]] += seconds
+
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        # A rank that was forked from this process runs the test's item, too.
-        if os.getpid() != self._pid:
+        if self._is_rank:
             yield
             return
-        self._tree.seconds_since()
+        modules = set(sys.modules)
         self._outcome = "passed"
-        yield
-        if os.getpid() != self._pid:
+        with self._pays(item.nodeid):
+            yield
+        if self._is_rank:
             return
-        line = f"{self._tree.seconds_since():.2f}\t{self._outcome}\t{item.nodeid}\n"
+        if self._outcome == "passed" and count_installed(set(sys.modules) - modules) >= MANY_MODULES:
+            self._outcome = "importing"
+        self._write(self._outcome, item.nodeid)
+        for row in self._rows_to_end:
+            self._write("passed", row)
+        self._rows_to_end.clear()
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
+        if self._is_rank or fixturedef.scope == "function":
+            yield
+            return
+        with self._pays(shared_row(request.node)):
+            yield
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        """A class or module ends with its last test, and pays for what that one does in its tear-down."""
+        goes_on = nextitem.listchain() if nextitem else []
+        ending = [shared_row(node) for node in item.listchain()[:-1] if node not in goes_on]
+        rows = [row for row in ending if row and row in self._seconds]
+        if self._is_rank or not rows:
+            yield
+            return
+        self._rows_to_end += rows
+        with self._pays(rows[-1]):
+            yield
+
+    def _write(self, outcome: str, row: str) -> None:
+        seconds = self._seconds.pop(row)
         # Workers append to one file: a line is one call.
         with open(self._file, "ab", buffering=0) as file:
-            file.write(line.encode())
+            file.write(f"{seconds:.2f}\t{outcome}\t{row}\n".encode())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.outcome != "passed" and self._outcome != "failed":
             self._outcome = report.outcome
+
+
+def shared_row(node: Any) -> str:
+    """The row of what the tests of a class or module share; empty for wider ones."""
+    return f"{node.nodeid}::{SHARED}" if isinstance(node, pytest.Class | pytest.Module) else ""
+
+
+def count_installed(names: Iterable[str]) -> int:
+    """How many of these modules are of installed packages."""
+    specs = (getattr(sys.modules[name], "__spec__", None) for name in names if name in sys.modules)
+    return sum("site-packages" in (getattr(spec, "origin", None) or "") for spec in specs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

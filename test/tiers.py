@@ -8,13 +8,17 @@
 `test_costs.tsv` has the seconds of CPU of every test, on the machine that recorded them, rounded to tenths. A test
 without a record is in `core`, until it has one. `conftest.py` gives every test the mark of its tier.
 
+What the tests of a class or module share, such as `setUpClass`, has a row of its own there. It counts in equal parts
+for all of these tests: so the tier of a test does not depend on which of them run, and in which order.
+
     python -m pytest --record-costs build/costs.tsv ...     measure what tests cost
     python test/tiers.py record build/costs.tsv             write that to test_costs.tsv; --whole: and nothing else
     python test/tiers.py check build/costs.tsv              fail if a test has outgrown its tier
     python test/tiers.py show                               the tiers and the costly tests of `core`
 
 Seconds of CPU do not grow while a test waits for a core. But other work makes caches cold, and machines differ. So
-`check` allows TOLERANCE times the bar, and more if most tests of the run cost more than their records say.
+`check` allows TOLERANCE times the bar, and more if most tests of the run cost more than their records say. It leaves
+out a test that was the first of its process to import large packages, which says nothing about the test.
 """
 
 from __future__ import annotations
@@ -24,12 +28,13 @@ import functools
 import shlex
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from core_tests import CORE
+from cost_recorder import SHARED
 from slow_tests import is_slow
 
 TIERS = ("core", "full", "slow")
@@ -57,13 +62,41 @@ def name_of(nodeid: str) -> str:
     return nodeid.removeprefix("test/").replace("\n", "\\n").replace("\t", "\\t")
 
 
-def tier_of(nodeid: str, costs: Mapping[str, float]) -> str:
+class Costs:
+    """The seconds of tests, from the rows of `test_costs.tsv` or of a run."""
+
+    def __init__(self, rows: Mapping[str, float]) -> None:
+        self.rows = rows
+        counts = Counter(row for name in rows if not is_shared(name) for row in shared_rows(name))
+        self._parts = {row: rows[row] / counts[row] for row in counts.keys() & rows.keys()}
+
+    def of(self, name: str) -> float:
+        """What a test costs: its own seconds, and its part of what it shares with others."""
+        return self.rows.get(name, 0.0) + sum(self._parts.get(row, 0.0) for row in shared_rows(name))
+
+    @property
+    def tests(self) -> list[str]:
+        return [name for name in self.rows if not is_shared(name)]
+
+
+def is_shared(name: str) -> bool:
+    """Is this the row of what the tests of a class or module share?"""
+    return name.endswith(f"::{SHARED}")
+
+
+def shared_rows(name: str) -> list[str]:
+    """The rows of what a test may share: of its module, and of its class."""
+    owners = name.partition("[")[0].split("::")[:-1]
+    return ["::".join([*owners[:number], SHARED]) for number in range(1, len(owners) + 1)]
+
+
+def tier_of(nodeid: str, costs: Costs) -> str:
     name = name_of(nodeid)
     if name in _core_names():
         return "core"
     if is_slow(name):
         return "slow"
-    return "core" if costs.get(name, 0.0) <= CORE_SECONDS else "full"
+    return "core" if costs.of(name) <= CORE_SECONDS else "full"
 
 
 @functools.cache
@@ -71,26 +104,30 @@ def _core_names() -> frozenset[str]:
     return frozenset(CORE.values())
 
 
-def _shares_a_run(name: str) -> bool:
-    """Is this a test of a class with a row in `core_tests.py`? If it is the first to run, it pays for their run."""
-    owner = name.rpartition("::")[0]
-    return any(row.startswith(f"{owner}::") for row in _core_names())
+def needless_rows(costs: Costs) -> list[str]:
+    """The mechanisms of `core_tests.py` whose test would be in `core` anyway, and clearly so."""
+    return [
+        mechanism
+        for mechanism, name in CORE.items()
+        # 0.0 may be that of a test that was skipped on the machine that recorded it.
+        if not is_slow(name) and name in costs.rows and 0.0 < costs.of(name) <= CORE_SECONDS / 2
+    ]
 
 
 # -- files
 
 
-def read_costs(file: Path = COSTS) -> dict[str, float]:
-    """The recorded seconds of CPU by the names of tests."""
+def read_costs(file: Path = COSTS) -> Costs:
+    """The recorded seconds of CPU."""
     if not file.exists():
-        return {}
+        return Costs({})
     rows = (line.split("\t", 1) for line in file.read_text().splitlines() if line)
-    return {name: float(seconds) for seconds, name in rows}
+    return Costs({name: float(seconds) for seconds, name in rows})
 
 
-def write_costs(costs: Mapping[str, float], file: Path = COSTS) -> None:
-    """One line for each test, sorted by name, so that two changes rarely meet in one line."""
-    file.write_text("".join(f"{costs[name]:.1f}\t{name}\n" for name in sorted(costs)))
+def write_costs(rows: Mapping[str, float], file: Path = COSTS) -> None:
+    """One line for each row, sorted by name, so that two changes rarely meet in one line."""
+    file.write_text("".join(f"{rows[name]:.1f}\t{name}\n" for name in sorted(rows)))
 
 
 def read_measured(files: Iterable[Path]) -> dict[str, Measured]:
@@ -115,24 +152,25 @@ def read_measured(files: Iterable[Path]) -> dict[str, Measured]:
 # -- the record
 
 
-def record(measured: Mapping[str, Measured], costs: Mapping[str, float], whole: bool = False) -> dict[str, float]:
+def record(measured: Mapping[str, Measured], rows: Mapping[str, float], whole: bool = False) -> dict[str, float]:
     """The record after a run. `whole`: the run was of all tests, and only they stay.
 
-    A test that failed, or was skipped, keeps what it cost when it passed.
+    A test that failed, or was skipped, keeps what it cost when it passed; one that imported large packages does, too.
     """
-    kept = {} if whole else {name: seconds for name, seconds in costs.items() if _file_exists(name)}
+    kept = {} if whole else {name: seconds for name, seconds in rows.items() if _file_exists(name)}
     for name, result in measured.items():
-        before = costs.get(name)
+        before = rows.get(name)
         if result.outcome == "skipped":
             kept[name] = before or 0.0
         elif result.outcome == "failed":
             if before is not None:
                 kept[name] = before
-        elif before is None or _differs(result.seconds, before):
+        elif before is None or (result.outcome == "passed" and _differs(result.seconds, before)):
             kept[name] = round(result.seconds, 1)
         else:
             kept[name] = before
-    return kept
+    # Most classes and modules share nothing.
+    return {name: seconds for name, seconds in kept.items() if seconds or not is_shared(name)}
 
 
 def _differs(seconds: float, before: float) -> bool:
@@ -155,35 +193,37 @@ class Outgrown(NamedTuple):
     bar: float
 
 
-def slowness(measured: Mapping[str, Measured], costs: Mapping[str, float]) -> float:
+def slowness(measured: Mapping[str, Measured], costs: Costs) -> float:
     """How much more most tests of a run cost than their records say: at least 1."""
     ratios = [
-        result.seconds / costs[name]
+        result.seconds / costs.rows[name]
         for name, result in measured.items()
-        if result.outcome == "passed" and costs.get(name, 0.0) >= _ENOUGH_SECONDS
+        if result.outcome == "passed" and costs.rows.get(name, 0.0) >= _ENOUGH_SECONDS
     ]
     return max(1.0, statistics.median(ratios)) if len(ratios) >= _ENOUGH_TESTS else 1.0
 
 
-def outgrown(measured: Mapping[str, Measured], costs: Mapping[str, float]) -> list[Outgrown]:
+def outgrown(measured: Mapping[str, Measured], costs: Costs) -> list[Outgrown]:
     """The tests that cost clearly more than the bar of their tier, those above it by most first."""
     allowed = TOLERANCE * slowness(measured, costs)
     bars = {"core": CORE_SECONDS, "full": FULL_SECONDS}
+    # A class or module shares its costs among all its tests, also those that this run left out.
+    now = Costs({**costs.rows, **{name: result.seconds for name, result in measured.items()}})
     tests = []
     for name, result in measured.items():
         tier = tier_of(name, costs)
         bar = bars.get(tier)
-        if bar is None or result.outcome != "passed" or (tier == "core" and _shares_a_run(name)):
+        if bar is None or result.outcome != "passed" or is_shared(name) or name in _core_names():
             continue
-        if result.seconds > allowed * bar:
-            tests.append(Outgrown(name, result.seconds, tier, bar))
+        if now.of(name) > allowed * bar:
+            tests.append(Outgrown(name, now.of(name), tier, bar))
     return sorted(tests, key=lambda test: -test.seconds / test.bar)
 
 
-def _describe_check(measured: Mapping[str, Measured], costs: Mapping[str, float]) -> tuple[list[str], bool]:
+def _describe_check(measured: Mapping[str, Measured], costs: Costs) -> tuple[list[str], bool]:
     """What the check says of a run, and whether it fails."""
     lines = []
-    new = sorted(name for name in measured if name not in costs)
+    new = sorted(name for name in measured if name not in costs.rows and not is_shared(name))
     if new:
         lines += [f"{len(new)} tests have no record of what they cost, and count as core until they have one:"]
         lines += [f"  {name}" for name in new[:20]]
@@ -209,24 +249,24 @@ def _describe_check(measured: Mapping[str, Measured], costs: Mapping[str, float]
 # -- the overview
 
 
-def _describe(costs: Mapping[str, float]) -> list[str]:
+def _describe(costs: Costs) -> list[str]:
     """The tests and seconds of each tier, and for each folder what its tests in `core` cost."""
     by_tier: dict[str, list[float]] = defaultdict(list)
     by_folder: dict[str, list[float]] = defaultdict(list)
-    for name, seconds in costs.items():
-        tier = tier_of(name, costs)
+    for name in costs.tests:
+        tier, seconds = tier_of(name, costs), costs.of(name)
         by_tier[tier].append(seconds)
         if tier == "core":
             by_folder[name.partition("::")[0].rpartition("/")[0]].append(seconds)
     lines = [f"{tier}: {len(by_tier[tier])} tests, {sum(by_tier[tier]) / 60:.1f} minutes of CPU" for tier in TIERS]
     lines.append("core by folder:")
-    for folder, seconds in sorted(by_folder.items(), key=lambda row: -sum(row[1])):
-        lines.append(f"  {sum(seconds):6.1f} s  {len(seconds):4} tests  {folder}")
+    for folder, folder_seconds in sorted(by_folder.items(), key=lambda row: -sum(row[1])):
+        lines.append(f"  {sum(folder_seconds):6.1f} s  {len(folder_seconds):4} tests  {folder}")
     lines.append("rows of core_tests.py:")
+    needless = needless_rows(costs)
     for mechanism, name in CORE.items():
-        seconds = costs.get(name)
-        note = "no record" if seconds is None else f"{seconds:.1f} s"
-        if seconds is not None and seconds <= CORE_SECONDS:
+        note = f"{costs.of(name):.1f} s" if name in costs.rows else "no record"
+        if mechanism in needless:
             note += ", needs no row"
         lines.append(f"  {mechanism}: {name} ({note})")
     return lines
@@ -253,14 +293,16 @@ def main(words: Sequence[str]) -> int:
         lines, fails = _describe_check(measured, costs)
         print("\n".join(lines or ["no test costs more than its tier allows"]))
         return 1 if fails else 0
-    after = record(measured, costs, chosen.whole)
-    write_costs(after)
+    after = Costs(record(measured, costs.rows, chosen.whole))
+    write_costs(after.rows)
     moved = [
         f"  {name}: {tier_of(name, costs)} -> {tier_of(name, after)}"
-        for name in after
-        if name in costs and tier_of(name, costs) != tier_of(name, after)
+        for name in after.tests
+        if name in costs.rows and tier_of(name, costs) != tier_of(name, after)
     ]
-    print(f"{len(measured)} tests measured, {len(after)} recorded in {COSTS.name}, {len(moved)} in another tier")
+    print(
+        f"{len(measured)} rows measured, {len(after.rows)} recorded in {COSTS.name}, {len(moved)} tests in another tier"
+    )
     print("\n".join(moved), end="\n" if moved else "")
     return 0
 

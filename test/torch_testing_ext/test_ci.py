@@ -122,6 +122,16 @@ class CIRunTest(unittest.TestCase):
         _, lines = self.ran("main", main="false")
         self.assertEqual(lines[-2], "+ [main] failed without a failed test; the end of its log:")
 
+    def test_a_test_that_has_outgrown_its_tier_fails_its_part(self):
+        for code, last in ((0, "2 passed, 0 failed, 0 skipped"), (1, "2 passed, 1 failed, 0 skipped")):
+            checks = (
+                f"printf '#!/bin/sh\\necho checked: $*; exit {code}\\n' > .venv/bin/python; chmod +x .venv/bin/python"
+            )
+            with self.subTest(code):
+                said = self.ran("test", test=f'{checks}; touch "$CI_COSTS"; {self.counts(2, 0, 0)}')
+                self.assertEqual((said[0], said[1][-1]), (code, last), said[1])
+                self.assertIn(f"/contributor/test/tiers.py check {self.out}/test.costs", "\n".join(said[1]))
+
     def test_each_part_has_its_folder_and_its_versions(self):
         said = 'echo "$PIP_CONSTRAINT|$TORCH_TESTING_EXT_RUN_JUNIT|$CI_JUNIT" && touch made && ls'
         self.ran("main", "test", main=said, test=said)

@@ -1,7 +1,6 @@
 """What an import of the package loads, which module may import which, and how modules and classes are named."""
 
 import ast
-import functools
 import json
 import re
 import subprocess
@@ -73,7 +72,6 @@ def state_after_importing(*names):
     return states_after_importing((), names)[0]
 
 
-@functools.cache
 def states_of_the_mirror():
     """What an interpreter holds that has imported torch, and then each module of the mirror; last, all of them."""
     ours = [f"torch_testing_ext.{name}" for name in MIRROR_MODULES]
@@ -129,12 +127,17 @@ class TestImporting(unittest.TestCase):
         )
         self.assertEqual(within("torch", found["modules"]), [])
 
+
+class TestImportingTheMirror(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.states = states_of_the_mirror()
+
     def test_the_mirror(self):
-        states = states_of_the_mirror()
-        torch_alone = states["torch alone"]
+        torch_alone = self.states["torch alone"]
         for name in MIRROR_MODULES:
             with self.subTest(module=name):
-                found = states[name]
+                found = self.states[name]
                 self.assertEqual(found["initialised"], [])
                 self.assertLessEqual(found["threads"], torch_alone["threads"])
                 for heavy in ("torch.testing._internal", "torch._dynamo", "torch._inductor"):
@@ -143,8 +146,7 @@ class TestImporting(unittest.TestCase):
 
     def test_the_mirror_adds_little_to_torch(self):
         """Every test file pays for each module that the mirror imports."""
-        states = states_of_the_mirror()
-        torch_alone, ours = states["torch alone"], states["common_distributed"]
+        torch_alone, ours = self.states["torch alone"], self.states["common_distributed"]
         new = set(within("torch", ours["modules"])) - set(torch_alone["modules"])
         self.assertEqual(new, set())
 
@@ -159,7 +161,7 @@ class TestImporting(unittest.TestCase):
         later += tuple(f"launch.{name}" for name in ("hang", "judging", "persistent_ranks", "probes", "coordinator"))
         names = {f"torch_testing_ext.{name}" for name in later}
         self.assertEqual(names - set(MODULES), set())
-        found = states_of_the_mirror()["all"]
+        found = self.states["all"]
         self.assertIn("torch_testing_ext.distributed.fake_pg", found["modules"])
         self.assertEqual(names & set(found["modules"]), set())
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 from kit.files import subject
@@ -20,12 +21,24 @@ sys.path.append(str(ROOT / "test"))
 import cost_recorder  # noqa: E402
 import tiers  # noqa: E402
 from core_tests import CORE, OURS  # noqa: E402
+from cost_recorder import SHARED  # noqa: E402
 from slow_tests import is_slow  # noqa: E402
-from tiers import Measured, record, tier_of  # noqa: E402
+from tiers import Costs, Measured, record, tier_of  # noqa: E402
 
 CHEAP, COSTLY, NEW = (f"{OURS}test_tiers.py::A::test_{name}" for name in ("cheap", "costly", "new"))
 SLOW = f"{OURS}launch/test_soak.py::SoakTest::test_nothing_accumulates"
-COSTS = {CHEAP: 0.9, COSTLY: 1.1, SLOW: 0.1}
+ROWS = {CHEAP: 0.9, COSTLY: 1.1, SLOW: 0.1}
+COSTS = Costs(ROWS)
+# Two classes of a module, of which one shares something, as does the module.
+MODULE = f"{OURS}test_tiers.py"
+SHARING = {
+    f"{MODULE}::A::test_a": 0.2,
+    f"{MODULE}::A::test_b[x::y]": 0.4,
+    f"{MODULE}::A::{SHARED}": 1.0,
+    f"{MODULE}::B::test_c": 0.1,
+    f"{MODULE}::test_d": 0.0,
+    f"{MODULE}::{SHARED}": 0.8,
+}
 
 
 def passed(seconds):
@@ -47,6 +60,14 @@ class TierTest(unittest.TestCase):
             self.assertEqual(tier_of(COSTLY, COSTS), "core")
             self.assertEqual(tiers.outgrown({COSTLY: passed(90.0)}, COSTS), [])
 
+    def test_what_tests_share_counts_in_equal_parts(self):
+        costs = Costs(SHARING)
+        expected = {"A::test_a": 0.9, "A::test_b[x::y]": 1.1, "B::test_c": 0.3, "test_d": 0.2, "A::test_new": 0.7}
+        for name, seconds in expected.items():
+            self.assertAlmostEqual(costs.of(f"{MODULE}::{name}"), seconds, msg=name)
+        self.assertEqual([tier_of(f"{MODULE}::A::test_{name}", costs) for name in ("a", "b[x::y]")], ["core", "full"])
+        self.assertAlmostEqual(sum(costs.of(name) for name in costs.tests), sum(SHARING.values()))
+
 
 class CoreTestsTest(unittest.TestCase):
     def test_each_row_is_a_test(self):
@@ -64,46 +85,62 @@ class CoreTestsTest(unittest.TestCase):
     def test_a_row_of_a_slow_class(self):
         """One test of the class is in `core`, the others stay slow."""
         row = next(name for name in CORE.values() if is_slow(name))
-        self.assertEqual([tier_of(name, {row: 9.0}) for name in (row, f"{row}_too")], ["core", "slow"])
+        self.assertEqual([tier_of(name, Costs({row: 9.0})) for name in (row, f"{row}_too")], ["core", "slow"])
+
+    def test_every_row_is_needed(self):
+        self.assertEqual(tiers.needless_rows(tiers.read_costs()), [])
+
+    def test_needless_rows(self):
+        rows = {"cheap": CHEAP, "costly": COSTLY, "slow": SLOW, "skipped": NEW, "shares": f"{MODULE}::A::test_a"}
+        with mock.patch.object(tiers, "CORE", rows):
+            self.assertEqual(tiers.needless_rows(Costs({**ROWS, CHEAP: 0.4, NEW: 0.0})), ["cheap"])
+            self.assertEqual(tiers.needless_rows(Costs({**SHARING, COSTLY: 0.6})), [])
 
 
 class RecordTest(unittest.TestCase):
     def test_small_differences_change_nothing(self):
-        after = record({CHEAP: passed(1.05), COSTLY: passed(1.3)}, COSTS)
-        self.assertEqual(after, COSTS)
+        after = record({CHEAP: passed(1.05), COSTLY: passed(1.3)}, ROWS)
+        self.assertEqual(after, ROWS)
 
     def test_others(self):
-        after = record({CHEAP: passed(1.26), NEW: passed(3.04)}, COSTS)
-        self.assertEqual(after, {**COSTS, CHEAP: 1.3, NEW: 3.0})
+        after = record({CHEAP: passed(1.26), NEW: passed(3.04)}, ROWS)
+        self.assertEqual(after, {**ROWS, CHEAP: 1.3, NEW: 3.0})
 
     def test_outcomes_that_say_nothing_about_the_cost(self):
         unknown = {CHEAP: Measured(9.0, "failed"), COSTLY: Measured(0.0, "skipped"), NEW: Measured(9.0, "failed")}
-        self.assertEqual(record(unknown, COSTS), COSTS)
-        self.assertEqual(record({NEW: Measured(0.0, "skipped")}, COSTS)[NEW], 0.0)
+        self.assertEqual(record(unknown, ROWS), ROWS)
+        self.assertEqual(record({NEW: Measured(0.0, "skipped")}, ROWS)[NEW], 0.0)
+        importing = {CHEAP: Measured(9.0, "importing"), NEW: Measured(9.0, "importing")}
+        self.assertEqual(record(importing, ROWS), {**ROWS, NEW: 9.0})
+
+    def test_what_is_shared(self):
+        row, nothing = f"{MODULE}::A::{SHARED}", f"{MODULE}::{SHARED}"
+        self.assertEqual(record({row: passed(2.5), nothing: passed(0.04)}, ROWS), {**ROWS, row: 2.5})
+        self.assertEqual(record({row: passed(0.04)}, {**ROWS, row: 2.5}), ROWS)
 
     def test_tests_that_are_gone(self):
         gone = f"{OURS}test_gone.py::A::test_a"
         self.assertNotIn(gone, record({}, {gone: 1.0}))
-        self.assertEqual(record({NEW: passed(1.0)}, COSTS, whole=True), {NEW: 1.0})
+        self.assertEqual(record({NEW: passed(1.0)}, ROWS, whole=True), {NEW: 1.0})
 
     def test_files(self):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "costs.tsv")
-            tiers.write_costs(COSTS, file)
-            self.assertEqual(tiers.read_costs(file), COSTS)
+            tiers.write_costs(ROWS, file)
+            self.assertEqual(tiers.read_costs(file).rows, ROWS)
             file.write_text(f"3.00\tfailed\ttest/{CHEAP}\n0.80\tpassed\ttest/{CHEAP}\n0.90\tpassed\ttest/{CHEAP}\n2.0")
             self.assertEqual(tiers.read_measured([file]), {CHEAP: passed(0.8)})
 
     def test_every_row_has_a_file(self):
         """`record` leaves out the tests of files that are gone."""
         self.assertEqual(
-            [name for name in tiers.read_costs() if not (ROOT / "test" / name.partition("::")[0]).exists()], []
+            [name for name in tiers.read_costs().rows if not (ROOT / "test" / name.partition("::")[0]).exists()], []
         )
 
 
 class CheckTest(unittest.TestCase):
-    def names(self, measured, costs=COSTS):
-        return [test.name for test in tiers.outgrown(measured, costs)]
+    def names(self, measured, rows=ROWS):
+        return [test.name for test in tiers.outgrown(measured, Costs(rows))]
 
     def test_within_the_tolerance(self):
         self.assertEqual(self.names({CHEAP: passed(1.9), COSTLY: passed(100.0), SLOW: passed(999.0)}), [])
@@ -116,31 +153,41 @@ class CheckTest(unittest.TestCase):
         self.assertIn(f"  python -m pytest --record-costs build/costs.tsv test/{NEW} test/{CHEAP}", lines)
         self.assertIn("  python test/tiers.py record build/costs.tsv", lines)
 
+    def test_outcomes_that_say_nothing_about_the_cost(self):
+        self.assertEqual(self.names({CHEAP: Measured(9.0, "importing"), NEW: Measured(9.0, "failed")}), [])
+
+    def test_what_tests_share(self):
+        """Whoever comes first, and whichever tests run: all of the class have outgrown their tier, or none."""
+        first, row = f"{MODULE}::A::test_a", f"{MODULE}::A::{SHARED}"
+        self.assertEqual(self.names({first: passed(0.2), row: passed(2.6)}, SHARING), [])
+        self.assertEqual(self.names({first: passed(0.2), row: passed(4.0)}, SHARING), [first])
+
     def test_new_tests_are_named(self):
-        lines, fails = tiers._describe_check({NEW: passed(0.1)}, COSTS)
-        self.assertIn(f"  {NEW}", lines)
+        lines, fails = tiers._describe_check({NEW: passed(0.1), f"{MODULE}::{SHARED}": passed(0.1)}, COSTS)
+        self.assertEqual([line for line in lines if line.startswith("  ")], [f"  {NEW}"])
         self.assertFalse(fails)
 
     def test_a_slower_machine(self):
         others = {f"x.py::test_{number}": 0.5 for number in range(20)}
         measured = {CHEAP: passed(2.6), **{name: passed(0.7) for name in others}}
-        self.assertEqual(self.names(measured, {**COSTS, **others}), [])
-        self.assertEqual(self.names({**measured, CHEAP: passed(2.9)}, {**COSTS, **others}), [CHEAP])
+        self.assertEqual(self.names(measured, {**ROWS, **others}), [])
+        self.assertEqual(self.names({**measured, CHEAP: passed(2.9)}, {**ROWS, **others}), [CHEAP])
 
     def test_a_faster_machine_has_the_same_bars(self):
         others = {f"x.py::test_{number}": 0.5 for number in range(20)}
         measured = {CHEAP: passed(1.9), **{name: passed(0.1) for name in others}}
-        self.assertEqual(self.names(measured, {**COSTS, **others}), [])
+        self.assertEqual(self.names(measured, {**ROWS, **others}), [])
 
 
 PROGRAM = subject(__file__, "costly_programs.py")
+SHARING_PROGRAM = subject(__file__, "sharing_programs.py")
 
 
 class RecorderTest(unittest.TestCase):
-    def measured(self, *words):
+    def measured(self, *words, program=PROGRAM):
         """What the recorder says of the tests of the program, by their names."""
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "test_it.py").write_text(PROGRAM)
+            Path(folder, "test_it.py").write_text(program)
             Path(folder, "conftest.py").write_text(
                 f"import sys; sys.path.append({str(ROOT / 'test')!r})\n"
                 "from cost_recorder import pytest_addoption, start_recording\n"
@@ -150,7 +197,7 @@ class RecorderTest(unittest.TestCase):
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, "test_it.py"]
             subprocess.run(command, cwd=folder, env=environ, stdout=subprocess.DEVNULL)
             results = tiers.read_measured([Path(folder, "out", "costs.tsv")])
-        return {name.partition("::test_")[2]: result for name, result in results.items()}
+        return {name.removeprefix("test_it.py::").removeprefix("test_"): result for name, result in results.items()}
 
     def test_what_is_recorded(self):
         measured = self.measured("-p", "no:xdist")
@@ -167,6 +214,28 @@ class RecorderTest(unittest.TestCase):
         measured = self.measured("-n", "2", "--dist", "loadfile")
         self.assertEqual(len(measured), 9)
         self.assertGreaterEqual(measured["child"].seconds, 0.28)
+
+    def test_what_is_shared(self):
+        """A class and a module pay for what their tests share, not the test that comes first."""
+        measured = self.measured("-p", "no:xdist", "-k", "not test_b", program=SHARING_PROGRAM)
+        self.assertEqual(measured.keys(), {"SharingTest::test_a", "c", f"SharingTest::{SHARED}", SHARED})
+        self.assertAlmostEqual(measured[f"SharingTest::{SHARED}"].seconds, 0.5, delta=0.1)
+        self.assertAlmostEqual(measured[SHARED].seconds, 0.2, delta=0.1)
+        self.assertLess(max(measured["SharingTest::test_a"].seconds, measured["c"].seconds), 0.15)
+        self.assertEqual({result.outcome for result in measured.values()}, {"passed"})
+
+    def test_what_imports(self):
+        names = [f"of_a_package_{number}" for number in range(cost_recorder.MANY_MODULES)]
+        origins = {name: f"/x/site-packages/{name}.py" for name in names} | {"ours": "/x/ours.py", "builtin": None}
+        modules = {name: SimpleNamespace(__spec__=SimpleNamespace(origin=path)) for name, path in origins.items()}
+        with mock.patch.dict(sys.modules, {**modules, "__main__": SimpleNamespace(__spec__=None)}):
+            self.assertEqual(cost_recorder.count_installed([*modules, "__main__", "gone"]), len(names))
+        program = (
+            "def test_few():\n    import xml.dom.minidom\n"
+            "def test_many():\n    import torch.testing._internal.common_utils\n"
+        )
+        outcomes = {name: result.outcome for name, result in self.measured("-p", "no:xdist", program=program).items()}
+        self.assertEqual(outcomes, {"few": "passed", "many": "importing"})
 
     def test_a_process_that_has_gone(self):
         self.assertIsNone(cost_recorder.read_process(2**30))

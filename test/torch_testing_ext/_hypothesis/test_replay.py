@@ -1,6 +1,5 @@
 """Properties that replay examples: what they run by default and in a search, and that nothing else decides it."""
 
-import functools
 import json
 import os
 import re
@@ -123,7 +122,6 @@ class TestReplay(TestCase):
         self.assertNotIn("To repeat", report)
 
 
-@functools.cache  # it imports every suite
 def examples_of_suites(*options, **variables):
     return json.loads(output_of_python(str(LIST_EXAMPLES), *options, **variables))
 
@@ -131,11 +129,16 @@ def examples_of_suites(*options, **variables):
 class TestSuites(TestCase):
     """What the property suites run by default is in this repository."""
 
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        # It imports every suite.
+        cls.plain = examples_of_suites()
+
     def test_every_property_has_examples_whatever_the_generator_and_the_database(self):
-        plain = examples_of_suites()
-        self.assertGreater(len(plain), 30)
-        self.assertEqual([name for name, examples in plain.items() if not examples], [])
-        self.assertEqual(examples_of_suites("--without-generator", "--without-database"), plain)
+        self.assertGreater(len(self.plain), 30)
+        self.assertEqual([name for name, examples in self.plain.items() if not examples], [])
+        self.assertEqual(examples_of_suites("--without-generator", "--without-database"), self.plain)
 
     def test_another_version_of_hypothesis_with_network(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +149,7 @@ class TestSuites(TestCase):
             path = os.pathsep.join([folder, clean_environ()["PYTHONPATH"]])
             version = output_of_python("-c", "import hypothesis; print(hypothesis.__version__)", PYTHONPATH=path)
             self.assertEqual(version.strip(), number)
-            self.assertEqual(examples_of_suites(PYTHONPATH=path), examples_of_suites())
+            self.assertEqual(examples_of_suites(PYTHONPATH=path), self.plain)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,8 @@ def tearDownModule():
         shared_folder().cleanup()
 
 
-@functools.cache
 def whole_run() -> FinishedRun:
-    """One run of all tests with all reports, which the tests here check."""
+    """One run of all tests with all reports."""
     reports = {"junit": "x.xml", "report": "x.html", "trace": "trace.json", "results": "results.json"}
     options = [word for option, name in reports.items() for word in (f"--{option}", name)]
     folder = Path(shared_folder().name, "whole")
@@ -57,8 +56,12 @@ def whole_run() -> FinishedRun:
 class ModelTest(unittest.TestCase):
     maxDiff = None
 
+    @classmethod
+    def setUpClass(cls):
+        cls.ran = whole_run()
+
     def test_exit_code_and_last_line(self):
-        run = whole_run()
+        run = self.ran
         self.assertEqual(run.code, 1, run.console[-5000:] + run.complaints)
         self.assertEqual(run.console.splitlines()[-1], last_line(MODEL))
         self.assertEqual(run.complaints, "")
@@ -67,7 +70,7 @@ class ModelTest(unittest.TestCase):
         self.assertEqual({must.outcome for must in MODEL.values()}, set(TestOutcome))
 
     def test_results(self):
-        found = json.loads(whole_run().report("results.json"))
+        found = json.loads(self.ran.report("results.json"))
         self.assertEqual(
             {one["id"]: [each["outcome"] for each in one["attempts"]] for one in found["tests"]},
             {name: [each.value for each in must.all_attempts] for name, must in MODEL.items()},
@@ -87,12 +90,12 @@ class ModelTest(unittest.TestCase):
                     self.assertIn(said, last["ranks"][rank]["output"])
 
     def test_a_test_that_hangs_has_its_ranks_stacks(self):
-        by_name = {one["id"]: one for one in json.loads(whole_run().report("results.json"))["tests"]}
+        by_name = {one["id"]: one for one in json.loads(self.ran.report("results.json"))["tests"]}
         hung = by_name[PREFIX + "test_ranks.py::RanksTest::test_hangs_in_one_rank"]["attempts"][0]
         self.assertIn("in test_hangs_in_one_rank", hung["ranks"][1]["stacks"])
 
     def test_console(self):
-        console = whole_run().console
+        console = self.ran.console
         lines = re.findall(r"^\[ *(\d+)/(\d+)\]  (.*?)  .*?(test/distributed/\S+?)(?::? .*)?$", console, re.MULTILINE)
         finished = {name: word for _, _, word, name in lines if "retrying" not in word}
         for name, must in MODEL.items():
@@ -105,7 +108,7 @@ class ModelTest(unittest.TestCase):
         self.assertEqual(max(int(done) for done, *_ in lines), len(MODEL))
 
     def test_console_prints_failures_at_once_and_names_them_again_with_their_causes(self):
-        at_once, at_the_end, _ = whole_run().console.split("\n" + "=" * 100 + "\n", 2)
+        at_once, at_the_end, _ = self.ran.console.split("\n" + "=" * 100 + "\n", 2)
         lines = at_the_end.strip().splitlines()
         failed = {name: must for name, must in MODEL.items() if must.verdict is Category.FAILED}
         for name, must in failed.items():
@@ -123,10 +126,10 @@ class ModelTest(unittest.TestCase):
         self.assertNotIn("Traceback", at_the_end)
 
     def test_console_says_how_many_devices_are_missing(self):
-        self.assertRegex(whole_run().console, r"\nskipped:\n(  .*\n)*  1  not enough devices: needs 4096 ")
+        self.assertRegex(self.ran.console, r"\nskipped:\n(  .*\n)*  1  not enough devices: needs 4096 ")
 
     def test_junit(self):
-        root = read_junit(whole_run().report("x.xml"))
+        root = read_junit(self.ran.report("x.xml"))
         cases = {f"{case.get('classname')}::{case.get('name')}": case for case in root.iter("testcase")}
         self.assertEqual(len(cases), len(MODEL))
         for name, must in MODEL.items():
@@ -150,7 +153,7 @@ class ModelTest(unittest.TestCase):
                     self.assertIn(must.say, words)
 
     def test_trace(self):
-        events = json.loads(whole_run().report("trace.json"))["traceEvents"]
+        events = json.loads(self.ran.report("trace.json"))["traceEvents"]
         seen = {event["name"] for event in events if event["ph"] == "X"}
         ran = {
             name
@@ -170,7 +173,7 @@ class ModelTest(unittest.TestCase):
     @needs_chromium
     def test_html(self):
         with Browser() as browser:
-            browser.open(whole_run().folder / "x.html")
+            browser.open(self.ran.folder / "x.html")
             shown = browser.evaluate(
                 """[...document.querySelectorAll('.test')].map((test) => [
                     test.querySelector('.name').textContent, test.dataset.outcome, test.textContent,
@@ -190,14 +193,13 @@ class ModelTest(unittest.TestCase):
 
     def test_20_megabytes_of_output_do_not_inflate_the_reports(self):
         for report in "x.xml", "x.html", "results.json":
-            self.assertLess(len(whole_run().report(report)), 4_000_000, report)
+            self.assertLess(len(self.ran.report(report)), 4_000_000, report)
 
     def test_the_last_attempt_is_numbered(self):
-        self.assertIn("flaky: passed on the 3rd attempt", whole_run().console)
-        self.assertEqual((whole_run().folder / "attempts").read_text().count("attempt"), 3)
+        self.assertIn("flaky: passed on the 3rd attempt", self.ran.console)
+        self.assertEqual((self.ran.folder / "attempts").read_text().count("attempt"), 3)
 
 
-@functools.cache
 def odd_run() -> FinishedRun:
     """A run of few tests, with streamed output and reports that cannot be written."""
     folder = Path(shared_folder().name, "odd")
@@ -208,20 +210,24 @@ def odd_run() -> FinishedRun:
 
 
 class OddRunTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.ran = odd_run()
+
     def test_the_outcome_is_not_affected(self):
-        self.assertEqual((odd_run().code, odd_run().console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
-        self.assertEqual(odd_run().complaints, "")
+        self.assertEqual((self.ran.code, self.ran.console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
+        self.assertEqual(self.ran.complaints, "")
 
     def test_a_report_that_cannot_be_written_is_a_warning(self):
-        for name, why in ("/dev/full", "No space left"), (str(odd_run().folder / "file/x.html"), "File exists"):
-            self.assertRegex(odd_run().console, f"warning: {re.escape(name)} could not be written .*{why}")
+        for name, why in ("/dev/full", "No space left"), (str(self.ran.folder / "file/x.html"), "File exists"):
+            self.assertRegex(self.ran.console, f"warning: {re.escape(name)} could not be written .*{why}")
 
     def test_output_is_shown_before_the_outcome(self):
-        console = odd_run().console
+        console = self.ran.console
         self.assertLess(console.index("\nwhat it printed before\n"), console.index("]  failed"))
 
     def test_output_of_tests_cannot_control_the_terminal(self):
-        self.assertEqual(odd_run().console, printable(odd_run().console))
+        self.assertEqual(self.ran.console, printable(self.ran.console))
 
 
 class OtherRunsTest(unittest.TestCase):

@@ -5,11 +5,10 @@ A separate process imports PyTorch's modules and prints their signatures.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from kit.processes import run_python
@@ -64,7 +63,6 @@ print(json.dumps(signatures))
 """
 
 
-@functools.cache
 def theirs() -> dict[str, dict[str, list[list[Any]] | None]]:
     done = run_python("-c", PRINT_SIGNATURES)
     if done.returncode:
@@ -97,11 +95,18 @@ def why_not(wanted: list[list[Any]], given: list[list[Any]]) -> str:
 
 @instantiate_parametrized_tests
 class SignaturesTest(TestCase):
+    theirs: ClassVar[dict[str, dict[str, list[list[Any]] | None]]]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.theirs = theirs()
+
     @parametrize("module", MODULES)
     def test_calls_fit(self, module: str) -> None:
         ours = importlib.import_module(f"torch_testing_ext.{module}")
         compared, complaints = 0, {}
-        for dotted, wanted in theirs()[module].items():
+        for dotted, wanted in self.theirs[module].items():
             head, _, member = dotted.partition(".")
             thing = getattr(ours, head, None)
             if thing is None or dotted in NOT_OURS:

@@ -1,6 +1,5 @@
 """Names of common_utils and common_cuda do what PyTorch's do: two processes, one for each kit, answer the same."""
 
-import functools
 import json
 import os
 import subprocess
@@ -27,11 +26,6 @@ if VERSION < (2, 15):
 AT_HOME = {"CI": "", "TEST_CONFIG": ""}
 
 
-@functools.cache
-def answers_at_home(kit):
-    return answers(kit, AT_HOME)
-
-
 def answers(kit, environment):
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     environment = {name: value for name, value in {**os.environ, "PYTHONPATH": path, **environment}.items() if value}
@@ -43,6 +37,11 @@ def answers(kit, environment):
 
 @instantiate_parametrized_tests
 class TestLikePyTorch(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.at_home = {kit: answers(kit, AT_HOME) for kit in (OURS, THEIRS)}
+
     @parametrize(
         "environment",
         [
@@ -54,8 +53,10 @@ class TestLikePyTorch(TestCase):
         ],
     )
     def test_both_kits_give_the_same(self, environment):
-        give = answers_at_home if environment is AT_HOME else functools.partial(answers, environment=environment)
-        theirs, ours = give(THEIRS), give(OURS)
+        if environment is AT_HOME:
+            theirs, ours = self.at_home[THEIRS], self.at_home[OURS]
+        else:
+            theirs, ours = answers(THEIRS, environment), answers(OURS, environment)
         lacking = {name for name, answer in theirs.items() if str(answer).startswith("AttributeError")}
         self.assertLess(len(lacking), 0.35 * len(theirs))
         self.assertEqual([name for name, answer in ours.items() if str(answer).startswith("AttributeError")], [])
@@ -63,7 +64,7 @@ class TestLikePyTorch(TestCase):
         self.assertEqual({name: ours[name] for name in compared}, {name: theirs[name] for name in compared})
 
     def test_where_we_are_stricter(self):
-        ours = answers_at_home(OURS)
+        ours = self.at_home[OURS]
         self.assertEqual(ours["retries"][1], ["ValueError", 0])
         self.assertEqual(ours["retries"][4], ["SkipTest: Skipping after 3 consecutive m", 0])
         self.assertEqual(ours["libraries"][1], "FileNotFoundError")
