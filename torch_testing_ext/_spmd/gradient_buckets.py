@@ -104,7 +104,7 @@ class ManagedParam:
     def __init__(self, plain: torch.Tensor, layout: Layout, name: str, rest: Any = None) -> None:
         self._plain = weakref.ref(plain)
         self._strong = plain if rest is not None else None
-        self._rest = weakref.ref(rest) if rest is not None else None
+        self._rest: Callable[[], Any] | None = weakref.ref(rest) if rest is not None else None
         self.layout, self.name = layout, name
         self.kind = plain.shape, plain.dtype
         # In no roster.
@@ -137,8 +137,17 @@ class ManagedParam:
 
     def set_rest(self, rest: Any) -> None:
         """Hold another DTensor between calls, for example one of another dtype."""
+        rest.__dict__.pop(RECORD, None)
         self._rest = weakref.ref(rest)
         _know(rest, lambda: self)
+
+    def allow_swap(self) -> None:
+        """Refer to the DTensor without a weak reference, until the next call: torch swaps no tensor that has one."""
+        rest = self.rest
+        if self._rest is not None and RECORD not in rest.__dict__:
+            _known.pop(id(rest), None)
+            rest.__dict__[RECORD] = self
+            self._rest = lambda: rest
 
     def rows(self, whole: torch.Tensor, rank: int | None = None) -> torch.Tensor:
         """A view of the rows of a whole tensor that belong to a rank, by default this one."""
@@ -167,6 +176,8 @@ class ManagedParam:
         return plain is None or self.hooked is None or run_hook_last(plain, self.hooked)
 
 
+# The attribute of a DTensor that torch may swap with another one, such as that of a conversion: its record.
+RECORD = "_spmd_record"
 # By identity. A record that keeps `plain` alive must not be kept alive by it: it lives as long as its `rest`.
 _known: dict[int, tuple[weakref.ref[Any], Callable[[], ManagedParam | None]]] = {}
 
@@ -184,7 +195,10 @@ def _know(tensor: torch.Tensor, find: Callable[[], ManagedParam | None]) -> None
 def managed_by(tensor: torch.Tensor) -> ManagedParam | None:
     """The record of a parameter, in either of its forms."""
     reference, find = _known.get(id(tensor), (None, None))
-    return find() if find is not None and reference is not None and reference() is tensor else None
+    if find is not None and reference is not None and reference() is tensor:
+        return find()
+    record: ManagedParam | None = tensor.__dict__.get(RECORD)
+    return record if record is not None and record.rest is tensor else None
 
 
 def forget_parameter(managed: ManagedParam) -> None:

@@ -15,7 +15,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._torch.tracing import (
-    dtensor_like,
     local_tensor,
     optimizer_has_hooks,
     outside_dynamo,
@@ -27,6 +26,7 @@ from torch_testing_ext._torch.tracing import (
 from .averaging import MeetingPoint, ReadWatch
 from .gradient_buckets import ManagedParam, Wire, manage_parameter, managed_by, mark_work, plan_buckets
 from .parallel_modes import Layout, SPMDError
+from .resting_tensor import in_call, rest_as, resting_like
 from .roster import READS_KEPT, READS_UPDATED, ParamSlot, Roster, refuse_held, registered
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class _Rows:
             if before is not None and local_tensor(before) is value:
                 values[name] = before
             elif isinstance(value, torch.Tensor) and value.dim() and value.shape == shape:
-                values[name] = dtensor_like(rest, value)
+                values[name] = resting_like(rest, value)
         changed = [self.whole] if self._had_gradient else []
         if self._grad is not None and version_of(self._grad) != self._version:
             # Some optimizers use it as a buffer.
@@ -354,7 +354,7 @@ def shard_states(optimizer: Optimizer, sharded: Iterable[ManagedParam]) -> None:
         for name, value in list(values.items()):
             is_whole = isinstance(value, torch.Tensor) and value.dim() and value.shape == managed.layout.shape
             if is_whole and not isinstance(value, DTensor) and not _is_sparse(value):
-                values[name] = dtensor_like(managed.rest, managed.layout.local_part(value))
+                values[name] = resting_like(managed.rest, managed.layout.local_part(value))
 
 
 def make_states_whole(optimizer: Optimizer) -> None:
@@ -375,12 +375,12 @@ def dtensor_at_rest(plain: torch.Tensor, layout: Layout, name: str, mesh: Device
     _refuse_updates_between_calls()
     values = plain.detach().resolve_conj().resolve_neg()
     local = layout.local_part(values) if layout.sharded else plain.detach()
-    rest = nn.Parameter(with_part(local, layout, plain, mesh), requires_grad=plain.requires_grad)
+    rest = resting_parameter(local, layout, plain, mesh)
     rest.__dict__.update(plain.__dict__)
     managed = manage_parameter(plain, layout, name, rest)
     if plain.grad is not None:
         dense = plain.grad if plain.grad.layout is torch.strided else plain.grad.to_dense()
-        rest.grad = dtensor_like(rest, layout.local_part(dense))
+        rest.grad = resting_like(rest, layout.local_part(dense))
     return managed, rest  # type: ignore[return-value]
 
 
@@ -407,7 +407,7 @@ def _refuse_updates_between_calls() -> None:
 
 def plain_parameter(rest: DTensor, layout: Layout, name: str) -> ManagedParam:
     """Create the plain parameter for a DTensor that the engine has not made."""
-    local = local_tensor(rest)
+    local = local_tensor(rest_as(rest))
     whole = local if not layout.sharded else local.new_empty(0)
     return manage_parameter(nn.Parameter(whole, requires_grad=rest.requires_grad), layout, name, rest)
 
@@ -417,6 +417,11 @@ def with_part(local: torch.Tensor, layout: Layout, like: torch.Tensor, mesh: Dev
     return DTensor.from_local(
         local, mesh, [layout.placement], run_check=False, shape=torch.Size(like.shape), stride=like.stride()
     )
+
+
+def resting_parameter(local: torch.Tensor, layout: Layout, like: torch.Tensor, mesh: DeviceMesh) -> Any:
+    """A parameter between calls with this part."""
+    return rest_as(nn.Parameter(with_part(local, layout, like, mesh), requires_grad=like.requires_grad))
 
 
 def put_parameter(module: nn.Module, name: str, value: Any) -> None:
@@ -445,6 +450,14 @@ class RestingState:
         self.roster, self.bytes, self.watch.noticed, self._has_met = roster, {}, 0, False
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
         self.rests = [managed.rest for managed in resting]
+        with self.watch.pausing():
+            self._enter(roster, slots, resting)
+        for managed, rest in zip(resting, self.rests, strict=True):
+            if managed.sharded:
+                in_call[storage_key(local_tensor(rest))] = managed
+        self.watch.start()
+
+    def _enter(self, roster: Roster, slots: Iterable[ParamSlot], resting: list[ManagedParam]) -> None:
         self._fill(resting)
         for managed, rest in zip(resting, self.rests, strict=True):
             self._take_gradient(managed, rest)
@@ -459,12 +472,12 @@ class RestingState:
                 put_parameter(slot.module, slot.name, found.plain)
         for optimizer in roster.optimizers:
             self._enter_optimizer(optimizer)
-        self.watch.start()
 
     def _fill(self, resting: list[ManagedParam]) -> None:
         gathers = []
         for managed, rest in zip(resting, self.rests, strict=True):
             plain, local, managed.at_rest = managed.plain, local_tensor(rest), False
+            managed.set_rest(rest)
             plain.requires_grad_(rest.requires_grad)
             if len(rest.__dict__) > 1:
                 plain.__dict__.update({k: v for k, v in rest.__dict__.items() if k != "_is_param"})
@@ -558,12 +571,13 @@ class RestingState:
     def leave(self, roots: Iterable[nn.Module], failed: bool) -> None:
         """Let modules and optimizers hold DTensors again, with the values of now."""
         assert self.roster is not None
+        in_call.clear()
         try:
             with self.watch.pausing():
                 self._leave(self.roster, roots, failed)
         finally:
             self.watch.stop()
-            self.roster.tensors = [managed.rest for managed in self.roster.params]
+            self.roster.take([managed.rest for managed in self.roster.params])
             self.rests, self.roster = [], None
 
     def _leave(self, roster: Roster, roots: Iterable[nn.Module], failed: bool) -> None:
@@ -609,7 +623,7 @@ class RestingState:
         grad = managed.plain.grad
         if grad is not None:
             dense = grad.detach() if grad.layout is torch.strided else grad.detach().to_dense()
-            rest.grad = dtensor_like(rest, managed.rows(dense).clone() if managed.sharded else dense)
+            rest.grad = resting_like(rest, managed.rows(dense).clone() if managed.sharded else dense)
         elif managed.kept is None:
             rest.grad = None
         managed.kept = None
@@ -619,7 +633,8 @@ class RestingState:
         layout = managed.layout
         managed.layout = Layout(torch.Size(data.shape), layout.sharded and data.dim() > 0, layout.rank, layout.world)
         local = managed.layout.local_part(data)
-        rest = nn.Parameter(with_part(local, managed.layout, data, old.device_mesh), requires_grad=old.requires_grad)
+        rest = resting_parameter(local, managed.layout, data, old.device_mesh)
+        rest.requires_grad_(old.requires_grad)
         managed.set_rest(rest)
         return rest
 

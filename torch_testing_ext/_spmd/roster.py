@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torch_testing_ext._torch.tracing import gradient_hooks, storage_key, tree
+from torch_testing_ext._torch.tracing import disable_torch_function, gradient_hooks, storage_key, tree
 
 from .gradient_buckets import BackwardPlan, BucketStore, ManagedParam, managed_by
 from .parallel_modes import SPMDError
@@ -269,7 +269,11 @@ class Roster:
         # Something is sent before the first bucket.
         self.opens_with_header = self.rests or bool(self.buffers)
         self.plains = {id(managed.plain) for managed in self.params}
-        self._kinds = _kinds(self.tensors)
+        self.take(self.tensors)
+
+    def take(self, tensors: list[torch.Tensor]) -> None:
+        """Expect these tensors in the next call."""
+        self.tensors, self._kinds = tensors, _kinds(tensors)
 
     def is_eager(self, kind: int) -> bool:
         """Is this kind gathered at once? The first calls show if a rank reads it."""
@@ -304,8 +308,9 @@ class Roster:
 
 
 def _kinds(tensors: list[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
-    """The kinds of plain parameters, by which buckets were made; DTensors keep theirs between calls."""
-    return [(tensor.shape, tensor.dtype) for tensor in tensors if not isinstance(tensor, DTensor)]
+    """The kinds of parameters, by which buckets were made."""
+    with disable_torch_function():
+        return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 def _same(known: list[torch.Tensor] | list[Optimizer], now: list[torch.Tensor] | list[Optimizer]) -> bool:

@@ -155,6 +155,7 @@ def foreach_by_default(device: torch.device) -> bool:
 
 # The C++ functions behind public context managers, for hot paths (torch 2.11 to 2.15).
 disable_torch_function = torch._C.DisableTorchFunction
+below_subclass_functions = torch._C.DisableTorchFunctionSubclass
 set_grad_enabled = torch._C._set_grad_enabled
 
 
@@ -179,12 +180,27 @@ def roots_of_backward() -> list[Any]:
 
 
 def _roots_in(frame: Any) -> list[Any]:
+    frame = _frame_of_backward(frame)
+    outputs = () if frame is None else frame.f_locals["t_outputs"]
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+
+
+def _frame_of_backward(frame: Any) -> Any:
     from torch.autograd import graph
 
     while frame is not None and frame.f_code is not graph._engine_run_backward.__code__:
         frame = frame.f_back
-    outputs = () if frame is None else frame.f_locals["t_outputs"]
-    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    return frame
+
+
+def backward_accumulates() -> bool:
+    """Does the backward that runs now leave gradients, as `backward()` does and `torch.autograd.grad` does not?
+
+    torch 2.4 to 2.15.
+    """
+    frames = [sys._getframe(1), *sys._current_frames().values()]
+    calls = [frame for frame in map(_frame_of_backward, frames) if frame is not None]
+    return not calls or bool(calls[0].f_locals["kwargs"].get("accumulate_grad"))
 
 
 def gather_into(into: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:

@@ -37,13 +37,13 @@ class TestOneRank(DTensorContinuousTestBase):
         compare(self, "gradients_for_another_step", "fully_shard", 0)
 
 
-def compare(test, name, style, early):
+def compare(test, name, style, early, loops=LOOPS):
     """Run a loop under DDP and by the engine, and compare all that it returns."""
     torch.manual_seed(test.rank)
-    expected = LOOPS[name](Parallel(test.rank))
+    expected = loops[name](Parallel(test.rank))
     torch.manual_seed(test.rank)
     with mock.patch.object(roster, "EARLY", early), mock.patch.object(state_engine, "EARLY", early):
-        found = LOOPS[name](ByEngine(test.rank, style))
+        found = loops[name](ByEngine(test.rank, style))
     mine, theirs = (
         [getattr(leaf, "full_tensor", lambda leaf=leaf: leaf)() for leaf in leaves(each)] for each in (found, expected)
     )
