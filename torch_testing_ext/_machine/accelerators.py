@@ -118,6 +118,13 @@ def cuda_properties() -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
+def why_no_device() -> str:
+    """Return why torch can use none of the devices that there seem to be; "" where there is nothing to say."""
+    if device_count() or not device_may_exist():
+        return ""
+    return str(_answer("ask_why_none", _masks()) or "")
+
+
 def device_facts() -> tuple[DeviceFacts, ...]:
     """Return what is known of each device that this process may use, in its order; empty if nothing is."""
     answer = _answer("ask_facts", _masks()) if device_count() else ()
@@ -201,7 +208,14 @@ def ask_devices() -> tuple[str | None, int]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return NO_DEVICE
-    return accelerator.type, torch.accelerator.device_count()
+    count = device_state.usable_devices(accelerator.type)
+    return (accelerator.type, count) if count else NO_DEVICE
+
+
+def ask_why_none() -> str:
+    """Ask why torch, which is built for CUDA or ROCm, can use none of the devices of this machine."""
+    is_built = torch.version.cuda is not None or torch.version.hip is not None
+    return device_state.why_cuda_is_unusable() if is_built else ""
 
 
 def ask_uuids() -> list[str]:
@@ -218,12 +232,13 @@ def ask_uuids() -> list[str]:
 
 def ask_cuda_properties() -> dict[str, Any]:
     """Ask for what `cuda_properties` returns."""
-    if not torch.cuda.is_available():
+    kind, count = ask_devices()
+    if kind != "cuda":
         return {}
     # Untyped in torch.
     backends: Any = torch.backends
     cuda: Any = torch.cuda
-    devices = range(cuda.device_count())
+    devices = range(count)
     archs = [getattr(cuda.get_device_properties(device), "gcnArchName", "") for device in devices]
     # has_magma is right once CUDA is initialised.
     tensor = torch.ones((), device="cuda")
@@ -273,7 +288,7 @@ def _facts_of(device_module: Any, number: int, count: int) -> dict[str, Any]:
         "name": str(getattr(properties, "name", "")),
         "memory": int(memory or 0),
         "capability": capability if all(isinstance(part, int) for part in capability) else [0, 0],
-        "peers": [other for other in others if can_access(number, other)],
+        "peers": [other for other in others if _optional(functools.partial(can_access, number, other))],
     }
 
 
@@ -297,7 +312,7 @@ def ask_xpu_id() -> int:
     return int(torch.xpu.get_device_capability()["device_id"])
 
 
-_ASKING = (ask_devices, ask_with_mask, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
+_ASKING = (ask_devices, ask_why_none, ask_with_mask, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
 QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 
 
@@ -333,8 +348,7 @@ def ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
         raise DriverDoesNotAnswer
     if child_processes.wait_for_exit(pid) == EXIT_BAD_FORK:
         # This process has initialised the driver before: asking here does no more harm.
-        ask = QUESTIONS[question]
-        return ask()
+        return _ask(question)
     return json.loads(text) if text else None
 
 
@@ -374,8 +388,7 @@ def ask_new_interpreter(question: str) -> Any:
 def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new_interpreter) -> Any:
     """Ask in the way that leaves this process as it is."""
     if device_state.accelerator_is_initialised():
-        ask = QUESTIONS[question]
-        return ask()
+        return _ask(question)
     may_fork = not child_processes.other_threads() and not device_state.accelerator_is_in_bad_fork()
     answer = ask_forked(question) if may_fork else None
     return ask_new_interpreter(question) if answer is None else answer
@@ -383,9 +396,18 @@ def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new
 
 def write_answer(question: str, send: int) -> None:
     """In the child process: ask the runtime and write its answer to the pipe."""
-    ask = QUESTIONS[question]
-    answer = json.dumps(ask())
+    answer = json.dumps(_ask(question))
     os.write(send, answer.encode())
+
+
+def _ask(question: str) -> Any:
+    """Ask in this process, where nothing is to be noted any more."""
+    device_state.stop_noting()
+    ask = QUESTIONS[question]
+    return ask()
+
+
+device_state.count_elsewhere = device_count
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -155,6 +155,29 @@ def nccl_version() -> tuple[int, ...]:
     return tuple(nccl.version()[:3])
 
 
+def usable_devices(kind: str) -> int:
+    """Return how many accelerators this process can use, which asks the driver. `_cuda_getDeviceCount`: 2.11 to 2.15.
+
+    `torch.cuda.device_count` counts by NVML, also devices that CUDA cannot use: those of a driver that is too old for
+    this torch, and all but one of those in MIG mode.
+    """
+    if kind != "cuda":
+        return torch.accelerator.device_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # why there is none, which `why_cuda_is_unusable` tells
+        return int(torch._C._cuda_getDeviceCount())
+
+
+def why_cuda_is_unusable() -> str:
+    """Try to use CUDA or ROCm, and return torch's first sentence about why that fails; "" if it does not."""
+    cuda: Any = torch.cuda
+    try:
+        cuda.init()
+    except Exception as error:
+        return str(error).partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
+    return ""
+
+
 def when_cuda_is_first_used(call: Callable[[], None]) -> None:
     """Call this when this process initialises CUDA, or now if it has. `torch.cuda._lazy_call`: 2.11 to 2.15."""
     cuda: Any = torch.cuda
@@ -250,15 +273,20 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # `_cuda_init`, `_cuda_getDeviceCount`, `_xpu_init`, `_xpu_getDeviceCount`: 2.11 to 2.15, where torch is built for them.
 _CUDA = "ROCm" if torch.version.hip is not None else "CUDA"
+_COUNT = "_cuda_getDeviceCount"
+_MASK = "CUDA_VISIBLE_DEVICES"
 _ENTRANCES = {
     "_cuda_init": f"{_CUDA} is initialised",
-    "_cuda_getDeviceCount": f"the driver of {_CUDA} is asked for its devices",
+    _COUNT: f"the driver of {_CUDA} is asked for its devices",
     "_xpu_init": "XPU is initialised",
     "_xpu_getDeviceCount": "the driver of XPU is asked for its devices",
 }
 
 # The second is for people; it may be the first by another name.
 _OF_OTHERS = ("_lazy_init", "init")
+
+# Counts devices in another process; `_machine.accelerators` sets it.
+count_elsewhere: Callable[[], int] | None = None
 
 _noted: str | None = None
 # What was replaced: the module, its attribute, and what that was.
@@ -302,10 +330,17 @@ def _watch(module: Any, name: str, what: str) -> None:
 
     @functools.wraps(original)
     def entrance(*args: Any) -> Any:
+        if name == _COUNT and _is_mig(os.environ.get(_MASK, "")) and count_elsewhere is not None:
+            return count_elsewhere()
         _note(what, sys._getframe(1))
         return original(*args)
 
     _replace(module, name, entrance)
+
+
+def _is_mig(mask: str) -> bool:
+    """Does a mask name MIG instances? torch cannot count those by NVML, and would ask the driver."""
+    return mask.startswith("MIG-")
 
 
 def _replace(module: Any, name: str, new: Any) -> None:

@@ -13,7 +13,6 @@ import unittest
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from torch_testing_ext._machine import accelerators
@@ -53,29 +52,39 @@ def with_accelerators(count: int = 0, **environ: str) -> Callable[[Callable[...,
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def in_parent(self: unittest.TestCase, *args: Any, **kwargs: Any) -> None:
-            receive, send = os.pipe()
-            pid = child_processes.fork()
-            if pid == 0:
-                _run_and_exit(functools.partial(test, self, *args, **kwargs), count, environ, send)
-            os.close(send)
-            with os.fdopen(receive, encoding="utf-8") as pipe:
-                text = pipe.read()
-            code = child_processes.wait_for_exit(pid)
-            if code or text:
-                self.fail(text or f"the process of the test ended with code {code}")
+        def in_child(self: unittest.TestCase) -> None:
+            with have_accelerators(count, **environ):
+                register()
+                test(self)
 
-        return in_parent
+        return in_a_fork(in_child)
 
     return decorate
 
 
-def _run_and_exit(test: Callable[[], None], count: int, environ: dict[str, str], send: int) -> None:
+def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: run a test in a process that is forked for it, and that it may change for good."""
+
+    @functools.wraps(test)
+    def in_parent(self: unittest.TestCase) -> None:
+        receive, send = os.pipe()
+        pid = child_processes.fork()
+        if pid == 0:
+            _run_and_exit(functools.partial(test, self), send)
+        os.close(send)
+        with os.fdopen(receive, encoding="utf-8") as pipe:
+            text = pipe.read()
+        code = child_processes.wait_for_exit(pid)
+        if code or text:
+            self.fail(text or f"the process of the test ended with code {code}")
+
+    return in_parent
+
+
+def _run_and_exit(test: Callable[[], None], send: int) -> None:
     code = 1
     try:
-        with have_accelerators(count, **environ):
-            register()
-            test()
+        test()
         code = 0
     except BaseException:
         with os.fdopen(send, "w", encoding="utf-8") as pipe:
