@@ -32,6 +32,12 @@ def extension_device_type() -> str:
     return torch._C._get_privateuse1_backend_name()
 
 
+def register_device_module(kind: str, module: Any) -> None:
+    """Make a module that of an extension's devices, `torch.<kind>`. `torch._register_device_module`: 2.11 to 2.15."""
+    register: Any = torch._register_device_module
+    register(kind, module)
+
+
 def has_lapack() -> bool:
     """Was torch built with LAPACK? `torch._C.has_lapack`: 2.11 to 2.15."""
     return bool(torch._C.has_lapack)

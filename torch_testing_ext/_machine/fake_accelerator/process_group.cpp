@@ -1,0 +1,147 @@
+// The backend "fakeccl": gloo's collectives, on the host's view of the tensors; and the module that Python imports.
+//
+// It includes the other files: torch's headers take most of the time, and are compiled once so.
+
+#include "operations.h"
+#include <pthread.h>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+namespace {
+using Tensors = std::vector<Tensor>;
+using Lists = std::vector<Tensors>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using Future = c10::ivalue::Future;
+
+// Work on the stream of its group: the stream that waits for it is the current one, as with NCCL.
+class StagedWork final : public c10d::Work {
+ public:
+  StagedWork(WorkPtr inner, std::vector<std::pair<Tensor, Tensor>> outputs, StreamKey stream)
+      : inner_(std::move(inner)), outputs_(std::move(outputs)), stream_(stream) {
+    const auto devices = c10::fmap(outputs_, [](auto& pair) { return pair.first.device(); });
+    future_ = c10::make_intrusive<Future>(c10::ListType::ofTensors(), devices);
+  }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  Tensors result() override { return c10::fmap(outputs_, [](auto& pair) { return pair.first; }); }
+  c10::intrusive_ptr<Future> getFuture() override { return future_; }
+  void synchronize() override { streams.wait(Streams::current_on(stream_.first), streams.seen_by(stream_)); }
+  // In a thread of its own. A mean, which gloo lacks, is a sum that is divided.
+  void finish_after_inner(int divisor) {
+    pthread_setname_np(pthread_self(), "fakeccl");
+    // The events of the future are those of the group's stream.
+    current = stream_.first;
+    Streams::current_ids.at(current) = stream_.second;
+    std::exception_ptr error;
+    try {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      inner_->wait();
+      for (auto& [device, host] : outputs_) if (divisor > 1) host.div_(divisor);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    error ? future_->setError(error) : future_->markCompleted(result());
+    finish(error);
+  }
+
+ private:
+  const WorkPtr inner_;
+  const std::vector<std::pair<Tensor, Tensor>> outputs_;
+  const StreamKey stream_;
+  c10::intrusive_ptr<Future> future_;
+};
+
+class StagedBackend final : public c10d::Backend {
+ public:
+  explicit StagedBackend(const BackendPtr& gloo) : Backend(gloo->getRank(), gloo->getSize()), gloo_(gloo) {}
+  const std::string getBackendName() const override { return "fakeccl"; }
+  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
+  void abort() override { gloo_->abort(); }
+  void shutdown() override { gloo_->shutdown(); }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override { return gloo_->barrier(options); }
+  WorkPtr send(Tensors& from, int rank, int tag) override { return run(&Backend::send, tag, from, rank); }
+  WorkPtr recv(Tensors& to, int rank, int tag) override { return run(&Backend::recv, tag, to, rank); }
+  WorkPtr recvAnysource(Tensors& to, int tag) override { return run(&Backend::recvAnysource, tag, to); }
+
+#define IN_PLACE(name, Kind) \
+  WorkPtr name(Tensors& both, const c10d::Kind##Options& options) override { \
+    return run(&Backend::name, options, both); \
+  }
+#define FROM_TO(name, To, From, Kind) \
+  WorkPtr name(To& to, From& from, const c10d::Kind##Options& options) override { \
+    return run(&Backend::name, options, to, from); \
+  }
+  IN_PLACE(broadcast, Broadcast)
+  IN_PLACE(reduce, Reduce)
+  IN_PLACE(allreduce, Allreduce)
+  IN_PLACE(allreduce_coalesced, AllreduceCoalesced)
+  FROM_TO(alltoall, Tensors, Tensors, AllToAll)
+  FROM_TO(gather, Lists, Tensors, Gather)
+  FROM_TO(scatter, Tensors, Lists, Scatter)
+  FROM_TO(allgather, Lists, Tensors, Allgather)
+  FROM_TO(_allgather_base, Tensor, Tensor, Allgather)
+  FROM_TO(allgather_coalesced, Lists, Tensors, Allgather)
+  FROM_TO(allgather_into_tensor_coalesced, Tensors, Tensors, Allgather)
+  FROM_TO(reduce_scatter, Tensors, Lists, ReduceScatter)
+  FROM_TO(_reduce_scatter_base, Tensor, Tensor, ReduceScatter)
+  FROM_TO(reduce_scatter_tensor_coalesced, Tensors, Tensors, ReduceScatter)
+  WorkPtr alltoall_base(Tensor& to, Tensor& from, std::vector<int64_t>& to_sizes, std::vector<int64_t>& from_sizes,
+      const c10d::AllToAllOptions& options) override {
+    return run(&Backend::alltoall_base, options, to, from, to_sizes, from_sizes);
+  }
+
+ private:
+  template <class Method, class Options, class First, class... More>
+  WorkPtr run(Method method, Options options, First& first, More&... more) {
+    OnHost host(false);
+    auto to = host(first);
+    const auto outputs = host.tensors;
+    std::tuple<More...> others{host(more)...};
+    const auto stream = begin(host);
+    int divisor = 1;
+    if constexpr (requires { options.reduceOp; }) {
+      if (options.reduceOp == c10d::ReduceOp::AVG) {
+        options.reduceOp = c10d::ReduceOp::SUM;
+        divisor = size_;
+      }
+    }
+    auto inner = std::apply([&](auto&... rest) { return (gloo_.get()->*method)(to, rest..., options); }, others);
+    for (const auto& pair : outputs) write(pair.first, stream);
+    auto work = c10::make_intrusive<StagedWork>(inner, outputs, stream);
+    // Not all of gloo's work has a future.
+    std::thread([work, divisor] { work->finish_after_inner(divisor); }).detach();
+    return work;
+  }
+  // The group's stream waits for the current one, and reads what it may.
+  StreamKey begin(OnHost& host) {
+    const auto device = host.tensors.empty() ? current : host.tensors.front().first.device().index();
+    const StreamKey stream{device, -1 - getID() % kMostGroups};
+    streams.wait(stream, streams.seen_by(Streams::current_on(device)));
+    for (auto& [tensor, on_host] : host.tensors) {
+      const auto seen = read(tensor, on_host, stream, "a collective");
+      if (!seen.is_same(on_host)) on_host.copy_(seen);
+    }
+    return stream;
+  }
+  static constexpr int64_t kMostGroups = 1 << 30;
+  const BackendPtr gloo_;
+};
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  pthread_atfork(nullptr, nullptr, [] {
+    is_bad_fork = is_bad_fork || is_started;
+    shared_counts.leave_to_parent();
+  });
+  at::RegisterPrivateUse1HooksInterface(new Driver);
+  module.def("visible", &visible);
+  module.def("start", [] { checked(); });
+  module.def("is_started", [] { return is_started.load(); });
+  module.def("is_bad_fork", [] { return is_bad_fork.load(); });
+  module.def("set_late_streams", [](bool late) { streams.late = late; });
+  module.def("memory_info", [](DeviceIndex device) { return memory.getMemoryInfo(device); });
+  module.def("default_stream", [](DeviceIndex device) { return Driver().getDefaultStream({kType, device}); });
+  module.def("default_generator", [](DeviceIndex device) { return default_generator(device); });
+  module.def("stage", [](const BackendPtr& gloo) { return BackendPtr(c10::make_intrusive<StagedBackend>(gloo)); });
+}

@@ -1,0 +1,60 @@
+"""Gives torch the fake accelerator in this process: `import torch` calls `autoload` where the run has one."""
+
+import os
+from typing import Any, NoReturn
+
+import torch
+
+from torch_testing_ext._torch import device_state
+
+from .building import COUNT, KIND, LIBRARY_FOLDER, FakeAcceleratorError, load_library
+
+BACKEND = "fakeccl"
+_UNUSED_NAME = "privateuseone"
+
+
+def autoload() -> None:
+    """Register the device in a process of a run that has fake accelerators: the entry point that torch calls."""
+    if os.environ.get(COUNT) and os.environ.get(LIBRARY_FOLDER):
+        register()
+
+
+def register() -> None:
+    """Load the library and name the device. Raises FakeAcceleratorError where torch has another accelerator."""
+    name = device_state.extension_device_type()
+    if name == KIND:
+        return
+    if name != _UNUSED_NAME:
+        raise FakeAcceleratorError(
+            f"a fake accelerator cannot be had beside {name}, an extension of torch: run without one, or where {name} "
+            "is not installed"
+        )
+    present = torch.accelerator.current_accelerator(check_available=True)
+    if present is not None:
+        raise FakeAcceleratorError(
+            f"this machine has an accelerator ({present.type}), so that a fake one cannot be had: run without it, or "
+            "hide the other, as with CUDA_VISIBLE_DEVICES="
+        )
+    library = load_library()
+    # Its stubs do not export these functions.
+    utils: Any = torch.utils
+    utils.rename_privateuse1_backend(KIND)
+    # Any extension that is imported later wants this place.
+    utils.rename_privateuse1_backend = _refuse_other_extension
+    from . import device_module
+
+    device_state.register_device_module(KIND, device_module)
+    utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    if torch.distributed.is_available():
+
+        def make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
+            return library.stage(torch.distributed.ProcessGroupGloo(store, rank, size, timeout))
+
+        torch.distributed.Backend.register_backend(BACKEND, make_group, devices=[KIND])
+
+
+def _refuse_other_extension(backend_name: str) -> NoReturn:
+    raise FakeAcceleratorError(
+        f"{backend_name} cannot be loaded beside the fake accelerator: torch has one place for extensions. Run without "
+        "fake accelerators"
+    )

@@ -1,0 +1,82 @@
+"""Starts a run with fake accelerators: in its first process, before any fork. Does not import torch."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+
+from torch_testing_ext._process import private_folders
+
+from . import building
+from .building import COUNT, LIBRARY_FOLDER, FakeAcceleratorError
+
+MASK = "FAKEACC_VISIBLE_DEVICES"
+# The file in which all processes of a run count their memory, which the first one sets.
+MEMORY_FILE = "TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
+# Of the library's constants: devices, and a row of 8 bytes for each in a process.
+MOST = 16
+_BYTES_OF_MEMORY_FILE = 256 * MOST * 8
+
+
+def announce(text: str) -> None:
+    """Tell the user what takes time."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def start(count: int, announce: Callable[[str], None] = announce) -> None:
+    """Give fake accelerators to this process and to those that it starts. Raises FakeAcceleratorError if it cannot."""
+    check(count, os.environ)
+    if LIBRARY_FOLDER not in os.environ:
+        folder = building.library_folder(building.default_cache(), announce)
+        os.environ[MEMORY_FILE] = str(_memory_file())
+        os.environ[LIBRARY_FOLDER] = str(folder)
+        # Last: it has one entry point and a library of a name that nobody else uses.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder))))
+        sys.path.append(str(folder))
+    os.environ[COUNT] = str(count)
+    if "torch" in sys.modules:
+        from .registering import register
+
+        register()
+
+
+def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> None:
+    """Raise FakeAcceleratorError if there cannot be so many, or if a mask names one that there is not."""
+    if not 1 <= count <= MOST:
+        raise FakeAcceleratorError(f"there can be 1 to {MOST} fake accelerators, not {count}")
+    for entry in environ.get(MASK, "").split(","):
+        name = entry.strip()
+        if name not in ("", "-1") and not (name.isdecimal() and int(name) < count):
+            raise FakeAcceleratorError(
+                f"{MASK}={environ[MASK]} names {name}, which is not one of the {count} fake accelerators: unset it, or "
+                f"name 0 to {count - 1}"
+            )
+
+
+def start_as_the_environment_says() -> None:
+    """Start in a file that is run directly, if the user has set the variable. Its other processes need not."""
+    count = os.environ.get(COUNT)
+    if not count or LIBRARY_FOLDER in os.environ:
+        return
+    if not count.isdecimal():
+        raise FakeAcceleratorError(f"{COUNT}={count} is no number")
+    start(int(count))
+
+
+def _memory_file() -> Path:
+    """The file in which the processes of this run count their memory. This process removes it at its end."""
+    folder, _ = private_folders.make_locked("torch_testing_ext-fakeacc-")
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    file = folder / "memory"
+    file.write_bytes(bytes(_BYTES_OF_MEMORY_FILE))
+    return file
