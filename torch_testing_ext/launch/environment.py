@@ -18,7 +18,13 @@ from typing import Any, NamedTuple, NoReturn
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
 from torch_testing_ext._machine.device_rules import OTHER_MASKS, RANKS_PER_GPU, masks_by_user, ranks_per_device
 from torch_testing_ext._machine.machine_resources import LEASED, leased_port
-from torch_testing_ext._process import launcher_variables, launcher_variables as variables, system, user_shell
+from torch_testing_ext._process import (
+    launcher_variables,
+    launcher_variables as variables,
+    project_settings,
+    system,
+    user_shell,
+)
 from torch_testing_ext._process.logs import text_of
 
 from .in_rank import Job, Sanitize
@@ -232,7 +238,7 @@ PREFIX = "TORCH_TESTING_EXT_"
 # PyTorch's, for the time limit of each test.
 DEFAULT_TIMEOUT = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 # Options of run_test.py, which reads and checks them itself.
-RUNNER_PREFIX = PREFIX + "RUN_"
+RUNNER_PREFIX = project_settings.RUNNER_PREFIX
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def _address() -> str | None:
 def _run_first(files: Sequence[str], root: Path, main: Main) -> int:
     for name in files:
         with redirect_stdout(io.StringIO()) as listing:
-            code = main(["--list", "--json", name], root)
+            code = main(["--list=json", name], root)
         if code == ExitCode.PASSED:
             test = json.loads(listing.getvalue())["tests"][0]["id"]
             print(f"\n{user_shell.runner()} {user_shell.test_as_argument(test)}", flush=True)

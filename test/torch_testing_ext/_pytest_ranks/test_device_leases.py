@@ -46,7 +46,7 @@ def item_with(folder: str, base: Path) -> SimpleNamespace:
 class DeviceLeasesTest(PytestCase):
     def test_between_workers(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            words = ("-p", "xdist", "-n", "2", f"--dist-lease-folder={folder}/leases")
+            words = ("-p", "xdist", "-n", "2", f"-odist_lease_folder={folder}/leases")
             run = run_pytest({"test_leases.py": SUBJECT}, *words, folder=folder, **{FAKE: "a,b,c"})
         outcomes = dict.fromkeys(run.outcomes, "passed") | {"test_too_many": "skipped"}
         self.assertEqual(len(outcomes), 15)
@@ -77,7 +77,7 @@ class DeviceLeasesTest(PytestCase):
         (root / name).write_text(source)
         words = [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", "-c", os.devnull]
         process = subprocess.Popen(
-            [*words, f"--rootdir={root}", f"--dist-lease-folder={root}/leases", name],
+            [*words, f"--rootdir={root}", f"-odist_lease_folder={root}/leases", name],
             cwd=root,
             env=clean_environ(**{FAKE: "a"}),
             stdin=subprocess.DEVNULL,

@@ -21,7 +21,7 @@ from pathlib import Path
 from torch_testing_ext.runner.cli import main
 sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
 """
-REPORTS = ("--junit=x.xml", "--html=x.html", "--trace=trace.json", "--results=results.json")
+REPORTS = ("--junitxml=x.xml", "--html=x.html", "--perfetto=trace.json", "--results=results.json")
 
 
 @dataclass(frozen=True)

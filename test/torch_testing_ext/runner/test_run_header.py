@@ -110,10 +110,10 @@ class RunTest(unittest.TestCase):
                 "import unittest\nclass A(unittest.TestCase):\n    def test_a(self): pass\n"
             )
             reports = [f"--{kind}={kind}" for kind in ("junit", "report", "results")]
-            ran = run_test(folder, "--tests=.", "--gpus=0", *reports, GIT_CEILING_DIRECTORIES=str(folder.parent))
+            ran = run_test(folder, "-otests=.", "--gpus=0", *reports, GIT_CEILING_DIRECTORIES=str(folder.parent))
             self.assertEqual(ran.code, 0, ran.console + ran.complaints)
             expected = {
-                "command": shlex.join([sys.executable, "run_test.py", "--tests=.", "--gpus=0", *reports]),
+                "command": shlex.join([sys.executable, "run_test.py", "-otests=.", "--gpus=0", *reports]),
                 "commit": "",
                 "uncommitted_changes": False,
                 "host": socket.gethostname(),
@@ -135,7 +135,7 @@ class RunTest(unittest.TestCase):
             shutil.copy(ROOT / "run_test.py", folder)
             (folder / "test_a.py").write_text(LONG)
             reports = [f"--{kind}={kind}" for kind in ("junit", "report", "results")]
-            ran = run_test(folder, "--tests=.", "--gpus=0", *reports)
+            ran = run_test(folder, "-otests=.", "--gpus=0", *reports)
             self.assertEqual(ran.code, 1, ran.console + ran.complaints)
             tests = json.loads(ran.report("results"))["tests"]
             messages = {one["id"].split("::")[1]: one["attempts"][0]["message"] for one in tests}

@@ -132,7 +132,7 @@ class ConcurrentRunsTest(LeasesCase):
     def test_switched_off(self):
         first = self.start_holding()
         self.write("test/distributed/test_second.py", PASSES)
-        self.finish(self.start("--fake-gpus=1", "--no-shared-leases", "test_second"), 0)
+        self.finish(self.start("--fake-gpus=1", "-oshared-leases=false", "test_second"), 0)
         self.let_go()
         self.finish(first, 0)
 
