@@ -419,11 +419,20 @@ class Copy:
                 return Verdict("", True, len(files), time.monotonic() - began)
             if code < 0:
                 return Verdict("", False, len(files), time.monotonic() - began)
+            unusable = [test for test in failed if "::" not in test and not self._can_be_collected(tier, files)]
+            if unusable:
+                files = [file for file in files if file not in unusable]
+                continue
             noticed = [test for test in failed if not self._fails_anyway(tier, test)]
             if noticed or not failed:
                 # pytest cannot even start, or a test ended it.
                 return Verdict(noticed[0] if noticed else "pytest itself", True, len(files), time.monotonic() - began)
         return Verdict("", True, 0, 0.0)
+
+    def _can_be_collected(self, tier: str, files: Sequence[str]) -> bool:
+        """Whether all of these files can be imported together, without any change."""
+        code, _ = self._pytest(tier, ["--collect-only", *files], [], 4 * TEST_TIMEOUT)
+        return code == 0
 
     def _fails_anyway(self, tier: str, test: str) -> bool:
         """Whether a test fails without any change."""

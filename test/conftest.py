@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 from cost_recorder import pytest_addoption as pytest_addoption, start_recording
+from run_order import cheapest_first
 from temporary_folder import use_own_folder
 from tiers import read_costs, tier_of
 
@@ -37,6 +38,14 @@ def pytest_configure(config):
 
 def pytest_itemcollected(item):
     item.add_marker(tier_of(item.nodeid, _costs()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    # Without workers, the order is that of the command line.
+    if hasattr(config, "workerinput"):
+        names = [item.nodeid for item in items]
+        items[:] = cheapest_first(items, names, _costs(), config.workerinput["workercount"])
 
 
 @functools.cache
