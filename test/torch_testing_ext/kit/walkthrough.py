@@ -1,4 +1,4 @@
-"""Follows a page as a reader does: writes its files, makes its changes, types its commands, compares what they print."""
+"""Follows a page as a reader does: writes its files, makes its changes, types its commands, compares outputs."""
 
 from __future__ import annotations
 
