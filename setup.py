@@ -17,6 +17,7 @@ from setuptools.command.sdist import sdist
 HERE = Path(__file__).resolve().parent
 # A link of Markdown to a file of the project: its text, its target. Links to places in the README itself stay.
 LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
+PICTURE = re.compile(r"!\[([^\]\[]*)\]\((?![a-z]+:)([^)\s]+)\)\n*")
 EVERYTHING = (".ci", ".github", "benchmarks", "docs", "examples", "patches", "test")
 FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "run_test.py")
 HIDDEN = (".gitignore", ".pre-commit-config.yaml")
@@ -39,6 +40,9 @@ def address() -> str:
 
 def description(source: str) -> str:
     readme = (HERE / "README.md").read_text(encoding="utf-8")
+    readme = PICTURE.sub(rf"![\1]({source}/raw/HEAD/\2)\n\n" if source else "", readme)
+    if source:
+        readme = readme.replace("git+ADDRESS", f"git+{source}")
     return LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
 
 

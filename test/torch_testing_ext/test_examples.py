@@ -3,17 +3,23 @@
 import ast
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
+import yaml
+
 import torch_testing_ext
 from torch_testing_ext.launch import environment
+from torch_testing_ext.runner import option_sources
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+JOBS = sorted(file for file in (ROOT / "examples" / "cookbook").iterdir() if file.suffix in (".yml", ".sh"))
 
 
 class ExamplesTest(unittest.TestCase):
@@ -36,9 +42,22 @@ class ExamplesTest(unittest.TestCase):
         page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
         for file in EXAMPLES:
             with self.subTest(file=file.name):
-                self.assertIn(f"[{file.name}]({file.name})", page)
+                self.assertIn(f"[{file.name}]({file.relative_to(ROOT / 'examples')})", page)
                 docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-                self.assertRegex(docstring, rf"\A.+\n\nRun it: (python|torchrun) .*examples/{file.name}\Z")
+                self.assertRegex(docstring, rf"\A.+\n\nRun it: (python|pytest|torchrun) .*examples/.*{file.name}\Z")
+
+    def test_the_commands_of_jobs_parse(self):
+        commands = []
+        for file in JOBS:
+            text = file.read_text(encoding="utf-8")
+            if file.suffix == ".yml":
+                self.assertIsInstance(yaml.safe_load(text), dict, file)
+            # What CI puts in place of its variables.
+            commands += re.findall(r"(?m)^[ -]*(?:run: )?torchtest (.*)$", text.replace("$CI_NODE_INDEX", "1"))
+        self.assertEqual(len(commands), len(JOBS))
+        for command in commands:
+            with self.subTest(command=command):
+                option_sources.read_options(shlex.split(command.replace("$CI_NODE_TOTAL", "3")), {}, ROOT, ROOT)
 
 
 if __name__ == "__main__":

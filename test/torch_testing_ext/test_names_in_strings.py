@@ -27,7 +27,7 @@ MISSING_ON_PURPOSE = {
         f"{PACKAGE}.common_utils.NEWER: {PACKAGE}.common_utils has no NEWER",
     ),
     # the folder of a checkout
-    ("docs/migrate/pytorch.md", f"{PACKAGE}/patches: no such file"),
+    ("docs/contribute/patches.md", f"{PACKAGE}/patches: no such file"),
 }
 
 

@@ -7,6 +7,7 @@
 | `processes` | `run_python`, `start_python`; `is_alive`, `wait_until_gone`, `heed_ctrl_c` |
 | `warm` | `run_warm`, `start_run`: a program, or the server of a `run_test.py`, by a warm server of the tests |
 | `files` | `write`: a source in a folder; `subject`: the source of a test's subject, beside the test |
+| `walkthrough` | `Walkthrough`: a reader who writes the files of a page and types its commands |
 | `settings` | another time-out, another environment |
 | `leftovers` | `nothing_left`: no process, file or descriptor more than before |
 | `pytest_runs` | `run_pytest`, `run_under_torchrun`: runs of pytest with our plugin, and their outcomes |

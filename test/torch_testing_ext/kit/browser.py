@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import itertools
 import json
@@ -79,6 +80,13 @@ class Browser:
     def resize(self, width: int, height: int = 1200) -> None:
         """The page gets this size in pixels, whatever the smallest size of a window is."""
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def screenshot(self, selector: str) -> bytes:
+        """The first element that the selector finds, as PNG."""
+        box = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
+        clip = {name: box[name] for name in ("x", "y", "width", "height")}
+        taken = self._call("Page.captureScreenshot", clip={**clip, "scale": 1}, captureBeyondViewport=True)
+        return base64.b64decode(taken["data"])
 
     def _call(self, method: str, **params: Any) -> Any:
         number = next(self._numbers)

@@ -1,4 +1,4 @@
-"""A rank is like a new process that has imported the same modules, but for what docs/explanation/fidelity.md lists."""
+"""A rank is like a new process that has imported the same modules, but for what docs/contribute/fidelity.md lists."""
 
 import fnmatch
 import json
@@ -61,7 +61,7 @@ PATCHED = {
 
 def page() -> list[str]:
     """The names in the first column of the table of differences, as patterns."""
-    page = Path(ROOT, "docs", "explanation", "fidelity.md").read_text()
+    page = Path(ROOT, "docs", "contribute", "fidelity.md").read_text()
     text = page.partition("## Differences")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
