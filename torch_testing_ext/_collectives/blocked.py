@@ -364,7 +364,7 @@ _LOADS_OF_NAMES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DER
 _LOADS_OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _CALLS = ("CALL", "CALL_KW", "CALL_METHOD", "CALL_FUNCTION_KW")
 _CALLS_WITH_NAMES = ("CALL_KW", "CALL_FUNCTION_KW")
-_NO_VALUES = ("CACHE", "PRECALL", "KW_NAMES", "PUSH_NULL")
+_NO_VALUES = ("KW_NAMES", "PUSH_NULL")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
 
@@ -385,6 +385,9 @@ def method_call_of(code: types.CodeType, last: int) -> MethodCall | None:
     if not before or before[-1].opname not in _CALLS:
         return None
     call = before.pop()
+    # In 3.11 it belongs to the call, and has a part of its effect.
+    if before and before[-1].opname == "PRECALL":
+        before.pop()
     arguments = call.arg or 0
     # The values that the call takes, back to the first instruction of its arguments.
     values = arguments + (call.opname in _CALLS_WITH_NAMES)
@@ -392,7 +395,7 @@ def method_call_of(code: types.CodeType, last: int) -> MethodCall | None:
         instruction = before.pop()
         if instruction.opcode in _JUMPS:
             return None
-        if instruction.opname not in _NO_VALUES:
+        if values:
             values -= dis.stack_effect(instruction.opcode, instruction.arg)
     if not before or before[-1].opname not in _LOADS_OF_ATTRIBUTES:
         return None

@@ -31,7 +31,7 @@ class CallsTest(unittest.TestCase):
         stores = [store]
         self.assertEqual(stores[0].wait()[0], ("wait", 0, ()))
         self.assertEqual(store.get(str(self.name.upper().lower()), f"{self.name} {store}")[0].name, "get")
-        self.assertEqual(store.get(f"{self.name}", [str(number) for number in (1, 2)])[0][:2], ("get", 2))
+        self.assertEqual(store.get(f"{self.name}", [str(1), *self.name])[0][:2], ("get", 2))
         self.assertEqual(store.get(key="x")[0][:2], ("get", 1))
 
     def test_what_is_not_certain(self):
