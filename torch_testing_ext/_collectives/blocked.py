@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import dis
 import gc
 import inspect
+import itertools
+import operator
 import os
 import signal
 import sys
 import threading
 import traceback
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+from torch_testing_ext._process.files import source_tree
+
+_Seen = TypeVar("_Seen")
 
 # --------------------------------------------------------------------------------------------------------------------
 # Threads that can reach torch.distributed from their stack. One that cannot never issues a collective.
@@ -53,12 +62,17 @@ def can_reach(frame: types.FrameType | None) -> bool:
 
 
 def variables_of(frame: types.FrameType) -> list[Any]:
+    """The variables of a function that runs."""
+    return [value for _, value in variables_by_name(frame)]
+
+
+def variables_by_name(frame: types.FrameType) -> list[tuple[str, Any]]:
     """The variables of a function that runs. No copy of them is left behind, which would keep objects alive."""
     variables = frame.f_locals
-    values = list(variables.values())
+    named = list(variables.items())
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         variables.clear()
-    return values
+    return named
 
 
 def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
@@ -194,7 +208,8 @@ class RankState:
     it calls one. `others` are the further threads that run Python, `p2p` says whether point-to-point operations have
     been issued, `timers` whether a signal may interrupt the main thread, and `children` whether the rank has started
     processes. `for_work`: the main thread is known to wait for a work, with no other time-out than that of its group.
-    `at_store`: it waits at a store, for a key or while it makes a group, for at most so many seconds.
+    `at_store`: it waits at a store, for a key or while it makes a group, for at most so many seconds. `keys`: those
+    keys in words, as far as they are known. `in_collective`: it waits for the work of a collective.
     """
 
     machine: str
@@ -209,6 +224,8 @@ class RankState:
     children: bool = False
     for_work: bool = False
     at_store: float | None = None
+    keys: tuple[str, ...] = ()
+    in_collective: bool = False
 
     @property
     def waits_at_store(self) -> bool:
@@ -308,7 +325,11 @@ class _Probes:
         return None
 
     def message_that_is_not_recorded(self) -> str | None:
-        return "it has sent or received, which is not recorded" if self.second.p2p else None
+        """A send or receive, which a thread may wait for: its end is not known, as that of a collective is."""
+        may_be_awaited = any(thread.can_act and thread.in_torch for thread in self.second.others)
+        if not self.second.p2p or (self.second.in_collective and not may_be_awaited):
+            return None
+        return "it has sent or received, which is not recorded"
 
 
 def _serves(thread: ThreadState | None, machine: str) -> bool:
@@ -337,6 +358,106 @@ def _waits_without_end(thread: ThreadState, machine: str, may_be_timed: bool) ->
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# The method that a frame calls now, from its instructions, and the keys of a store that it asks for, from its source.
+
+_LOADS_OF_NAMES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
+_LOADS_OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_CALLS = ("CALL", "CALL_KW", "CALL_METHOD", "CALL_FUNCTION_KW")
+_CALLS_WITH_NAMES = ("CALL_KW", "CALL_FUNCTION_KW")
+_NO_VALUES = ("KW_NAMES", "PUSH_NULL")
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+
+
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, ast.Sub: operator.sub}
+
+
+class MethodCall(NamedTuple):
+    """A call of a method. `owner`: the variable that has the method, and attributes of it; () if that is not known."""
+
+    name: str
+    arguments: int
+    owner: tuple[str, ...] = ()
+
+
+def method_call_of(code: types.CodeType, last: int) -> MethodCall | None:
+    """The method that a frame calls at its last instruction; None if it calls none, or it is not certain which."""
+    before = list(itertools.takewhile(lambda instruction: instruction.offset <= last, dis.get_instructions(code)))
+    if not before or before[-1].opname not in _CALLS:
+        return None
+    call = before.pop()
+    # In 3.11 it belongs to the call, and has a part of its effect.
+    if before and before[-1].opname == "PRECALL":
+        before.pop()
+    arguments = call.arg or 0
+    # The values that the call takes, back to the first instruction of its arguments.
+    values = arguments + (call.opname in _CALLS_WITH_NAMES)
+    while before and (values or before[-1].opname in _NO_VALUES):
+        instruction = before.pop()
+        if instruction.opcode in _JUMPS:
+            return None
+        if values:
+            values -= dis.stack_effect(instruction.opcode, instruction.arg)
+    if not before or before[-1].opname not in _LOADS_OF_ATTRIBUTES:
+        return None
+    path = [str(before.pop().argval)]
+    while before and before[-1].opname in (*_LOADS_OF_ATTRIBUTES, *_LOADS_OF_NAMES):
+        instruction = before.pop()
+        path.append(str(instruction.argval))
+        if instruction.opname in _LOADS_OF_NAMES:
+            return MethodCall(path[0], arguments, tuple(path[:0:-1]))
+    return MethodCall(path[0], arguments)
+
+
+def _keys_in_words(frame: types.FrameType, method: str) -> tuple[str, ...]:
+    """The keys that a frame asks a store for: their values if variables give these, or else expressions."""
+    tree = source_tree(frame.f_code.co_filename)
+    calls = [] if tree is None else [node for node in ast.walk(tree) if _is_call_at(node, frame.f_lineno, method)]
+    if len(calls) != 1:
+        return ()
+    variables = {**frame.f_globals, **dict(variables_by_name(frame))}
+    argument = calls[0].args[0] if calls[0].args else calls[0].keywords[0].value
+    keys = argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]
+    return tuple(_value_in_words(key, variables) for key in keys)
+
+
+def _is_call_at(node: ast.AST, line: int, method: str) -> TypeGuard[ast.Call]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != method:
+        return False
+    is_there = node.lineno <= line <= (node.end_lineno or node.lineno)
+    return is_there and bool(node.args or node.keywords)
+
+
+def _value_in_words(expression: ast.expr, variables: Mapping[str, Any]) -> str:
+    try:
+        return repr(_value_of(expression, variables))
+    except LookupError:
+        return ast.unparse(expression)
+
+
+def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """The value of an expression of texts and numbers, which runs no code of the program. Raises LookupError."""
+    match expression:
+        case ast.Constant(value):
+            return value
+        case ast.Name(name) if isinstance(variables.get(name), (str, int, bytes, list, tuple)):
+            return variables[name]
+        case ast.Attribute(ast.Name(name), attribute):
+            value = getattr(variables.get(name), "__dict__", {}).get(attribute)
+            if isinstance(value, (str, int, bytes)):
+                return value
+        case ast.JoinedStr(parts):
+            return "".join(str(_value_of(part, variables)) for part in parts)
+        case ast.FormattedValue(value, -1, None):
+            return _value_of(value, variables)
+        case ast.BinOp(left, combine, right) if type(combine) in _OPERATORS:
+            operands = _value_of(left, variables), _value_of(right, variables)
+            if {type(operand) for operand in operands} in ({int}, {str}):
+                with suppress(TypeError):
+                    return _OPERATORS[type(combine)](*operands)
+    raise LookupError(ast.unparse(expression))
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # The state of the threads of this process, which a rank reports when it is probed.
 
 _METHODS_OF_STORES = ("get", "multi_get", "wait")
@@ -351,18 +472,24 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
         threads = _other_threads()
     except OSError:
         return None
-    calls = ""
+    call = None if calling is None else method_call_of(*calling)
     owners = None
-    if calling is not None:
-        calls = _method_called(*calling)
-        owners = _owners(*calling) if calls in _METHODS_OF_STORES else None
+    keys: tuple[str, ...] = ()
+    in_collective = False
+    if calling is not None and call is not None:
+        if call.name in _METHODS_OF_STORES and call.arguments == 1:
+            owners = _in_main_frame(*calling, _owners)
+            keys = _in_main_frame(*calling, partial(_keys_in_words, method=call.name)) or ()
+        elif call.name == "wait" and not call.arguments:
+            work = _in_main_frame(*calling, partial(_named_in, path=call.owner))
+            in_collective = bool(recorder.is_of_collective(work))
     return RankState(
         machine=os.uname().machine,
         main=os.getpid(),
         threads=threads,
         frames=stack,
         in_torch=bool(stack) and recorder.is_of_torch(stack[0][0]),
-        calls=calls,
+        calls="" if call is None else call.name,
         others=_python_threads(recorder),
         # The parent finds that.
         p2p=False,
@@ -370,6 +497,8 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
         children=_has_children(),
         for_work=_waits_for_work(threading.main_thread().ident or 0),
         at_store=recorder.timeout_of_store(owners),
+        keys=keys,
+        in_collective=in_collective,
     )
 
 
@@ -397,24 +526,33 @@ def _main_stack() -> tuple[tuple[tuple[str, int, str], ...], tuple[types.CodeTyp
     return tuple(stack), calling
 
 
-def _owners(code: types.CodeType, last: int) -> list[Any] | None:
-    """The objects of which the main thread may call a method now, with one argument; None if it calls another one.
-
-    With more arguments, a store may have another time-out than its own.
-    """
-    instructions = dis.get_instructions(code)
-    call = next((instruction for instruction in instructions if instruction.offset == last), None)
-    if call is None or call.opname not in ("CALL", "CALL_METHOD") or call.arg != 1:
-        return None
+def _in_main_frame(code: types.CodeType, last: int, look: Callable[[types.FrameType], _Seen]) -> _Seen | None:
+    """Look at the main thread's innermost frame if it is still at this instruction; None if it is not."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or (frame.f_code, frame.f_lasti) != (code, last):
         return None
+    return look(frame)
+
+
+def _owners(frame: types.FrameType) -> list[Any]:
+    """The objects of which a frame may call a method now."""
     owners = list(variables_of(frame))
-    owners += [frame.f_globals.get(name) for name in code.co_names]
+    owners += [frame.f_globals.get(name) for name in frame.f_code.co_names]
     attributes: list[Any] = []
     for owner in owners:
         attributes += getattr(owner, "__dict__", {}).values()
     return owners + attributes
+
+
+def _named_in(frame: types.FrameType, path: Sequence[str]) -> Any:
+    """The object that a variable of a frame leads to by these attributes; None if that is not known."""
+    if not path:
+        return None
+    name, *attributes = path
+    value = dict(variables_by_name(frame)).get(name, frame.f_globals.get(name))
+    for attribute in attributes:
+        value = getattr(value, "__dict__", {}).get(attribute)
+    return value
 
 
 def _python_threads(recorder: types.ModuleType) -> tuple[PythonThread, ...]:
@@ -425,9 +563,9 @@ def _python_threads(recorder: types.ModuleType) -> tuple[PythonThread, ...]:
     known = {thread.ident: thread for thread in threading.enumerate()}
     others = []
     for number, frame in frames.items():
-        calls = _method_called(frame.f_code, frame.f_lasti)
+        call = method_call_of(frame.f_code, frame.f_lasti)
         is_in_torch = bool(recorder.is_of_torch(frame.f_code.co_filename))
-        in_torch = is_in_torch or calls == "wait" or _waits_for_work(number)
+        in_torch = is_in_torch or (call is not None and call.name == "wait") or _waits_for_work(number)
         # The frame itself if all are of the standard library.
         shown = next(_outside(frame), frame)
         place = f"{os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno}"
@@ -469,16 +607,3 @@ def _thread_state(number: int) -> ThreadState:
     call = (folder / "syscall").read_text().strip()
     ran = (folder / "schedstat").read_text().strip()
     return ThreadState(number, name, status, call, ran)
-
-
-def _method_called(code: types.CodeType, last: int) -> str:
-    """The method that a frame calls now, from its instructions; "" if it is not certain."""
-    name = ""
-    for instruction in dis.get_instructions(code):
-        if instruction.offset > last:
-            break
-        if instruction.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-            name = str(instruction.argval)
-        elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            name = ""
-    return name

@@ -50,12 +50,26 @@ class Wait:
     group: SharedGroup
     call: Call
     missing: tuple[int, ...]
-    # One of the missing is enough: a receive from any rank.
+    # One of the missing is enough: a receive from any rank, or a key of a store.
     any_of: bool = False
+    # Of a wait at a store: the keys in words, as far as they are known.
+    keys: tuple[str, ...] = ()
+
+    @property
+    def is_at_store(self) -> bool:
+        return self.call.kind == STORE
+
+    @property
+    def keys_in_words(self) -> str:
+        if not self.keys:
+            return "a key of a store"
+        return f"the key{'s' * (len(self.keys) > 1)} {', '.join(self.keys)} of a store"
 
     @property
     def name(self) -> str:
         """The call as it is named in a sentence; of a message with its peer."""
+        if self.is_at_store:
+            return f"{self.call.name}({', '.join(self.keys)})"
         if not self.call.is_p2p:
             return self.call.name
         direction = "to" if self.call.kind == "send" else "from"
@@ -503,6 +517,9 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: b
     if left_alone is not None:
         sentence, gone = left_alone
         return Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)
+    keys = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store}
+    if keys:
+        return _key_that_nobody_sets(keys, deadlocked, lines, suspected)
     cycle = _cycle(deadlocked)
     parts: list[str] = []
     for rank, then in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
@@ -518,8 +535,36 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: b
     return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(cycle))
 
 
+def _key_that_nobody_sets(
+    keys: Mapping[int, Wait], deadlocked: Mapping[int, Wait], lines: tuple[Doing, ...], suspected: bool
+) -> Finding:
+    """The finding about ranks that wait for keys of a store: whoever might set one waits, too."""
+    alike = grouped(((wait.keys_in_words, wait.call.line), rank) for rank, wait in sorted(keys.items()))
+    parts = [
+        f"{list_of(ranks)} {verb_for(ranks, 'waits', 'wait')} for {key} ({line})"
+        for (key, line), ranks in alike.items()
+    ]
+    hidden = len(parts) - _MOST_WAYS
+    if hidden > 0:
+        parts[_MOST_WAYS:] = [f"{hidden} more wait for others"]
+    sentence = f"{', '.join(parts)}, which nobody sets"
+    others = [rank for rank in sorted(deadlocked) if rank not in keys]
+    if others:
+        calls = list(dict.fromkeys(_call_in_group(deadlocked[rank]) for rank in others))
+        sentence += f"; {list_of(others)} {verb_for(others, 'waits', 'wait')} in {', '.join(calls[:_MOST_WAYS])}"
+    if suspected:
+        sentence = f"suspected: {sentence}"
+    return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(sorted(keys)))
+
+
+def _call_in_group(wait: Wait) -> str:
+    return f"{wait.name}{_of_named_group(wait.group)}"
+
+
 def _waiting(rank: int, wait: Wait) -> Doing:
-    call = f"{wait.name}{_of_named_group(wait.group)}"
+    if wait.is_at_store:
+        return Doing(rank, f"waiting for {wait.keys_in_words}", wait.call.site, tuple(wait.missing), wait.name)
+    call = _call_in_group(wait)
     return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
 
 
@@ -541,7 +586,7 @@ def left_alone_sentence(gone: Sequence[int], ended: Ended, wait: Wait, waiting: 
     how = ended[gone[0]]
     verb = verb_for(waiting, "waits", "wait")
     if wait.call.kind == STORE:
-        return f"{list_of(gone)} {how} without setting the key of a store for which {list_of(waiting)} {verb}"
+        return f"{list_of(gone)} {how} without setting {wait.keys_in_words}, for which {list_of(waiting)} {verb}"
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
         return f"{list_of(gone)} {how} without {doing} that for which {list_of(waiting)} {verb} ({wait.title})"

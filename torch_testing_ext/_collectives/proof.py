@@ -75,7 +75,8 @@ def _wait(
         site=sites[0] if sites else None,
     )
     group = SharedGroup(GroupKey(title, 0, "store"), title, members)
-    return Wait(record.rank, group, call, missing, any_of=kind == STORE)
+    is_for_key = kind == STORE
+    return Wait(record.rank, group, call, missing, any_of=is_for_key, keys=state.keys if is_for_key else ())
 
 
 def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
@@ -168,6 +169,8 @@ def _unlike(groups: Sequence[tuple[int, GroupRecord]]) -> Finding:
 #
 # - A rank's calls are all recorded: torch's recorder, or the log, has dropped none (`RankRecord.is_whole`), and gloo's
 #   sends and receives, which the recorder leaves out, are noticed by gaps in the sequence numbers (`RankState.p2p`).
+#   They do not matter while the main thread waits for the work of a collective, which is one of the recorded calls, and
+#   no other thread may wait for a message (`RankState.in_collective`).
 # - Groups are the same in all ranks if their names, worlds and generations are (`records.shared_groups`).
 # - A call of a group ends only when all members have issued it. This holds for the collectives that gloo and threads
 #   execute. The source of a broadcast needs nobody, and the recorder shows that its call is over.

@@ -165,6 +165,21 @@ def timeout_of_store(owners: Iterable[Any] | None) -> float | None:
     return min([*ends, *(creation.timeout for creation in _in_creation)])
 
 
+# SEND, RECV, RECVANYSOURCE and COALESCED of `OpType` in C++, which has no names in Python: 2.11 to 2.15.
+_OF_MESSAGES = (12, 13, 14, 17)
+
+
+def is_of_collective(work: Any) -> bool:
+    """Is this the work of a collective? Not that of a message, nor of a backend in Python, and no other object.
+
+    `_get_op_type`: 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+
+    c10d: Any = dist.distributed_c10d
+    return type(work) is c10d.Work and int(work._get_op_type()) not in _OF_MESSAGES
+
+
 def group_in_creation() -> MadeGroup | None:
     """The process group that this process is making."""
     return _in_creation[-1] if _in_creation else None

@@ -222,8 +222,9 @@ class LiveLogs:
 #
 # The states are pure: each says when it is due, and the time is a parameter.
 
-# Between two looks at the CPU time of ranks, which costs much less than to ask them.
+# Between two looks at the CPU time of ranks, which costs much less than to ask them: at least, and at most.
 IDLE_INTERVAL = 0.15
+LOOK = 1.0
 # The system counts CPU time in steps of 0.01 s. Threads that serve connections use a little all the time.
 _STEP, _SHARE = 0.015, 0.02
 # Seconds without news.
@@ -271,18 +272,28 @@ class Pace:
 
 @dataclass(frozen=True)
 class Waiting:
-    """No rank is asked before `due`; then those that are idle, or all at the latest moment of the pace."""
+    """No rank is asked before `asked_at`; then those that are idle, or all at the latest moment of the pace.
+
+    At `due`, it is looked whether they are idle.
+    """
 
     pace: Pace
     due: float
+    asked_at: float
 
     @classmethod
     def begin(cls, pace: Pace, now: float) -> Waiting:
-        return cls(pace, min(now + pace.of_idle - pace.between, pace.latest))
+        asked_at = min(now + pace.of_idle, pace.latest)
+        return cls(pace, min(now + LOOK, now + pace.of_idle - pace.between, pace.latest), asked_at)
 
     def later(self, now: float) -> Waiting:
-        """Too few ranks are idle: look again."""
-        return replace(self, due=min(now + self.pace.between, self.pace.latest))
+        """It is too early, or too few ranks are idle: look again."""
+        left = self.asked_at - now
+        pause = min(self.pace.between, LOOK)
+        if left > 0:
+            # Between the last two looks, it must show whether a rank is idle.
+            pause = left if left <= LOOK else min(LOOK, left - IDLE_INTERVAL)
+        return replace(self, due=min(now + pause, self.pace.latest))
 
 
 @dataclass(frozen=True)
@@ -384,6 +395,8 @@ class Prober:
         self._rules = rules
         self._logs = logs
         self._idleness = idleness or Idleness()
+        # The ranks that have computed until the latest look.
+        self._busy: set[int] = set()
         self._evidence = Evidence()
         # The reason why a deadlock is not proven; "" if none is suspected.
         self.doubt = ""
@@ -428,22 +441,27 @@ class Prober:
             still_pending = [rank for rank in pending if rank in state.ranks]
             if still_pending:
                 return still_pending
-            state = Waiting(state.pace, state.due)
+            state = Waiting(state.pace, state.due, state.due)
         if now >= state.pace.latest:
             return list(pending)
         idle = self._idle(pending, now)
-        if len(idle) >= min(_FEWEST, len(pending)):
+        if idle is None:
+            self._state = state.later(now)
+            return []
+        if self._busy.intersection(idle):
+            # What they wait for now is new: earlier probes do not tell how long that may take.
+            state = Waiting(state.pace.again(), now, min(state.asked_at, now + FIRST_PROBE))
+        self._busy = set(pending).difference(idle)
+        if now >= state.asked_at and len(idle) >= min(_FEWEST, len(pending)):
             return idle
         self._state = state.later(now)
         return []
 
-    def _idle(self, pending: Sequence[int], now: float) -> list[int]:
-        """The ranks of these that are known to be idle."""
+    def _idle(self, pending: Sequence[int], now: float) -> list[int] | None:
+        """The ranks of these that are idle; None if that is not known yet."""
         pids = self._run.pids
         idle = self._idleness.idle([pids[rank] for rank in pending], now)
-        if idle is None:
-            return []
-        return [rank for rank in pending if pids[rank] in idle]
+        return None if idle is None else [rank for rank in pending if pids[rank] in idle]
 
     def _read(
         self, state: Asked, now: float, pending: Sequence[int], ended: Mapping[int, tuple[str, bytes]]

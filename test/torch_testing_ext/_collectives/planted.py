@@ -310,6 +310,38 @@ def opposite_order_of_two_groups(self):
             dist.all_reduce(ones(), group=group)
 
 
+def _exchange(rank: int) -> None:
+    """Messages between ranks 0 and 1, which torch's recorder leaves out."""
+    if rank == 0:
+        dist.send(ones(), 1)
+    elif rank == 1:
+        dist.recv(ones(), 0)
+
+
+@fault("error", "rank 0 waits in group dp (all_reduce #1", "for rank 1, which waits in group tp", bases=PROCESSES)
+def opposite_order_after_messages(self):
+    _exchange(self.rank)
+    opposite_order_of_two_groups(self)
+
+
+@fault("error", "rank 0 waits in group dp (all_reduce #1", "for rank 1, which waits in group tp", bases=("fresh",))
+def opposite_order_of_async_collectives_after_messages(self):
+    dp, tp = _two_groups()
+    _exchange(self.rank)
+    if self.rank < 2:
+        for group in (dp, tp) if self.rank == 0 else (tp, dp):
+            self.work = dist.all_reduce(ones(), group=group, async_op=True)
+            self.work.wait()
+
+
+@fault(
+    "error", "rank 0 waits in group ", "for rank 1, which waits in group", "for rank 2, which waits", bases=("fresh",)
+)
+def three_groups_in_a_ring_after_messages(self):
+    _exchange(self.rank)
+    three_groups_in_a_ring(self)
+
+
 @fault(
     "error",
     "rank 0 waits in group 1 (all_reduce #1, line ",
@@ -392,9 +424,9 @@ def groups_made_in_another_order(self):
 
 @fault(
     "error",
-    "rank 0 waits in the default group (all_reduce #1, line ",
-    "for rank 1, which waits in a store (get, line ",
-    "for rank 0",
+    "rank 1 waits for the key 'never' of a store (line ",
+    "), which nobody sets; ranks 0, 2 wait in all_reduce #1",
+    "waiting for the key 'never' of a store",
     bases=("fresh",),
 )
 def key_that_nobody_sets(self):
@@ -402,6 +434,54 @@ def key_that_nobody_sets(self):
     if self.rank == 1:
         store.get("never")
     dist.all_reduce(ones())
+
+
+@fault(
+    "error", "rank 1 waits for the keys 'from rank 0', 'other' of a store (line ", "ranks 0, 2 wait", bases=("fresh",)
+)
+def keys_that_nobody_sets(self):
+    store = patient_store()
+    if self.rank == 1:
+        before = self.rank - 1
+        store.wait([f"from rank {before}", "other"])
+    dist.all_reduce(ones())
+
+
+@fault(
+    "error",
+    "rank 0 waits for the key '-1' of a store (line ",
+    "), rank 1 waits for the key '0' of a store",
+    "), which nobody sets",
+    bases=("fresh",),
+)
+def keys_that_others_set_too_late(self):
+    store = patient_store()
+    store.get(f"{self.rank - 1}")
+    store.set(f"{self.rank}", "")
+
+
+@fault(
+    "error",
+    "rank 1 waits for the key 'torchelastic/nobody/last_member' of a store",
+    "which nobody sets; ranks 0, 2 wait in",
+    bases=("fresh",),
+)
+def barrier_of_a_store_that_others_leave_out(self):
+    from torch.distributed.elastic.utils.store import barrier
+
+    store = patient_store()
+    if self.rank == 1:
+        barrier(store, WORLD_SIZE, "torchelastic/nobody", barrier_timeout=2000)
+    dist.all_reduce(ones())
+
+
+@fault(
+    "error", "ranks 0, 2 passed without setting the key 'never' of a store, for which rank 1 waits", bases=("fresh",)
+)
+def key_that_ranks_have_not_set(self):
+    store = patient_store()
+    if self.rank == 1:
+        store.get("never")
 
 
 @fault(

@@ -186,6 +186,13 @@ class TestProber(unittest.TestCase):
         self.assertLess(first, 2.3)
         self.assertGreater(first, 1.6)
 
+    def test_ranks_that_become_idle_after_long(self):
+        """As after the compiler: what they then wait for has nothing to do with the probes before."""
+        for busy in ([0, 1], [0]):
+            found = self.asked(lambda rank, time, busy=busy: time > 25.0 or rank not in busy, 40.0, ranks=3)
+            first = next(time for time, ranks in found if time > 25.0 and ranks == [0, 1, 2])
+            self.assertLess(first, 25.0 + probes.LOOK + probes.FIRST_PROBE + probes.IDLE_INTERVAL)
+
     def test_those_that_wait_while_one_computes(self):
         """A rank that computes is asked no more often than if all did."""
         found = self.asked(lambda rank, time: rank > 0, 40.0, ranks=3)

@@ -1,0 +1,56 @@
+"""Tests what a rank tells of the call that it is in: the method, the variable that has it, the keys of a store."""
+
+import sys
+import unittest
+
+from torch_testing_ext._collectives import blocked
+from torch_testing_ext.common_utils import run_tests
+
+
+class Probe:
+    """Its methods look at the frame that calls them."""
+
+    def get(self, *args, **kwargs):
+        frame = sys._getframe(1)
+        return blocked.method_call_of(frame.f_code, frame.f_lasti), blocked._keys_in_words(frame, "get")
+
+    wait = get
+
+
+KEY = "of the module"
+
+
+class CallsTest(unittest.TestCase):
+    def setUp(self):
+        self.store, self.name = Probe(), "mine"
+
+    def test_the_method_and_its_owner(self):
+        store = self.store
+        self.assertEqual(store.wait()[0], ("wait", 0, ("store",)))
+        self.assertEqual(self.store.wait()[0], ("wait", 0, ("self", "store")))
+        stores = [store]
+        self.assertEqual(stores[0].wait()[0], ("wait", 0, ()))
+        self.assertEqual(store.get(str(self.name.upper().lower()), f"{self.name} {store}")[0].name, "get")
+        self.assertEqual(store.get(f"{self.name}", [str(1), *self.name])[0][:2], ("get", 2))
+        self.assertEqual(store.get(key="x")[0][:2], ("get", 1))
+
+    def test_what_is_not_certain(self):
+        store, get, is_late = self.store, self.store.get, True
+        self.assertIsNone(store.get("a" if is_late else "b")[0])
+        self.assertIsNone(get("a")[0])
+        self.assertIsNone((store.get if is_late else get)("a")[0])
+
+    def test_keys(self):
+        store, rank, listed = self.store, 2, ["a", "b"]
+        self.assertEqual(store.get("plain")[1], ("'plain'",))
+        self.assertEqual(store.get(f"{rank - 1} of {self.name}")[1], ("'1 of mine'",))
+        self.assertEqual(store.get(KEY)[1], ("'of the module'",))
+        self.assertEqual(store.get(["a", KEY])[1], ("'a'", "'of the module'"))
+        self.assertEqual(store.get(listed)[1], ("['a', 'b']",))
+        self.assertEqual(store.get(self.id())[1], ("self.id()",))
+        self.assertEqual(store.get(f"{rank:03}")[1], ("f'{rank:03}'",))
+        self.assertEqual((store.get("a")[1], store.get("b")[1]), ((), ()))  # two calls in a line
+
+
+if __name__ == "__main__":
+    run_tests()
