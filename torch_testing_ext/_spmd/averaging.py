@@ -610,6 +610,7 @@ class Averager:
                 self._discover(backward, presence)
             else:
                 self._average(backward, backward.plan, presence)
+            self._refuse_shared(backward)
         if self.watch.kept:
             # The gradients are averages now.
             self.watch.drop([self.roster.params[index] for index in backward.touched])
@@ -617,6 +618,23 @@ class Averager:
             self.roster.store.release()
         self.turn += 1
         self.broken = False
+
+    def _refuse_shared(self, backward: _Backward) -> None:
+        """Refuse two parameters with one gradient in memory: their sum, not each of them, was averaged twice."""
+        assert self.roster is not None
+        owners: dict[int, ManagedParam] = {}
+        for index in backward.touched:
+            managed = self.roster.params[index]
+            grad = managed.plain.grad
+            if grad is None or grad.layout is not torch.strided or not grad.numel():
+                continue
+            other = owners.setdefault(grad.data_ptr(), managed)
+            if other is not managed:
+                raise SPMDError(
+                    f"The gradients of {other.name} and {managed.name} are one tensor, which a backward would average "
+                    "twice.",
+                    remedy="Set one of them to a clone, or to None, before backward().",
+                )
 
     def _average(self, backward: _Backward, plan: BackwardPlan, presence: Presence) -> None:
         """Average by a plan. The last bucket has a flag if this rank has not touched what the plan expects."""

@@ -17,7 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile, record_function, supported_activities
 
-from torch_testing_ext._torch.tracing import copy_all, gather_into, outside_dynamo, run_hook_last
+from torch_testing_ext._torch.tracing import (
+    MemoryReference,
+    copy_all,
+    gather_into,
+    outside_dynamo,
+    run_hook_last,
+)
 
 from .parallel_modes import Layout
 
@@ -113,6 +119,9 @@ class ManagedParam:
         self.listener: Callable[[ManagedParam], None] | None = None
         # The rank's rows of a gradient from an earlier call.
         self.kept: torch.Tensor | None = None
+        # The memory of the parameter and of its gradient in the last call, which something may have kept.
+        self.memory: MemoryReference | None = None
+        self.memory_of_gradient: MemoryReference | None = None
         # The handle of the hook.
         self.hooked: Any = None
         # No call has it as `plain`.

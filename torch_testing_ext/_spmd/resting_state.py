@@ -15,6 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._torch.tracing import (
+    MemoryReference,
+    disable_torch_function,
     local_tensor,
     optimizer_has_hooks,
     outside_dynamo,
@@ -183,6 +185,9 @@ def rekey(optimizer: Optimizer, form: Callable[[Any], Any]) -> None:
     for group in optimizer.param_groups:
         group["params"][:] = [form(param) for param in group["params"]]
     items = [(form(key), value) for key, value in optimizer.state.items()]
+    for _, values in items:
+        if isinstance(values, dict):
+            values.update({name: form(value) for name, value in values.items() if isinstance(value, nn.Parameter)})
     optimizer.state.clear()
     optimizer.state.update(items)
 
@@ -482,7 +487,7 @@ class RestingState:
             if len(rest.__dict__) > 1:
                 plain.__dict__.update({k: v for k, v in rest.__dict__.items() if k != "_is_param"})
             if managed.sharded:
-                whole = torch.empty_strided(rest.shape, rest.stride(), dtype=local.dtype, device=local.device)
+                whole = _memory_for(managed.memory, rest, local.dtype)
                 gathers.append(RowGather(managed, local, whole))
                 plain.data = whole
             elif plain.data_ptr() != local.data_ptr():
@@ -515,16 +520,19 @@ class RestingState:
 
     def _gather_kept(self) -> None:
         assert self.roster is not None
-        gathers = []
-        for managed in [m for m in self.roster.params if m.kept is not None]:
-            whole = torch.empty_like(managed.plain, dtype=managed.kept.dtype)  # type: ignore[union-attr]
-            gathers.append(RowGather(managed, managed.kept, whole))  # type: ignore[arg-type]
+        # By the identity of the rows: parameters may share one gradient.
+        gathers: dict[int, RowGather] = {}
+        holders = [managed for managed in self.roster.params if managed.kept is not None]
         with torch.inference_mode(False), torch.no_grad():
-            self._gather("gather of kept gradients", gathers)
-            for gather in gathers:
-                grad = gather.managed.plain.grad
-                gather.managed.plain.grad = gather.whole if grad is None else gather.whole.add_(grad)
-                gather.managed.kept = None
+            for managed in holders:
+                rows: torch.Tensor = managed.kept  # type: ignore[assignment]
+                whole = _memory_for(managed.memory_of_gradient, managed.plain, rows.dtype)
+                gathers.setdefault(id(rows), RowGather(managed, rows, whole))
+            self._gather("gather of kept gradients", [*gathers.values()])
+            for managed in holders:
+                whole, grad = gathers[id(managed.kept)].whole, managed.plain.grad
+                managed.plain.grad = whole if grad is None else whole.add_(grad)
+                managed.kept = None
 
     def _after_update(self) -> None:
         """Gather what an optimizer has updated, or wait for a read of it."""
@@ -568,22 +576,29 @@ class RestingState:
     # -- out of a call
 
     @torch.no_grad()
-    def leave(self, roots: Iterable[nn.Module], failed: bool) -> None:
-        """Let modules and optimizers hold DTensors again, with the values of now."""
+    def leave(self, roots: Iterable[nn.Module], failed: bool, held: Iterable[Any] = ()) -> None:
+        """Let modules and optimizers hold DTensors again, with the values of now, as those that are `held` show."""
         assert self.roster is not None
         in_call.clear()
         try:
             with self.watch.pausing():
-                self._leave(self.roster, roots, failed)
+                if not failed:
+                    self.settle(self._shows_stale(held), ends=self.roster.shards)
+                self._leave(self.roster, roots)
         finally:
             self.watch.stop()
             self.roster.take([managed.rest for managed in self.roster.params])
             self.rests, self.roster = [], None
 
-    def _leave(self, roster: Roster, roots: Iterable[nn.Module], failed: bool) -> None:
+    def _shows_stale(self, held: Iterable[Any]) -> bool:
+        """Does one of these tensors share memory with a parameter whose rows are newer?"""
+        if not self.watch.stale:
+            return False
+        plain = (value for value in held if isinstance(value, torch.Tensor) and not isinstance(value, DTensor))
+        return any(value.layout is torch.strided and storage_key(value) in self.watch.stale for value in plain)
+
+    def _leave(self, roster: Roster, roots: Iterable[nn.Module]) -> None:
         """End a call: give the model its resting parameters again, and release the whole ones."""
-        if not failed:
-            self.settle(False, ends=roster.shards)
         roster.calls += 1
         roster.reads = roster.reads | self.watch.noticed
         roster.sparse = [step.optimizer for step in self._steps if step.ran_whole]
@@ -593,8 +608,10 @@ class RestingState:
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
         current = [managed.plain for managed in resting if managed.sharded]
         self.add_sums([plain for plain in current if storage_key(plain) not in self.watch.stale])
+        # By the identity of the gradient: parameters may share one.
+        grads: dict[int, Any] = {}
         for position, managed in enumerate(resting):
-            self.rests[position] = self._leave_param(managed, self.rests[position])
+            self.rests[position] = self._leave_param(managed, self.rests[position], grads)
         for slot in registered(roots)[0]:
             found = managed_by(slot.value)
             if found is not None and found.rests_as_dtensor and slot.value is not found.rest:
@@ -604,7 +621,7 @@ class RestingState:
         for managed in resting:
             free_memory(managed)
 
-    def _leave_param(self, managed: ManagedParam, rest: Any) -> Any:
+    def _leave_param(self, managed: ManagedParam, rest: Any, grads: dict[int, Any]) -> Any:
         plain, local = managed.plain, local_tensor(rest)
         data = plain.detach()
         if data.shape != rest.shape or data.dtype != local.dtype or data.device != local.device:
@@ -616,14 +633,16 @@ class RestingState:
         if len(plain.__dict__):
             rest.__dict__.update(plain.__dict__)
         rest.requires_grad_(plain.requires_grad)
-        self._leave_gradient(managed, rest)
+        self._leave_gradient(managed, rest, grads)
         return rest
 
-    def _leave_gradient(self, managed: ManagedParam, rest: Any) -> None:
+    def _leave_gradient(self, managed: ManagedParam, rest: Any, grads: dict[int, Any]) -> None:
         grad = managed.plain.grad
         if grad is not None:
-            dense = grad.detach() if grad.layout is torch.strided else grad.detach().to_dense()
-            rest.grad = resting_like(rest, managed.rows(dense).clone() if managed.sharded else dense)
+            if id(grad) not in grads:
+                dense = grad.detach() if grad.layout is torch.strided else grad.detach().to_dense()
+                grads[id(grad)] = resting_like(rest, managed.rows(dense).clone() if managed.sharded else dense)
+            rest.grad = grads[id(grad)]
         elif managed.kept is None:
             rest.grad = None
         managed.kept = None
@@ -643,8 +662,22 @@ def free_memory(managed: ManagedParam) -> None:
     """Free the memory of a whole parameter at rest. Its graph, if any is left, can no longer be used."""
     managed.at_rest, plain = True, managed.plain
     if managed.sharded:
+        grad = plain.grad
+        has_memory = grad is not None and grad.layout is torch.strided
+        managed.memory = MemoryReference(plain)
+        managed.memory_of_gradient = MemoryReference(grad) if has_memory else None
         plain.grad = None
         plain.data = plain.new_empty(0)
+
+
+def _memory_for(reference: MemoryReference | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a whole tensor: that of the last call, if something shows it, so that it goes on to show this one."""
+    with disable_torch_function():
+        whole = None if reference is None else reference.tensor(like)
+        if whole is not None and whole.dtype == dtype:
+            return whole
+        device = local_tensor(like).device if isinstance(like, DTensor) else like.device
+        return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=device)
 
 
 def _form_of(form: Callable[[ManagedParam], Any]) -> Callable[[Any], Any]:

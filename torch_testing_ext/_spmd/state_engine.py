@@ -36,6 +36,7 @@ from .parallel_modes import DataParallel, Layout, SPMDError
 from .resting_state import Checksum, RestingState, dtensor_at_rest, plain_parameter, why_whole
 from .roster import (
     EARLY,
+    READS_KEPT,
     FoundState,
     ParamSlot,
     Roster,
@@ -376,16 +377,17 @@ class StateEngine:
     def run(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> Any:
         with torch.inference_mode(False):
             roster, found = self._enter(step, mode, args, kwargs)
-        failed = True
+        failed, result = True, None
         try:
             result = self._run_python(step, roster, args, kwargs)
             failed = False
         finally:
             with torch.inference_mode(False):
-                self._leave(roster, found, failed)
-        if roster.rests:
-            _refuse_later_backward(result)
-        return result
+                self._leave(roster, found, failed, result)
+        if not roster.rests:
+            return result
+        _refuse_later_backward(result)
+        return _with_resting_parameters(result) if roster.shards else result
 
     def _run_python(self, step: Any, roster: Roster, args: Any, kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -448,7 +450,7 @@ class StateEngine:
         roster = record.roster_of(tensors, found.optimizers)
         new = 0 if roster is not None else self.maker.count_new(tensors, found.optimizers)
         device = next((tensor.device for tensor in tensors if not tensor.is_meta), self.meeting.device)
-        reads = 0 if roster is None else roster.reads
+        reads = _held_gradients(tensors) | (0 if roster is None else roster.reads)
         header = CallHeader(record.number, record.calls, 0, new, len(tensors), reads=reads)
         self.meeting.begin(header, device, checksum, opening)
         try:
@@ -507,7 +509,7 @@ class StateEngine:
 
     # -- after the step
 
-    def _leave(self, roster: Roster, found: FoundState, failed: bool) -> None:
+    def _leave(self, roster: Roster, found: FoundState, failed: bool, result: Any) -> None:
         try:
             self.averager.end(failed)
         except BaseException:
@@ -516,7 +518,8 @@ class StateEngine:
         finally:
             if roster.rests:
                 self.history_of(self.stack.outermost).gathered = self.resting.bytes
-                self.resting.leave(found.modules, failed)
+                held = [*tree().tree_leaves(result), *found.tensors, *state_tensors(found.optimizers)]
+                self.resting.leave(found.modules, failed, held)
                 if failed:
                     # Ranks may have failed at different points.
                     roster.take_sums()
@@ -539,6 +542,12 @@ class StateEngine:
                 remedy="Pass the module that owns them to the step, or hold it in a variable that the step names. "
                 "If they are the rank's own, return loss.detach(), which does not keep them.",
             )
+
+
+def _held_gradients(tensors: Iterable[torch.Tensor]) -> int:
+    """Reads of gradients of the last call, if something else than the parameters has kept one: it is to show them."""
+    references = [managed.memory_of_gradient for managed in map(managed_by, tensors) if managed is not None]
+    return READS_KEPT * any(reference is not None and reference.is_alive() for reference in references)
 
 
 def _run_without_grad(step: Any, args: Any, kwargs: Any) -> Any:
@@ -566,6 +575,19 @@ def _refuse_later_backward(result: Any) -> None:
     for leaf in tree().tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None:
             leaf.register_hook(refuse)  # type: ignore[no-untyped-call]
+
+
+def _with_resting_parameters(result: Any) -> Any:
+    """The result of a step, with the parameters in it as the model holds them between calls."""
+
+    def resting(leaf: Any) -> Any:
+        managed = managed_by(leaf) if isinstance(leaf, torch.nn.Parameter) else None
+        return leaf if managed is None or leaf is not managed.plain else managed.rest
+
+    leaves, spec = tree().tree_flatten(result)
+    outward = [resting(leaf) for leaf in leaves]
+    is_same = all(mine is leaf for mine, leaf in zip(outward, leaves, strict=True))
+    return result if is_same else tree().tree_unflatten(outward, spec)
 
 
 @functools.cache

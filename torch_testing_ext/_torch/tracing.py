@@ -83,6 +83,30 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
+class MemoryReference:
+    """A weak reference to the memory of a plain tensor, which other tensors may keep alive (torch 2.0 to 2.15)."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        self._dtype = tensor.dtype
+
+    def is_alive(self) -> bool:
+        return not self._storage.expired()  # type: ignore[no-untyped-call]
+
+    def tensor(self, like: torch.Tensor) -> torch.Tensor | None:
+        """The tensor again, if something keeps its memory alive and it has the kind of `like`."""
+        if self._place[1:] != (like.shape, like.stride()) or self._dtype != like.dtype:
+            return None
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            return None
+        empty = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return empty.set_(storage, *self._place)  # type: ignore[call-overload, no-any-return]
+
+
 def python_dispatcher() -> Any:
     """A context manager under which composite operations keep symbolic sizes (torch 2.0 to 2.15)."""
     from torch._dispatch.python import enable_python_dispatcher
