@@ -212,7 +212,7 @@ class Pictures:
 
     def watch(self) -> None:
         """watch.svg: the page of --watch."""
-        command = ["torchtest", "-j8", "--fake-gpus=4", "--watch", "--cold"]
+        command = ["torchtest", "-j8", "--fake-gpus=4", "--watch", "--warm=off"]
         screen = on_terminal(command, self.folder, until=lambda text: "· watching" in text)
         save_terminal(screen.text(), "watch.svg", "torchtest --watch")
 

@@ -8,4 +8,4 @@
 
 # One queue for both nodes; each test runs on one of them. The project is on a shared file system.
 source .venv/bin/activate
-torchtest --cluster slurm --retries 1 --junit report.xml --html report.html
+torchtest --cluster slurm --retries 1 --junitxml report.xml --html report.html
