@@ -33,8 +33,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Convert the tests of a project to torch_testing_ext, where that is mechanical. Files change in "
-        "place; a second run changes nothing. Lines with something left to do by hand are listed. docs/migrate/ has a "
-        "page for each project.",
+        "place; a second run changes nothing. Lines with something left to do by hand are listed. docs/migrate/ has "
+        "examples of tests before and after.",
         epilog="exit code: 0, or 1 if a file could not be read and is as it was",
     )
     parser.add_argument("--diff", action="store_true", help="show what would change, and change nothing")
