@@ -54,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="check the collectives of ranks more closely; a list such as --sanitize=calls,nan, or default, or all",
     )
     group.addoption(
+        "--fake-accelerators",
+        type=int,
+        metavar="N",
+        help="run tests on N accelerators that torch believes in, computed by the CPU",
+    )
+    group.addoption(
         "--dist-timeout",
         type=_seconds,
         metavar="SECONDS",
@@ -109,9 +115,21 @@ def _rank(text: str) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
     """Install before any conftest imports something."""
+    if early_config.known_args_namespace.fake_accelerators is not None:
+        _start_fake_accelerators(early_config.known_args_namespace.fake_accelerators)
     if early_config.known_args_namespace.torch_drop_in:
         _install()
     _begin_collecting(early_config)
+
+
+def _start_fake_accelerators(count: int) -> None:
+    """Give fake accelerators to this process and to those that it starts, such as xdist's workers."""
+    from torch_testing_ext._machine.fake_accelerator import starting
+
+    try:
+        starting.start_here(count)
+    except starting.FakeAcceleratorError as error:
+        raise pytest.UsageError(f"--fake-accelerators: {error}") from None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
+from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
 from torch_testing_ext._machine.machine_resources import LEASED, leased_port
 from torch_testing_ext._process import launcher_variables, launcher_variables as variables, system, user_shell
@@ -309,7 +310,14 @@ KNOWN_SETTINGS = {
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
-KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, LEASED, user_shell.SETTING, *_OF_WARM_SERVERS)
+KNOWN_NAMES = (
+    *KNOWN_SETTINGS,
+    RANKS_PER_GPU,
+    LEASED,
+    user_shell.SETTING,
+    *_OF_WARM_SERVERS,
+    *fake_accelerator.VARIABLES,
+)
 
 
 def _check_default_timeout(text: str) -> None:

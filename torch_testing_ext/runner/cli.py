@@ -132,6 +132,8 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
     from . import session
 
+    if configured.options.fake_accelerators is not None and configured.options.action is not Action.DRY_RUN:
+        _start_fake_accelerators(configured.options.fake_accelerators)
     # They interrupt like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -142,6 +144,16 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
         return watch(configured.options, root, guarded)
     return session.run(configured.options, root)
+
+
+def _start_fake_accelerators(count: int) -> None:
+    """Give fake accelerators to the processes of this run. Raises CannotRun if they cannot be built."""
+    from torch_testing_ext._machine.fake_accelerator import starting
+
+    try:
+        starting.start(count)
+    except starting.FakeAcceleratorError as error:
+        raise CannotRun(f"--fake-accelerators: {error}") from None
 
 
 # -- run_test.py show

@@ -252,6 +252,8 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
         raise UsageError(
             "--cluster and --ranks-per-gpu cannot be combined: ranks share the devices of one machine only"
         )
+    if options.fake_accelerators is not None:
+        raise UsageError("--cluster and --fake-accelerators cannot be combined: the nodes have the accelerators")
     if options.fake_gpus is not None:
         raise UsageError("--cluster and --fake-gpus cannot be combined: the nodes have the accelerators")
     if options.cluster == "slurm" and options.cluster_fake_gpus:

@@ -150,6 +150,7 @@ class Options:
     jobs: int = field(default_factory=system.cores)
     gpus: Gpus = None
     fake_gpus: int | None = None
+    fake_accelerators: int | None = None
     ranks_per_gpu: int = 1
     shared_leases: bool = True
     lease_folder: Path | None = None
@@ -210,6 +211,11 @@ class Options:
         return Path(os.path.commonpath(roots)) if roots else None
 
     @property
+    def made_up_devices(self) -> int | None:
+        """The number of devices to schedule tests on that do not exist; None if the run has those that there are."""
+        return self.fake_accelerators if self.action is Action.DRY_RUN else self.fake_gpus
+
+    @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
         words = [user_shell.runner()]
@@ -220,6 +226,8 @@ class Options:
             words.append(f"--cluster {user_shell.quote(self.cluster)}")
         if self.fake_gpus is not None:
             words.append(f"--fake-gpus {self.fake_gpus}")
+        if self.fake_accelerators is not None:
+            words.append(f"--fake-accelerators {self.fake_accelerators}")
         if self.ranks_per_gpu > 1:
             words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
         root = self.drop_in_root
@@ -522,6 +530,11 @@ OPTION_GROUPS = {
             "N|LIST|auto",
         ),
         "fake_gpus": OptionSpec(count, "schedule tests on N accelerators that do not exist", "N"),
+        "fake_accelerators": OptionSpec(
+            count,
+            "run tests on N accelerators that torch believes in, computed by the CPU; with --dry-run, plan for N",
+            "N",
+        ),
         "ranks_per_gpu": OptionSpec(
             count, "let up to N ranks share each GPU, for tests that need more of them than there are", "N"
         ),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_mask
 from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import (
@@ -92,7 +93,7 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
 
 
 def _may_use_warm_server(options: Options) -> bool:
-    if options.drop_in or options.warm is Warm.NEVER:
+    if options.drop_in or options.warm is Warm.NEVER or fake_accelerator.COUNT in os.environ:
         return False
     return options.warm is Warm.START or "CI" not in os.environ
 
@@ -197,7 +198,9 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
             return int(name) < len(gpus)
         return bool(matching_gpus(name, gpus))
 
-    if options.fake_gpus is None:
+    if fake_accelerator.COUNT in os.environ and kind != fake_accelerator.KIND:
+        raise UsageError(_why_not_fake(kind))
+    if options.made_up_devices is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
             raise UsageError(problem)
@@ -210,9 +213,18 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     return inventory, (*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl))
 
 
+def _why_not_fake(kind: str | None) -> str:
+    """Why the processes of this run have no fake accelerators, although they are meant to have some."""
+    if kind is None:
+        return "torch finds no fake accelerator: TORCH_DEVICE_BACKEND_AUTOLOAD=0 hides it; unset this variable"
+    return (
+        f"this machine has an accelerator ({kind}), so that a fake one cannot be had: run without --fake-accelerators"
+    )
+
+
 def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
     """All GPUs of this machine, as NVML knows them; none if it cannot be asked, or need not be."""
-    if kind not in (None, "cuda") or options.fake_gpus is not None or not may_have_nvidia_gpus():
+    if kind not in (None, "cuda") or options.made_up_devices is not None or not may_have_nvidia_gpus():
         return ()
     try:
         nvml = open_nvml()

@@ -1,5 +1,17 @@
 """The fake accelerator: a device type of torch's for a machine that has none, built of C++ once for each torch.
 
 `starting` gives it to the processes of a run, `building` makes the library, `registering` gives it to torch in one
-process, and `device_module` is `torch.fakeacc`. Only the options and the package itself import `starting`.
+process, and `device_module` is `torch.fakeacc`. These are its names, which also those know who do not use it.
 """
+
+KIND = "fakeacc"
+MASK = "FAKEACC_VISIBLE_DEVICES"
+# How many there are. A user may set it for a file that is run directly.
+COUNT = "TORCH_TESTING_EXT_FAKE_ACCELERATORS"
+# The bytes of each, and whether streams are late. A user may set them, too; the library reads them.
+MEMORY = "TORCH_TESTING_EXT_FAKE_MEMORY"
+LATE_STREAMS = "TORCH_TESTING_EXT_FAKE_LATE_STREAMS"
+# Set by the first process of a run: the folder of the library, and the file in which processes count their memory.
+LIBRARY_FOLDER = "TORCH_TESTING_EXT_FAKE_LIBRARY"
+MEMORY_FILE = "TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
+VARIABLES = (COUNT, MEMORY, LATE_STREAMS, LIBRARY_FOLDER, MEMORY_FILE)

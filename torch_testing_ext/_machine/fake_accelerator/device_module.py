@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from .building import KIND, load_library
+from . import KIND
+from .building import load_library
 
-_library = load_library()
+_library = load_library(torch.__version__)
 # Its stubs differ between versions.
 _accelerator: Any = torch.accelerator
 Stream = torch.Stream

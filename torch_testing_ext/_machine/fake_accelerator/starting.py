@@ -11,12 +11,9 @@ from pathlib import Path
 
 from torch_testing_ext._process import private_folders
 
-from . import building
-from .building import COUNT, LIBRARY_FOLDER, FakeAcceleratorError
+from . import COUNT, LIBRARY_FOLDER, MASK, MEMORY_FILE, building
+from .building import FakeAcceleratorError
 
-MASK = "FAKEACC_VISIBLE_DEVICES"
-# The file in which all processes of a run count their memory, which the first one sets.
-MEMORY_FILE = "TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
 # Of the library's constants: devices, and a row of 8 bytes for each in a process.
 MOST = 16
 _BYTES_OF_MEMORY_FILE = 256 * MOST * 8
@@ -28,20 +25,30 @@ def announce(text: str) -> None:
 
 
 def start(count: int, announce: Callable[[str], None] = announce) -> None:
-    """Give fake accelerators to this process and to those that it starts. Raises FakeAcceleratorError if it cannot."""
+    """Give fake accelerators to the processes that this one starts, and to this one when it imports torch.
+
+    Raises FakeAcceleratorError if there can be none.
+    """
     check(count, os.environ)
     if LIBRARY_FOLDER not in os.environ:
         folder = building.library_folder(building.default_cache(), announce)
-        os.environ[MEMORY_FILE] = str(_memory_file())
+        os.environ[MEMORY_FILE] = str(_make_memory_file())
         os.environ[LIBRARY_FOLDER] = str(folder)
         # Last: it has one entry point and a library of a name that nobody else uses.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder))))
         sys.path.append(str(folder))
     os.environ[COUNT] = str(count)
-    if "torch" in sys.modules:
-        from .registering import register
 
-        register()
+
+def start_here(count: int, announce: Callable[[str], None] = announce) -> None:
+    """Give fake accelerators to this process, which may have imported torch, and to those that it starts.
+
+    Raises FakeAcceleratorError if there can be none.
+    """
+    start(count, announce)
+    from .registering import register
+
+    register()
 
 
 def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> None:
@@ -64,19 +71,22 @@ def start_as_the_environment_says() -> None:
         return
     if not count.isdecimal():
         raise FakeAcceleratorError(f"{COUNT}={count} is no number")
-    start(int(count))
+    if "torch" in sys.modules:
+        start_here(int(count))
+    else:
+        start(int(count))
 
 
-def _memory_file() -> Path:
-    """The file in which the processes of this run count their memory. This process removes it at its end."""
+def _make_memory_file() -> Path:
+    """Make the file in which the processes of this run count their memory. This process removes it at its end."""
     folder, _ = private_folders.make_locked("torch_testing_ext-fakeacc-")
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
+    atexit.register(remove_memory_file, folder, os.getpid())
     file = folder / "memory"
     file.write_bytes(bytes(_BYTES_OF_MEMORY_FILE))
     return file
+
+
+def remove_memory_file(folder: Path, owner: int) -> None:
+    """Remove the file with its folder, in the process that has made it and in none of its forks."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
