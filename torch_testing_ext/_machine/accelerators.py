@@ -34,9 +34,9 @@ from .device_rules import DeviceFacts, facts_from
 # A process has this open once ROCm is initialised in it, by whichever library.
 _OPEN_WHEN_IN_USE = "/dev/kfd"
 _driver_is_initialised = False
+# Those that PyTorch's own tests name.
+_BACKENDS_OF_EXTENSIONS = ("hccl",)
 NO_DEVICE: tuple[str | None, int] = (None, 0)
-# These decide which devices the runtime shows: an answer holds while they stay the same.
-MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
 # A new interpreter imports torch before it asks.
@@ -69,6 +69,19 @@ def ranks_for(needed: int) -> int:
     Ranks share devices only where the test could not run otherwise.
     """
     return max(device_count(), min(needed, most_ranks()))
+
+
+def need_accelerators(backend: str | None) -> bool:
+    """Does this backend need an accelerator for each rank? Parts for several types of devices, as in torch."""
+    return any(_is_of_accelerators(name) for name in device_rules.names_in(backend or ""))
+
+
+def _is_of_accelerators(backend: str) -> bool:
+    devices = torch.distributed.Backend.backend_capability.get(backend)
+    if devices is None:
+        # torch learns of one when it is first asked for, or from an extension that is not imported yet.
+        return backend in (*device_rules.NCCL, *_BACKENDS_OF_EXTENSIONS)
+    return "cpu" not in devices
 
 
 def accelerator_type() -> str | None:
@@ -105,10 +118,25 @@ def cuda_properties() -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
+def why_no_device() -> str:
+    """Return why torch can use none of the devices that there seem to be; "" where there is nothing to say."""
+    if device_count() or not device_may_exist():
+        return ""
+    return str(_answer("ask_why_none", _masks()) or "")
+
+
 def device_facts() -> tuple[DeviceFacts, ...]:
     """Return what is known of each device that this process may use, in its order; empty if nothing is."""
     answer = _answer("ask_facts", _masks()) if device_count() else ()
     return facts_from(answer)
+
+
+def masks_confine() -> bool:
+    """Does a mask restrict a process to some of the devices? Tried, unless the variable is known to do so."""
+    kind = runtime()
+    if kind is None or device_rules.is_known_mask(kind):
+        return True
+    return bool(_answer("ask_with_mask", _masks()))
 
 
 def xpu_device_id() -> int:
@@ -123,12 +151,14 @@ def _devices() -> tuple[str | None, int]:
     return kind, count
 
 
-def _masks() -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in MASKS)
+def _masks() -> tuple[tuple[str, str], ...]:
+    """The masks that are set. They decide which devices the runtime shows: an answer holds while they stay the same."""
+    environ = os.environ
+    return tuple((name, environ[name]) for name in sorted(device_rules.all_masks()) if name in environ)
 
 
 @functools.cache
-def _answer(question: str, masks: tuple[str | None, ...]) -> Any:
+def _answer(question: str, masks: tuple[tuple[str, str], ...]) -> Any:
     """Ask once for each combination of masks."""
     return answer_to(question) if device_may_exist() else NO_DEVICE
 
@@ -178,7 +208,14 @@ def ask_devices() -> tuple[str | None, int]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return NO_DEVICE
-    return accelerator.type, torch.accelerator.device_count()
+    count = device_state.usable_devices(accelerator.type)
+    return (accelerator.type, count) if count else NO_DEVICE
+
+
+def ask_why_none() -> str:
+    """Ask why torch, which is built for CUDA or ROCm, can use none of the devices of this machine."""
+    is_built = torch.version.cuda is not None or torch.version.hip is not None
+    return device_state.why_cuda_is_unusable() if is_built else ""
 
 
 def ask_uuids() -> list[str]:
@@ -195,12 +232,13 @@ def ask_uuids() -> list[str]:
 
 def ask_cuda_properties() -> dict[str, Any]:
     """Ask for what `cuda_properties` returns."""
-    if not torch.cuda.is_available():
+    kind, count = ask_devices()
+    if kind != "cuda":
         return {}
     # Untyped in torch.
     backends: Any = torch.backends
     cuda: Any = torch.cuda
-    devices = range(cuda.device_count())
+    devices = range(count)
     archs = [getattr(cuda.get_device_properties(device), "gcnArchName", "") for device in devices]
     # has_magma is right once CUDA is initialised.
     tensor = torch.ones((), device="cuda")
@@ -218,25 +256,48 @@ def ask_cuda_properties() -> dict[str, Any]:
     }
 
 
+def ask_with_mask() -> bool:
+    """Does this process see one device if a mask shows one? No, if it has used the devices before."""
+    kind = device_state.extension_device_type()
+    before = dict(os.environ)
+    try:
+        os.environ.update(device_rules.masks_for(["0"], kind))
+        return ask_devices() == (kind, 1)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def ask_facts() -> list[dict[str, Any]]:
-    """Ask for the facts about each device."""
+    """Ask for the facts about each device, as far as its module in torch knows them."""
     kind, count = ask_devices()
-    if kind != "cuda":
+    if kind is None:
         return []
-    facts = []
-    for number in range(count):
-        properties = torch.cuda.get_device_properties(number)
-        others = [other for other in range(count) if other != number]
-        peers = [other for other in others if torch.cuda.can_device_access_peer(number, other)]
-        facts.append(
-            {
-                "name": properties.name,
-                "memory": properties.total_memory,
-                "capability": [properties.major, properties.minor],
-                "peers": peers,
-            }
-        )
-    return facts
+    device_module = torch.get_device_module(kind)
+    return [_facts_of(device_module, number, count) for number in range(count)]
+
+
+def _facts_of(device_module: Any, number: int, count: int) -> dict[str, Any]:
+    """The facts about one of `count` devices. CUDA has all of them; others lack some, which are then unknown."""
+    properties = _optional(lambda: device_module.get_device_properties(number))
+    memory = getattr(properties, "total_memory", None) or _optional(lambda: device_module.mem_get_info(number)[1])
+    capability = [getattr(properties, name, None) for name in ("major", "minor")]
+    others = [other for other in range(count) if other != number]
+    can_access: Any = getattr(device_module, "can_device_access_peer", lambda device, peer: False)
+    return {
+        "name": str(getattr(properties, "name", "")),
+        "memory": int(memory or 0),
+        "capability": capability if all(isinstance(part, int) for part in capability) else [0, 0],
+        "peers": [other for other in others if _optional(functools.partial(can_access, number, other))],
+    }
+
+
+def _optional(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception:
+        # Not every device module has this function, not every driver an answer.
+        return None
 
 
 def _has_multicast() -> bool:
@@ -251,7 +312,7 @@ def ask_xpu_id() -> int:
     return int(torch.xpu.get_device_capability()["device_id"])
 
 
-_ASKING = (ask_devices, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
+_ASKING = (ask_devices, ask_why_none, ask_with_mask, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
 QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 
 
@@ -261,11 +322,9 @@ QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.environ) -> bool:
     """Could this torch find a device on this machine? False only where that is certain."""
     if torch.version.cuda is not None or torch.version.hip is not None:
-        if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-            return False
-        if any(dev.glob("nvidia[0-9]*")):
-            return True
-        if any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd")):
+        is_hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        has_node = any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd"))
+        if has_node and not is_hidden:
             return True
     return device_state.other_accelerator_is_built()
 
@@ -289,8 +348,7 @@ def ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
         raise DriverDoesNotAnswer
     if child_processes.wait_for_exit(pid) == EXIT_BAD_FORK:
         # This process has initialised the driver before: asking here does no more harm.
-        ask = QUESTIONS[question]
-        return ask()
+        return _ask(question)
     return json.loads(text) if text else None
 
 
@@ -330,8 +388,7 @@ def ask_new_interpreter(question: str) -> Any:
 def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new_interpreter) -> Any:
     """Ask in the way that leaves this process as it is."""
     if device_state.accelerator_is_initialised():
-        ask = QUESTIONS[question]
-        return ask()
+        return _ask(question)
     may_fork = not child_processes.other_threads() and not device_state.accelerator_is_in_bad_fork()
     answer = ask_forked(question) if may_fork else None
     return ask_new_interpreter(question) if answer is None else answer
@@ -339,9 +396,18 @@ def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new
 
 def write_answer(question: str, send: int) -> None:
     """In the child process: ask the runtime and write its answer to the pipe."""
-    ask = QUESTIONS[question]
-    answer = json.dumps(ask())
+    answer = json.dumps(_ask(question))
     os.write(send, answer.encode())
+
+
+def _ask(question: str) -> Any:
+    """Ask in this process, where nothing is to be noted any more."""
+    device_state.stop_noting()
+    ask = QUESTIONS[question]
+    return ask()
+
+
+device_state.count_elsewhere = device_count
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -384,12 +450,9 @@ def _numpy_random() -> Any:
 def freeze_rng_state() -> Iterator[None]:
     """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""
     # Only an initialised device has random state; this check must not initialise one.
-    initialised = [name for name in ("cuda", "xpu") if getattr(torch, name).is_initialized()]
-    devices = []
-    for name in initialised[:1]:
-        devices.append(getattr(torch, name).current_device())
-    kind = initialised[0] if initialised else "cuda"
-    with torch.random.fork_rng(devices=devices, device_type=kind):
+    kind = device_state.initialised_type()
+    devices = [] if kind is None else [torch.get_device_module(kind).current_device()]
+    with torch.random.fork_rng(devices=devices, device_type=kind or "cuda"):
         yield
 
 
@@ -400,7 +463,7 @@ class RandomState:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         modules: list[Any] = [torch]
         if accelerator is not None:
-            modules.append(getattr(torch, accelerator.type))
+            modules.append(torch.get_device_module(accelerator))
         pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
         pairs.append((random.getstate, random.setstate))
         # torch does not require it.

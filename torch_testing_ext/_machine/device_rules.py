@@ -19,8 +19,6 @@ from torch_testing_ext._process.words import size_in_words
 
 # torch 2.15 has them all: "nccl" is then what "nccl2" is, and "nccl-legacy" what "nccl" was before.
 NCCL = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
-# The backends of accelerators, by the beginning of their names.
-_OF_ACCELERATORS = ("nccl", "xccl", "hccl")
 
 
 def names_in(backend: str) -> list[str]:
@@ -36,12 +34,6 @@ def uses_nccl(backend: str | None) -> bool:
     """Is this NCCL, under any of its names, for any type of device?"""
     names = names_in(backend or "")
     return any(name in NCCL for name in names)
-
-
-def need_accelerators(backend: str | None) -> bool:
-    """Does this need an accelerator for each rank, for any type of device?"""
-    names = names_in(backend or "")
-    return any(name.startswith(_OF_ACCELERATORS) for name in names)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -306,17 +298,57 @@ MASKS = {
     # These number the devices that ROCR_VISIBLE_DEVICES leaves.
     "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     "xpu": ("ZE_AFFINITY_MASK",),
+    "hpu": ("HABANA_VISIBLE_MODULES",),
+    "mlu": ("MLU_VISIBLE_DEVICES",),
+    "musa": ("MUSA_VISIBLE_DEVICES",),
+    "neuron": ("NEURON_RT_VISIBLE_CORES",),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
+# Set by a user whose accelerator is not in the table: "tpu=TPU_VISIBLE_CHIPS,other=OTHER_DEVICES".
+OTHER_MASKS = "TORCH_TESTING_EXT_MASKS"
+
+
+def masks_of(kind: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The variables that mask accelerators of this kind, the one that takes precedence first.
+
+    An accelerator that neither the table nor the user has is supposed to use the name that most have.
+    """
+    masks = {**MASKS, **masks_by_user(environ)}
+    return masks.get(kind, (f"{kind.upper()}_VISIBLE_DEVICES",))
+
+
+def is_known_mask(kind: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Is the variable that masks accelerators of this kind known, and not only supposed?"""
+    return kind in MASKS or kind in masks_by_user(environ)
+
+
+def all_masks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Every variable that may mask an accelerator in a process with this environment."""
+    known = {name for names in (*MASKS.values(), *masks_by_user(environ).values()) for name in names}
+    supposed = {name for name in environ if name.endswith("_VISIBLE_DEVICES")}
+    # What a container gets, which is of no account in it.
+    return frozenset((known | supposed) - {"NVIDIA_VISIBLE_DEVICES"})
+
+
+def masks_by_user(environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The variables that the user has named, by kind of accelerator. Raises ValueError for what is not understood."""
+    masks: dict[str, tuple[str, ...]] = {}
+    for entry in filter(None, environ.get(OTHER_MASKS, "").split(",")):
+        kind, _, variable = entry.strip().partition("=")
+        if not kind or not variable:
+            raise ValueError(f"{OTHER_MASKS}: {entry!r} is not understood; write KIND=VARIABLE, such as npu=MY_DEVICES")
+        masks[kind] = (*masks.get(kind, ()), variable)
+    return masks
 
 
 def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[str, ...]:
     """The names of the `count` devices that a process with this environment sees."""
-    masks = [environ[name] for name in MASKS.get(kind, ()) if environ.get(name)]
+    masks = [environ[name] for name in masks_of(kind, environ) if environ.get(name)]
     if not masks:
         return tuple(map(str, range(count)))
     # In Level Zero, 0.1 is a part of a device.
     read = str.strip if kind == "xpu" else _as_cuda_reads
-    entries = [read(entry) for entry in masks[0].split(",")]
+    entries = [read(entry) for entry in _without_ranges(masks[0])]
     if is_mig(entries[0]):
         return _mig_instances(entries)
     return tuple(entries[:count])
@@ -336,11 +368,12 @@ def identity_of_device(kind: str | None, name: str, uuids: Mapping[str, str]) ->
     return f"{kind}-{uuids.get(name, name)}"
 
 
-def masks_for(names: Sequence[str], kind: str | None) -> dict[str, str]:
+def masks_for(names: Sequence[str], kind: str | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that show exactly these devices."""
-    variables = MASKS.get(kind or "", ())
+    if kind is None:
+        return {}
     mask = ",".join(names) or NONE
-    return dict.fromkeys(variables, mask)
+    return dict.fromkeys(masks_of(kind, environ), mask)
 
 
 def bare_uuid(uuid: str) -> str:
@@ -350,6 +383,15 @@ def bare_uuid(uuid: str) -> str:
 
 def is_mig(name: str) -> bool:
     return name.startswith("MIG-")
+
+
+def _without_ranges(mask: str) -> list[str]:
+    """The entries of a mask, with all numbers of a range such as 0-3, as Neuron has them."""
+    entries: list[str] = []
+    for entry in mask.split(","):
+        numbers = re.fullmatch(r"\s*(\d+)-(\d+)\s*", entry)
+        entries += map(str, range(int(numbers[1]), int(numbers[2]) + 1)) if numbers else [entry]
+    return entries
 
 
 def _mig_instances(entries: Sequence[str]) -> tuple[str, ...]:
@@ -378,7 +420,8 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
     None if that cannot be asked. Without an answer, a mask that shows no device at all may just as well be one that
     was set on a machine without devices.
     """
-    for variable in _ORDER.get(kind or "cuda", ()):
+    kind = kind or "cuda"
+    for variable in _BELOW.get(kind, ()) + masks_of(kind, environ):
         mask = environ.get(variable)
         if mask is None:
             continue
@@ -391,14 +434,14 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
 
 
 Known = Callable[[str], bool]
-# For ROCm, the mask of the runtime below comes first: the others number what it leaves.
-_ORDER = {**MASKS, "hip": ("ROCR_VISIBLE_DEVICES", *MASKS["hip"])}
+# The mask of a runtime below, which comes first: the others number what it leaves.
+_BELOW = {"hip": ("ROCR_VISIBLE_DEVICES",)}
 
 
 def _entries(mask: str) -> list[str]:
     """The entries of a mask, up to one that hides the rest."""
     entries: list[str] = []
-    for text in mask.split(","):
+    for text in _without_ranges(mask):
         # In Level Zero, 0.1 is a part of a device.
         entry = text.strip() if "." in text else _as_cuda_reads(text)
         if entry in _HIDES_THE_REST:

@@ -68,6 +68,9 @@ def leased_devices(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[
         yield {}
         return
     kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
+    if not fake and count < len(names) and not accelerators.masks_confine():
+        # All of them: nothing would keep the ranks of another test off the others.
+        count = len(names)
     locks = _open_locks(item, {name: identity_of_device(kind, name, uuids) for name in names})
     try:
         chosen = _choose(locks, names, count)

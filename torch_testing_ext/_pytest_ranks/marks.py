@@ -16,7 +16,6 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from torch_testing_ext._machine.device_rules import need_accelerators
 from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext.launch.environment import too_many
@@ -126,7 +125,7 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedE
     devices = _checked_devices(keywords.get("devices"))
     timeout = keywords.get("timeout")
     _checked_timeout(timeout)
-    if devices is None and (need_accelerators(backend) or _class_uses_accelerators(of_class)):
+    if devices is None and (_needs_accelerators(backend) or _class_uses_accelerators(of_class)):
         devices = size
     isolated, scope = _checked_isolation(keywords)
     return RankSpec(
@@ -520,6 +519,12 @@ def _environ_of_class(cls: type[DistributedExec], size: int) -> dict[str, str | 
 
 def _class_uses_accelerators(cls: type[DistributedExec] | None) -> bool:
     return cls is not None and (cls.requires_cuda_env or _has_accelerators())
+
+
+def _needs_accelerators(backend: str | None) -> bool:
+    from torch_testing_ext._machine import accelerators
+
+    return accelerators.need_accelerators(backend)
 
 
 def _has_accelerators() -> bool:

@@ -54,16 +54,40 @@ def cpu_kernels() -> str:
     return str(torch._C._get_cpu_capability())
 
 
+def device_modules() -> dict[str, Any]:
+    """Return torch's modules of the types of accelerators that a process can be forked with, as far as there are any.
+
+    MTIA's and those of extensions, such as `torch.hpu`, have the functions of `torch.cuda` that we ask for, or lack
+    some of them.
+    """
+    # torch has its module of MTIA everywhere.
+    built = ["mtia"] if torch._C._mtia_isBuilt() else []
+    modules = {name: getattr(torch, name, None) for name in ("cuda", "xpu", *built, "hpu", extension_device_type())}
+    return {name: module for name, module in modules.items() if module is not None}
+
+
+def initialised_type() -> str | None:
+    """Return the type of the accelerators that this process uses already; None if it uses none.
+
+    `torch.cuda.is_initialized` and those of other types: 2.11 to 2.15.
+    """
+    return next((name for name, module in device_modules().items() if _says(module, "is_initialized")), None)
+
+
 def accelerator_is_initialised() -> bool:
-    """Does this process have an accelerator context already? `torch.cuda`, `torch.xpu`: 2.11 to 2.15."""
-    cuda: Any = torch.cuda  # untyped in torch
-    xpu: Any = torch.xpu
-    return bool(cuda.is_initialized()) or bool(xpu.is_initialized())
+    """Does this process have an accelerator context already?"""
+    return initialised_type() is not None
 
 
 def accelerator_is_in_bad_fork() -> bool:
-    """In a forked child: is CUDA or XPU unusable, as the parent initialised it? `_is_in_bad_fork`: 2.11 to 2.15."""
-    return torch.cuda._is_in_bad_fork() or torch.xpu._is_in_bad_fork()
+    """In a forked child: is an accelerator unusable, as the parent initialised it? `_is_in_bad_fork`: 2.11 to 2.15."""
+    return any(_says(module, "_is_in_bad_fork") for module in device_modules().values())
+
+
+def _says(module: Any, question: str) -> bool:
+    """The answer of a device's module; no, where it cannot be asked."""
+    ask = getattr(module, question, None)
+    return ask is not None and bool(ask())
 
 
 def other_accelerator_is_built() -> bool:
@@ -137,6 +161,29 @@ def nccl_version() -> tuple[int, ...]:
     return tuple(nccl.version()[:3])
 
 
+def usable_devices(kind: str) -> int:
+    """Return how many accelerators this process can use, which asks the driver. `_cuda_getDeviceCount`: 2.11 to 2.15.
+
+    `torch.cuda.device_count` counts by NVML, also devices that CUDA cannot use: those of a driver that is too old for
+    this torch, and all but one of those in MIG mode.
+    """
+    if kind != "cuda":
+        return torch.accelerator.device_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # why there is none, which `why_cuda_is_unusable` tells
+        return int(torch._C._cuda_getDeviceCount())
+
+
+def why_cuda_is_unusable() -> str:
+    """Try to use CUDA or ROCm, and return torch's first sentence about why that fails; "" if it does not."""
+    cuda: Any = torch.cuda
+    try:
+        cuda.init()
+    except Exception as error:
+        return str(error).partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
+    return ""
+
+
 def when_cuda_is_first_used(call: Callable[[], None]) -> None:
     """Call this when this process initialises CUDA, or now if it has. `torch.cuda._lazy_call`: 2.11 to 2.15."""
     cuda: Any = torch.cuda
@@ -192,49 +239,64 @@ def gather_lists_one_by_one(key: str = "CUDA") -> Any:
 
 
 def peak_memory() -> dict[int, tuple[int, int]]:
-    """Return the most bytes that this process has had on each CUDA device: in tensors, and held by the allocator.
+    """Return the most bytes that this process has had on each accelerator: in tensors, and held by the allocator.
 
-    Empty if it has not used CUDA. Call it in the process itself: it initialises nothing.
+    Empty if it has used none, or one that does not count them. Call it in the process itself: it initialises nothing.
     """
-    cuda: Any = torch.cuda
-    found = {number: (cuda.max_memory_allocated(number), cuda.max_memory_reserved(number)) for number in _used()}
-    return {number: peak for number, peak in found.items() if any(peak)}
+    peaks = {}
+    for module, number in _used():
+        peaks[number] = (int(module.max_memory_allocated(number)), int(module.max_memory_reserved(number)))
+    return {number: peak for number, peak in peaks.items() if any(peak)}
 
 
 def forget_peak_memory() -> None:
     """Let `peak_memory` start again."""
-    cuda: Any = torch.cuda
-    for number in _used():
-        cuda.reset_peak_memory_stats(number)
+    for module, number in _used():
+        module.reset_peak_memory_stats(number)
 
 
-def _used() -> range:
-    """The devices, if this process has used CUDA, and may."""
-    cuda: Any = torch.cuda
-    return range(cuda.device_count() if cuda.is_initialized() and not cuda._is_in_bad_fork() else 0)
+_OF_MEMORY = ("max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats")
+
+
+def _used() -> list[tuple[Any, int]]:
+    """The accelerators, each as its module and its number, if this process has used them, and may."""
+    kind = initialised_type()
+    if kind is None or accelerator_is_in_bad_fork():
+        return []
+    module = device_modules()[kind]
+    counts = all(hasattr(module, name) for name in _OF_MEMORY)
+    return [(module, number) for number in range(module.device_count() if counts else 0)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Finds the line that first used an accelerator in this process, after which it is not safe to fork.
 #
-# torch's Python functions, and C++ through them, start CUDA and XPU by a few functions of `torch._C`. Until the first
-# of them is called, each is replaced by a function that notes its caller.
+# torch's Python functions, and C++ through them, start CUDA and XPU by a few functions of `torch._C`, and other
+# accelerators by `_lazy_init` of their module. Until the first of them is called, each is replaced by a function that
+# notes its caller.
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # `_cuda_init`, `_cuda_getDeviceCount`, `_xpu_init`, `_xpu_getDeviceCount`: 2.11 to 2.15, where torch is built for them.
 _CUDA = "ROCm" if torch.version.hip is not None else "CUDA"
+_COUNT = "_cuda_getDeviceCount"
+_MASK = "CUDA_VISIBLE_DEVICES"
 _ENTRANCES = {
     "_cuda_init": f"{_CUDA} is initialised",
-    "_cuda_getDeviceCount": f"the driver of {_CUDA} is asked for its devices",
+    _COUNT: f"the driver of {_CUDA} is asked for its devices",
     "_xpu_init": "XPU is initialised",
     "_xpu_getDeviceCount": "the driver of XPU is asked for its devices",
 }
 
-_UNTYPED: tuple[Any, Any] = torch.cuda, torch.xpu
+# The second is for people; it may be the first by another name.
+_OF_OTHERS = ("_lazy_init", "init")
+
+# Counts devices in another process; `_machine.accelerators` sets it.
+count_elsewhere: Callable[[], int] | None = None
 
 _noted: str | None = None
-_originals: dict[str, Any] = {}
+# What was replaced: the module, its attribute, and what that was.
+_originals: list[tuple[Any, str, Any]] = []
 
 
 def note_first_use() -> None:
@@ -242,20 +304,60 @@ def note_first_use() -> None:
     global _noted
     if _originals or _noted is not None:
         return
-    cuda, xpu = _UNTYPED
-    if cuda.is_initialized() or xpu.is_initialized():
+    if accelerator_is_initialised():
         _noted = "an accelerator was initialised before torch_testing_ext was imported"
         return
-    for name in _ENTRANCES:
-        if (original := getattr(torch._C, name, None)) is not None:
-            _originals[name] = original
-            setattr(torch._C, name, _noting(name, original))
+    for name, what in _ENTRANCES.items():
+        _watch(torch._C, name, what)
+    for kind, module in device_modules().items():
+        _watch_module(kind, module)
+    # An extension may be imported later. `torch._register_device_module`: 2.11 to 2.15.
+    register: Any = torch._register_device_module
+
+    @functools.wraps(register)
+    def registering(device_type: str, module: Any) -> None:
+        register(device_type, module)
+        _watch_module(device_type, module)
+
+    _replace(torch, "_register_device_module", registering)
+
+
+def _watch_module(kind: str, module: Any) -> None:
+    if kind not in ("cuda", "xpu"):
+        for name in _OF_OTHERS:
+            _watch(module, name, f"{kind} is initialised")
+
+
+def _watch(module: Any, name: str, what: str) -> None:
+    """Have the first call of a function noted, if the module has it."""
+    original = getattr(module, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def entrance(*args: Any) -> Any:
+        if name == _COUNT and _is_mig(os.environ.get(_MASK, "")) and count_elsewhere is not None:
+            return count_elsewhere()
+        _note(what, sys._getframe(1))
+        return original(*args)
+
+    _replace(module, name, entrance)
+
+
+def _is_mig(mask: str) -> bool:
+    """Does a mask name MIG instances? torch cannot count those by NVML, and would ask the driver."""
+    return mask.startswith("MIG-")
+
+
+def _replace(module: Any, name: str, new: Any) -> None:
+    _originals.append((module, name, getattr(module, name)))
+    setattr(module, name, new)
 
 
 def stop_noting() -> None:
     """Put the functions of torch back. Ranks have nothing to note: nobody forks them."""
-    for name, original in _originals.items():
-        setattr(torch._C, name, original)
+    for module, name, original in _originals:
+        setattr(module, name, original)
 
 
 def first_use() -> str | None:
@@ -263,18 +365,9 @@ def first_use() -> str | None:
     return _noted
 
 
-def _noting(name: str, original: Any) -> Any:
-    @functools.wraps(original)
-    def entrance(*args: Any) -> Any:
-        _note(name, sys._getframe(1))
-        return original(*args)
-
-    return entrance
-
-
-def _note(name: str, frame: FrameType) -> None:
+def _note(what: str, frame: FrameType) -> None:
     global _noted
-    _noted = _noted or f"{_ENTRANCES[name]}{_place(frame)}"
+    _noted = _noted or f"{what}{_place(frame)}"
     stop_noting()
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
 from torch_testing_ext._machine import fake_accelerator
-from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
+from torch_testing_ext._machine.device_rules import OTHER_MASKS, RANKS_PER_GPU, masks_by_user, ranks_per_device
 from torch_testing_ext._machine.machine_resources import LEASED, leased_port
 from torch_testing_ext._process import launcher_variables, launcher_variables as variables, system, user_shell
 from torch_testing_ext._process.logs import text_of
@@ -313,6 +313,7 @@ _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
 KNOWN_NAMES = (
     *KNOWN_SETTINGS,
     RANKS_PER_GPU,
+    OTHER_MASKS,
     LEASED,
     user_shell.SETTING,
     *_OF_WARM_SERVERS,
@@ -346,6 +347,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if RANKS_PER_GPU in environ:
         # Raises an error unless it is a number.
         ranks_per_device(environ)
+    # Likewise, unless its entries are understood.
+    masks_by_user(environ)
     _check_default_timeout(environ.get(DEFAULT_TIMEOUT, ""))
     return Settings(**chosen)
 

@@ -23,6 +23,7 @@ from torch_testing_ext._machine.nvml import (
     open_nvml,
     warnings_about_devices,
 )
+from torch_testing_ext._process import words
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext.runner.scheduling.leases import (
     Inventory,
@@ -198,28 +199,22 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
             return int(name) < len(gpus)
         return bool(matching_gpus(name, gpus))
 
-    if fake_accelerator.COUNT in os.environ and kind != fake_accelerator.KIND:
-        raise UsageError(_why_not_fake(kind))
+    if fake_accelerator.COUNT in os.environ and kind not in (None, fake_accelerator.KIND):
+        raise UsageError(fake_accelerator.refusal(kind))
     if options.made_up_devices is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
             raise UsageError(problem)
-    mig = all_mig_instances(os.environ, kind, gpus)
-    if mig:
-        kind = kind or "cuda"
-        count = max(count, len(mig))
-    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig)
+    # Without a device, CUDA cannot use any instance.
+    mig = all_mig_instances(os.environ, kind, gpus) if count else ()
+    count = max(count, len(mig))
+    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines)
     inventory = with_gpus(inventory, gpus, os.environ)
-    return inventory, (*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl))
-
-
-def _why_not_fake(kind: str | None) -> str:
-    """Why the processes of this run have no fake accelerators, although they are meant to have some."""
-    if kind is None:
-        return "torch finds no fake accelerator: TORCH_DEVICE_BACKEND_AUTOLOAD=0 hides it; unset this variable"
-    return (
-        f"this machine has an accelerator ({kind}), so that a fake one cannot be had: run without --fake-accelerators"
-    )
+    warnings = [*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl)]
+    if seen.why_none and options.fake_gpus is None:
+        known = f", though NVML knows {words.count(len(gpus), 'GPU')}" if gpus else ""
+        warnings.insert(0, f"no GPU can be used{known}: {seen.why_none}")
+    return inventory, tuple(warnings)
 
 
 def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:

@@ -72,6 +72,5 @@ def begin_again():
     """Forget that CUDA has been used."""
     first_use._noted = None
     torch.cuda._initialized = False
-    for name, original in first_use._originals.items():
-        setattr(torch._C, name, original)
+    first_use.stop_noting()
     _note_first_use()

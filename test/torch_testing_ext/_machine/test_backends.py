@@ -51,11 +51,11 @@ class TestNames(unittest.TestCase):
         """No GPU is involved."""
         for name in (*NAMES, "cuda:NCCL", "cpu:gloo, cuda:nccl"):
             self.assertTrue(device_rules.uses_nccl(name), name)
-            self.assertTrue(device_rules.need_accelerators(name), name)
+            self.assertTrue(accelerators.need_accelerators(name), name)
         for name in ("gloo", "cpu:gloo", "", None, "fake", "mpi", "my-nccl"):
             self.assertFalse(device_rules.uses_nccl(name), name)
-            self.assertFalse(device_rules.need_accelerators(name), name)
-        self.assertTrue(device_rules.need_accelerators("xpu:xccl"))
+            self.assertFalse(accelerators.need_accelerators(name), name)
+        self.assertTrue(accelerators.need_accelerators("xpu:xccl"))
         self.assertFalse(device_rules.uses_nccl("xpu:xccl"))
 
     def test_skip_decorators(self):

@@ -23,6 +23,7 @@
 | `import_forms` | a file with every form of import of PyTorch's kit |
 | `faults` | suites with a fault in every rank |
 | `nvml` | machines with GPUs that do not exist |
+| `with_accelerators` | tests on a machine with accelerators of Python, of which torch knows all but how to compute |
 | `checkout` | `CheckoutCase`: a fake PyTorch checkout |
 | `junit`, `browser` | readers of the reports: the schema of JUnit files, a headless Chromium |
 | `drawing` | random cases of fixed seeds, for tests of pure code |

@@ -35,6 +35,7 @@ class TestSettings(unittest.TestCase):
             ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
             ("SHAKE", "12", {"shake": 12}),
             ("RANKS_PER_GPU", "4", {}),  # for _machine/device_rules.py
+            ("MASKS", "tpu=TPU_VISIBLE_CHIPS", {}),  # likewise
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
             ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/machine_resources.py
             ("TERMINAL", ":/dev/pts/3", {}),  # for _process/user_shell.py
@@ -64,8 +65,9 @@ class TestSettings(unittest.TestCase):
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
                 "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_LANES, TORCH_TESTING_EXT_DEBUG_RANK, "
                 "TORCH_TESTING_EXT_SANITIZE, TORCH_TESTING_EXT_SANITIZE_ORDER, TORCH_TESTING_EXT_SHAKE, "
-                "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_LEASED, "
-                "TORCH_TESTING_EXT_TERMINAL, TORCH_TESTING_EXT_WARM, TORCH_TESTING_EXT_WARM_IDLE",
+                "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_MASKS, "
+                "TORCH_TESTING_EXT_LEASED, TORCH_TESTING_EXT_TERMINAL, TORCH_TESTING_EXT_WARM, "
+                "TORCH_TESTING_EXT_WARM_IDLE",
             )
 
     def test_an_unknown_value_lists_the_known(self):

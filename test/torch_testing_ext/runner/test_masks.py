@@ -184,9 +184,9 @@ class TestLeases(unittest.TestCase):
 class TestFindingDevices(unittest.TestCase):
     """Covered on a GPU by the check `masks`."""
 
-    def discover(self, kind, count, gpus=(), error=None, **environ):
+    def discover(self, kind, count, gpus=(), error=None, why_none="", **environ):
         files = mock.Mock()
-        files.count_devices.return_value = DevicesCounted(kind, count)
+        files.count_devices.return_value = DevicesCounted(kind, count, why_none=why_none)
         with (
             mock.patch.object(run_site, "may_have_nvidia_gpus", lambda: True),
             mock.patch.object(run_site, "open_nvml", side_effect=error, return_value=mock.Mock(gpus=lambda: gpus)),
@@ -213,6 +213,16 @@ class TestFindingDevices(unittest.TestCase):
         """Covered on a GPU in MIG mode by the check `masks`."""
         inventory, _ = self.discover("cuda", 1, MIG)
         self.assertEqual(("cuda", 4), (inventory.kind, len(inventory.names)))
+
+    def test_devices_that_cuda_cannot_use(self):
+        """No machine of benchmarks/gpu/run has such a driver."""
+        too_old = "The NVIDIA driver on your system is too old (found version 11040)"
+        for gpus in (linked(2), MIG):
+            inventory, warnings = self.discover(None, 0, gpus, why_none=too_old)
+            self.assertEqual((None, ()), (inventory.kind, inventory.names))
+            self.assertEqual((f"no GPU can be used, though NVML knows 2 GPUs: {too_old}",), warnings)
+        _, warnings = self.discover(None, 0, error=NvmlError("not installed"), why_none=too_old)
+        self.assertEqual((f"no GPU can be used: {too_old}",), warnings)
 
     def test_nothing_is_asked_for_fake_devices(self):
         """No GPU is involved."""

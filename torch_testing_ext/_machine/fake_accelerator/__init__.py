@@ -15,3 +15,11 @@ LATE_STREAMS = "TORCH_TESTING_EXT_FAKE_LATE_STREAMS"
 LIBRARY_FOLDER = "TORCH_TESTING_EXT_FAKE_LIBRARY"
 MEMORY_FILE = "TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
 VARIABLES = (COUNT, MEMORY, LATE_STREAMS, LIBRARY_FOLDER, MEMORY_FILE)
+
+
+def refusal(kind: str) -> str:
+    """Say why there is no fake accelerator beside one of this kind."""
+    return (
+        f"this machine has an accelerator ({kind}), so that a fake one cannot be had: run without it, or hide the "
+        "other, as with CUDA_VISIBLE_DEVICES="
+    )

@@ -8,7 +8,7 @@ import torch
 
 from torch_testing_ext._torch import device_state
 
-from . import COUNT, KIND, LIBRARY_FOLDER
+from . import COUNT, KIND, LIBRARY_FOLDER, refusal
 from .building import FakeAcceleratorError, load_library
 
 BACKEND = "fakeccl"
@@ -35,10 +35,7 @@ def register() -> None:
         )
     present = torch.accelerator.current_accelerator(check_available=True)
     if present is not None:
-        raise FakeAcceleratorError(
-            f"this machine has an accelerator ({present.type}), so that a fake one cannot be had: run without it, or "
-            "hide the other, as with CUDA_VISIBLE_DEVICES="
-        )
+        raise FakeAcceleratorError(refusal(present.type))
     library = load_library(torch.__version__)
     # Its stubs do not export these functions.
     utils: Any = torch.utils

@@ -14,6 +14,7 @@ from torch_testing_ext._process import private_folders
 from . import COUNT, LIBRARY_FOLDER, MASK, MEMORY_FILE, building
 from .building import FakeAcceleratorError
 
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 # Of the library's constants: devices, and a row of 8 bytes for each in a process.
 MOST = 16
 _BYTES_OF_MEMORY_FILE = 256 * MOST * 8
@@ -55,6 +56,8 @@ def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> N
     """Raise FakeAcceleratorError if there cannot be so many, or if a mask names one that there is not."""
     if not 1 <= count <= MOST:
         raise FakeAcceleratorError(f"there can be 1 to {MOST} fake accelerators, not {count}")
+    if environ.get(_AUTOLOAD) == "0":
+        raise FakeAcceleratorError(f"{_AUTOLOAD}=0 keeps torch from loading fake accelerators: unset it")
     for entry in environ.get(MASK, "").split(","):
         name = entry.strip()
         if name not in ("", "-1") and not (name.isdecimal() and int(name) < count):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.device_rules import need_accelerators, uses_nccl
+from torch_testing_ext._machine.device_rules import uses_nccl
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import Skipped, too_few_devices
 from torch_testing_ext._testing.marks.skips import tp_transports
@@ -47,8 +47,10 @@ class DistributedTestBase(MultiProcessTestCase):
                 if groups_and_devices.are_shared(int(self.world_size))
                 else "nccl"
             )
-        known = {"hpu": "hccl", "xpu": "xccl"}
-        return next((backend for kind, backend in known.items() if kind in device), "gloo")
+        if "hpu" in device:
+            return "hccl"
+        kind, _, _ = device.partition(":")
+        return dist.Backend.default_device_backend_map.get(kind, "gloo")
 
     def create_pg(self, device: str, world_size: int | None = None, backend: str | None = None) -> Any:
         """Create the default group over all ranks, with the backend for `device`; set each rank's accelerator."""
@@ -57,7 +59,7 @@ class DistributedTestBase(MultiProcessTestCase):
             groups_and_devices.check_backend(backend, int(world_size))
         backend = backend or self.backend(device)
         on_shared = "cuda" in device and groups_and_devices.are_shared(int(world_size))
-        if need_accelerators(backend) or on_shared:
+        if accelerators.need_accelerators(backend) or on_shared:
             self._use_device()
         store = _FileStore(self.file_name, world_size)
         dist.init_process_group(backend=backend, world_size=world_size, rank=self.rank, store=store)

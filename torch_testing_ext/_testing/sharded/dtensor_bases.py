@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.device_rules import names_in, need_accelerators
+from torch_testing_ext._machine.device_rules import names_in
 from torch_testing_ext._machine.flags import ComputedNames
 from torch_testing_ext._testing.bases import groups_and_devices, tests_in_ranks
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
@@ -181,7 +181,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         backend = backend or self.backend
         _check_known(backend)
         on_shared = self.device_type != "cpu" and groups_and_devices.are_shared(int(self.world_size))
-        device_id = self._select_device(eager_init) if on_shared or need_accelerators(backend) else None
+        device_id = self._select_device(eager_init) if on_shared or accelerators.need_accelerators(backend) else None
         dist.init_process_group(
             backend=backend,
             world_size=self.world_size,

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._machine.device_rules import MASKS
+from torch_testing_ext._machine.device_rules import all_masks
 from torch_testing_ext._process import private_folders, system
 from torch_testing_ext._process.child_processes import wait_readable
 from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
@@ -135,7 +135,7 @@ class HeldNode:
             scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, 0),
         )
         agent = ["-m", "torch_testing_ext.runner.cluster.agent", "--die-with-parent"]
-        masks = sorted({name for names in MASKS.values() for name in names})
+        masks = sorted(all_masks())
         self._actor = actor_class.remote(Path(node_supervisor.__file__).read_text(encoding="utf-8"), agent, masks)
         try:
             ray.get(self._actor.pid.remote(), timeout=PENDING_TIMEOUT)

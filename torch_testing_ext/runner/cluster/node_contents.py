@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch_testing_ext
-from torch_testing_ext._machine.device_rules import MASKS
+from torch_testing_ext._machine.device_rules import all_masks
 from torch_testing_ext._machine.machine_resources import LEASED
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.launch.environment import PREFIX, RUNNER_PREFIX
@@ -45,7 +45,6 @@ _PREFIXES_OF_MACHINE = (
 LOGS = PREFIX + "LOGS"
 # run_test.py decides for the nodes.
 _OF_RUN = (LEASED, RUNNER_PREFIX)
-_MASKS = {name for names in MASKS.values() for name in names}
 # Not UTF-8: an environment may hold any.
 _OTHER_BYTES = re.compile("[\ud800-\udfff]")
 _SECRET = re.compile(
@@ -57,10 +56,11 @@ def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[
     """The variables that a test may read: all but secrets and what is of this machine. `choice`: of --cluster-env."""
     named = names_in(choice)
     sent = {}
+    masks = all_masks(environ)
     for name, value in environ.items():
         if name not in named and (_is_of_machine(name) or _SECRET.search(name)):
             continue
-        if name in _MASKS or name.startswith(_OF_RUN) or not _is_chosen(name, choice):
+        if name in masks or name.startswith(_OF_RUN) or not _is_chosen(name, choice):
             continue
         if not _OTHER_BYTES.search(name + value):
             sent[name] = value

@@ -349,8 +349,11 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     except accelerators.DriverDoesNotAnswer as error:
         channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
+    # While this process can still fork one that asks.
+    why_none = accelerators.why_no_device()
+    confines = accelerators.masks_confine() if count > 1 else True
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
     nccl = device_state.nccl_version() if count else ()
-    channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl))
+    channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, confines, why_none))
     os._exit(0)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_testing_ext._machine.device_rules import (
-    MASKS,
-    NONE,
+    OTHER_MASKS,
     RANKS_PER_GPU,
     DeviceFacts,
     bare_uuid,
@@ -23,6 +22,7 @@ from torch_testing_ext._machine.device_rules import (
     identity_of_device,
     is_mig,
     masks_for,
+    masks_of,
     shared_backend,
     visible_names,
     why_too_many,
@@ -43,7 +43,7 @@ class Inventory:
     """The accelerators that a run may lease."""
 
     names: tuple[str, ...] = ()
-    # A key of MASKS; None without accelerators.
+    # "cuda", "hip", "xpu", or the name of another type of torch; None without accelerators.
     kind: str | None = None
     fake: bool = False
     # What tells a device from all others, by name.
@@ -86,10 +86,12 @@ def make_inventory(
     facts: Sequence[DeviceFacts] = (),
     nccl: tuple[int, ...] = (),
     mig: tuple[str, ...] = (),
+    confines: bool = True,
 ) -> Inventory:
     """`kind`, `count`, `uuids` and `facts` are what a process with this environment sees, as far as it is known.
 
-    `nccl`: the version of NCCL. `mig`: see `all_mig_instances`. Raises UsageError if --gpus names devices that are not
+    `nccl`: the version of NCCL. `mig`: see `all_mig_instances`. `confines`: whether the mask of these devices has an
+    effect. Raises UsageError if --gpus names devices that are not
     visible, or if --ranks-per-gpu wants more ranks than a device can have.
     """
     made_up = options.made_up_devices
@@ -98,10 +100,11 @@ def make_inventory(
         inventory = Inventory(names, kind, fake=True)
     elif kind is None or not count:
         inventory = _chosen(options.gpus, Inventory())
-    elif kind not in MASKS and count > 1:
+    elif count > 1 and not confines:
+        (mask, *_) = masks_of(kind, environ)
         raise UsageError(
-            f"no environment variable is known that restricts a process to some of the {count} {kind} devices; "
-            "use --gpus 0"
+            f"no environment variable is known that restricts a process to some of the {count} {kind} devices: "
+            f"{mask} has no effect. Name it in {OTHER_MASKS}, as {kind}=VARIABLE, or use --gpus 0"
         )
     else:
         names = mig or visible_names(environ, kind, count)
@@ -238,11 +241,7 @@ def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
         sharing[RANKS_PER_GPU] = str(inventory.ranks_per_device) if lease.shared_by else ""
     if not inventory.fake:
         return {**masks_for(lease.devices, inventory.kind), **sharing}
-    hidden = {}
-    if inventory.kind:
-        for names in MASKS.values():
-            hidden.update(dict.fromkeys(names, NONE))
-    return {**hidden, **sharing, FAKE_DEVICES: ",".join(lease.devices)}
+    return {**masks_for((), inventory.kind), **sharing, FAKE_DEVICES: ",".join(lease.devices)}
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def test_other_processes_count_and_give_back_when_they_end():
 
 
 def test_out_of_memory():
-    with pytest.raises(torch.OutOfMemoryError, match="Fake accelerator 0 is out of memory. Tried to allocate"):
+    with pytest.raises(torch.OutOfMemoryError, match="Fake accelerator 0 is out of memory"):
         torch.empty(1 << 40, device=KIND)
 
 
@@ -220,5 +220,5 @@ def test_a_fork_after_use_cannot_use_it():
 
 
 def test_another_extension_is_refused():
-    with pytest.raises(RuntimeError, match="npu cannot be loaded beside the fake accelerator.*Run without"):
+    with pytest.raises(RuntimeError, match=r"npu cannot be loaded beside the fake accelerator.*Run without"):
         torch.utils.rename_privateuse1_backend("npu")

@@ -1,0 +1,207 @@
+"""An accelerator of another package, which torch knows by its API for extensions, works as CUDA does.
+
+The accelerator is one of Python (`kit/python_accelerator`), which no line of ours knows.
+"""
+
+import os
+import unittest
+from unittest import mock
+
+import torch
+from kit.invented import make_unit
+from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
+
+from torch_testing_ext._machine import accelerators, device_rules, flags
+from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
+from torch_testing_ext._testing.marks import needs
+from torch_testing_ext._testing.sharded import dtensor_bases
+from torch_testing_ext._torch import device_state
+from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.scheduling.leases import Leases, environment_of, make_inventory
+
+BACKEND = "testccl"
+
+
+def use_devices():
+    torch.get_device_module(KIND).init()
+
+
+class TestCounting(unittest.TestCase):
+    @with_accelerators()
+    def test_counts_and_the_mask(self):
+        for count in (0, 1, 2, 4, 8):
+            with have_accelerators(count):
+                self.assertEqual(accelerators.device_count(), count)
+                self.assertEqual(accelerators.runtime(), KIND if count else None)
+        with have_accelerators(4, **{MASK: "3,1"}):
+            self.assertEqual(accelerators.device_count(), 2)
+            self.assertEqual(accelerators.device_uuids(), ("testacc-3", "testacc-1"))
+        self.assertFalse(device_state.accelerator_is_initialised())
+
+    @with_accelerators(2)
+    def test_facts(self):
+        (first, second) = accelerators.device_facts()
+        self.assertEqual((first.name, first.memory, first.capability), ("Test accelerator", 16 << 30, (0, 0)))
+        self.assertEqual(first, second)
+
+    @with_accelerators(2)
+    def test_facts_of_a_module_that_knows_none(self):
+        with mock.patch.object(torch.get_device_module(KIND), "get_device_properties", side_effect=RuntimeError):
+            self.assertEqual(
+                accelerators.ask_facts()[0], {"name": "", "memory": 16 << 30, "capability": [0, 0], "peers": []}
+            )
+
+    @with_accelerators(3)
+    def test_cuda_that_is_hidden_does_not_hide_them(self):
+        with mock.patch.object(torch.version, "cuda", "13.0"), have_accelerators(3, CUDA_VISIBLE_DEVICES=""):
+            self.assertEqual(accelerators.device_count(), 3)
+
+    @with_accelerators(4)
+    def test_flags(self):
+        names = ("ACCELERATOR_TYPE", "TEST_MULTIACCELERATOR", "TEST_PRIVATEUSE1", "TEST_CUDA")
+        flags.flag.cache_clear()
+        self.assertEqual([flags.flag(name) for name in names], [KIND, True, True, False])
+
+
+class TestForkSafety(unittest.TestCase):
+    @with_accelerators(2)
+    def test_the_line_that_used_it_is_named(self):
+        self.assertIsNone(accelerators.unsafe_to_fork())
+        use_devices()
+        line = use_devices.__code__.co_firstlineno + 1
+        self.assertEqual(accelerators.unsafe_to_fork(), f"{KIND} is initialised in {os.path.relpath(__file__)}:{line}")
+
+    @with_accelerators(2)
+    def test_a_use_that_was_not_seen(self):
+        """The module's own function, not that of torch's module: as of a library in C++."""
+        import python_accelerator
+
+        python_accelerator.init()
+        self.assertEqual(accelerators.unsafe_to_fork(), "an accelerator is initialised")
+
+    @with_accelerators(2)
+    def test_in_a_child_of_a_process_that_used_it(self):
+        use_devices()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if device_state.accelerator_is_in_bad_fork() else 1)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        self.assertFalse(device_state.accelerator_is_in_bad_fork())
+
+    @with_accelerators(2)
+    def test_random_state_of_a_device_in_use(self):
+        use_devices()
+        module = torch.get_device_module(KIND)
+        state = torch.zeros(4, dtype=torch.uint8)
+        with (
+            mock.patch.object(module, "get_rng_state", lambda device: state, create=True),
+            mock.patch.object(module, "set_rng_state", create=True) as put,
+            accelerators.freeze_rng_state(),
+        ):
+            pass
+        put.assert_called_once_with(state, 0)
+
+    @with_accelerators(2)
+    def test_peak_memory(self):
+        self.assertEqual(device_state.peak_memory(), {})
+        use_devices()
+        module = torch.get_device_module(KIND)
+        with mock.patch.object(module, "max_memory_allocated", lambda number: 100 * number):
+            self.assertEqual(device_state.peak_memory(), {1: (100, 0)})
+        del module.max_memory_reserved
+        self.assertEqual(device_state.peak_memory(), {})
+
+
+class TestNeeds(unittest.TestCase):
+    @with_accelerators()
+    def test_decorators_of_devices(self):
+        def skips(decorate):
+            skip = needs.first_unmet(decorate(lambda self: None))
+            return skip is not None
+
+        for count in (0, 1, 2, 3, 4, 8):
+            with have_accelerators(count):
+                self.assertEqual(skips(needs.skip_if_lt_x_gpu(4)), count < 4, count)
+                self.assertEqual(skips(needs.requires_memory("12 GiB")), count == 0, count)
+                self.assertEqual(skips(needs.requires_memory("20 GiB")), True, count)
+
+    @with_accelerators(2)
+    def test_backends_by_what_torch_knows(self):
+        for name in (BACKEND, f"cpu:gloo,{KIND}:{BACKEND}", "xccl", "hccl"):
+            self.assertTrue(accelerators.need_accelerators(name), name)
+        for name in ("gloo", "mpi", "fake", "unknown"):
+            self.assertFalse(accelerators.need_accelerators(name), name)
+
+    @with_accelerators(2)
+    def test_bases(self):
+        self.assertEqual(dtensor_bases.num_devices(), 2)
+        self.assertEqual(dtensor_bases.device_type_for(2), KIND)
+        self.assertEqual(dtensor_bases.device_type_for(4), "cpu")
+        self.assertEqual(groups_and_devices.backend_of(KIND, 2), BACKEND)
+        self.assertEqual(DistributedTestBase.backend(mock.Mock(world_size=2), f"{KIND}:1"), BACKEND)
+
+
+class TestMasks(unittest.TestCase):
+    """Masks by kind. Covered on a GPU by the check `masks`."""
+
+    def test_names_and_masks(self):
+        for kind, mask, count, names in (
+            ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "4,6"}, 2, ("4", "6")),
+            ("neuron", {"NEURON_RT_VISIBLE_CORES": "0-2,7"}, 4, ("0", "1", "2", "7")),
+            ("hpu", {"HABANA_VISIBLE_MODULES": "1"}, 1, ("1",)),
+            ("other", {"OTHER_VISIBLE_DEVICES": "2,0"}, 2, ("2", "0")),
+            ("other", {"CUDA_VISIBLE_DEVICES": "2,0"}, 2, ("0", "1")),
+        ):
+            with self.subTest(kind=kind, mask=mask):
+                self.assertEqual(device_rules.visible_names(mask, kind, count), names)
+                expected = dict.fromkeys(device_rules.masks_of(kind, mask), names[-1])
+                self.assertEqual(device_rules.masks_for(names[-1:], kind, mask), expected)
+        self.assertEqual(device_rules.masks_for((), None), {})
+
+    def test_masks_of_the_user(self):
+        environ = {device_rules.OTHER_MASKS: "other=OTHER_CHIPS, tpu=TPU_VISIBLE_CHIPS", "OTHER_CHIPS": "3"}
+        self.assertEqual(device_rules.masks_of("tpu", environ), ("TPU_VISIBLE_CHIPS",))
+        self.assertEqual(device_rules.visible_names(environ, "other", 1), ("3",))
+        self.assertLessEqual({"OTHER_CHIPS", "CUDA_VISIBLE_DEVICES"}, device_rules.all_masks(environ))
+        with self.assertRaisesRegex(ValueError, "'tpu' is not understood; write KIND=VARIABLE"):
+            device_rules.masks_of("tpu", {device_rules.OTHER_MASKS: "tpu"})
+
+    def test_a_mask_that_names_a_device_that_is_not_there(self):
+        for kind, environ in (
+            ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "0,9"}),
+            ("neuron", {"NEURON_RT_VISIBLE_CORES": "8-9"}),
+            ("other", {"OTHER_VISIBLE_DEVICES": "0,9"}),
+        ):
+            problem = device_rules.problem_of_mask(environ, kind, 1)
+            self.assertEqual(problem, "{}={} names a device that is not there: 9".format(*next(iter(environ.items()))))
+
+    @with_accelerators(4)
+    def test_a_supposed_mask_is_tried(self):
+        self.assertTrue(accelerators.masks_confine())
+        with have_accelerators(4, PYTHON_ACCELERATORS_OBEY="0"):
+            self.assertFalse(accelerators.masks_confine())
+        self.assertNotIn(MASK, os.environ)
+
+
+class TestLeases(unittest.TestCase):
+    """Leases of a run. Covered on a GPU by the check `masks`."""
+
+    def test_a_lease_confines_a_unit(self):
+        inventory = make_inventory(Options(), {}, KIND, 4, [f"testacc-{number}" for number in range(4)])
+        leases = Leases(inventory.names, 4)
+        masks = [environment_of(leases.take(make_unit(at, devices=2)), inventory)[MASK] for at in range(2)]
+        self.assertEqual(masks, ["0,1", "2,3"])
+
+    def test_a_mask_without_an_effect(self):
+        with self.assertRaisesRegex(
+            UsageError,
+            "no environment variable is known that restricts a process to some of the 4 testacc devices: "
+            "TESTACC_VISIBLE_DEVICES has no effect. Name it in TORCH_TESTING_EXT_MASKS, as testacc=VARIABLE, or use ",
+        ):
+            make_inventory(Options(), {}, KIND, 4, confines=False)
+        self.assertEqual(make_inventory(Options(), {}, KIND, 1, confines=False).names, ("0",))
+
+
+if __name__ == "__main__":
+    unittest.main()
