@@ -148,11 +148,11 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
 def _start_fake_accelerators(count: int) -> None:
     """Give fake accelerators to the processes of this run. Raises CannotRun if they cannot be built."""
-    from torch_testing_ext._machine.fake_accelerator import starting
+    from torch_testing_ext._machine.fake_accelerator import building, starting
 
     try:
         starting.start(count)
-    except starting.FakeAcceleratorError as error:
+    except building.FakeAcceleratorError as error:
         raise CannotRun(f"--fake-accelerators: {error}") from None
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import fake_accelerator
@@ -42,8 +43,7 @@ from .model import Attempt, Importing, Reporter, RunHeader, Test, Warned
 from .options import CannotRun, Options, UsageError, Warm
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
     from torch_testing_ext.runner.engine.engine import Engine, MemoryReturn
     from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
 
@@ -172,10 +172,10 @@ class LocalSite:
         from torch_testing_ext.runner.engine.engine import MemoryReturn, uuids_for
 
         inventory = work.inventory
-        if inventory.kind != "cuda" or inventory.fake:
+        if inventory.kind not in ("cuda", fake_accelerator.KIND) or inventory.fake:
             return None
         try:
-            nvml = open_nvml()
+            nvml = open_nvml() if inventory.kind == "cuda" else open_shared_memory()
             uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
         except NvmlError as error:
             warnings.append(f"device memory is not checked between tests: {error}")
@@ -185,6 +185,13 @@ class LocalSite:
             reporter.on_event(Warned(text))
 
         return MemoryReturn(self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine)
+
+
+def open_shared_memory() -> SharedMemory:
+    """What counts the memory of the fake accelerators of this run."""
+    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
+
+    return SharedMemory(Path(os.environ[fake_accelerator.MEMORY_FILE]))
 
 
 def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tuple[str, ...]]:

@@ -37,6 +37,11 @@ class TestSettings(unittest.TestCase):
             ("RANKS_PER_GPU", "4", {}),  # for _machine/device_rules.py
             ("MASKS", "tpu=TPU_VISIBLE_CHIPS", {}),  # likewise
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
+            ("FAKE_ACCELERATORS", "4", {}),  # for _machine/fake_accelerator/, as those below
+            ("FAKE_MEMORY", "1000000", {}),
+            ("FAKE_LATE_STREAMS", "1", {}),
+            ("FAKE_LIBRARY", "/cache/2.13.0", {}),
+            ("FAKE_MEMORY_FILE", "/tmp/memory", {}),
             ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/machine_resources.py
             ("TERMINAL", ":/dev/pts/3", {}),  # for _process/user_shell.py
             ("WARM", "0", {}),  # for warm/

@@ -23,3 +23,8 @@ def refusal(kind: str) -> str:
         f"this machine has an accelerator ({kind}), so that a fake one cannot be had: run without it, or hide the "
         "other, as with CUDA_VISIBLE_DEVICES="
     )
+
+
+def describe(count: int) -> str:
+    """A line for the header of a run."""
+    return f"fake accelerators: {count}, computed by the CPU"

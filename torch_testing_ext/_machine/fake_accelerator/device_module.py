@@ -8,6 +8,7 @@ import torch
 
 from . import KIND
 from .building import load_library
+from .shared_memory import uuid_of
 
 _library = load_library(torch.__version__)
 # Its stubs differ between versions.
@@ -95,7 +96,7 @@ def get_device_properties(device: Any = None) -> Properties:
     index = _index_of(device)
     if not 0 <= index < len(numbers):
         raise RuntimeError(f"invalid device ordinal {index}: there are {len(numbers)} fake accelerators")
-    return Properties(f"fake-{numbers[index]:04d}", int(mem_get_info(index)[1]))
+    return Properties(uuid_of(numbers[index]), int(mem_get_info(index)[1]))
 
 
 def get_device_name(device: Any = None) -> str:

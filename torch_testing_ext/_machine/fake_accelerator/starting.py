@@ -1,8 +1,9 @@
-"""Starts a run with fake accelerators: in its first process, before any fork. Does not import torch."""
+"""Starts a run with fake accelerators: in its first process, before any fork. Imports torch only where it must."""
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import sys
@@ -11,13 +12,11 @@ from pathlib import Path
 
 from torch_testing_ext._process import private_folders
 
-from . import COUNT, LIBRARY_FOLDER, MASK, MEMORY_FILE, building
+from . import COUNT, LIBRARY_FOLDER, MASK, MEMORY_FILE, building, shared_memory
 from .building import FakeAcceleratorError
+from .shared_memory import MOST_DEVICES
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-# Of the library's constants: devices, and a row of 8 bytes for each in a process.
-MOST = 16
-_BYTES_OF_MEMORY_FILE = 256 * MOST * 8
 
 
 def announce(text: str) -> None:
@@ -47,6 +46,8 @@ def start_here(count: int, announce: Callable[[str], None] = announce) -> None:
     Raises FakeAcceleratorError if there can be none.
     """
     start(count, announce)
+    # First: torch calls `registering` in the middle of its import.
+    importlib.import_module("torch")
     from .registering import register
 
     register()
@@ -54,8 +55,8 @@ def start_here(count: int, announce: Callable[[str], None] = announce) -> None:
 
 def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> None:
     """Raise FakeAcceleratorError if there cannot be so many, or if a mask names one that there is not."""
-    if not 1 <= count <= MOST:
-        raise FakeAcceleratorError(f"there can be 1 to {MOST} fake accelerators, not {count}")
+    if not 1 <= count <= MOST_DEVICES:
+        raise FakeAcceleratorError(f"there can be 1 to {MOST_DEVICES} fake accelerators, not {count}")
     if environ.get(_AUTOLOAD) == "0":
         raise FakeAcceleratorError(f"{_AUTOLOAD}=0 keeps torch from loading fake accelerators: unset it")
     for entry in environ.get(MASK, "").split(","):
@@ -85,7 +86,7 @@ def _make_memory_file() -> Path:
     folder, _ = private_folders.make_locked("torch_testing_ext-fakeacc-")
     atexit.register(remove_memory_file, folder, os.getpid())
     file = folder / "memory"
-    file.write_bytes(bytes(_BYTES_OF_MEMORY_FILE))
+    shared_memory.make_file(file)
     return file
 
 

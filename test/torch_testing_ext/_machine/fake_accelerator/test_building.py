@@ -4,6 +4,7 @@ import fcntl
 import importlib.metadata
 import os
 import queue
+import struct
 import sys
 import threading
 from contextlib import AbstractContextManager
@@ -13,8 +14,10 @@ from unittest import mock
 from kit.files import FolderCase
 
 import torch_testing_ext._machine.fake_accelerator as names
-from torch_testing_ext._machine.fake_accelerator import building, starting
+from torch_testing_ext._machine.fake_accelerator import building, shared_memory, starting
 from torch_testing_ext._machine.fake_accelerator.building import Compiler, FakeAcceleratorError, Torch, key_of
+from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
+from torch_testing_ext._machine.nvml import GpuProcess, Usage
 from torch_testing_ext.common_utils import run_tests
 
 COMPILER = Path(__file__).parent / "subjects" / "compiler.sh"
@@ -140,7 +143,7 @@ class FaultsTest(BuildingCase):
 
     def test_a_cache_that_can_only_be_read_serves(self) -> None:
         folder = self.build()
-        with mock.patch.object(Path, "mkdir", side_effect=PermissionError), mock.patch.object(Path, "open"):
+        with mock.patch.object(Path, "mkdir", side_effect=PermissionError):
             self.assertEqual(self.build(), folder)
 
     def test_no_compiler(self) -> None:
@@ -190,6 +193,40 @@ class StartingTest(BuildingCase):
             starting.start(1, self.announced.append)
             self.assertEqual(os.environ["PYTHONPATH"], os.environ[names.LIBRARY_FOLDER])
             starting.remove_memory_file(Path(os.environ[names.MEMORY_FILE]).parent, os.getpid())
+
+
+class SharedMemoryTest(FolderCase):
+    def test_what_a_process_had_is_free_when_it_has_ended(self) -> None:
+        file = self.root / "memory"
+        shared_memory.make_file(file)
+        locked, end = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self.lock_row_and_wait(file, 5, {2: 4000}, locked[1], end[0])
+        os.read(locked[0], 1)
+        source = SharedMemory(file)
+        usage = source.usage()
+        self.assertEqual(usage["fake-0002"], Usage(4000, (GpuProcess(pid, 4000),)))
+        self.assertEqual((usage["fake-0000"], len(usage)), (Usage(0), 16))
+        os.write(end[1], b"e")
+        # A zombie has given its memory back.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self.assertEqual(source.usage()["fake-0002"], Usage(0))
+        os.waitpid(pid, 0)
+        source.close()
+        for descriptor in (*locked, *end):
+            os.close(descriptor)
+
+    def lock_row_and_wait(self, file: Path, row: int, counts: dict[int, int], locked: int, end: int) -> None:
+        """In a child: do as the library does in a process that uses devices."""
+        with file.open("r+b") as memory:
+            fcntl.lockf(memory, fcntl.LOCK_EX, 1, row)
+            memory.seek(row * 16 * 8)
+            memory.write(struct.pack("16q", *(counts.get(number, 0) for number in range(16))))
+            memory.flush()
+            os.write(locked, b"l")
+            os.read(end, 1)
+            os._exit(0)
 
 
 if __name__ == "__main__":
