@@ -403,7 +403,7 @@ def _resolved(value: Any, base: Path) -> Any:
 
 
 def _command_line(words: ParsedWords, cwd: Path) -> Layer:
-    """What the user has typed; a setting that -o changes is typed, too."""
+    """The options of the command line, and the settings that -o changes."""
     texts: dict[str, str] = {}
     for name, text in words.overrides:
         field = _known_field(name, "-o")

@@ -300,7 +300,7 @@ class Options:
         if seed is not None:
             environ["TORCH_TESTING_EXT_SHAKE"] = str(seed)
         if self.perfetto is not None:
-            environ["TORCH_TESTING_EXT_LANES"] = "1"
+            environ["_TORCH_TESTING_EXT_LANES"] = "1"
         return environ
 
     def environment_of_debugger(self) -> dict[str, str]:
