@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CHECKOUT = Path(__file__).resolve().parent
 GO_ON = (
-    "These suites have found faults in torch: docs/found/README.md. This run as a page: --report run.html. "
+    "These suites have found faults in torch: docs/found/README.md. This run as a page: --html run.html. "
     "Your own project: docs/use-it.md"
 )
 
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     if is_first and not sys.stdout.isatty():
         # On a terminal, the live display says so.
         print("importing torch and the suites", flush=True)
-    code = main(sys.argv[1:], CHECKOUT)
+    code = main(sys.argv[1:], CHECKOUT, as_pytorch=True)
     if is_first:
         print(GO_ON, flush=True)
     sys.exit(code)

@@ -49,7 +49,7 @@ def run(folder: Path, file: str, *argv: str) -> tuple[float, float, float]:
     """Milliseconds a unit, seconds until the first test began, and seconds of the whole run after that."""
     results = folder / "results.json"
     began = time.time()
-    words = [sys.executable, "run_test.py", "-q", "--tests=test", f"-j{SLOTS}", f"--results={results}", *argv, file]
+    words = [sys.executable, "run_test.py", "-q", "-otests=test", f"-j{SLOTS}", f"--results={results}", *argv, file]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     subprocess.run(words, cwd=folder, env=environ, check=True, stdout=subprocess.DEVNULL)
     found = json.loads(results.read_text())

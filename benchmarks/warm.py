@@ -97,7 +97,7 @@ def main() -> int:
             for kind, words in KINDS.items():
                 by_runner = kind.startswith("runner")
                 warm_words = (*words, "--warm") if by_runner else (*WARM, *words)
-                cold_words = (*words, "--cold") if by_runner else words
+                cold_words = (*words, "--warm=off") if by_runner else words
                 for _ in range(2):  # the server starts, and makes its stages
                     project.save_and_run(*warm_words)
                 warm, cold = [], []

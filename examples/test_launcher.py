@@ -11,7 +11,7 @@ from torch_testing_ext.ranks import run_script
 
 class LauncherTest(unittest.TestCase):
     def test_every_rank_fits_the_same(self):
-        run = run_script(Path(__file__).parent / "train.py", ranks=2)
+        run = run_script(Path(__file__).parent / "train.py", world_size=2)
         self.assertEqual(run.outputs, ("fitted 0.500\n", "fitted 0.500\n"))
 
 

@@ -3,7 +3,7 @@
     @pytest.mark.world_size(4)
     def test_sum(dist_env): ...
 
-    python -m pytest --torch-drop-in test/distributed/test_store.py
+    python -m pytest --drop-in test/distributed/test_store.py
 
     python -m pytest --hypothesis-profile=search test/distributed
 
@@ -28,7 +28,7 @@ import pytest
 # user_shell looks at stdin before pytest takes it away.
 from torch_testing_ext._process import launcher_variables, user_shell
 
-OPTION = "--torch-drop-in"
+OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
 _MARK = "world_size"
 _MARKS = (_MARK, "standalone")
@@ -61,22 +61,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run tests on N accelerators that torch believes in, computed by the CPU",
     )
     group.addoption(
-        "--dist-timeout",
+        "--rank-timeout",
         type=_seconds,
         metavar="SECONDS",
         help="time limit of each test that runs in ranks, unless its mark has a timeout (default: 300)",
     )
     group.addoption(
-        "--dist-debug-rank",
+        "--debug-rank",
         type=_rank,
         metavar="RANK",
         help="the rank that has the terminal, for breakpoint(), --pdb and --trace (default with these two: 0); "
         "there is no time limit then",
     )
-    group.addoption(
-        "--dist-isolated",
-        action="store_true",
-        help="run each test that runs in ranks in a new interpreter of its own, as with isolated=True in its mark",
+    parser.addini(
+        "dist_isolated",
+        "run each test that runs in ranks in a new interpreter of its own, as with isolated=True in its mark",
+        type="bool",
+        default=False,
     )
     parser.addini(
         _COLLECT_ENV,
@@ -84,11 +85,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="args",
         default=[],
     )
-    group.addoption(
-        "--dist-lease-folder",
-        metavar="DIR",
-        help="directory of the files by which tests share accelerators (default: one per user, below /tmp)",
+    parser.addini(
+        "dist_lease_folder",
+        "directory of the files by which tests share accelerators (default: one per user, below /tmp)",
+        default="",
     )
+    for flag in _RENAMED:
+        group.addoption(flag, action=_Renamed, nargs="?", dest="renamed", help=argparse.SUPPRESS)
+
+
+# By the option's former name, what to write now.
+_RENAMED = {
+    "--torch-drop-in": "--drop-in",
+    "--dist-timeout": "--rank-timeout",
+    "--dist-debug-rank": "--debug-rank",
+    "--dist-isolated": "-o dist_isolated=true",
+    "--dist-lease-folder": "-o dist_lease_folder=DIR",
+}
+
+
+class _Renamed(argparse.Action):
+    """The former name of an option: an error that says the new one."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        parser.error(f"{option} is not an option any more. Write {_RENAMED[str(option)]}")
 
 
 def _kinds(text: str) -> str:
@@ -118,7 +138,7 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
     """Install before any conftest imports something."""
     if early_config.known_args_namespace.fake_accelerators is not None:
         _start_fake_accelerators(early_config.known_args_namespace.fake_accelerators)
-    if early_config.known_args_namespace.torch_drop_in:
+    if early_config.known_args_namespace.drop_in:
         _install()
     _begin_collecting(early_config)
 
@@ -167,12 +187,23 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [line for line in lines if line]
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    if not config.getoption(OPTION) or config.get_verbosity() <= 0:
-        return []
-    from torch_testing_ext.upstream import drop_in
+def pytest_report_collectionfinish(config: pytest.Config, items: list[Any]) -> list[str]:
+    """Say what ranks use, and with -v which names came from PyTorch."""
+    lines = []
+    is_silent = config.option.collectonly or config.get_verbosity() < 0
+    if not is_silent and any(_has_ranks(item) for item in items):
+        from torch_testing_ext._pytest_ranks import item_in_parent
 
-    return drop_in.explain().splitlines()
+        lines.append(item_in_parent.where_ranks_run(config.rootpath))
+    if config.getoption(OPTION) and config.get_verbosity() > 0:
+        from torch_testing_ext.upstream import drop_in
+
+        lines += drop_in.explain().splitlines()
+    return lines
+
+
+def _has_ranks(item: Any) -> bool:
+    return item.get_closest_marker(_MARK) is not None
 
 
 def _install() -> None:
@@ -192,10 +223,11 @@ def _is_launched() -> bool:
 
 
 _EXPLANATIONS = (
-    "world_size(size, *, backend=None, devices=0, timeout=None, isolated=False, init=None, scope='function'): run the "
-    "test in that many ranks, each a fresh process; a list of sizes makes one test for each. "
+    "world_size(size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function'): run "
+    "the test in that many ranks, each a fresh process; a list of sizes makes one test for each. "
     "backend: of the group that dist_env makes. "
-    "init: a function that makes it. devices: skip the test on a machine with fewer accelerators. timeout: in seconds. "
+    "init: a function that makes it. devices: 'auto', an accelerator for each rank if there are enough, else the CPU; "
+    "0, the CPU; a number: skip the test on a machine with fewer. timeout: in seconds. "
     "scope: 'class' or 'module', whose tests share ranks. "
     "isolated: in a new interpreter of its own, instead of ranks that are forked off pytest's process "
     "(torch_testing_ext)",
@@ -236,7 +268,7 @@ def _spawn() -> Any:
 
 @pytest.fixture(name="run_script")
 def _run_script() -> Any:
-    """The function torch_testing_ext.ranks.run_script: `run_script(path, *args, ranks=4)`."""
+    """The function torch_testing_ext.ranks.run_script: `run_script(path, *args, world_size=4)`."""
     from torch_testing_ext import ranks
 
     return ranks.run_script
@@ -437,8 +469,8 @@ def pytest_runtest_setup(item: Any) -> None:
     elif spec is not None:
         from torch_testing_ext._pytest_ranks import item_in_parent
 
-        item_in_parent.set_up(item, spec)
-        item.runtest = functools.partial(item_in_parent.run_in_ranks, item, spec)
+        spec_here = item_in_parent.set_up(item, spec)
+        item.runtest = functools.partial(item_in_parent.run_in_ranks, item, spec_here)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -449,6 +481,8 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
         from torch_testing_ext._pytest_ranks import marks
 
         marks.report_refusal(report, error, item)
+        if call.when == "call":
+            report.place_of_ranks = item.stash.get(marks.PLACE, "")
     launch = sys.modules.get("torch_testing_ext.launch")
     outcome = getattr(error, "outcome", None)
     if launch is not None and report.failed and isinstance(outcome, launch.Outcome):
@@ -458,11 +492,20 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     return report
 
 
-def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """Show a refused test once, not again for each of its parameters."""
-    if not getattr(report, "is_refused_again", False):
-        return None
-    return "refused", "E", ("REFUSED", {"red": True})
+@pytest.hookimpl(wrapper=True)
+def pytest_report_teststatus(report: Any, config: pytest.Config) -> Generator[None, Any, Any]:
+    """Show a refused test once, not again for each of its parameters; and what the ranks of others have used."""
+    status = yield
+    if getattr(report, "is_refused_again", False):
+        return "refused", "E", ("REFUSED", {"red": True})
+    place = getattr(report, "place_of_ranks", "")
+    if not place or config.get_verbosity() <= 0:
+        return status
+    category, letter, word = status
+    if isinstance(word, tuple):
+        word, markup = word
+        return category, letter, (f"{word} ({place})", markup)
+    return category, letter, f"{word} ({place})"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -48,13 +48,13 @@ class Finished:
 def start_run_test(
     check: Any, *argv: str, name: str = "run", environ: dict[str, str] | None = None
 ) -> subprocess.Popen:
-    """Start run_test.py on files of the project, or of `--tests`. `name`: for its files."""
+    """Start run_test.py on files of the project, or of those of `-otests=`. `name`: for its files."""
     folder = check.folder / name
     folder.mkdir()
     words = [sys.executable, str(check.root / "run_test.py"), *argv, "--results", str(folder / "results.json")]
     words += ["--cache", str(check.folder / "cache")]
-    if not any(word.startswith("--tests") for word in argv):
-        words += ["--tests", str(check.root / PROJECT)]
+    if not any(word.startswith("-otests=") for word in argv):
+        words += [f"-otests={check.root / PROJECT}"]
     print(f"$ {' '.join(words)}", flush=True)
     with (folder / "console").open("wb") as console:
         return subprocess.Popen(

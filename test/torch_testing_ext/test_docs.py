@@ -70,7 +70,7 @@ class DocsTest(unittest.TestCase):
             with self.subTest(arguments=arguments):
                 environ = dict(word.split("=", 1) for word in variables.split())
                 with mock.patch.object(option_sources, "_existing", tuple):  # the reader's checkouts are not here
-                    option_sources.read_options(shlex.split(arguments), environ, ROOT, ROOT)
+                    option_sources.read_options(shlex.split(arguments), environ, ROOT, ROOT, as_pytorch=True)
 
     def test_links_lead_somewhere(self):
         others = [

@@ -19,7 +19,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 class ExamplesTest(unittest.TestCase):
     def test_all_pass(self):
         """In one run, by the command of examples/README.md."""
-        command = "python run_test.py --tests examples"
+        command = "python run_test.py -o tests=examples"
         self.assertIn(f"\n{command}\n", (ROOT / "examples" / "README.md").read_text(encoding="utf-8"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith(environment.PREFIX)}
         with tempfile.TemporaryDirectory() as folder:

@@ -47,7 +47,7 @@ class StoriesTest(FolderCase):
 
     def test_a_worker_is_killed(self):
         self.write("run_test.py", subject(__file__, "run_and_report.py"))
-        words = ("run_test.py", "--cold", "--junit=junit.xml", "test_story.py")
+        words = ("run_test.py", "--warm=off", "--junitxml=junit.xml", "test_story.py")
         self.check("A worker is killed", 19, self.trace("worker_dies.py", *words))
 
     def test_a_function_with_world_size_fails(self):

@@ -39,7 +39,7 @@ def run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, An
     if skip is not None:
         pytest.skip(f"{cls.__name__}: {skip.message}")
     instance = cls()
-    timeout = spec.timeout or request.config.getoption("dist_timeout", None)
+    timeout = spec.timeout or request.config.getoption("rank_timeout", None)
     case = case_of(f"fixture {cls.__name__}", source_file(cls))
     with tempfile.TemporaryDirectory() as directory:
         arguments = (instance, given, spec, Path(directory))

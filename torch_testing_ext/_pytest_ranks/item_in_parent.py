@@ -22,8 +22,10 @@ from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_rules import by_uuid, identity_of_device, masks_for, visible_names
 from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
 from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.private_folders import UnsafeFolder
+from torch_testing_ext._process.project_settings import CPU, default_devices
 from torch_testing_ext._process.user_shell import UserTerminal
 from torch_testing_ext._testing.bases import groups_and_devices, invocation, launched_ranks, tests_in_ranks
 from torch_testing_ext._testing.bases.tests_in_ranks import (
@@ -42,7 +44,7 @@ from torch_testing_ext.launch.persistent_ranks import PersistentRanks
 from torch_testing_ext.launch.rank_watch import RankEvidence
 
 from . import item_in_rank, pytest_internals
-from .marks import COMMAND, SHOW_COMMAND, RankSpec, rank_side, scope_node
+from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, rank_side, scope_node
 from .reports import LONGEST_SECTION
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ def _visible_devices() -> tuple[str | None, tuple[str, ...], Mapping[str, str]]:
 
 def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
     """Open locks in the folder of this user; if that cannot be used, in one of this session of pytest."""
-    folder = item.config.getoption("dist_lease_folder", None)
+    folder = item.config.getini("dist_lease_folder")
     owner = f"pid {os.getpid()}: pytest, {item.nodeid}"
     ancestors = leased_by_ancestors(os.environ)
     try:
@@ -230,12 +232,22 @@ class SharedRanks:
 __tracebackhide__ = True
 
 
-def set_up(item: Any, spec: RankSpec) -> None:
-    """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks."""
+def set_up(item: Any, spec: RankSpec) -> RankSpec:
+    """Prepare the set-up of a test: skip it if there are too few devices, and leave out the fixtures of ranks.
+
+    Returns its mark with the number of devices that it has here.
+    """
     why = launched_ranks.wrong_size(spec.world_size)
     if why:
         raise pytest_internals.skip_at_test(why)
-    are_fake = spec.devices <= len(environment.read_settings().fake_devices)
+    fake = environment.read_settings().fake_devices
+    if spec.is_auto:
+        launched = launch.this_launch()
+        here = None if launched is None else int(os.environ.get(TORCHRUN.local_world_size, spec.world_size))
+        spec = spec.on(len(fake) or accelerators.device_count(), here)
+    kind = "fake devices" if fake else accelerators.accelerator_type()
+    item.stash[PLACE] = f"{spec.devices} {kind}" if spec.devices else CPU
+    are_fake = spec.devices <= len(fake)
     skip = None if are_fake else needs.devices(spec.devices).unmet()
     if skip is not None:
         error = pytest_internals.skip_at_test(skip.message)
@@ -246,6 +258,20 @@ def set_up(item: Any, spec: RankSpec) -> None:
     item.stash[item_in_rank.LEFT_OUT] = names
     # pytest sets up what is not there yet.
     item.funcargs.update(dict.fromkeys(names))
+    return spec
+
+
+def where_ranks_run(folder: Path) -> str:
+    """A line on the devices of tests whose marks do not say any."""
+    if default_devices(folder) == CPU:
+        return "ranks: on the CPU with gloo, by the setting devices, unless the mark of a test says otherwise"
+    fake = environment.read_settings().fake_devices
+    count = len(fake) or accelerators.device_count()
+    if not count:
+        return "ranks: on the CPU with gloo, since there is no accelerator"
+    kind = "fake" if fake else accelerators.accelerator_type()
+    devices = f"{count} {kind} device" if count == 1 else f"{count} {kind} devices"
+    return f"ranks: on {devices}, one for each; a test with more ranks runs on the CPU with gloo"
 
 
 def run_in_ranks(item: Any, spec: RankSpec) -> None:
@@ -375,7 +401,7 @@ def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
 def _timeout(item: Any, spec: RankSpec, chosen: environment.Settings) -> float | None:
     if chosen.debug_rank is not None:
         return None
-    given: float | None = item.config.getoption("dist_timeout", None)
+    given: float | None = item.config.getoption("rank_timeout", None)
     return spec.timeout or given or tests_in_ranks.TIMEOUT_DEFAULT
 
 

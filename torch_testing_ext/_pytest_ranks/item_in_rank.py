@@ -39,7 +39,7 @@ from .reports import Ending
 
 def rank_with_terminal(config: Any, from_environment: int | None, world_size: int) -> int | None:
     """The rank that has the terminal, if any. --pdb and --trace need one."""
-    chosen = config.getoption("dist_debug_rank", None)
+    chosen = config.getoption("debug_rank", None)
     if chosen is None:
         chosen = from_environment
     if chosen is None:

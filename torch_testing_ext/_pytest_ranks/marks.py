@@ -11,12 +11,13 @@ import os
 import sys
 import unittest
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, cast
 
 import pytest
 
 from torch_testing_ext._process.launcher_variables import RENDEZVOUS
+from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext.launch.environment import too_many
 
@@ -32,7 +33,9 @@ DIST_ENV = "dist_env"
 RANKS = "ranks"
 # The module of our fixtures; nothing here depends on it.
 PLUGIN = f"{__name__.partition('.')[0]}.pytest_plugin"
-SIGNATURE = "world_size(size, *, backend=None, devices=0, timeout=None, isolated=False, init=None, scope='function')"
+SIGNATURE = (
+    "world_size(size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function')"
+)
 # The name of the parameter by which a list of sizes becomes several tests.
 PARAMETER = "_world_size_of_mark"
 # Fixtures that observe what the test itself does: they are set up in the ranks, too.
@@ -63,6 +66,8 @@ class RankSpec:
     world_size: int
     backend: str | None = None
     devices: int = 0
+    # An accelerator for each rank, if the machine has them; otherwise the CPU.
+    is_auto: bool = False
     timeout: float | None = None
     # Changes of the environment for the test.
     environ: tuple[tuple[str, str | None], ...] = ()
@@ -72,6 +77,13 @@ class RankSpec:
     init: _Init | None = None
     # Within which tests have the same ranks: also "class" and "module".
     scope: str = "function"
+
+    def on(self, available: int, here: int | None = None) -> RankSpec:
+        """The mark on a machine with so many accelerators, where so many of the ranks run: by default all."""
+        if not self.is_auto:
+            return self
+        are_enough = available >= (here or self.world_size)
+        return replace(self, devices=self.world_size if are_enough else 0, is_auto=False)
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,8 @@ _FAULT: pytest.StashKey[str] = pytest.StashKey()
 # The command of run_test.py that runs the test alone, if run_test.py runs it.
 COMMAND: pytest.StashKey[str] = pytest.StashKey()
 SHOW_COMMAND: pytest.StashKey[str] = pytest.StashKey()
+# What the ranks of the test use, in words: the CPU, or devices.
+PLACE: pytest.StashKey[str] = pytest.StashKey()
 
 
 def sizes_of(mark: pytest.Mark) -> list[int]:
@@ -111,8 +125,13 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
     return sizes
 
 
-def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedExec] | None) -> RankSpec:
-    """Check the keywords of a mark, and add what the class of the test says. Raises BadMark."""
+def spec_for(
+    size: int, keywords: Mapping[str, Any], of_class: type[DistributedExec] | None, default: str = CPU
+) -> RankSpec:
+    """Check the keywords of a mark, and add what the class of the test says. Raises BadMark.
+
+    `default`: the project's setting, for a mark that says neither devices nor backend.
+    """
     unknown = sorted(keywords.keys() - set(_KEYWORDS))
     if unknown:
         known = ", ".join(_KEYWORDS)
@@ -127,11 +146,15 @@ def spec_for(size: int, keywords: Mapping[str, Any], of_class: type[DistributedE
     _checked_timeout(timeout)
     if devices is None and (_needs_accelerators(backend) or _class_uses_accelerators(of_class)):
         devices = size
+    if devices is None and backend is None and of_class is None:
+        devices = default
+    is_auto = devices == AUTO
     isolated, scope = _checked_isolation(keywords)
     return RankSpec(
         size,
         backend,
-        devices or 0,
+        devices if isinstance(devices, int) else 0,
+        is_auto,
         timeout,
         tuple(environ.items()),
         isolated,
@@ -146,11 +169,11 @@ def _checked_backend(backend: Any) -> str | None:
     raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
 
 
-def _checked_devices(devices: Any) -> int | None:
-    if devices is None:
-        return None
+def _checked_devices(devices: Any) -> int | str | None:
+    if devices is None or devices == AUTO:
+        return devices  # type: ignore[no-any-return]  # checked here
     if isinstance(devices, bool) or not isinstance(devices, int) or devices < 0:
-        raise BadMark(f"devices is {devices!r}; it must be a number of accelerators, 0 or more")
+        raise BadMark(f"devices is {devices!r}; it must be 'auto', or a number of accelerators, 0 or more")
     return devices
 
 
@@ -217,7 +240,7 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
     if len(own_marks) > 1:
         raise BadMark("it has the mark twice. Give one mark a list of sizes")
     size = _size_of_argument(item) if _has_size_as_argument(item) else _size_of_mark(item, mark)
-    spec = spec_for(size, mark.kwargs, checked_class(item.cls))
+    spec = spec_for(size, mark.kwargs, checked_class(item.cls), default_devices(item.config.rootpath))
     _check_function(item)
     _check_fixtures(item, spec)
     return spec
@@ -446,7 +469,7 @@ def standalone_of(item: pytest.Function) -> Standalone | None:
         spec = item.stash.get(SPEC, None)
         if spec is None:
             return None
-        is_isolated = spec.isolated or item.config.getoption("dist_isolated", False)
+        is_isolated = spec.isolated or item.config.getini("dist_isolated")
         return Standalone() if is_isolated else None
     if mark.args or mark.kwargs.keys() - {"timeout"}:
         raise BadMark("it takes nothing but timeout, in seconds")

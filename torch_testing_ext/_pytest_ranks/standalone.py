@@ -69,7 +69,7 @@ def _limit(item: Any, timeout: float | None) -> float:
     """The time limit of a test in seconds: that of its mark, otherwise at least as long as its ranks may take."""
     if timeout:
         return float(timeout)
-    limit = item.config.getoption("dist_timeout", None) or tests_in_ranks.TIMEOUT_DEFAULT
+    limit = item.config.getoption("rank_timeout", None) or tests_in_ranks.TIMEOUT_DEFAULT
     spec = item.stash.get(SPEC, None)
     if spec is not None:
         limit = max(limit, (spec.timeout or 0.0) + _BEYOND_RANKS)

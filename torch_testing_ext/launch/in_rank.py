@@ -233,7 +233,7 @@ class Sanitize:
         """Say how to run a test again with the same delays; "" without delays."""
         if self.shake is None:
             return ""
-        again = f"--shake-seed {self.shake}, or TORCH_TESTING_EXT_SHAKE={self.shake}"
+        again = f"--shake=1:{self.shake}, or TORCH_TESTING_EXT_SHAKE={self.shake}"
         return f"The ranks were delayed with the seed {self.shake}; to have the same delays again: {again}"
 
 

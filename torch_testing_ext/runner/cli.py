@@ -1,5 +1,6 @@
-"""The entry point of run_test.py. Imports that --help does not need happen where they are needed."""
+"""The entry point of the runner. Imports that --help does not need happen where they are needed."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -10,22 +11,13 @@ from pathlib import Path
 
 from torch_testing_ext._process import launcher_variables, user_shell
 from torch_testing_ext._process.files import CACHE
+from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, project_root
 
 from . import option_sources
+from .command_line import COMMANDS
 from .model import ExitCode, exit_code
-from .option_sources import ConfiguredOptions, project_root
-from .options import OPTION_TABLE, Action, CannotRun, UsageError
-
-# The first argument of the command that makes reports from a journal, also of a run that was killed.
-REPORT = "report"
-# The first arguments of the command that removes what nodes have kept.
-CLEAN = ("cluster", "clean")
-# Of the command that sets a project up.
-INIT = "init"
-# Of the command that converts the tests of another project.
-MOVING = "moving"
-APPLICABLE_TO_SHOW = ("names", "journal", "cache")
-APPLICABLE_TO_REPORT = ("names", "junit", "report", "trace", "results", "durations", "cache")
+from .option_sources import ConfiguredOptions
+from .options import Action, CannotRun, UsageError
 
 
 def console() -> int:
@@ -35,12 +27,12 @@ def console() -> int:
     return guarded(lambda: main(sys.argv[1:], project_root(_working_folder())))
 
 
-def main(argv: Sequence[str], root: Path) -> int:
-    """Runs run_test.py and returns its exit code. `root` is the project's folder."""
+def main(argv: Sequence[str], root: Path, *, as_pytorch: bool = False) -> int:
+    """Runs the runner and returns its exit code. `root`: of the project. `as_pytorch`: -i and -x are PyTorch's."""
     _open_standard_streams()
     # The runner is no rank, whatever has started it, and its tests have ranks of their own.
     launcher_variables.drop_place(os.environ)
-    return guarded(lambda: _do(argv, root))
+    return guarded(lambda: _do(argv, root, as_pytorch))
 
 
 def _working_folder() -> Path:
@@ -53,31 +45,46 @@ def _working_folder() -> Path:
     raise CannotRun(f"the working folder cannot be used ({why}): it was deleted, or is closed to you")
 
 
-def _do(argv: Sequence[str], root: Path) -> int:
+def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
     """Do what the command line says, and return the exit code."""
     _working_folder()
-    command = argv[0] if argv else ""
-    if command == INIT:
+    command, words = _command(argv)
+    if command == "init":
         from .init_project import init
 
-        return init(argv[1:], root, main)
-    if command == MOVING:
+        return init(words, root, main)
+    if command == "moving":
         from torch_testing_ext.moving import main as convert
 
-        return convert(argv[1:], f"{user_shell.runner_name()} {MOVING}")
+        return convert(words, f"{user_shell.runner_name()} {command}")
+    configured = option_sources.read_options(words, os.environ, root, Path.cwd(), command, as_pytorch=as_pytorch)
+    match command:
+        case "":
+            return _execute(configured, root)
+        case "report":
+            return _make_reports(configured)
+        case "why":
+            if not configured.options.names:
+                raise UsageError("why: name a test")
+            options = dataclasses.replace(configured.options, why=configured.options.names, names=())
+            return _execute(dataclasses.replace(configured, options=options), root)
+        case "cluster clean":
+            from torch_testing_ext.runner.cluster.cluster_site import clean
 
-    def read(words: Sequence[str], applicable: Sequence[str] = ()) -> ConfiguredOptions:
-        return option_sources.read_options(words, os.environ, root, Path.cwd(), applicable)
+            return clean(configured.options)
+        case _:
+            return _show(configured)
 
-    if command == REPORT:
-        return _make_reports(read(argv[1:], APPLICABLE_TO_REPORT))
-    if tuple(argv[:2]) == CLEAN:
-        from torch_testing_ext.runner.cluster.cluster_site import clean
 
-        return clean(read(argv[2:]).options)
-    if command == user_shell.SHOW:
-        return _show(read(argv[1:], APPLICABLE_TO_SHOW))
-    return _execute(read(argv), root)
+def _command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The command that the words begin with, and the words after it; a run of tests has the name ""."""
+    for name in COMMANDS:
+        count = len(name.split())
+        if " ".join(argv[:count]) == name:
+            return name, argv[count:]
+    if list(argv[:1]) == ["cluster"] and not {"-h", "--help"}.isdisjoint(argv):
+        return "cluster clean", argv[1:]
+    return "", argv
 
 
 def guarded(do: Callable[[], int]) -> int:
@@ -132,6 +139,7 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
     from . import session
 
+    os.environ[DEVICES_OF_RUN] = configured.options.devices
     if configured.options.fake_accelerators is not None and configured.options.action is not Action.DRY_RUN:
         _start_fake_accelerators(configured.options.fake_accelerators)
     # They interrupt like Ctrl-C.
@@ -156,14 +164,13 @@ def _start_fake_accelerators(count: int) -> None:
         raise CannotRun(f"--fake-accelerators: {error}") from None
 
 
-# -- run_test.py show
+# -- the command show
 
 
 def _show(configured: ConfiguredOptions) -> int:
     """Prints the accounts of failures of the latest run, or of a test that has run by itself in this folder."""
     from torch_testing_ext.runner.report import console_report
 
-    _reject_other_options(configured, user_shell.SHOW, APPLICABLE_TO_SHOW)
     options = configured.options
     places = [options.journal or options.cache]
     if option_sources.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
@@ -176,7 +183,7 @@ def _show(configured: ConfiguredOptions) -> int:
     return ExitCode.PASSED
 
 
-# -- run_test.py report
+# -- the command report
 
 
 def _make_reports(configured: ConfiguredOptions) -> int:
@@ -185,7 +192,6 @@ def _make_reports(configured: ConfiguredOptions) -> int:
 
     from .session import exit_code_with
 
-    _reject_other_options(configured, REPORT, APPLICABLE_TO_REPORT)
     options = configured.options
     if len(options.names) > 1:
         raise UsageError("report: name one journal, or the folder of one run")
@@ -196,11 +202,3 @@ def _make_reports(configured: ConfiguredOptions) -> int:
         raise UsageError(str(error)) from None
     reporters = remake_reports(options, sys.stdout, os.environ, run)
     return exit_code_with(reporters, exit_code(run.summary, run.header.allow_all_skipped))
-
-
-def _reject_other_options(configured: ConfiguredOptions, action: str, applicable: Sequence[str]) -> None:
-    for field, source in configured.sources.items():
-        if source == option_sources.COMMAND_LINE and field not in applicable:
-            spec = OPTION_TABLE[field]
-            flag = spec.flags[0] if spec.flags else spec.values[0].names[0]
-            raise UsageError(f"{action}: {flag} does not apply to a run that is over")

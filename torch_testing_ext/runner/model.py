@@ -43,7 +43,7 @@ class Category(enum.Enum):
 
 COUNTS_AS = dict.fromkeys(TestOutcome, Category.FAILED) | {
     TestOutcome.PASSED: Category.PASSED,
-    TestOutcome.LEAKED: Category.PASSED,  # unless --leaked fail
+    TestOutcome.LEAKED: Category.PASSED,  # unless the setting leaked is fail
     TestOutcome.FLAKY: Category.PASSED,  # unless --flaky fail
     TestOutcome.SKIPPED: Category.SKIPPED,
     TestOutcome.EXPECTED_FAILURE: Category.PASSED,
@@ -151,7 +151,7 @@ class RankLog:
     rank: int
     output: str = ""
     stacks: str = ""
-    lane: RankLane | None = None  # of a rank of a test that failed; with --trace of every rank
+    lane: RankLane | None = None  # of a rank of a test that failed; with --perfetto of every rank
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class Summary:
     seconds: float
     policy: Policy = Policy()
     interrupted: bool = False
-    unfinished: tuple[Test, ...] = ()  # running or waiting when the run was interrupted or stopped by --max-fail
+    unfinished: tuple[Test, ...] = ()  # running or waiting when the run was interrupted or stopped by --maxfail
     warnings: tuple[str, ...] = ()
     error: str = ""  # an error of run_test.py itself, which ended the run early
 
@@ -412,7 +412,7 @@ class TestBegan:
 
 @dataclass(frozen=True)
 class TestIsSlow:
-    """A running test has taken longer than --slow."""
+    """A running test has taken longer than the setting slow-after."""
 
     __test__ = False  # not a test for pytest to collect
 
@@ -489,7 +489,7 @@ class Warned:
 
 @dataclass(frozen=True)
 class Stopping:
-    """No new units start: Ctrl-C, SIGTERM, --max-fail or --until-failure."""
+    """No new units start: Ctrl-C, SIGTERM, --maxfail or --repeat=until-failure."""
 
     reason: str
 

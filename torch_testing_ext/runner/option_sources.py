@@ -1,65 +1,30 @@
 """Options from all sources, and the folders of a project's tests."""
 
-import argparse
 import configparser
 import dataclasses
 import glob
-import importlib
 import random
+import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU
-from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import text_of
+from torch_testing_ext._process.project_settings import RUNNER_PREFIX, SECTION, files_in, toml_module
 
-from .options import (
-    ALL_CPUS,
-    OPTION_GROUPS,
-    OPTION_TABLE,
-    Options,
-    OptionSpec,
-    UsageError,
-    is_checkout,
-    nearest,
-    read_boolean,
-    tests_of_checkout,
-)
+from .command_line import RENAMED_SETTINGS, ParsedWords, parse_words, setting_name, shown_value, written_name
+from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError, is_checkout, nearest, tests_of_checkout
 
 # --------------------------------------------------------------------------------------------------------------------
-# The root of a project and the folders of its tests, where its settings name none.
+# The folders of a project's tests, where its settings name none.
 
-# Files with settings of ours or of pytest, and how such a section begins. As in pytest, the first with some counts.
-_SECTIONS = {
-    "pytest.toml": ("",),
-    "pytest.ini": ("",),
-    ".pytest.ini": ("",),
-    "pyproject.toml": ("[tool.torch_testing_ext", "[tool.pytest"),
-    "tox.ini": ("[pytest]",),
-    "setup.cfg": ("[torch_testing_ext]", "[tool:pytest]"),
-}
-SETTINGS_FILES = tuple(_SECTIONS)
 _TABLES = (("tool", "pytest", "ini_options"), ("tool", "pytest"), ("pytest",))
-
-
-def project_root(cwd: Path) -> Path:
-    """The nearest folder from here upwards that has settings of ours or of pytest; without any, this one."""
-    for folder in (cwd, *cwd.parents):
-        for file in _files(folder):
-            if file.is_file() and _has_settings(file):
-                return folder
-    return cwd
-
-
-def _has_settings(file: Path) -> bool:
-    text = text_of(file)
-    return any(section in text for section in _SECTIONS[file.name])
 
 
 def default_folders(root: Path) -> tuple[Path, ...]:
@@ -74,15 +39,11 @@ def default_folders(root: Path) -> tuple[Path, ...]:
 
 
 def _first_testpaths(root: Path) -> Sequence[str]:
-    for file in _files(root):
+    for file in files_in(root):
         patterns = _testpaths(file)
         if patterns:
             return patterns
     return ()
-
-
-def _files(folder: Path) -> list[Path]:
-    return [folder / name for name in _SECTIONS]
 
 
 def _testpaths(file: Path) -> Sequence[str]:
@@ -120,14 +81,6 @@ def _table(content: Any, path: Sequence[str]) -> Any:
     return content if isinstance(content, dict) else {}
 
 
-def toml_module() -> ModuleType | None:
-    """The module that reads TOML: tomllib is in Python since 3.11; tomli is a package."""
-    for name in ("tomllib", "tomli"):
-        with suppress(ModuleNotFoundError):
-            return importlib.import_module(name)
-    return None
-
-
 def _of_ini(text: str, name: str) -> str:
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.read_string(text)
@@ -140,33 +93,11 @@ def _of_ini(text: str, name: str) -> str:
 #
 # A misspelt name is an error, in every source; the message names the source and the nearest known names.
 
-SECTION = "torch_testing_ext"
-# The same as launch/environment.py's RUNNER_PREFIX, which is not imported here: --help would import all of launch/.
-PREFIX = "TORCH_TESTING_EXT_RUN_"
+PREFIX = RUNNER_PREFIX
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 # The options that one source sets: by field, the value and its exact source.
 Layer = dict[str, tuple[Any, str]]
-EXIT_CODES = """\
-set a project up, and run its first test:
-  %(prog)s init
-
-convert the tests of another project (see docs/moving):
-  %(prog)s moving [--diff] PROJECT PATH ...
-
-reports of an earlier run, also of one that was killed:
-  %(prog)s report [JOURNAL] [--junit FILE] [--html FILE] [--trace FILE] [--results FILE]
-
-%(prog)s cluster clean [--cluster ADDRESS] removes what the nodes of a Ray cluster have kept
-
-exit codes:
-  0  no test failed
-  1  at least one test failed
-  2  the run was interrupted
-  3  internal error of this program
-  4  usage error: nothing was run
-  5  nothing was selected
-  6  everything selected was skipped: not enough devices"""
 
 
 @dataclass(frozen=True)
@@ -183,22 +114,23 @@ def read_options(
     environ: Mapping[str, str],
     root: Path,
     cwd: Path,
-    of_report: Collection[str] = (),
+    command: str = "",
+    *,
+    as_pytorch: bool = False,
 ) -> ConfiguredOptions:
     """Reads all sources. `root` is the project's folder, which has its configuration files.
 
-    `of_report`: the options that the command `report` has, for its --help. Raises UsageError; raises SystemExit only
-    for --help.
+    `command`: `show` or the like. `as_pytorch`: -i and -x are those of PyTorch's run_test.py. Raises UsageError; raises
+    SystemExit only for --help and --help-all.
     """
-    if of_report and not {"-h", "--help"}.isdisjoint(argv):
-        _parser(of_report).parse_args(["--help"])
+    words = parse_words(argv, command, as_pytorch)
     layers = (
         _defaults(root),
         _setup_cfg(root),
         _pyproject(root),
         _shared_with_python(environ, cwd),
         _environment(environ, cwd),
-        _command_line(argv, cwd),
+        _command_line(words, cwd),
     )
     values = {}
     sources = {}
@@ -213,28 +145,26 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     """The options with what follows from them. Raises UsageError if some contradict each other."""
     if options.gpus is not None and options.fake_gpus is not None:
         raise UsageError("--gpus and --fake-gpus cannot be combined: devices are either real or fake")
-    if options.shake is not None and (options.repeat is not None or options.until_failure):
-        raise UsageError("--shake repeats tests by itself: leave out --repeat and --until-failure")
-    if options.shake is not None:
-        seed = random.randrange(2**31) if options.shake_seed is None else options.shake_seed
-        options = dataclasses.replace(options, repeat=options.shake, shake_seed=seed)
+    if options.shake is not None and options.repeat is not None:
+        raise UsageError("--shake repeats tests by itself: leave out --repeat")
+    if options.shake is not None and options.shake.seed is None:
+        shake = dataclasses.replace(options.shake, seed=random.randrange(2**31))
+        options = dataclasses.replace(options, shake=shake)
     options = _debugged(options, sources)
-    if options.since is not None and not (options.affected or options.why):
-        raise UsageError("--since needs --affected or --why")
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
         # The cores of this machine say nothing about the nodes.
         options = dataclasses.replace(options, jobs=ALL_CPUS)
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
-    return dataclasses.replace(options, shuffle=options.shuffle or options.seed is not None)
+    return options
 
 
 def _debugged(options: Options, sources: Mapping[str, str]) -> Options:
     """The options of a run with a debugger: one test at a time."""
-    if sources["rank"] == COMMAND_LINE and not options.debug:
-        raise UsageError("--rank needs --debug")
-    if not (options.pdb or options.debug):
+    if sources["debug_rank"] == COMMAND_LINE and not options.trace:
+        raise UsageError("--debug-rank needs --trace")
+    if not (options.pdb or options.trace):
         return options
     if options.cluster is not None:
         raise UsageError("--cluster and --pdb cannot be combined: the tests run where no terminal is")
@@ -246,7 +176,7 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
     if options.cluster is None:
         for field in OPTION_TABLE:
             if field.startswith("cluster_") and sources[field] == COMMAND_LINE:
-                raise UsageError(f"{OPTION_TABLE[field].flags[0]} needs --cluster")
+                raise UsageError(f"{written_name(field)} needs --cluster")
         return
     if options.ranks_per_gpu > 1:
         raise UsageError(
@@ -257,11 +187,11 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
     if options.fake_gpus is not None:
         raise UsageError("--cluster and --fake-gpus cannot be combined: the nodes have the accelerators")
     if options.cluster == "slurm" and options.cluster_fake_gpus:
-        raise UsageError("--cluster slurm and --cluster-fake-gpus cannot be combined: Slurm names no accelerators")
+        raise UsageError("--cluster slurm and cluster.fake-gpus cannot be combined: Slurm names no accelerators")
     if options.cluster_fetch and (options.cluster == "slurm" or options.cluster_root is not None):
-        raise UsageError("--cluster-fetch is for a project that is sent to the nodes: these share its folder")
+        raise UsageError("cluster.fetch is for a project that is sent to the nodes: these share its folder")
     if options.gpus is not None:
-        raise UsageError("--cluster and --gpus cannot be combined: use --cluster-gpus-per-node")
+        raise UsageError("--cluster and --gpus cannot be combined: use -o cluster.gpus-per-node=N")
 
 
 def _dropped_in(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
@@ -316,22 +246,11 @@ def show_options(configured: ConfiguredOptions) -> str:
     """The value and the source of every option, one per line."""
     settings = {}
     for field in OPTION_TABLE:
-        value = _shown(getattr(configured.options, field))
-        settings[field] = f"{field} = {value}"
+        value = shown_value(getattr(configured.options, field))
+        settings[field] = f"{setting_name(field)} = {value}"
     width = max(len(setting) for setting in settings.values())
     lines = [f"{setting:{width}}  ({configured.sources[field]})" for field, setting in settings.items()]
     return "\n".join(lines)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(_shown(item) for item in value) or "(none)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "(none)"
-    # That of a member of an enumeration.
-    return str(getattr(value, "value", value))
 
 
 # -- layers
@@ -356,10 +275,22 @@ def _setup_cfg(root: Path) -> Layer:
 def _pyproject(root: Path) -> Layer:
     # As an INI file would have them (a list is lines), so that both formats are read in the same way.
     texts = {}
-    for key, value in (pyproject_section(root) or {}).items():
+    for key, value in _flat(pyproject_section(root) or {}).items():
         lines = value if isinstance(value, list) else [value]
         texts[key] = "\n".join(map(str, lines))
     return _from_file(texts, root / "pyproject.toml", root)
+
+
+def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of [tool.torch_testing_ext], and with their prefix those of [tool.torch_testing_ext.cluster]."""
+    settings = {}
+    for key, value in section.items():
+        if not isinstance(value, dict):
+            settings[key] = value
+            continue
+        for name, item in value.items():
+            settings[key if name == "address" else f"{key}.{name}"] = item
+    return settings
 
 
 def pyproject_section(root: Path) -> dict[str, Any] | None:
@@ -393,15 +324,24 @@ def _toml_reader(file: Path) -> ModuleType:
 
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
-    known = {field.replace("_", "-"): field for field, spec in OPTION_TABLE.items() if spec.configurable}
     layer = {}
     for key, text in section.items():
-        name = key.replace("_", "-")
-        if name not in known:
-            raise UsageError(f"{file}: {key} is not an option of [{SECTION}].{nearest(name, known)}")
-        field = known[name]
+        field = _known_field(key, f"{file}:")
         layer[field] = _read(field, text, f"{file}: {key}", root), file.name
     return layer
+
+
+def _known_field(key: str, source: str) -> str:
+    """The option that a setting is of. Raises UsageError."""
+    known = {setting_name(field): field for field, spec in OPTION_TABLE.items() if spec.configurable}
+    # `cluster-nodes` is cluster.nodes, too.
+    field = re.sub("[-.]", "_", key)
+    name = setting_name(field)
+    if name in known:
+        return field
+    successor = RENAMED_SETTINGS.get(name)
+    advice = f" Write {successor}." if successor else nearest(name, known)
+    raise UsageError(f"{source} {key} is not an option of [{SECTION}].{advice}")
 
 
 def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
@@ -411,7 +351,9 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
         if not name.startswith(PREFIX) or not text:
             continue
         if name not in known:
-            raise UsageError(f"{name} is not an environment variable of the runner.{nearest(name, known)}")
+            successor = RENAMED_SETTINGS.get(setting_name(name.removeprefix(PREFIX).lower()))
+            advice = f" It is now the setting {successor}." if successor else nearest(name, known)
+            raise UsageError(f"{name} is not an environment variable of the runner.{advice}")
         field = known[name]
         layer[field] = _read(field, text, name, cwd), name
     return layer
@@ -462,115 +404,17 @@ def _resolved(value: Any, base: Path) -> Any:
 # -- the command line
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (--help lists all options)")
-
-
-def _command_line(argv: Sequence[str], cwd: Path) -> Layer:
-    given, unknown = _parser().parse_known_intermixed_args(_with_values(argv))
-    if unknown:
-        flags: list[str] = []
-        for field, spec in OPTION_TABLE.items():
-            for names, _ in _arguments(field, spec):
-                flags += names
-        raise UsageError(f"{unknown[0]} is not an option.{nearest(unknown[0], flags)} (--help lists all options)")
+def _command_line(words: ParsedWords, cwd: Path) -> Layer:
+    """The options of the command line, and the settings that -o changes."""
+    texts: dict[str, str] = {}
+    for name, text in words.overrides:
+        field = _known_field(name, "-o")
+        # A list has a line for each of its items.
+        before = f"{texts[field]}\n" if field in texts and OPTION_TABLE[field].many else ""
+        texts[field] = before + text
     layer = {}
-    for field, value in vars(given).items():
-        if isinstance(value, list):
-            value = tuple(value)
+    for field, text in texts.items():
+        layer[field] = _read(field, text, f"-o {setting_name(field)}", cwd), COMMAND_LINE
+    for field, value in words.values.items():
         layer[field] = _resolved(value, cwd), COMMAND_LINE
     return layer
-
-
-def _with_values(argv: Sequence[str]) -> list[str]:
-    """The words, where argparse would not see whether the next one is the value of a flag.
-
-    A flag that may be alone gets its value, and so does one whose value may begin with a dash.
-    """
-    alone: dict[str, str] = {}
-    dashed: set[str] = set()
-    for spec in OPTION_TABLE.values():
-        if spec.alone:
-            alone.update((flag, f"{flag}={spec.alone}") for flag in spec.flags)
-        if spec.dashed:
-            dashed.update(spec.flags)
-    words: list[str] = []
-    for word in reversed(argv):
-        word = alone.get(word, word)
-        if word in dashed and words:
-            # The word after it is its value.
-            words[-1] = f"{word}={words[-1]}"
-        else:
-            words.append(word)
-    words.reverse()
-    return words
-
-
-def _parser(of_report: Collection[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command line of a run, or of the command `report`."""
-    report = "Make reports of an earlier run, also of one that was killed: of the newest, or of that of a journal."
-    parser = _Parser(
-        prog=user_shell.runner(),
-        description=report if of_report else "Run distributed tests in parallel on the available devices and cores.",
-        usage="%(prog)s report [options] [JOURNAL]" if of_report else "%(prog)s [options] [NAME ...]",
-        epilog=None if of_report else EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    for title, specs in OPTION_GROUPS.items():
-        group = parser.add_argument_group(title)
-        for field, spec in specs.items():
-            if of_report and (field not in of_report or field == "names"):
-                continue
-            for names, more in _arguments(field, spec):
-                group.add_argument(*names, **more)
-    group.add_argument("-h", "--help", action="help", help="show this help and exit")
-    return parser
-
-
-def _arguments(field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """The arguments of argparse's add_argument for an option: for each of its flags, or for the option itself."""
-    for flag in spec.values:
-        yield flag.names, {"dest": field, "action": "store_const", "const": flag.value, "help": flag.help}
-    if spec.read is read_boolean:
-        yield spec.flags, {"dest": field, "action": argparse.BooleanOptionalAction, "help": spec.help}
-    elif not spec.values:
-        valued = _valued(field, spec)
-        valued["metavar"] = spec.metavar
-        valued["help"] = spec.help + _default_text(field, spec)
-        yield (spec.flags or (field,)), valued
-
-
-def _default_text(field: str, spec: OptionSpec) -> str:
-    """` (default: 300)`, unless there is no default or the help already says it."""
-    value = getattr(Options(), field)
-    if value is None or value == () or "(default: " in spec.help:
-        return ""
-    shown = f"{value:g}" if isinstance(value, float) else _shown(value)
-    return f" (default: {shown})"
-
-
-def _valued(field: str, spec: OptionSpec) -> dict[str, Any]:
-    valued: dict[str, Any] = {"type": _type_of(spec)}
-    if not spec.flags:
-        valued["nargs"] = "*"
-        return valued
-    valued["dest"] = field
-    if spec.several:
-        valued["nargs"] = "+"
-    if spec.many:
-        valued["action"] = "extend" if spec.several else "append"
-    return valued
-
-
-def _type_of(spec: OptionSpec) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return spec.read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN, read_kinds
-from torch_testing_ext._process import system, user_shell
+from torch_testing_ext._process import project_settings, system, user_shell
 from torch_testing_ext._process.files import CACHE
 from torch_testing_ext._process.user_shell import UserTerminal
 
@@ -47,9 +47,10 @@ class CannotRun(RuntimeError):
 class Warm(enum.Enum):
     """Whether a warm server forks the preloaded server."""
 
-    AUTO = "if one runs"
-    START = "always"
-    NEVER = "never"
+    # If one runs.
+    AUTO = "auto"
+    START = "on"
+    NEVER = "off"
 
 
 class Rerun(enum.Enum):
@@ -67,9 +68,13 @@ class Action(enum.Enum):
 
     RUN = "run"
     LIST = "list"
+    LIST_AS_JSON = "list=json"
     DRY_RUN = "dry-run"
     SHOW_CONFIG = "show-config"
-    CLUSTER_DRY_RUN = "cluster-dry-run"
+
+    @property
+    def lists(self) -> bool:
+        return self in (Action.LIST, Action.LIST_AS_JSON)
 
 
 class Verbosity(enum.Enum):
@@ -111,6 +116,30 @@ class OrderHazard(enum.Enum):
     FAIL = "fail"
 
 
+class Repeat(enum.Enum):
+    """A number of repetitions that is not known before the run."""
+
+    UNTIL_FAILURE = "until-failure"
+
+
+class Shuffle(enum.Enum):
+    """A random order without a seed of the user."""
+
+    RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class ShakeSpec:
+    """Runs of every test with random delays. Each run has the seed after that of the run before it."""
+
+    runs: int
+    # The run chooses one, unless the user has.
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.runs) if self.seed is None else f"{self.runs}:{self.seed}"
+
+
 @dataclass(frozen=True)
 class ShardSpec:
     """One of `count` parts of the tests."""
@@ -134,6 +163,7 @@ class Options:
     """All options of a run. option_sources.py makes the paths absolute; the table has flags and help texts."""
 
     names: tuple[str, ...] = ()
+    # Of run_test.py: as PyTorch's.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
@@ -142,13 +172,15 @@ class Options:
     tests: tuple[Path, ...] = ()
     shard: ShardSpec | None = None
     rerun: Rerun = Rerun.NOTHING
-    affected: bool = False
-    since: str | None = None
+    # A revision of git.
+    affected: str | None = None
+    # Of the command `why`.
     why: tuple[str, ...] = ()
     watch: bool = False
 
     jobs: int = field(default_factory=system.cores)
     gpus: Gpus = None
+    devices: str = project_settings.AUTO
     fake_gpus: int | None = None
     fake_accelerators: int | None = None
     ranks_per_gpu: int = 1
@@ -169,38 +201,35 @@ class Options:
     cluster_not: tuple[str, ...] = ()
 
     timeout: float = 300.0
-    slow: float = 30.0
+    slow_after: float = 30.0
     retries: int = 0
     flaky: CountAs = CountAs.PASS
     leaked: CountAs = CountAs.PASS
-    max_fail: int | None = None
-    repeat: int | None = None
-    until_failure: bool = False
-    shuffle: bool = False
-    seed: int | None = None
+    maxfail: int | None = None
+    repeat: int | Repeat | None = None
+    shuffle: int | Shuffle | None = None
 
     sanitize: str | None = None
     sanitize_order: OrderHazard = OrderHazard.WARN
-    shake: int | None = None
-    shake_seed: int | None = None
+    shake: ShakeSpec | None = None
 
     pdb: bool = False
-    debug: bool = False
-    rank: int = 0
+    # Stop at the first line of each test.
+    trace: bool = False
+    debug_rank: int = 0
 
     verbosity: Verbosity = Verbosity.NORMAL
     status_level: StatusLevel = StatusLevel.ALL
     stream: bool = False
     durations: int = 5
-    junit: Path | None = None
-    report: Path | None = None
-    trace: Path | None = None
+    junitxml: Path | None = None
+    html: Path | None = None
+    perfetto: Path | None = None
     results: Path | None = None
     journal: Path | None = None
     allow_all_skipped: bool = False
 
     action: Action = Action.RUN
-    json: bool = False
     cache: Path = Path(".torch_testing_ext")
     drop_in: tuple[Path, ...] = ()
 
@@ -213,7 +242,8 @@ class Options:
     @property
     def made_up_devices(self) -> int | None:
         """The number of devices to schedule tests on that do not exist; None if the run has those that there are."""
-        return self.fake_accelerators if self.action is Action.DRY_RUN else self.fake_gpus
+        planned = self.fake_accelerators if self.action is Action.DRY_RUN else None
+        return planned if self.fake_gpus is None else self.fake_gpus
 
     @property
     def command(self) -> str:
@@ -236,7 +266,7 @@ class Options:
         if self.sanitize is not None:
             words.append(f"--sanitize={self.sanitize}")
         if self.sanitize_order is OrderHazard.FAIL:
-            words.append("--sanitize-order=fail")
+            words.append("-o sanitize-order=fail")
         return " ".join(words)
 
     @property
@@ -260,9 +290,13 @@ class Options:
         """The command, or another one, for a test of this repetition: with the delays that it has had."""
         if command is None:
             command = self.command
-        if self.shake_seed is None:
-            return command
-        return f"{command} --shake-seed {self.shake_seed + repetition}"
+        seed = self._seed_of_delays(repetition)
+        return command if seed is None else f"{command} --shake={ShakeSpec(1, seed)}"
+
+    def _seed_of_delays(self, repetition: int) -> int | None:
+        if self.shake is None or self.shake.seed is None:
+            return None
+        return self.shake.seed + repetition
 
     def environment_of_sanitizer(self, repetition: int) -> dict[str, str]:
         """The settings of the ranks that follow from the options of the sanitizer."""
@@ -271,17 +305,18 @@ class Options:
             environ["TORCH_TESTING_EXT_SANITIZE"] = self.sanitize
         if self.sanitize_order is OrderHazard.FAIL:
             environ["TORCH_TESTING_EXT_SANITIZE_ORDER"] = "fail"
-        if self.shake_seed is not None:
-            environ["TORCH_TESTING_EXT_SHAKE"] = str(self.shake_seed + repetition)
-        if self.trace is not None:
-            environ["TORCH_TESTING_EXT_LANES"] = "1"
+        seed = self._seed_of_delays(repetition)
+        if seed is not None:
+            environ["TORCH_TESTING_EXT_SHAKE"] = str(seed)
+        if self.perfetto is not None:
+            environ["_TORCH_TESTING_EXT_LANES"] = "1"
         return environ
 
     def environment_of_debugger(self) -> dict[str, str]:
         """The settings by which processes of tests find the user's terminal, or know why they have none."""
         terminal = UserTerminal(why_not=f"run it with a debugger: {self.command} --pdb {user_shell.TEST}")
         if self.pdb:
-            terminal = replace(UserTerminal.here(), stop_in=self.rank if self.debug else None)
+            terminal = replace(UserTerminal.here(), stop_in=self.debug_rank if self.trace else None)
         return {user_shell.SETTING: terminal.written(), "TORCH_TESTING_EXT_DEBUG_RANK": ""}
 
     def require_terminal(self) -> None:
@@ -290,13 +325,25 @@ class Options:
             return
         why_not = UserTerminal.here().why_not
         if why_not:
-            flag = "--debug" if self.debug else "--pdb"
+            flag = "--trace" if self.trace else "--pdb"
             raise UsageError(f"{flag} cannot stop: {why_not}")
 
     @property
+    def is_sent(self) -> bool:
+        """Whether the project is sent to the nodes of a cluster."""
+        return self.cluster not in (None, "slurm") and self.cluster_root is None
+
+    @property
     def endless(self) -> bool:
-        """Whether the run repeats until a test fails, without a limit."""
-        return self.until_failure and self.repeat is None
+        """Whether the run repeats until a test fails."""
+        return self.repeat is Repeat.UNTIL_FAILURE
+
+    @property
+    def repetitions(self) -> int:
+        """The number of repetitions that are planned when the run begins."""
+        if self.shake is not None:
+            return self.shake.runs
+        return self.repeat if isinstance(self.repeat, int) else 1
 
     @property
     def policy(self) -> Policy:
@@ -388,6 +435,31 @@ def read_environment(text: str) -> str:
     return ",".join(names)
 
 
+def read_repeat(text: str) -> int | Repeat:
+    """A number of repetitions, or `until-failure`."""
+    return Repeat.UNTIL_FAILURE if text == Repeat.UNTIL_FAILURE.value else count(text)
+
+
+def read_shuffle(text: str) -> int | Shuffle | None:
+    """`random`, a seed, or whether to shuffle at all."""
+    if text.isdecimal():
+        return int(text)
+    if text == Shuffle.RANDOM.value:
+        return Shuffle.RANDOM
+    try:
+        return Shuffle.RANDOM if read_boolean(text) else None
+    except ValueError:
+        raise ValueError(f"{text!r} is not a seed, true or false") from None
+
+
+def read_shake(text: str) -> ShakeSpec:
+    """A number of runs, and the seed of the first of them: `20` or `20:7`."""
+    runs, colon, seed = text.partition(":")
+    if not runs.isdecimal() or int(runs) < 1 or (colon and not seed.isdecimal()):
+        raise ValueError(f"{text!r} is not a number of runs such as 20, or runs and a seed such as 20:7")
+    return ShakeSpec(int(runs), int(seed) if colon else None)
+
+
 def read_boolean(text: str) -> bool:
     known = ConfigParser.BOOLEAN_STATES
     if text.lower() not in known:
@@ -423,12 +495,23 @@ def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
 # -- the table
 
 
+class Level(enum.Enum):
+    """The place of an option: each is in the lists of those before it, too."""
+
+    HELP = "--help"
+    HELP_ALL = "--help-all"
+    # Configuration files, and -o.
+    SETTING = "setting"
+    # Some commands set it, or have it as an option of theirs.
+    OF_COMMANDS = "of commands"
+
+
 @dataclass(frozen=True)
 class ValueFlag:
-    """A flag that sets an option to one member of an enum."""
+    """A flag that sets an option to one of its values."""
 
     names: tuple[str, ...]
-    value: enum.Enum
+    value: Any
     help: str
 
 
@@ -439,20 +522,19 @@ class OptionSpec:
     read: Callable[[str], Any]
     help: str = ""
     metavar: str = ""
+    level: Level = Level.HELP
     # The option may be given several times.
     many: bool = False
-    # Each time with several values.
-    several: bool = False
     values: tuple[ValueFlag, ...] = ()
     # Also in configuration files and the environment.
     configurable: bool = True
     # The value that the flag alone means.
     alone: str = ""
-    # The value may begin with a dash.
-    dashed: bool = False
     # Flags beside the one that is named after the field.
     also: tuple[str, ...] = ()
-    # All of them, unless it is an argument without a flag or has flags for its values.
+    # Flags of run_test.py: as in PyTorch's, each takes several values.
+    of_pytorch: tuple[str, ...] = ()
+    # All of them, unless it is an argument without a flag or has only flags for its values.
     flags: tuple[str, ...] = ()
 
 
@@ -461,167 +543,178 @@ OPTION_GROUPS = {
     "selection": {
         "names": OptionSpec(
             str,
-            "file, directory, module, or a prefix of one; path::Class::test selects a single test (default: all tests)",
+            "file, directory, module or prefix of one; path::Class::test is one test",
             "NAME",
             many=True,
             configurable=False,
         ),
-        "include": OptionSpec(str, "same as NAME, as an option", "NAME", many=True, several=True, also=("-i",)),
+        "include": OptionSpec(
+            str,
+            "the same as NAME",
+            "NAME",
+            Level.OF_COMMANDS,
+            many=True,
+            configurable=False,
+            of_pytorch=("-i", "--include"),
+        ),
         "exclude": OptionSpec(
-            str, "do not run these; same syntax as NAME", "NAME", many=True, several=True, also=("-x",)
+            str,
+            "do not run these tests; may be repeated",
+            "NAME",
+            many=True,
+            also=("--deselect",),
+            of_pytorch=("-x", "--exclude"),
         ),
         "keyword": OptionSpec(
             str,
-            "run only tests whose name contains a word or matches a pattern with *; combine words with and, or, not "
-            "and parentheses; if given several times, one match is enough",
-            "EXPRESSION",
+            "run tests with matching names: words with *, and, or, not; may be repeated",
+            "EXPR",
             many=True,
             also=("-k",),
         ),
-        "marks": OptionSpec(
-            str,
-            "run only tests whose marks of pytest match; combine names of marks with and, or, not and parentheses; if "
-            "given several times, one match is enough",
-            "EXPRESSION",
-            many=True,
-            also=("-m",),
-        ),
+        "marks": OptionSpec(str, "run tests with matching marks, as 'not slow'", "EXPR", many=True, also=("-m",)),
         "tests": OptionSpec(
             read_path,
-            "directory to search for tests; may be repeated (default: pytest's testpaths, else test and tests)",
+            "directories to search for tests (default: pytest's testpaths, else test and tests)",
             "DIR",
+            Level.SETTING,
             many=True,
         ),
-        "shard": OptionSpec(
-            read_shard, "run part I of N, split by recorded durations, or by hash if there are none", "I/N"
-        ),
+        "shard": OptionSpec(read_shard, "run part I of N, balanced by duration", "I/N"),
         "rerun": OptionSpec(
             one_of(Rerun),
             values=(
-                ValueFlag(("--last-failed", "--lf"), Rerun.LAST_FAILED, "run only tests that failed in their last run"),
-                ValueFlag(
-                    ("--failed-first", "--ff"), Rerun.FAILED_FIRST, "run tests that failed in their last run first"
-                ),
+                ValueFlag(("--lf", "--last-failed"), Rerun.LAST_FAILED, "run only the failures of earlier runs"),
+                ValueFlag(("--ff", "--failed-first"), Rerun.FAILED_FIRST, "run the failures of earlier runs first"),
             ),
         ),
         "affected": OptionSpec(
-            read_boolean,
-            "run only tests that have read a file that has changed since they ran, or since the last commit; also "
-            "tests that failed in their last run, and tests without a record",
+            str,
+            "run tests that have read a file that has changed since their last run, or since the last commit (or REV)",
+            "REV",
             configurable=False,
+            alone="HEAD",
         ),
-        "since": OptionSpec(str, "with --affected: or since the branch left REV", "REV", configurable=False),
-        "why": OptionSpec(
-            str, "say why --affected selects a test, or does not; run nothing", "TEST", many=True, configurable=False
-        ),
-        "watch": OptionSpec(
-            read_boolean,
-            "run affected tests after each save, on a page of the terminal; starts a warm server, unless --cold",
-            configurable=False,
-        ),
+        "why": OptionSpec(str, "the tests to explain", "TEST", Level.OF_COMMANDS, many=True, configurable=False),
+        "watch": OptionSpec(read_boolean, "run affected tests after each save", configurable=False),
     },
     "resources": {
-        "jobs": OptionSpec(
-            count, "number of CPU slots; each rank takes one (default: one per usable core)", "N", also=("-j",)
-        ),
+        "jobs": OptionSpec(count, "CPU slots; each rank takes one (default: one per core)", "N", also=("-j",)),
         "gpus": OptionSpec(
-            read_gpus,
-            "number of accelerators to use, or a list of visible ones such as 0,2 (default: auto, all of them)",
-            "N|LIST|auto",
+            read_gpus, "accelerators to use: a number, or a list such as 0,2 (default: auto, all)", "N|LIST"
         ),
-        "fake_gpus": OptionSpec(count, "schedule tests on N accelerators that do not exist", "N"),
+        "devices": OptionSpec(
+            project_settings.read_devices,
+            "ranks of tests that say nothing of devices: an accelerator for each if there are so many, else the CPU; "
+            "or always the CPU",
+            "auto|cpu",
+            Level.SETTING,
+        ),
+        "fake_gpus": OptionSpec(count, "schedule tests on N accelerators that do not exist", "N", Level.HELP_ALL),
         "fake_accelerators": OptionSpec(
-            count,
-            "run tests on N accelerators that torch believes in, computed by the CPU; with --dry-run, plan for N",
-            "N",
+            count, "run on N accelerators that torch believes in and the CPU computes (with --dry-run: plan)", "N"
         ),
         "ranks_per_gpu": OptionSpec(
-            count, "let up to N ranks share each GPU, for tests that need more of them than there are", "N"
+            count, "let up to N ranks share each GPU, for tests that need more than there are", "N", Level.HELP_ALL
         ),
         "shared_leases": OptionSpec(
-            read_boolean, "use no accelerator that another run of this user on this machine uses"
+            read_boolean, "use no accelerator that another run of this user on this machine uses", level=Level.SETTING
         ),
         "lease_folder": OptionSpec(
             read_path,
             "directory of the files by which runs share accelerators (default: one per user, below /tmp)",
             "DIR",
+            Level.SETTING,
         ),
         "warm": OptionSpec(
             one_of(Warm),
-            values=(
-                ValueFlag(("--warm",), Warm.START, "start a server that has imported torch, for this and later runs"),
-                ValueFlag(("--cold",), Warm.NEVER, "do not use such a server, even if one runs"),
-            ),
+            "import torch once for this and later runs (default: auto, if such a server runs)",
+            "auto|on|off",
+            alone=Warm.START.value,
         ),
     },
     "cluster": {
         "cluster": OptionSpec(
-            read_cluster,
-            "run on the nodes of a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; or of Slurm, in the allocation "
-            "that is there or in one of its own: slurm",
-            "ADDRESS",
+            read_cluster, "run on a cluster: slurm, or Ray at auto, HOST:PORT or ray://HOST:PORT", "ADDRESS"
         ),
-        "cluster_nodes": OptionSpec(
-            count,
-            "number of nodes to use (default: all that are free; with Slurm, all of the allocation, or one of its own)",
-            "N",
-        ),
+        "cluster_nodes": OptionSpec(count, "nodes to use (default: all that are free)", "N"),
         "cluster_gpus_per_node": OptionSpec(
-            count, "number of accelerators to use of each node (default: all that are free)", "N"
+            count, "number of accelerators to use of each node (default: all that are free)", "N", Level.SETTING
         ),
         "cluster_fake_gpus": OptionSpec(
-            read_boolean, "take the accelerators that Ray names for fake ones, to try a cluster that has none"
+            read_boolean,
+            "take the accelerators that Ray names for fake ones, to try a cluster that has none",
+            level=Level.SETTING,
         ),
-        "cluster_timeout": OptionSpec(read_seconds, "how long to wait for nodes that are in use", "SECONDS"),
+        "cluster_timeout": OptionSpec(
+            read_seconds, "how long to wait for nodes that are in use", "SECONDS", Level.SETTING
+        ),
         "cluster_root": OptionSpec(
             read_path,
             "the project's path on every node, on a shared file system (default: the project is sent to the nodes)",
             "PATH",
+            Level.SETTING,
         ),
-        "cluster_setup": OptionSpec(str, "shell command to run in the project once on each node", "COMMAND"),
+        "cluster_setup": OptionSpec(
+            str, "shell command to run in the project once on each node", "COMMAND", Level.SETTING
+        ),
         "cluster_fetch": OptionSpec(
             str,
-            "bring back files of the project that tests create or change on the nodes; may be repeated",
+            "files of the project to bring back when tests create or change them on the nodes",
             "PATTERN",
+            Level.SETTING,
             many=True,
         ),
         "cluster_env": OptionSpec(
             read_environment,
-            "send only these environment variables to the nodes, or with dashes, all but these; names or patterns "
-            "(default: all but those that describe this machine or look like secrets)",
-            "NAME,...|-NAME,...",
-            dashed=True,
+            "send only these environment variables to the nodes (A,B_*), or all but these (-A,-B_*) (default: all but "
+            "those that describe this machine or look like secrets)",
+            "NAME,...",
+            Level.SETTING,
         ),
         "cluster_only": OptionSpec(
-            str, "use only nodes with this name, address or label of Ray", "NAME|LABEL=VALUE", many=True
+            str, "use only nodes with this name, address or label of Ray", "NAME|LABEL=VALUE", Level.SETTING, many=True
         ),
         "cluster_not": OptionSpec(
-            str, "use no node with this name, address or label of Ray", "NAME|LABEL=VALUE", many=True
+            str, "use no node with this name, address or label of Ray", "NAME|LABEL=VALUE", Level.SETTING, many=True
         ),
     },
     "execution": {
+        "maxfail": OptionSpec(
+            count,
+            "start no new tests after N failures",
+            "N",
+            also=("--max-fail",),
+            values=(ValueFlag(("-x", "--exitfirst", "--fail-fast"), 1, "start no new tests after the first failure"),),
+        ),
         "timeout": OptionSpec(read_seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
-        "slow": OptionSpec(read_seconds, "report a test that is still running after this time", "SECONDS"),
-        "retries": OptionSpec(count_or_zero, "retry a failed test up to N times", "N"),
+        "slow_after": OptionSpec(
+            read_seconds, "report a test that is still running after this time", "SECONDS", Level.SETTING
+        ),
+        "retries": OptionSpec(count_or_zero, "retry a failed test up to N times", "N", also=("--reruns",)),
         "flaky": OptionSpec(
-            one_of(CountAs), "whether a test that passes on a retry counts as passed or failed", "pass|fail"
+            one_of(CountAs),
+            "whether a test that passes on a retry counts as passed or failed",
+            "pass|fail",
+            Level.HELP_ALL,
         ),
         "leaked": OptionSpec(
             one_of(CountAs),
             "whether a test that passes but leaves processes running counts as passed or failed",
             "pass|fail",
+            Level.SETTING,
         ),
-        "max_fail": OptionSpec(count, "start no new tests after N failures", "N"),
-        "repeat": OptionSpec(count, "run every test N times", "N"),
-        "until_failure": OptionSpec(read_boolean, "repeat until a test fails (at most --repeat times, if given)"),
-        "shuffle": OptionSpec(read_boolean, "randomise the order"),
-        "seed": OptionSpec(count_or_zero, "seed for the random order; implies --shuffle", "N"),
+        "repeat": OptionSpec(
+            read_repeat, "run every test N times, or until-failure", "N|until-failure", also=("--stress-count",)
+        ),
+        "shuffle": OptionSpec(
+            read_shuffle, "run tests in random order, or that of a seed", "SEED", alone=Shuffle.RANDOM.value
+        ),
     },
     "sanitizer": {
         "sanitize": OptionSpec(
             read_sanitizer_kinds,
-            "check the collectives of ranks more closely; KINDS is a list such as calls,nan; --sanitize alone means "
-            f"default; known are: {', '.join(KNOWN)}",
+            f"check collectives more closely: {', '.join(KNOWN)}",
             "KINDS",
             alone="default",
         ),
@@ -629,27 +722,20 @@ OPTION_GROUPS = {
             one_of(OrderHazard),
             "whether a test passes whose ranks issue collectives of overlapping groups in opposite orders",
             "warn|fail",
+            Level.SETTING,
         ),
-        "shake": OptionSpec(
-            count, "run every test N times, with random delays before collectives on chosen ranks", "N"
-        ),
-        "shake_seed": OptionSpec(
-            count_or_zero,
-            "seed of the delays of the first of --shake's runs, or of a single run; each further run has the next",
-            "N",
-        ),
+        "shake": OptionSpec(read_shake, "run every test N times with random delays before collectives", "N[:SEED]"),
     },
     "debugging": {
         "pdb": OptionSpec(
             read_boolean,
-            "run one test at a time, without time limits, and let a debugger have the terminal where a test fails or "
-            "calls breakpoint(), in any rank",
+            "open a debugger where a test fails or calls breakpoint(), in any rank",
             configurable=False,
         ),
-        "debug": OptionSpec(
-            read_boolean, "likewise, and stop at the first line of each test, in the rank of --rank", configurable=False
+        "trace": OptionSpec(
+            read_boolean, "open a debugger at the first line of each test, in one rank", configurable=False
         ),
-        "rank": OptionSpec(count_or_zero, "the rank in which --debug stops", "N", configurable=False),
+        "debug_rank": OptionSpec(count_or_zero, "the rank of --trace", "RANK", configurable=False),
     },
     "output": {
         "verbosity": OptionSpec(
@@ -663,59 +749,63 @@ OPTION_GROUPS = {
             one_of(StatusLevel),
             "print a line only for tests that end so, or worse: none, fail, retry, slow, leak, pass, skip, all",
             "LEVEL",
+            Level.SETTING,
         ),
-        "stream": OptionSpec(read_boolean, "show the output of tests while they run", also=("-s",)),
+        "stream": OptionSpec(read_boolean, "show the output of tests while they run", also=("-s", "--no-capture")),
         "durations": OptionSpec(count_or_zero, "list the N slowest tests", "N"),
     },
     "reports": {
-        "junit": OptionSpec(read_path, "write a JUnit XML report", "FILE"),
-        "report": OptionSpec(read_path, "write an HTML report", "FILE", also=("--html",)),
-        "trace": OptionSpec(read_path, "write a trace for Perfetto", "FILE"),
+        "junitxml": OptionSpec(read_path, "write a JUnit XML report", "FILE", also=("--junit-xml",)),
+        "html": OptionSpec(read_path, "write an HTML report", "FILE"),
+        "perfetto": OptionSpec(read_path, "write a timeline for Perfetto", "FILE"),
         "results": OptionSpec(read_path, "write all results as JSON", "FILE"),
         "journal": OptionSpec(
             read_path,
-            "keep results here as they come (default: a folder for each run, in runs/ below the directory of --cache)",
+            "file that gets the results as they come (default: runs/TIME-PID/journal.jsonl below --cache)",
             "FILE",
+            Level.SETTING,
         ),
     },
     "other": {
         "action": OptionSpec(
             one_of(Action),
             values=(
-                ValueFlag(("--list",), Action.LIST, "list the selected tests and what each needs; run nothing"),
+                ValueFlag(("--list", "--collect-only", "--co"), Action.LIST, "list the tests; run nothing"),
+                ValueFlag(("--list=json",), Action.LIST_AS_JSON, "the same as JSON"),
                 ValueFlag(
-                    ("--dry-run",), Action.DRY_RUN, "print the planned schedule with devices and CPU slots; run nothing"
+                    ("--dry-run",),
+                    Action.DRY_RUN,
+                    "print the schedule, or with --cluster what is sent",
                 ),
-                ValueFlag(
-                    ("--cluster-dry-run",),
-                    Action.CLUSTER_DRY_RUN,
-                    "print the files that --cluster would send to the nodes, and what it would leave out; run nothing",
-                ),
-                ValueFlag(
-                    ("--show-config",),
-                    Action.SHOW_CONFIG,
-                    "print the value and the source of every option; run nothing",
-                ),
+                ValueFlag(("--show-config",), Action.SHOW_CONFIG, "print the value and the source of every option"),
             ),
             configurable=False,
         ),
         "allow_all_skipped": OptionSpec(
-            read_boolean, "exit with 0 instead of 6 if everything was skipped: not enough devices"
+            read_boolean,
+            "exit with 0 instead of 6 if everything was skipped: not enough devices",
+            level=Level.SETTING,
         ),
-        "json": OptionSpec(read_boolean, "with --list: print JSON", configurable=False),
-        "cache": OptionSpec(read_path, "directory for recorded durations and failures", "DIR"),
+        "cache": OptionSpec(read_path, "directory for recorded durations and failures", "DIR", Level.HELP_ALL),
         "drop_in": OptionSpec(
             read_path,
-            "run a PyTorch checkout, or a folder or file of tests written for PyTorch's own classes, on the classes of "
-            "this package; may be repeated; NAME selects among their tests",
+            "run tests written for PyTorch's own classes, a checkout, folder or file; may be repeated",
             "PATH",
             many=True,
         ),
     },
 }
+# In --help-all, not in --help.
+ALIASES = frozenset(
+    (
+        *("--override-ini", "--fail-fast", "--max-fail", "--reruns", "--stress-count", "--no-capture", "--junit-xml"),
+        *("--collect-only", "--co", "--keyword", "--marks"),
+    )
+)
 for _group in OPTION_GROUPS.values():
     for _field, _spec in _group.items():
-        if not _spec.values and _field != "names":
+        _is_flag = _spec.read is read_boolean or _spec.metavar
+        if _is_flag and _field not in ("names", "include", "why"):
             _flags = (f"--{_field.replace('_', '-')}", *_spec.also)
             _group[_field] = replace(_spec, flags=tuple(sorted(_flags, key=lambda flag: flag.startswith("--"))))
 OPTION_TABLE = {field: spec for group in OPTION_GROUPS.values() for field, spec in group.items()}

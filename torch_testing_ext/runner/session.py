@@ -54,7 +54,7 @@ from .model import (
     Warned,
     exit_code,
 )
-from .options import Action, CannotRun, Options, Rerun, UsageError
+from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
 from .run_site import Found, LocalSite, Work, on_this_machine
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -188,11 +188,11 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     """Does what the options say, and returns the exit code. `more`: gets the events, too."""
     if options.action is Action.RUN:
         options.require_terminal()
-    if options.shuffle and options.seed is None:
+    if options.shuffle is Shuffle.RANDOM:
         # The report names the seed of the order.
-        options = dataclasses.replace(options, seed=random.randrange(2**32))
+        options = dataclasses.replace(options, shuffle=random.randrange(2**32))
     chosen = Chosen.of(options, root, Path.cwd())
-    if options.action is Action.CLUSTER_DRY_RUN:
+    if options.action is Action.DRY_RUN and options.is_sent:
         from torch_testing_ext.runner.cluster.cluster_site import shipment
 
         print(shipment(root, chosen.files).describe())
@@ -201,14 +201,14 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     affected = Affected(options, root, earlier)
     if options.why:
         return _explain(options, chosen, affected)
-    if options.affected:
+    if options.affected is not None:
         files = tuple(file for file in chosen.files if affected.file_is(file))
         chosen = dataclasses.replace(chosen, files=files, affected=affected)
-        reports = (options.junit, options.report, options.trace, options.results)
+        reports = (options.junitxml, options.html, options.perfetto, options.results)
         if not files and options.action is Action.RUN and not any(reports):
             print("no test is affected: no file that a selected test has read has changed")
             return ExitCode.PASSED
-    if options.action is Action.LIST:
+    if options.action.lists:
         known = affected.unchanged_tests(chosen.files)
         if known is not None:
             return _list_known(options, chosen, earlier, known)
@@ -234,7 +234,7 @@ def _list_or_forecast(
     for warning in (*earlier.warnings, *work.warnings):
         # Programs may read the list on stdout.
         print(f"warning: {warning}", file=sys.stderr)
-    if options.action is Action.LIST:
+    if options.action.lists:
         _list(work, earlier)
     else:
         _dry_run(work, site, _first(work, earlier))
@@ -296,7 +296,7 @@ def find_work(
     if options.rerun is Rerun.LAST_FAILED and not note:
         has_failed = earlier.last_failed.has_failures
     failing, unneeded = _broken_files(chosen, has_failed, in_shard)
-    planned = plan(to_run, found.inventory, earlier.durations.expected, options.repeat or 1)
+    planned = plan(to_run, found.inventory, earlier.durations.expected, options.repetitions)
     warnings = _each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note)
     return Work(options, planned, failing, found.inventory, discovered, warnings)
 
@@ -424,7 +424,7 @@ def _list_known(options: Options, chosen: Chosen, earlier: EarlierRuns, known: t
 def _list(work: Work, earlier: EarlierRuns) -> None:
     from torch_testing_ext.runner.report import listing
 
-    if work.options.json:
+    if work.options.action is Action.LIST_AS_JSON:
         print(listing.as_json(work.plan.tests, work.broken, earlier.durations.expected))
     else:
         print("\n".join(listing.as_text(work.plan.tests, work.broken)))
@@ -482,7 +482,7 @@ def _run(
             # What is left only waits for processes to end: the next signal ends that.
             deferred.reason = "an earlier signal"
     code = exit_code(summary, options.allow_all_skipped)
-    if options.affected and code is ExitCode.NOTHING_SELECTED:
+    if options.affected is not None and code is ExitCode.NOTHING_SELECTED:
         code = ExitCode.PASSED
     return exit_code_with(reporters, code)
 
@@ -509,7 +509,7 @@ def _run_work(
     header = make_header(commit, work.inventory, site.torch_version)
     engine, late = site.engine(work, _first(work, earlier), reporters, header)
     nothing = []
-    if not work.tests and not work.options.affected:
+    if not work.tests and work.options.affected is None:
         nothing.append("nothing is selected: no test matches")
     warnings = _each_once(earlier.warnings, work.warnings, nothing, late)
     for warning in warnings:

@@ -169,7 +169,7 @@ class Watcher:
         if failed and not self._page.failures:
             return self._page.say("no test has failed")
         rerun = Rerun.LAST_FAILED if failed else self._options.rerun
-        options = dataclasses.replace(self._options, affected=affected, rerun=rerun)
+        options = dataclasses.replace(self._options, affected="HEAD" if affected else None, rerun=rerun)
         self._page.begin()
         ours, theirs = socket_pair()
         self._events = Channel(ours, Event)

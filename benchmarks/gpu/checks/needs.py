@@ -25,6 +25,6 @@ def check(c):
 
 
 def on_cpu(c):
-    found = run_test(c, "test_needs.py", "--allow-all-skipped")
+    found = run_test(c, "test_needs.py", "-oallow-all-skipped=true")
     c.expect(set(found.outcomes.values()) == {"skipped"}, "everything is skipped without a GPU", found.outcomes)
     c.expect(found.code == 0, "that is no failure", found.text[-300:])

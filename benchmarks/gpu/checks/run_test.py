@@ -12,7 +12,7 @@ def check(c):
     names = ["test/distributed/fsdp", "test/distributed/tensor/parallel/test_ddp_2d_parallel.py"] if c.quick else []
     # The five suites have a check of their own.
     others = [] if c.quick else ["-x", *SUITES]
-    options = ("--tests=test/distributed", "--ranks-per-gpu=4", "--timeout=100")
+    options = ("-otests=test/distributed", "--ranks-per-gpu=4", "--timeout=100")
     found = runs.run_test(c, *names, *options, *others)
     for verdict in ("passed", "failed", "skipped"):
         c.figure(verdict, found.count(verdict))
@@ -27,5 +27,5 @@ def check(c):
 
 
 def on_cpu(c):
-    found = runs.run_test(c, "test/distributed/tensor/parallel/test_ddp_2d_parallel.py", "--tests=test/distributed")
+    found = runs.run_test(c, "test/distributed/tensor/parallel/test_ddp_2d_parallel.py", "-otests=test/distributed")
     c.expect(found.code == 0, "a suite passes on the CPU", found.failures)

@@ -7,7 +7,7 @@ LIMIT = 60
 
 
 def check(c):
-    bases = run_test(c, "test_one_rank.py", "--tests", "benchmarks/gpu/project", name="bases")
+    bases = run_test(c, "test_one_rank.py", "-otests=benchmarks/gpu/project", name="bases")
     c.expect(bases.code == 0 and bases.outcomes, "each base passes with one rank", bases.failures or bases.code)
     c.expect(
         all(outcome == "passed" for outcome in bases.outcomes.values()), "none of these tests skips", bases.outcomes

@@ -25,7 +25,7 @@ def check(c):
         c.figure("backend of ranks that share", ", ".join(sorted(over)))
     for suite in SUITES[:1] if c.quick else SUITES:
         name = suite.rpartition("/")[2].removesuffix(".py")
-        found = run_test(c, suite, share, "--tests=test/distributed", "--timeout=60", name=name)
+        found = run_test(c, suite, share, "-otests=test/distributed", "--timeout=60", name=name)
         shared = [one for one in found.tests.values() if one["attempts"][-1]["devices"]]
         c.figure(f"{name}: passed", found.count("passed"))
         c.figure(f"{name}: skipped", found.count("skipped"))

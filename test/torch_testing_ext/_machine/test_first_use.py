@@ -100,7 +100,7 @@ class TestNamed(FirstUseCase):
             sys.exit(main(sys.argv[1:], Path.cwd()))
             """,
         )
-        output = self.run_test("torch.cuda.init()", words=("run_test.py", "--tests", "."))
+        output = self.run_test("torch.cuda.init()", words=("run_test.py", "-o", "tests=."))
         line = self.line_of("torch.cuda.init()")
         self.assertIn("each test of test_it.py runs in a new interpreter", " ".join(output.split()))
         self.assertIn(

@@ -51,7 +51,7 @@ class DebuggingTest(unittest.TestCase):
         return text.decode()
 
     def test_pdb(self) -> None:
-        text = self.on_terminal("p seen + '!'\nq\n", "--pdb", "--dist-debug-rank=1")
+        text = self.on_terminal("p seen + '!'\nq\n", "--pdb", "--debug-rank=1")
         self.assertIn("'in rank 1!'", text)
         self.assertEqual(text.count("entering PDB"), 1, text)  # not again at the verdict
         self.assertIn("ranks 0, 1  failed  test_subject.py:", text)
@@ -68,9 +68,9 @@ class DebuggingTest(unittest.TestCase):
         self.assertRegex(
             run.text, r"@pytest.mark.world_size\(size, \*, backend=None, .*isolated=False, .*scope=.function.\): run"
         )
-        run = run_pytest({"test_subject.py": SUBJECT}, "--dist-debug-rank=-1")
+        run = run_pytest({"test_subject.py": SUBJECT}, "--debug-rank=-1")
         self.assertEqual(run.code, 4)
-        self.assertIn("--dist-debug-rank", run.errors)
+        self.assertIn("--debug-rank", run.errors)
 
 
 if __name__ == "__main__":

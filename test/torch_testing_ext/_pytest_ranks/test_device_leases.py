@@ -39,14 +39,14 @@ def test_waits(): open("has_run", "w").close()
 def item_with(folder: str, base: Path) -> SimpleNamespace:
     """An item of pytest with this folder for leases, and this one for temporary files."""
     factory = SimpleNamespace(getbasetemp=lambda: base)
-    config = SimpleNamespace(getoption=lambda *_: folder, _tmp_path_factory=factory)
+    config = SimpleNamespace(getini=lambda *_: folder, _tmp_path_factory=factory)
     return SimpleNamespace(config=config, nodeid="test_x.py::test_x")
 
 
 class DeviceLeasesTest(PytestCase):
     def test_between_workers(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            words = ("-p", "xdist", "-n", "2", f"--dist-lease-folder={folder}/leases")
+            words = ("-p", "xdist", "-n", "2", f"-odist_lease_folder={folder}/leases")
             run = run_pytest({"test_leases.py": SUBJECT}, *words, folder=folder, **{FAKE: "a,b,c"})
         outcomes = dict.fromkeys(run.outcomes, "passed") | {"test_too_many": "skipped"}
         self.assertEqual(len(outcomes), 15)
@@ -77,7 +77,7 @@ class DeviceLeasesTest(PytestCase):
         (root / name).write_text(source)
         words = [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", "-c", os.devnull]
         process = subprocess.Popen(
-            [*words, f"--rootdir={root}", f"--dist-lease-folder={root}/leases", name],
+            [*words, f"--rootdir={root}", f"-odist_lease_folder={root}/leases", name],
             cwd=root,
             env=clean_environ(**{FAKE: "a"}),
             stdin=subprocess.DEVNULL,
@@ -125,7 +125,7 @@ class DeviceLeasesTest(PytestCase):
             ):
                 item = item_with(folder, Path(folder))
                 with item_in_parent.leased_devices(item, count, ()) as environ:
-                    leased = environ.pop("TORCH_TESTING_EXT_LEASED").split(",")
+                    leased = environ.pop("_TORCH_TESTING_EXT_LEASED").split(",")
                     self.assertEqual(environ, shown)
                     self.assertEqual(leased, ["cuda-u", "cuda-v"][:count])
                     other = DeviceLocks(Path(folder), {"x": "cuda-u"}, "another run")

@@ -72,7 +72,7 @@ class MarkedTestsTest(PytestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.run_of_subject = run_pytest({"test_subject.py": SUBJECT}, "--dist-timeout=4")
+        cls.run_of_subject = run_pytest({"test_subject.py": SUBJECT}, "--rank-timeout=4")
 
     def test_every_outcome(self) -> None:
         self.assertOutcomes(self.run_of_subject, {name: outcome for name, (outcome, _) in MODEL.items()})

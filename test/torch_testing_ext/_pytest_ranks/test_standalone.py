@@ -78,7 +78,7 @@ def test_a():
         """A mark that asks for it, and an option for all marks: what pytest's process has become is not inherited."""
         source = subject(__file__, "isolated_ranks.py")
         first = ("failed", "rank 1 of 2 failed")
-        for options, last in (([], ("failed", "all 2 ranks failed")), (["--dist-isolated"], ("passed", ""))):
+        for options, last in (([], ("failed", "all 2 ranks failed")), (["-odist_isolated=true"], ("passed", ""))):
             with tempfile.TemporaryDirectory() as folder:
                 run = run_pytest({"test_x.py": source}, *options, PIDS=f"{folder}/pids")
             expected = {"test_changes_the_process": ("passed", ""), "test_isolated": first, "test_forked": last}

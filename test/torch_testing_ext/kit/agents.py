@@ -106,7 +106,7 @@ class Nodes:
             fake=True,
             nodes=tuple(NodeOfRun(name, node.devices, node.slots, node.most_at_once) for name, node in here),
         )
-        planned = plan(found.tests, inventory, lambda test: None, chosen.repeat or 1)
+        planned = plan(found.tests, inventory, lambda test: None, chosen.repetitions)
         recorder = EventRecorder(react)
         queue = Queue(planned.units, self.leases)
         engine = Engine(self.place, chosen, inventory, self.leases, queue, recorder)

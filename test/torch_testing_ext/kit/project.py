@@ -108,7 +108,7 @@ class Project:
         """Runs tests that were discovered before."""
         inventory = Inventory(tuple(map(str, range(devices))), fake=True) if devices else Inventory()
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
-        planned = plan(tests, inventory, lambda test: None, chosen.repeat or 1)
+        planned = plan(tests, inventory, lambda test: None, chosen.repetitions)
         recorder = EventRecorder(react)
         leases = Leases(inventory.names, chosen.jobs)
         queue = Queue(planned.units, leases)

@@ -97,7 +97,7 @@ class OnATerminalTest(FolderCase):
     def test_a_failure_under_the_runner(self):
         prompt = r"\(rank 1\) \Z"
         code, said = self.session(
-            ["run_test.py", "--pdb", "--tests=.", "-k", "test_fails"],
+            ["run_test.py", "--pdb", "-otests=.", "-k", "test_fails"],
             [(prompt, "u"), (prompt, "p value"), (prompt, "q")],
         )
         self.assertEqual(code, 1, said)
@@ -107,7 +107,7 @@ class OnATerminalTest(FolderCase):
     def test_the_first_line_of_a_test_for_pytest(self):
         prompt = r"\(rank 1\) \Z"
         code, said = self.session(
-            ["run_test.py", "--debug", "test_it.py::test_marked", "--rank", "1"],
+            ["run_test.py", "--trace", "test_it.py::test_marked", "--debug-rank", "1"],
             [(prompt, "p dist_env.rank"), (prompt, "c"), (prompt, "c")],
         )
         self.assertEqual(code, 0, said)
@@ -158,15 +158,15 @@ class WithoutATerminalTest(FolderCase):
         with self.stdin(terminal), mock.patch.dict(os.environ):
             for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
                 os.environ.pop(name, None)
-            for argv, written in ((("--pdb",), f":{path}"), (("--debug", "x", "--rank", "2"), f"2:{path}")):
+            for argv, written in ((("--pdb",), f":{path}"), (("--trace", "x", "--debug-rank", "2"), f"2:{path}")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
                 self.assertEqual(chosen.environment_of_debugger()[user_shell.SETTING], written)
             self.assertTrue(options(TORCH_TESTING_EXT_DEBUG_RANK="1").pdb)
             os.environ["PYTEST_XDIST_WORKER"] = "gw0"
             self.assertIn("without -n", UserTerminal.here().why_not)
-        with self.assertRaisesRegex(UsageError, "--rank needs --debug"):
-            options("--rank", "1")
+        with self.assertRaisesRegex(UsageError, "--debug-rank needs --trace"):
+            options("--debug-rank", "1")
 
     def test_settings_that_others_read(self):
         """They have the same effect under the runner, or are errors."""

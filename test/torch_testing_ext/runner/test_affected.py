@@ -1,4 +1,4 @@
-"""`--affected` and `--why`: by the files that each test, its ranks and its fixtures have read; in doubt, it runs."""
+"""`--affected` and the command `why`: by the files that tests, ranks and fixtures have read."""
 
 import dataclasses
 import os
@@ -139,11 +139,11 @@ class RecordsTest(RunsCase):
         git(self.root, "checkout", "-qb", "branch")
         git(self.root, "commit", "-qam", "second")
         self.assertEqual(self.why(), "")
-        self.assertIn("shared.py differs from trunk", self.why("--affected", "--since", "trunk"))
-        self.assertEqual(self.why("--affected", "--since", "branch"), "")
+        self.assertIn("shared.py differs from trunk", self.why("--affected=trunk"))
+        self.assertEqual(self.why("--affected=branch"), "")
         for revision in ("nosuch", "--output=x"):
             with self.subTest(revision), self.assertRaisesRegex(UsageError, "git knows no such commit"):
-                self.why("--affected", f"--since={revision}")
+                self.why(f"--affected={revision}")
 
 
 class AffectedRunsTest(RunsCase):
@@ -184,9 +184,9 @@ class AffectedRunsTest(RunsCase):
         self.assertEqual(self.ran(0), {"test_in_ranks", "test_program"})
         self.write("tests/unread.py", "x = 1")
         self.assertEqual(self.ran(0), {"test_program"})
-        self.finish(self.start("--why", "tests/test_ranks.py", "--why", "test_program"), 4)
+        self.finish(self.start("why", "tests/test_ranks.py", "test_program"), 4)
         self.assertIn("no test file has this name", self.stderr)
-        why = self.finish(self.start("--why", "test_ranks", "--why", "test_plain.py::test_program"), 0)
+        why = self.finish(self.start("why", "test_ranks", "test_plain.py::test_program"), 0)
         self.assertIn("test_in_ranks: not selected: none of the", why)
         self.assertIn("test_program: selected: it starts", why)
         out = self.finish(self.start("--affected", "test_ranks"), 0)

@@ -40,7 +40,7 @@ from torch_testing_ext.runner.cluster.cluster_nodes import ClusterNodes, Joining
 from torch_testing_ext.runner.cluster.node_contents import facts_of_machine
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
-from torch_testing_ext.runner.options import OrderHazard
+from torch_testing_ext.runner.options import OrderHazard, ShakeSpec
 from torch_testing_ext.runner.scheduling.leases import NodeLeases
 
 KINDS = subject(__file__, "kinds_of_ends.py")
@@ -162,7 +162,7 @@ class OptionsOnNodesTest(unittest.TestCase):
                 def test_method(self): show()
                 def test_fails(self): self.fail()
         """
-        chosen = {"sanitize": "calls", "sanitize_order": OrderHazard.FAIL, "shake_seed": 7, "marks": ("slow",)}
+        chosen = {"sanitize": "calls", "sanitize_order": OrderHazard.FAIL, "shake": ShakeSpec(1, 7), "marks": ("slow",)}
         with Nodes("a", **chosen) as nodes:
             (nodes.root / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -m 'not slow'\n")
             ran = nodes.run(nodes.write(source))
@@ -172,7 +172,7 @@ class OptionsOnNodesTest(unittest.TestCase):
         )
         for name in ("test_item[1]", "test_item[2]", "test_method"):
             self.assertEqual(ran[name].output.strip(), "calls fail 7")
-        self.assertIn("--shake-seed 7", ran["test_fails"].said)
+        self.assertIn("--shake=1:7", ran["test_fails"].said)
 
 
 class LostNodesTest(unittest.TestCase):

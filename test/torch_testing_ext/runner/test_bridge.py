@@ -204,7 +204,7 @@ class TestNodesOfBridge(unittest.TestCase):
 
     def test_when_nothing_helps(self):
         for more, said in (
-            ({"only": ("x",)}, "--cluster-only and --cluster-not leave none of the nodes of the cluster: a, b, c"),
+            ({"only": ("x",)}, "cluster.only and cluster.not leave none of the nodes of the cluster: a, b, c"),
             ({"alone": dict.fromkeys("abc", "node a: no memory")}, "node a: no memory"),
             ({"alone": {"a": "node a: x", "b": "node b: y"}, "nodes": 2}, "node a: x\nnode b: y"),
             ({"alone": {"a": "node a: x"}, "nodes": 3, "held": {"b": self.STARTS, "c": self.STARTS}}, "node a: x"),
@@ -278,8 +278,8 @@ class TestNodesOfBridge(unittest.TestCase):
     def test_what_ray_says_when_something_is_full(self):
         for kind, said in {
             "OutOfMemoryError": "Ray ended its actor, because the node is out of memory",
-            "ObjectStoreFullError": "the object store of Ray has no room for the project: use --cluster-root",
-            "OutOfDiskError": "the object store of Ray has no room for the project: use --cluster-root",
+            "ObjectStoreFullError": "the object store of Ray has no room for the project: use cluster.root",
+            "OutOfDiskError": "the object store of Ray has no room for the project: use cluster.root",
         }.items():
             error = type(kind, (Exception,), {})("details")
             self.assertIn(said, describe_error(error))
@@ -417,7 +417,7 @@ class TestShipping(unittest.TestCase):
         compiled, ignored, others = sent.warnings
         self.assertIn("compiled files that git ignores are not sent to the nodes: b.so", compiled)
         self.assertIn(
-            "what git ignores is not sent to the nodes: ignored/, x.log; --cluster-dry-run lists all", ignored
+            "what git ignores is not sent to the nodes: ignored/, x.log; --cluster with --dry-run lists all", ignored
         )
         self.assertIn("not sent to the nodes: out (only as a link, which leads out of the project)", others)
         self.assertIn("not sent: x.log (git ignores it)", sent.describe())

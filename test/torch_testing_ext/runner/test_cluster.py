@@ -48,8 +48,8 @@ class TestOnRay(ClusterCase):
         (self.root / "link").symlink_to("run_test.py")
         subprocess.run(["git", "init", "-q", str(self.root)], check=True)
         process = self.start_on(
-            self.cluster.address, "--cluster-fake-gpus", "--cluster-setup", "touch set_up", "--results=results.json",
-            "--junit=x.xml", "--html=x.html", "--trace=trace.json", "--cluster-fetch=out",
+            self.cluster.address, "-ocluster.fake-gpus=true", "-ocluster.setup=touch set_up", "--results=results.json",
+            "--junitxml=x.xml", "--html=x.html", "--perfetto=trace.json", "-ocluster.fetch=out",
             MINE="mine", EXPECTTEST_ACCEPT="1", MY_TOKEN="secret",
         )  # fmt: skip
         out = self.finish(process, 1)
@@ -57,7 +57,7 @@ class TestOnRay(ClusterCase):
         self.assertEqual((self.root / "out").read_text(), "written on a node")
         self.assertIn('("new", """new""")', (self.root / "test/distributed/test_x.py").read_text())
         self.assertIn("files of the project on nodes, which stay as they are here: kept", out)
-        self.assertIn("look like secrets are not sent to the nodes, unless --cluster-env names them: MY_TOKEN", out)
+        self.assertIn("look like secrets are not sent to the nodes, unless cluster.env names them: MY_TOKEN", out)
         outcomes = self.outcomes()
         self.assertEqual((outcomes["test_fails"], outcomes["test_dies"]), ("failed", "crashed"))
         tests = {test["id"].rpartition("::")[2]: test for test in self.results()["tests"]}
@@ -87,7 +87,7 @@ class TestOnRay(ClusterCase):
         folder.mkdir()
         self.write("test/distributed/test_w.py", WAITS.format(fifo=fifo, folder=str(folder)))
         self.write("pyproject.toml", "")
-        daemons = "--cluster-setup=setsid sleep 1000 & sleep 1000 &"
+        daemons = "-ocluster.setup=setsid sleep 1000 & sleep 1000 &"
         process = self.start_on(self.cluster.address, "--results=results.json", daemons, *argv)
         workers = []
         while len(workers) < count:
@@ -121,7 +121,7 @@ class TestOnRay(ClusterCase):
     def test_two_runs_that_want_all_nodes(self):
         """One waits for the other, which keeps nothing that it does not need."""
         self.write("test/distributed/test_x.py", SUITE)
-        chosen = ("-k", "of_one_node", "--cluster-nodes=2", "--no-shared-leases")
+        chosen = ("-k", "of_one_node", "--cluster-nodes=2", "-oshared-leases=false")
         runs = [self.start_on(self.cluster.address, *chosen, "--cache", name) for name in ("one", "two")]
         for run in runs:
             out = self.finish(run, 0)
@@ -177,13 +177,13 @@ class TestOnRay(ClusterCase):
 
     def test_refused(self):
         self.write("test/distributed/test_x.py", SUITE)
-        error = self.refuse(self.cluster.address, "--cluster-gpus-per-node=3", "--cluster-timeout=1")
+        error = self.refuse(self.cluster.address, "-ocluster.gpus-per-node=3", "-ocluster.timeout=1")
         self.assertIn("no run after 1 s of waiting: 3 GPUs and a CPU; no node of the cluster", error)
-        error = self.refuse(self.cluster.address, "--cluster-only=127.0.0.9")
+        error = self.refuse(self.cluster.address, "-ocluster.only=127.0.0.9")
         self.assertIn("leave none of the nodes of the cluster: 127.0.0.2, 127.0.0.3", error)
-        error = self.refuse(self.cluster.address, "--cluster-setup=echo no compiler; exit 3")
-        self.assertRegex(error, "node 127.* cannot run tests: --cluster-setup exited with code 3: no compiler")
-        error = self.refuse(self.cluster.address, "--cluster-root=/no/such/folder")
+        error = self.refuse(self.cluster.address, "-ocluster.setup=echo no compiler; exit 3")
+        self.assertRegex(error, "node 127.* cannot run tests: cluster.setup exited with code 3: no compiler")
+        error = self.refuse(self.cluster.address, "-ocluster.root=/no/such/folder")
         self.assertIn("there is no folder /no/such/folder", error)
 
     def test_no_room_in_the_object_store(self):
@@ -193,11 +193,11 @@ class TestOnRay(ClusterCase):
             file.truncate(100 << 20)
         self.cluster.change("add", "127.0.0.6", "RAY_local_fs_capacity_threshold=0.0001")
         try:
-            error = self.refuse(self.cluster.address, "--cluster-only=127.0.0.6")
+            error = self.refuse(self.cluster.address, "-ocluster.only=127.0.0.6")
             self.assertEqual(
                 error,
                 "run_test.py: node 127.0.0.6 cannot run tests: the object store of Ray has no room for the project: "
-                "use --cluster-root, or start Ray with more\n",
+                "use cluster.root, or start Ray with more\n",
             )
             self.assertEqual(self.cluster.agents(), set())
         finally:

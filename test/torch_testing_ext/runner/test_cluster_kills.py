@@ -49,7 +49,7 @@ TABLE = {
         "raylet": (REFUSED, f"node {NODE} cannot run tests: Ray says that its actor has died or cannot be reached"),
         "head": (REFUSED, f"{BRIDGE} exited with code 1"),
         "driver": (-signal.SIGKILL, ""),
-        "set-up command": (REFUSED, f"node {NODE} cannot run tests: --cluster-setup was killed by SIGKILL"),
+        "set-up command": (REFUSED, f"node {NODE} cannot run tests: cluster.setup was killed by SIGKILL"),
     },
     "test": {
         "bridge": (FAILS, f"{BRIDGE} was killed by SIGKILL"),
@@ -99,7 +99,7 @@ class TestKills(ClusterCase):
         environ = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2", "RAY_gcs_server_request_timeout_seconds": "2"}
         process = self.start_on(
             self.cluster.address,
-            "--results=results.json", f"--cluster-setup={setup}", f"--cluster-only={NODE}", "--cluster-timeout=20",
+            "--results=results.json", f"-ocluster.setup={setup}", f"-ocluster.only={NODE}", "-ocluster.timeout=20",
             **environ,
         )  # fmt: skip
         return process, int(self.wait_for_writer("waits", process))

@@ -41,7 +41,7 @@ class RunAfterRunTest(CommandLineCase):
         return json.loads((self.root / ".torch_testing_ext" / f"{name}.json").read_text())["tests"]
 
     def test_show_of_an_earlier_run(self):
-        for said, options in (("the first", ("--journal=old.jsonl",)), ("the second", ())):
+        for said, options in (("the first", ("-ojournal=old.jsonl",)), ("the second", ())):
             self.write_both(a=MIXED.replace("self.fail()", f"self.fail('{said}')"))
             self.finish(self.start("test_a", *options), 1)
         self.assertIn("the second", self.finish(self.start("show"), 0))

@@ -158,7 +158,7 @@ class WhileItRunsTest(unittest.TestCase):
                         continue
                     self.assertLess(len(report), 50_000)
                     self.assertEqual(len(re.findall(r"[\nx]end\n", report)), 1)
-                    where = f"{complete} has all of it" if complete else "--report FILE.html keeps all of it"
+                    where = f"{complete} has all of it" if complete else "--html FILE.html keeps all of it"
                     self.assertEqual(report.count(cut.format(where)), 1)
                     self.assertEqual(report.count("characters cut here"), 1)
                     self.assertLess(max(map(len, report.splitlines())), 2_200)
@@ -421,16 +421,16 @@ class StreamTest(unittest.TestCase):
     def test_a_report_that_cannot_be_written_is_a_warning_above_the_last_line(self):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "file").touch()
-            options = Options(junit=Path(folder, "file", "x.xml"), trace=Path("/dev/full"), report=Path(folder))
+            options = Options(junitxml=Path(folder, "file", "x.xml"), perfetto=Path("/dev/full"), html=Path(folder))
             stream = io.StringIO()
             send(make_reporters(options, stream, {}), list(run_events([finished_test("test_a", TestOutcome.PASSED)])))
             self.assertEqual(os.listdir(folder), ["file"])
         lines = stream.getvalue().splitlines()
         self.assertEqual(lines[-1], "1 passed, 0 failed, 0 skipped")
         for path, why in (
-            (options.junit, "File exists"),
-            (options.trace, "No space left on device"),
-            (options.report, "Is a directory"),
+            (options.junitxml, "File exists"),
+            (options.perfetto, "No space left on device"),
+            (options.html, "Is a directory"),
         ):
             warnings = [line for line in lines if line.startswith(f"warning: {path} could not be written")]
             self.assertEqual(len(warnings), 2, lines)  # when it happens, and above the last line

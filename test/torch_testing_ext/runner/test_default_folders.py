@@ -5,7 +5,8 @@ import unittest
 
 from kit.files import FolderCase
 
-from torch_testing_ext.runner.option_sources import default_folders, project_root, read_options
+from torch_testing_ext._process.project_settings import project_root
+from torch_testing_ext.runner.option_sources import default_folders, read_options
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.scheduling.selection import test_files
 

@@ -37,7 +37,7 @@ class EntryPointTest(unittest.TestCase):
             (("--shuffel",), "--shuffel is not an option. Did you mean: --shuffle"),
             (("no_such_test",), "no_such_test: no test file has this name, or one that begins with it."),
             (("-k", "a and"), "-k 'a and': expected a part of a name, 'not' or '(', found the end"),
-            (("--tests", "nowhere"), "nowhere does not exist; set the directories to search with --tests"),
+            (("-o", "tests=nowhere"), "nowhere does not exist; the setting `tests` names the directories to search"),
             ((sys.executable + ".py",), "no test file has this name"),
         ):
             with self.subTest(argv=argv):

@@ -9,6 +9,7 @@ from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import model
+from torch_testing_ext.runner.options import Repeat
 
 
 def setUpModule():
@@ -210,12 +211,12 @@ class TestRetriesAndRepetitions(TestCase):
         self.assertEqual([attempt.number for attempt in ran.attempts["test_third"]], [1, 2, 3])
         self.assertEqual([event.retry for event in ran.recorder.of(model.AttemptEnded)].count(True), 4)
 
-    def test_max_fail_starts_no_more(self):
+    def test_maxfail_starts_no_more(self):
         file = PROJECT.write(
             "import unittest\nclass T(unittest.TestCase):\n    def fail_(self): self.fail()\n"
             "    test_a = test_b = test_c = test_d = fail_\n"
         )
-        ran = PROJECT.run(file, max_fail=2, jobs=1)
+        ran = PROJECT.run(file, maxfail=2, jobs=1)
         self.assertEqual(len(ran.outcomes), 2)
         self.assertEqual(len(ran.summary.unfinished), 2)
         self.assertEqual([event.reason for event in ran.recorder.of(model.Stopping)], ["2 tests failed"])
@@ -231,7 +232,7 @@ class TestRetriesAndRepetitions(TestCase):
                     with open({str(mark)!r}) as file: self.assertLess(len(file.read()), 4)
             """
         )
-        ran = PROJECT.run(file, until_failure=True)
+        ran = PROJECT.run(file, repeat=Repeat.UNTIL_FAILURE)
         outcomes = [finished.outcome.value for finished in ran.summary.finished]
         self.assertEqual(outcomes, ["passed", "passed", "passed", "failed"])
         self.assertEqual([finished.last.repetition for finished in ran.summary.finished], [0, 1, 2, 3])

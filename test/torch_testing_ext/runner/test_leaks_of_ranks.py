@@ -11,7 +11,7 @@ TESTS = subject(__file__, "leaks_of_ranks.py")
 class LeaksOfRanksTest(RunsCase):
     def test_each_kind_of_ranks(self):
         self.write("test_it.py", TESTS)
-        out = self.finish(self.start("--tests=.", "--leaked=fail", "--results=results.json"), 1)
+        out = self.finish(self.start("-otests=.", "-oleaked=fail", "--results=results.json"), 1)
         leaked = "leaked"
         self.assertEqual(
             {test["id"].partition("::")[2]: test["outcome"] for test in self.results()["tests"]},

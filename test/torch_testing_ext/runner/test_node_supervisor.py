@@ -108,7 +108,7 @@ class NodeSupervisorTest(unittest.TestCase):
                     self.assert_nothing_is_left()
                     said = self.parent.stdout.read().decode()
                     if (moment, victim) == ("set-up", "command"):
-                        self.assertEqual(json.loads(said), {"error": "--cluster-setup was killed by SIGKILL"})
+                        self.assertEqual(json.loads(said), {"error": "cluster.setup was killed by SIGKILL"})
                     elif (moment, victim) == ("agent", "command"):
                         self.assertEqual(self.parent.wait(), -signal.SIGKILL % 256)
 
@@ -126,7 +126,7 @@ class NodeSupervisorTest(unittest.TestCase):
     def test_the_set_up_fails(self):
         self.start(f"{DAEMONS}; echo no compiler; exit 3", "exit 0")
         self.assertEqual(
-            json.loads(self.parent.stdout.read()), {"error": "--cluster-setup exited with code 3: no compiler"}
+            json.loads(self.parent.stdout.read()), {"error": "cluster.setup exited with code 3: no compiler"}
         )
         self.assert_nothing_is_left()
 

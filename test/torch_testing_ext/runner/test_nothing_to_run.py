@@ -39,7 +39,7 @@ class NothingToRunTest(unittest.TestCase):
             file.write_text(source)
 
     def run_test(self, code, last_line, *words, **environ):
-        run = run_test(self.root, *words, "--junit", "x.xml", "--results", "results.json", **self.how, **environ)
+        run = run_test(self.root, *words, "--junitxml", "x.xml", "--results", "results.json", **self.how, **environ)
         self.assertEqual(run.code, code, run.console + run.complaints)
         self.assertEqual(run.console.splitlines()[-1], last_line)
         return run
@@ -73,7 +73,7 @@ class NothingToRunTest(unittest.TestCase):
         with ThreadPoolExecutor(2) as two_at_once:
             alone = two_at_once.submit(run_test, self.root, "test_both::CaseTest", **self.how)
             function = two_at_once.submit(run_test, self.root, "test_both::test_function", **self.how)
-            listing = two_at_once.submit(run_test, self.root, "--list", "--json", **self.how)
+            listing = two_at_once.submit(run_test, self.root, "--list=json", **self.how)
         for run, code, last_line in (
             (alone.result(), ExitCode.PASSED, "1 passed, 0 failed, 0 skipped"),
             (function.result(), ExitCode.FAILED, "0 passed, 1 failed, 0 skipped"),

@@ -94,7 +94,7 @@ class OddNamesCase(FolderCase):
 
     def ran(self, command):
         """The results of a run, by name."""
-        self.bash(f"{command} --results results.json --junit x.xml --report x.html --trace trace.json")
+        self.bash(f"{command} --results results.json --junitxml x.xml --html x.html --perfetto trace.json")
         return {test["id"]: test for test in json.loads((self.root / "results.json").read_text())["tests"]}
 
     def check(self, tests):
@@ -138,11 +138,11 @@ class OddNamesTest(OddNamesCase):
 
     def test_the_printed_command_for_all(self):
         self.write("-tests/a 'b'/test_x.py")
-        out = self.bash("python run_test.py --tests .")
+        out = self.bash("python run_test.py -o tests=.")
         self.assertIn("0 passed, 1 failed", out)
         lines = out.splitlines()
         command = lines[lines.index("to rerun it:") + 1]
-        self.assertEqual(list(self.ran(f"{command} --tests .")), ["-tests/a 'b'/test_x.py::T::test_it"])
+        self.assertEqual(list(self.ran(f"{command} -o tests=.")), ["-tests/a 'b'/test_x.py::T::test_it"])
 
     def test_lists(self):
         """One line for each test, on a console that is strict about what it can encode."""

@@ -117,7 +117,7 @@ class OneScreenCase(RunsCase):
 
 class OneScreenTest(OneScreenCase):
     def test_four_ranks(self):
-        output, failures = self.run_project("--report", "x.html", "--trace", "x.json")
+        output, failures = self.run_project("--html", "x.html", "--perfetto", "x.json")
         self.check_height(failures, 80)
         self.check_expected(failures, "4-ranks-80-columns.txt")
         self.assertNotRegex(output, "gloo|Connection|GLHF|torch_testing_ext/")

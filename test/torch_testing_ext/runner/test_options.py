@@ -12,22 +12,27 @@ from kit.files import FolderCase
 
 from torch_testing_ext._process import user_shell
 from torch_testing_ext.launch import environment
+from torch_testing_ext.runner.command_line import COMMANDS, RENAMED_FLAGS, setting_name
 from torch_testing_ext.runner.option_sources import PREFIX, read_options, show_options
 from torch_testing_ext.runner.options import (
     OPTION_TABLE,
     Action,
     CountAs,
+    Level,
     Options,
     Rerun,
+    ShakeSpec,
     ShardSpec,
+    Shuffle,
     UsageError,
     Verbosity,
+    Warm,
 )
 
 
 class OptionsCase(FolderCase):
-    def configure(self, *argv, environ=None, cwd=None):
-        return read_options(argv, environ or {}, self.root, cwd or self.root)
+    def configure(self, *argv, environ=None, cwd=None, **more):
+        return read_options(argv, environ or {}, self.root, cwd or self.root, **more)
 
     def options(self, *argv, **more):
         return self.configure(*argv, **more).options
@@ -45,8 +50,31 @@ class CommandLineTest(OptionsCase):
         for argv, field, value in (
             ((), "names", ()),
             (("a", "-v", "b"), "names", ("a", "b")),
-            (("-i", "a", "b", "-i", "c"), "include", ("a", "b", "c")),
-            (("-x", "a", "b"), "exclude", ("a", "b")),
+            (("--exclude", "a", "b", "--deselect", "c"), "exclude", ("a", "c")),
+            (("--exclude", "a", "b"), "names", ("b",)),
+            (("-x", "a"), "maxfail", 1),
+            (("--exitfirst",), "maxfail", 1),
+            (("--fail-fast",), "maxfail", 1),
+            (("--maxfail", "2"), "maxfail", 2),
+            (("--max-fail=2",), "maxfail", 2),
+            (("--reruns=2",), "retries", 2),
+            (("--affected",), "affected", "HEAD"),
+            (("--affected", "a"), "names", ("a",)),
+            (("--affected=trunk",), "affected", "trunk"),
+            (("--warm",), "warm", Warm.START),
+            (("--warm=off",), "warm", Warm.NEVER),
+            (("--repeat", "3"), "repeat", 3),
+            (("--stress-count=3",), "repetitions", 3),
+            (("--repeat=until-failure",), "endless", True),
+            (("--shake", "3:7"), "shake", ShakeSpec(3, 7)),
+            (("--shake", "3"), "repetitions", 3),
+            (("--trace",), "trace", True),
+            (("--trace",), "jobs", 1),
+            (("--trace", "--debug-rank", "2"), "debug_rank", 2),
+            (("-o", "slow-after=2", "-otests=a", "-o", "tests=b"), "slow_after", 2.0),
+            (("-o", "tests=b"), "cache", self.root / ".torch_testing_ext"),
+            (("--co",), "action", Action.LIST),
+            (("--list=json",), "action", Action.LIST_AS_JSON),
             (("-k", "a and b", "-k", "c"), "keyword", ("a and b", "c")),
             (("--shard", "2/3"), "shard", ShardSpec(2, 3)),
             (("--lf",), "rerun", Rerun.LAST_FAILED),
@@ -59,8 +87,9 @@ class CommandLineTest(OptionsCase):
             (("--gpus", "GPU-1f, MIG-2"), "gpus", ("GPU-1f", "MIG-2")),
             (("--timeout", "2.5"), "timeout", 2.5),
             (("--flaky", "fail"), "flaky", CountAs.FAIL),
-            (("--seed", "0"), "shuffle", True),
-            (("--shuffle", "--no-shuffle"), "shuffle", False),
+            (("--shuffle",), "shuffle", Shuffle.RANDOM),
+            (("--shuffle=0",), "shuffle", 0),
+            (("--shuffle", "--shuffle=off"), "shuffle", None),
             (("-q",), "verbosity", Verbosity.QUIET),
             (("-s",), "stream", True),
             (("--list",), "action", Action.LIST),
@@ -81,7 +110,15 @@ class CommandLineTest(OptionsCase):
             (("--gpus", "-1"), "'-1' is not auto"),
             (("--flaky", "maybe"), "'maybe' is not one of pass, fail"),
             (("--gpus", "1", "--fake-gpus", "2"), "cannot be combined"),
-            (("--junit", ""), "the path is empty"),
+            (("--junitxml", ""), "the path is empty"),
+            (("--shake", "3:"), "'3:' is not a number of runs such as 20, or runs and a seed such as 20:7"),
+            (("--shuffle=maybe",), "'maybe' is not a seed, true or false"),
+            (("--repeat", "for-ever"), "'for-ever' is not a whole number"),
+            (("--warm=always",), "'always' is not one of auto, on, off"),
+            (("-o", "jobs"), "'jobs' is not NAME=VALUE"),
+            (("-o", "jbos=2"), "-o jbos is not an option .* Did you mean: jobs"),
+            (("-o", "jobs=x"), "-o jobs: 'x' is not a whole number"),
+            (("-o", "cluster.timeout=1"), "-o cluster.timeout needs --cluster"),
         ):
             with self.subTest(argv=argv):
                 self.assertRefused(pattern, *argv)
@@ -110,9 +147,57 @@ class CommandLineTest(OptionsCase):
         )
         words = " ".join(text.split())
         self.assertIn("time limit per test, unless @timeout overrides it (default: 300)", words)
-        for spec in OPTION_TABLE.values():
-            for flag in (*spec.flags, *(name for value in spec.values for name in value.names)):
-                self.assertIn(flag, words)
+        self.assertLessEqual(len(text.splitlines()), 100)
+        self.assertIn("-x ends the run at the first failure, as in pytest", words)
+        for command in COMMANDS:
+            self.assertRegex(text, rf"(?m)^  {command}  ")
+
+    def help(self, *argv, **more):
+        with contextlib.redirect_stdout(io.StringIO()) as stdout, self.assertRaises(SystemExit):
+            read_options(argv, {}, self.root, self.root, **more)
+        return stdout.getvalue()
+
+    def test_help_all_has_all_options_and_settings(self):
+        words = self.help("--help-all")
+        for name, spec in OPTION_TABLE.items():
+            if spec.level is Level.SETTING:
+                self.assertIn(f" {setting_name(name)}=", words)
+            elif spec.level is not Level.OF_COMMANDS:
+                for flag in (*spec.flags, *(flag for value in spec.values for flag in value.names)):
+                    self.assertIn(flag, words)
+
+    def test_commands_have_a_help_of_their_own(self):
+        for command, flags in (("show", ["--journal", "--cache"]), ("report", ["--perfetto"]), ("why", ["--affected"])):
+            with self.subTest(command):
+                text = self.help("--help", command=command)
+                self.assertIn(f"{command} [options] ", text)
+                self.assertIn(COMMANDS[command].description, text)
+                self.assertNotIn("--jobs", text)
+                for flag in flags:
+                    self.assertIn(flag, text)
+        self.assertRefused("show: --jobs does not apply", "--jobs=2", command="show")
+
+    def test_the_one_difference_between_the_two_commands(self):
+        def pytorch(*argv):
+            return self.options(*argv, as_pytorch=True)
+
+        self.assertEqual(pytorch("-i", "a", "b", "--include", "c").include, ("a", "b", "c"))
+        options = pytorch("-x", "a", "b", "--exclude", "c", "d", "--deselect", "e", "f")
+        self.assertEqual((options.exclude, options.names, options.maxfail), (("a", "b", "c", "d", "e"), ("f",), None))
+        self.assertEqual(pytorch("--exitfirst").maxfail, 1)
+        self.assertIn("In torchtest, -x ends the run", self.help("-h", as_pytorch=True))
+        self.assertLessEqual(len(self.help("-h", as_pytorch=True).splitlines()), 100)
+        self.assertRefused("-i is not an option any more. Write the names without an option", "-i", "a")
+
+    def test_former_names_say_what_to_write(self):
+        for flag, successor in RENAMED_FLAGS.items():
+            with self.subTest(flag):
+                self.assertRefused(rf"^{flag} is not an option any more. Write {re.escape(successor)}$", f"{flag}=x")
+        self.assertRefused("--perfeto is not an option. Did you mean: --perfetto", "--perfeto=x")
+        self.write("setup.cfg", "[torch_testing_ext]\nmax-fail = 2\n")
+        self.assertRefused("setup.cfg: max-fail is not an option .* Write maxfail")
+        self.write("setup.cfg", "")
+        self.assertRefused("RUN_JUNIT is not .* now the setting junitxml", environ={"TORCH_TESTING_EXT_RUN_JUNIT": "x"})
 
     def test_no_abbreviations(self):
         """Their meaning could change when an option is added."""
@@ -121,19 +206,19 @@ class CommandLineTest(OptionsCase):
 
 class LayersTest(OptionsCase):
     def test_each_layer_overrides_those_before(self):
-        names = ("jobs", "retries", "slow", "timeout", "durations")
-        self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 2\nslow = 2\ntimeout = 2\n")
+        names = ("jobs", "retries", "slow_after", "timeout", "durations")
+        self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 2\nslow-after = 2\ntimeout = 2\n")
         if sys.version_info >= (3, 11):
-            self.write("pyproject.toml", "[tool.torch_testing_ext]\nretries = 3\nslow = 3.0\ntimeout = 3\n")
+            self.write("pyproject.toml", "[tool.torch_testing_ext]\nretries = 3\nslow-after = 3.0\ntimeout = 3\n")
         else:
-            self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 3\nslow = 3\ntimeout = 3\n")
-        environ = {"TORCH_TESTING_EXT_RUN_SLOW": "4", "TORCH_TESTING_EXT_RUN_TIMEOUT": "4"}
+            self.write("setup.cfg", "[torch_testing_ext]\njobs = 2\nretries = 3\nslow-after = 3\ntimeout = 3\n")
+        environ = {"TORCH_TESTING_EXT_RUN_SLOW_AFTER": "4", "TORCH_TESTING_EXT_RUN_TIMEOUT": "4"}
         configured = self.configure("--timeout", "5", environ=environ)
         self.assertEqual([getattr(configured.options, name) for name in names], [2, 3, 4.0, 5.0, 5])
         file = "pyproject.toml" if sys.version_info >= (3, 11) else "setup.cfg"
         self.assertEqual(
             [configured.sources[name] for name in names],
-            ["setup.cfg", file, "TORCH_TESTING_EXT_RUN_SLOW", "command line", "default"],
+            ["setup.cfg", file, "TORCH_TESTING_EXT_RUN_SLOW_AFTER", "command line", "default"],
         )
 
     def test_lists_flags_and_closed_sets(self):
@@ -142,9 +227,9 @@ class LayersTest(OptionsCase):
             "[torch_testing_ext]\nexclude =\n    a\n    b\nshuffle = yes\nflaky = fail\nverbosity = quiet\n",
         )
         options = self.options()
-        self.assertEqual((options.exclude, options.shuffle), (("a", "b"), True))
+        self.assertEqual((options.exclude, options.shuffle), (("a", "b"), Shuffle.RANDOM))
         self.assertEqual((options.flaky, options.verbosity), (CountAs.FAIL, Verbosity.QUIET))
-        self.assertFalse(self.options("--no-shuffle").shuffle)
+        self.assertIsNone(self.options("--shuffle=off").shuffle)
 
     def test_a_setting_of_several_flags(self):
         self.write("setup.cfg", "[torch_testing_ext]\nrerun = failed-first\n")
@@ -161,17 +246,22 @@ class LayersTest(OptionsCase):
             '[tool.torch_testing_ext]\nexclude = ["a", "b"]\nshuffle = true\ngpus = 2\nfailed-first = 1\n',
         )
         self.assertRefused("failed-first is not an option")
-        self.write("pyproject.toml", '[tool.torch_testing_ext]\nexclude = ["a", "b"]\nshuffle = true\nmax-fail = 2\n')
+        self.write(
+            "pyproject.toml",
+            '[tool.torch_testing_ext]\nexclude = ["a", "b"]\nshuffle = true\nmaxfail = 2\n'
+            '[tool.torch_testing_ext.cluster]\naddress = "slurm"\nnodes = 2\n',
+        )
         options = self.options()
-        self.assertEqual((options.exclude, options.shuffle, options.max_fail), (("a", "b"), True, 2))
+        self.assertEqual((options.exclude, options.shuffle, options.maxfail), (("a", "b"), Shuffle.RANDOM, 2))
+        self.assertEqual((options.cluster, options.cluster_nodes), ("slurm", 2))
 
     def test_paths_are_relative_to_the_place_where_they_are_written(self):
         cwd = self.root / "cwd"
-        self.write("setup.cfg", "[torch_testing_ext]\njunit = out/junit.xml\n")
-        environ = {"TORCH_TESTING_EXT_RUN_TRACE": "trace.json"}
-        options = self.options("--report", "report.html", environ=environ, cwd=cwd)
-        self.assertEqual(options.junit, self.root / "out/junit.xml")
-        self.assertEqual((options.report, options.trace), (cwd / "report.html", cwd / "trace.json"))
+        self.write("setup.cfg", "[torch_testing_ext]\njunitxml = out/junit.xml\n")
+        environ = {"TORCH_TESTING_EXT_RUN_PERFETTO": "trace.json"}
+        options = self.options("--html", "report.html", environ=environ, cwd=cwd)
+        self.assertEqual(options.junitxml, self.root / "out/junit.xml")
+        self.assertEqual((options.html, options.perfetto), (cwd / "report.html", cwd / "trace.json"))
         self.assertEqual(options.tests, ())
 
     def file(self, name):
@@ -187,7 +277,7 @@ class LayersTest(OptionsCase):
         self.assertEqual((options.drop_in, options.drop_in_root), ((checkout,), checkout))
         self.assertEqual((options.tests, options.names), ((checkout / "test/distributed",), ()))
         self.assertNotEqual(options.cache, self.options().cache)
-        explicit = self.options("--drop-in", "checkout", "--tests", "elsewhere", "--cache", "cache")
+        explicit = self.options("--drop-in", "checkout", "-otests=elsewhere", "--cache", "cache")
         self.assertEqual((explicit.tests, explicit.cache), ((self.root / "elsewhere",), self.root / "cache"))
         self.write("setup.cfg", "[torch_testing_ext]\ntests = mine\n")
         self.assertEqual(self.options("--drop-in", "checkout").tests, (checkout / "test/distributed",))

@@ -12,7 +12,7 @@ from kit.invented import finished_test, make_attempt, make_test, make_unit
 
 from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds
 from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
-from torch_testing_ext.runner.options import Options, Rerun, ShardSpec
+from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, Shuffle
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.leases import Inventory
 from torch_testing_ext.runner.scheduling.plan import plan, priority, shard, without_result
@@ -156,12 +156,12 @@ class PriorityTest(unittest.TestCase):
         units = [make_unit(number) for number in range(20)]
 
         def shuffled(seed, among=units):
-            key = priority(Options(shuffle=True, seed=seed), lambda test: False)
+            key = priority(Options(shuffle=seed), lambda test: False)
             return [unit.number for unit in sorted(among, key=key)]
 
         self.assertEqual(shuffled(1), shuffled(1))
         self.assertNotEqual(shuffled(1), shuffled(2))
-        self.assertIsNotNone(priority(Options(shuffle=True), None)(make_unit(1, file="test_\udcff.py")))
+        self.assertIsNotNone(priority(Options(shuffle=Shuffle.RANDOM), None)(make_unit(1, file="test_\udcff.py")))
         self.assertEqual(shuffled(1, units[5:]), [number for number in shuffled(1) if number >= 5])
 
     def test_failed_first(self):

@@ -203,7 +203,7 @@ def odd_run() -> FinishedRun:
     folder = Path(shared_folder().name, "odd")
     folder.mkdir()
     (project(folder) / "file").touch()
-    reports = ("--junit=/dev/full", "--report=file/x.html")
+    reports = ("--junitxml=/dev/full", "--html=file/x.html")
     return run_test(folder, "test_simple.py", "-k", "test_fails or test_raises", "-s", "-j1", *reports)
 
 
@@ -250,13 +250,13 @@ class OtherRunsTest(unittest.TestCase):
                     self.assertRegex(run.console.splitlines()[-1], r"^0 passed, 0 failed, \d skipped$")
 
     def test_the_list_agrees_with_what_runs(self):
-        found = json.loads(self.run_test("--list", "--json").console)
+        found = json.loads(self.run_test("--list=json").console)
         names = {one["id"] for one in found["tests"]} | {one["id"] for one in found["broken"]}
         self.assertEqual(names, set(MODEL))
 
     def test_flaky_and_leaked_can_count_as_failed(self):
         names = ["test_flaky.py", "test_crashing.py::CrashingTest::test_leaks_a_process"]
-        run = self.run_test(*names, "--retries=2", "--flaky=fail", "--leaked=fail")
+        run = self.run_test(*names, "--retries=2", "--flaky=fail", "-oleaked=fail")
         self.assertEqual((run.code, run.console.splitlines()[-1]), (1, "0 passed, 2 failed, 0 skipped"))
         self.assertIn(MODEL[PREFIX + "test_flaky.py::FlakyTest::test_passes_on_the_third_attempt"].say, run.console)
 

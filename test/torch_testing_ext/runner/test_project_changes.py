@@ -69,7 +69,7 @@ class ProjectChangesTest(unittest.TestCase):
         self.assertEqual((self.here("sub/data.txt"), self.here("out/1"), self.here("large")), (b"new", b"1", b"z"))
         self.assertEqual((self.folder / "elsewhere" / "rank0").read_bytes(), b"log")
         (warning,) = warnings
-        self.assertIn("which stay as they are here: large, sub/gone.txt; name them with --cluster-fetch", warning)
+        self.assertIn("which stay as they are here: large, sub/gone.txt; name them with cluster.fetch", warning)
 
     def test_accepted_on_two_nodes(self):
         self.run_on("a", {"test_x.py": b"A\nb\nc\nd\n", "new.py": b"", "expect/T.x.expect": b"e"}, accepts=True)

@@ -151,8 +151,8 @@ class PytestItemsTest(RunsCase):
             "--fake-gpus=2",
             "-j4",
             "--results=results.json",
-            "--junit=x.xml",
-            "--tests=test",
+            "--junitxml=x.xml",
+            "-otests=test",
             "-m",
             "slow or not slow",
         )
@@ -183,7 +183,7 @@ class PytestItemsTest(RunsCase):
         """Without -m, the marks in pytest's own options count."""
         name = "test/test_plain.py"
         runs = [
-            self.start("--list", "--tests=test", *words, name)
+            self.start("--list", "-otests=test", *words, name)
             for words in ((), ("-m", "slow"), ("-m", "not (slow or xfail)"))
         ]
         default, slow, others = (self.finish(run, 0).splitlines() for run in runs)

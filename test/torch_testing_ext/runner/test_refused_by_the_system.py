@@ -48,7 +48,7 @@ class RefusedTest(TestCase):
 
     def start_unit(self, timeout: float = 1.0) -> RunningUnit:
         test = Test(TestId("test_x.py", "T", "test_it"))
-        options = Options(timeout=timeout, slow=60.0)
+        options = Options(timeout=timeout, slow_after=60.0)
         return RunningUnit(Unit(0, (test,)), Lease(), self.preloaded_server, options, {}, UnitListener(), "command")
 
     def test_the_first_preloaded_server(self) -> None:

@@ -397,11 +397,11 @@ class WritingTest(unittest.TestCase):
         self.assertEqual(os.listdir(self.folder), ["x.xml"])
 
     def test_all_reports_of_one_run(self):
-        options = Options(**{name: self.folder / name for name in ("junit", "report", "trace", "results")})
+        options = Options(**{name: self.folder / name for name in ("junitxml", "html", "perfetto", "results")})
         before = len(os.listdir("/proc/self/fd"))
         stream = io.StringIO()
         send(make_reporters(options, stream, {}), list(run_events(every_outcome())))
-        self.assertEqual(sorted(os.listdir(self.folder)), ["junit", "report", "results", "trace"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["html", "junitxml", "perfetto", "results"])
         self.assertNotIn("warning", stream.getvalue())
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 

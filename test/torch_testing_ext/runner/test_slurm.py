@@ -87,7 +87,7 @@ class SlurmCase(RunsCase):
 class InAllocationTest(SlurmCase):
     def test_one_run(self):
         process = self.start(
-            "--cluster=slurm", "-j1", "--results=results.json", "--cluster-setup=echo built; touch set_up",
+            "--cluster=slurm", "-j1", "--results=results.json", "-ocluster.setup=echo built; touch set_up",
             environ=self.slurm,
         )  # fmt: skip
         out = self.finish(process, 1)
@@ -115,7 +115,7 @@ class InAllocationTest(SlurmCase):
             "SLURM_NTASKS_PER_NODE": "4",
             "SLURM_MEM_PER_NODE": "1000",
         }
-        process = self.start("--cluster=slurm", "--cluster-setup=exit 3", environ={**self.slurm, **of_user})
+        process = self.start("--cluster=slurm", "-ocluster.setup=exit 3", environ={**self.slurm, **of_user})
         self.finish(process, 4)
         environ = (self.root / "environ").read_text()
         for name in of_user:
@@ -128,7 +128,7 @@ class InAllocationTest(SlurmCase):
         cases = {
             "the allocation has 2 (node1, node2)": (["--cluster-nodes=3"], {}),
             "scontrol show hostnames odd failed": ([], {"SLURM_JOB_NODELIST": "odd"}),
-            "no compiler": (["--cluster-setup=echo no compiler; exit 3"], {}),
+            "no compiler": (["-ocluster.setup=echo no compiler; exit 3"], {}),
         }
         for said, (words, environ) in cases.items():
             with self.subTest(said=said):
@@ -177,7 +177,7 @@ class OwnAllocationTest(SlurmCase):
 
     def test_one_run(self):
         process = self.start(
-            "--cluster=slurm", "-j1", "--cluster-nodes=2", "--cluster-gpus-per-node=4", "--results=results.json",
+            "--cluster=slurm", "-j1", "--cluster-nodes=2", "-ocluster.gpus-per-node=4", "--results=results.json",
             environ=self.slurm,
         )  # fmt: skip
         out = self.finish(process, 1)
@@ -200,7 +200,7 @@ class OwnAllocationTest(SlurmCase):
         )
 
     def test_no_nodes_in_time(self):
-        process = self.start_holding("--cluster-timeout=1")
+        process = self.start_holding("-ocluster.timeout=1")
         self.assertEqual(self.finish(process, 4), "")
         self.assertFalse(self.is_held())
         self.assertIn("no run after 1 s of waiting: an allocation of Slurm: salloc --nodes=1", self.stderr)

@@ -105,7 +105,7 @@ class SignalsTest(WaysOutCase):
             "import unittest\nclass T(unittest.TestCase):\n"
             "    def test_a(self): self.fail()\n    def test_b(self): self.fail()\n    def test_c(self): self.fail()\n",
         )
-        out = self.finish(self.start("-j1", "--max-fail=1", "--retries=1", *REPORTS), 1)
+        out = self.finish(self.start("-j1", "--maxfail=1", "--retries=1", *REPORTS), 1)
         found = self.results()
         self.assertEqual(len(found["tests"]) + len(found["unfinished"]), 3, out)
 
@@ -198,13 +198,13 @@ class ReportTest(WaysOutCase):
                 self.assertIn(said, self.stderr)
 
     def test_another_place_and_no_place(self):
-        self.run_once("--journal", "kept/all.jsonl")
+        self.run_once("-ojournal=kept/all.jsonl")
         self.assertEqual(self.journals(), [])
         self.finish(self.start("report", "kept"), 1)
         self.finish(self.start("report", "kept/all.jsonl"), 1)
-        out = self.run_once("--journal", "/dev/full/x")
+        out = self.run_once("-ojournal=/dev/full/x")
         self.assertIn("no results are kept there from here on", out)
-        out = self.run_once("--journal", "/dev/full")
+        out = self.run_once("-ojournal=/dev/full")
         self.assertIn("No space left on device", out)
 
     def test_old_journals_are_deleted(self):

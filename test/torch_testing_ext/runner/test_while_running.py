@@ -227,7 +227,7 @@ class TestKeptLogs(RunsCase):
         for number in (1, 2):
             # Cold: the end of this module's project would end the server of warm runs, a child of this process, too.
             environ = {"TORCH_TESTING_EXT_LOGS": str(kept)}
-            run = self.start("test_it.py", "--junit=x.xml", environ=environ, cold=True)
+            run = self.start("test_it.py", "--junitxml=x.xml", environ=environ, cold=True)
             self.finish(run, 1)
             found.append((self.root / "x.xml").read_text().count("rank 0 waits"))
             self.assertEqual(len([*kept.glob("*/unit*/*/rank0.log")]), number)

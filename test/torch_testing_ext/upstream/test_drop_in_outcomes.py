@@ -39,7 +39,7 @@ class DropInOutcomesTest(TestCase):
     def test_outcomes_are_the_same(self) -> None:
         with ThreadPoolExecutor() as both:
             running = both.submit(outcomes)
-            ours = outcomes("-p", "torch_testing_ext.pytest_plugin", "--torch-drop-in")
+            ours = outcomes("-p", "torch_testing_ext.pytest_plugin", "--drop-in")
             theirs = running.result()
         expected = {name: outcome for name, (outcome, _) in theirs.items()}
         found = {name: outcome for name, (outcome, _) in ours.items()}
@@ -49,7 +49,7 @@ class DropInOutcomesTest(TestCase):
         self.assertEqual(found, expected)
         message = ours[STRICTER][1]
         self.assertIn("stricter than PyTorch, where the test would have passed", message)
-        self.assertIn("-m pytest -p torch_testing_ext.pytest_plugin --torch-drop-in", message)
+        self.assertIn("-m pytest -p torch_testing_ext.pytest_plugin --drop-in", message)
         self.assertNotIn("stricter", ours["OneProcessTest.test_fails"][1])
 
 

@@ -11,10 +11,10 @@ COUNT = "TORCH_TESTING_EXT_FAKE_ACCELERATORS"
 # The bytes of each, and whether streams are late. A user may set them, too; the library reads them.
 MEMORY = "TORCH_TESTING_EXT_FAKE_MEMORY"
 LATE_STREAMS = "TORCH_TESTING_EXT_FAKE_LATE_STREAMS"
+SETTINGS = (COUNT, MEMORY, LATE_STREAMS)
 # Set by the first process of a run: the folder of the library, and the file in which processes count their memory.
-LIBRARY_FOLDER = "TORCH_TESTING_EXT_FAKE_LIBRARY"
-MEMORY_FILE = "TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
-VARIABLES = (COUNT, MEMORY, LATE_STREAMS, LIBRARY_FOLDER, MEMORY_FILE)
+LIBRARY_FOLDER = "_TORCH_TESTING_EXT_FAKE_LIBRARY"
+MEMORY_FILE = "_TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
 
 
 def refusal(kind: str) -> str:

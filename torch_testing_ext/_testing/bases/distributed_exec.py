@@ -39,7 +39,7 @@ class DistributedTest(DistributedExec):
     @staticmethod
     def class_tmpdir(request: Any, tmpdir_factory: Any) -> Any:
         """One folder for all ranks of all tests of the class, and for the fixtures of ranks that they use."""
-        if not hasattr(request.config.option, "dist_timeout"):
+        if not hasattr(request.config.option, "rank_timeout"):
             name = request.cls.__name__
             pytest.fail(f"{name} needs the plugin of torch_testing_ext, which runs it in ranks", pytrace=False)
         return tmpdir_factory.mktemp(request.cls.__name__)

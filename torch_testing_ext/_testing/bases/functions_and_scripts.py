@@ -17,11 +17,13 @@ import tempfile
 import threading
 import types
 import unittest
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
@@ -31,12 +33,15 @@ from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.records import RawRecord, unpack_record
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.device_rules import masks_for, need_accelerators
 from torch_testing_ext._process import child_processes, messages, system, user_shell
 from torch_testing_ext._process.files import source_file
 from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN, without_launch
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.project_settings import AUTO, default_devices
 from torch_testing_ext._process.run_limited import CommandEnd, run_limited
 from torch_testing_ext._process.words import list_of
+from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
 from torch_testing_ext.launch.probes import Logs, records_of
@@ -79,18 +84,24 @@ class ScriptRun:
 def run_script(
     path: str | os.PathLike[str],
     *args: object,
-    ranks: int = 4,
+    world_size: int = 4,
+    devices: int | str | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     launcher: str | None = None,
+    ranks: int | None = None,
 ) -> ScriptRun:
-    """Run `python path *args` in each of `ranks` ranks, with torchrun's variables; raise their verdict unless all end.
+    """Run `python path *args` in each of `world_size` ranks, with torchrun's variables; raise their verdict unless all
+    end.
 
     Ranks are forked off a new interpreter that has imported torch and has nothing else of this process. `env` is added
     to the environment. `launcher="torchrun"` has torchrun start the ranks instead, which takes seconds; their
-    collectives are compared at the end only.
+    collectives are compared at the end only. `devices`: as for `spawn`. `ranks` is the former name of `world_size`.
     """
-    size = checked_world_size(ranks, "ranks")
+    if ranks is not None:
+        warnings.warn(f"run_script(ranks={ranks}) is now run_script(world_size={ranks})", FutureWarning, stacklevel=2)
+        world_size = ranks
+    size = checked_world_size(world_size, "world_size")
     launched_ranks.refuse("run_script")
     script = Path(path).absolute()
     if not script.is_file():
@@ -98,13 +109,14 @@ def run_script(
     if launcher not in LAUNCHERS:
         raise ValueError(f"launcher is {launcher!r}; it must be one of {LAUNCHERS}")
     words = [str(arg) for arg in args]
+    env = {**masks_of_ranks(devices, size), **(env or {})}
     if launcher is not None:
-        return ScriptRun((_under_torchrun(script, words, size, env or {}, timeout),))
+        return ScriptRun((_under_torchrun(script, words, size, env, timeout),))
     case = case_of(script.name, str(script))
 
     def start(make_job: Callable[..., launch.Job]) -> launch.Run:
         job = make_job(_run_in_script, arguments={"script": str(script)})
-        environ = {**job.context.environ, **(env or {})}
+        environ = {**job.context.environ, **env}
         folder = user_shell.working_folder()
         context = launch.ProcessContext(environ, folder, _search_path(script), (str(script), *words))
         return launch.launch_fresh(replace(job, context=context))
@@ -266,17 +278,52 @@ def spawn(
     *args: Any,
     timeout: float | None = None,
     backend: str | None = None,
+    devices: int | str | None = None,
 ) -> None:
     """Call `function(rank, *args)` in each of `world_size` fresh ranks; raise their common verdict unless all return.
 
     The ranks are forked off this process as it is now. Where that is not safe, they are new interpreters: the function
     must then be importable, and the arguments are pickled. `timeout`: in seconds; by default that of tests, 300.
-    With `backend`, the ranks have a process group before the call.
+    With `backend`, the ranks have a process group before the call. `devices`: "auto", an accelerator for each rank if
+    there are enough, else the CPU; 0, the CPU; a number: skip the test on a machine with fewer. By default that of the
+    project, which is "auto" unless it says "cpu"; a backend such as gloo leaves the ranks as they are.
     """
     size = checked_world_size(world_size, "world_size")
+    _spawn(function, size, args, timeout, backend, masks_of_ranks(devices, size, backend))
+
+
+def masks_of_ranks(devices: int | str | None, world_size: int, backend: str | None = None) -> dict[str, str]:
+    """The variables that hide accelerators from ranks that are to use the CPU. Raises a skip if there are too few."""
+    is_number = isinstance(devices, int) and not isinstance(devices, bool) and devices >= 0
+    if devices is not None and devices != AUTO and not is_number:
+        raise ValueError(f"devices is {devices!r}; it must be 'auto', or a number of accelerators, 0 or more")
+    if devices is None and backend is not None:
+        if not need_accelerators(backend):
+            return {}
+        devices = world_size
+    elif devices is None:
+        devices = default_devices(Path(user_shell.working_folder() or os.sep))
+    if devices == AUTO:
+        devices = world_size if accelerators.most_ranks() >= world_size else 0
+    skip = needs.devices(devices).unmet() if isinstance(devices, int) and devices else None
+    if skip is not None:
+        raise needs.Skipped(skip)
+    uses_accelerators = isinstance(devices, int) and devices > 0
+    return {} if uses_accelerators or not accelerators.device_count() else masks_for((), accelerators.runtime())
+
+
+def _spawn(
+    function: Callable[..., object],
+    size: int,
+    args: tuple[Any, ...],
+    timeout: float | None = None,
+    backend: str | None = None,
+    masks: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Do what `spawn` does, with these masks of devices."""
     launched_ranks.refuse("spawn")
     case = case_of(f"spawn({getattr(function, '__qualname__', function)!s})", source_file(function))
-    run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function), backend)
+    run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function), backend, masks)
 
 
 def run_in_ranks(
@@ -288,11 +335,13 @@ def run_in_ranks(
     collectives_may_differ: bool,
     sanitize: Collection[str] = (),
     backend: str | None = None,
+    masks: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Do what `spawn` does, under the name of `case`. `sanitize`: kinds of checks."""
 
     start = partial(_start, function, args, backend)
-    run_to_end(case, size, timeout, start, launch.Expected(may_differ=collectives_may_differ), sanitize)
+    expected = launch.Expected(may_differ=collectives_may_differ)
+    run_to_end(case, size, timeout, start, expected, sanitize, masks)
 
 
 def _start(
@@ -354,7 +403,7 @@ def _call(rank: int, function: Callable[..., Any], args: Sequence[Any], kwargs: 
 
 def debug_launcher(function: Callable[..., object], args: Sequence[Any] = (), num_processes: int = 2) -> None:
     """Call `function(*args)` in ranks on the CPU, which have a group of gloo; for accelerate's function."""
-    spawn(_call_on_cpu, num_processes, function, args, backend="gloo")
+    _spawn(_call_on_cpu, checked_world_size(num_processes, "num_processes"), (function, args), backend="gloo")
 
 
 def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]) -> None:
@@ -377,7 +426,7 @@ def execute_subprocess_async(
 
         return testing.execute_subprocess_async(list(cmd), env, stdin, timeout, **shown)
     ranks, script, args = launched
-    run = run_script(script, *args, ranks=ranks, env=env, timeout=timeout)
+    run = run_script(script, *args, world_size=ranks, env=env, timeout=timeout)
     lines: list[str] = []
     for output in run.outputs:
         lines += output.splitlines()
@@ -409,7 +458,7 @@ def mp_spawn(
     """Call `fn(rank, *args)` in ranks; for torch.multiprocessing.spawn. How processes would start does not matter."""
     if not join:
         raise ValueError("mp_spawn waits for its ranks: join=False is not possible")
-    spawn(fn, nprocs, *args)
+    _spawn(fn, checked_world_size(nprocs, "nprocs"), tuple(args))
 
 
 def elastic_launch(config: Any, entrypoint: Callable[..., Any]) -> Callable[..., dict[int, Any]]:
@@ -430,7 +479,7 @@ def run_with_pet(nproc: int) -> Callable[[Callable[..., Any]], Callable[..., Non
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         def launched(*args: Any, **kwargs: Any) -> None:
-            spawn(_call, nproc, function, args, kwargs)
+            _spawn(_call, checked_world_size(nproc, "nproc"), (function, args, kwargs))
 
         # Not functools.wraps: the copied marks of a coroutine function would have a plugin await the result.
         functools.update_wrapper(launched, function)
@@ -450,13 +499,16 @@ class MultiProcessTestBase(unittest.TestCase):
 
     def _run_multi_process_test(self, *, callable: Callable[..., object], world_size: int = 2, **kwargs: Any) -> None:
         """Call `callable(rank=, world_size=, **kwargs)` in each rank."""
-        spawn(_call_by_keywords, world_size, callable, world_size, [kwargs] * world_size)
+        self._run_multi_process_test_per_rank(
+            callable=callable, world_size=world_size, kwargs_per_rank=[kwargs] * world_size
+        )
 
     def _run_multi_process_test_per_rank(
         self, *, callable: Callable[..., object], world_size: int, kwargs_per_rank: list[dict[str, Any]]
     ) -> None:
         """Do as `_run_multi_process_test`, with keyword arguments for each rank."""
-        spawn(_call_by_keywords, world_size, callable, world_size, kwargs_per_rank)
+        size = checked_world_size(world_size, "world_size")
+        _spawn(_call_by_keywords, size, (callable, size, kwargs_per_rank))
 
 
 def _call_by_keywords(
@@ -488,7 +540,8 @@ def spawn_for_all_world_sizes(
         with tempfile.TemporaryDirectory() as folder:
             file = str(Path(folder, "group"))
             other_file = str(Path(folder, "rpc"))
-            spawn(_call_seeded, size, test_func, deterministic, size, file, other_file, *args)
+            arguments = (test_func, deterministic, size, file, other_file, *args)
+            _spawn(_call_seeded, checked_world_size(size, "world size"), arguments)
 
 
 def _call_seeded(rank: int, function: Callable[..., object], deterministic: bool, *args: Any) -> None:
@@ -528,7 +581,8 @@ class Pool:
         if len(calls) != self.size:
             raise ValueError(f"starmap has {len(calls)} calls for {self.size} ranks: each rank runs one of them")
         with tempfile.TemporaryDirectory() as folder:
-            spawn(_call_for_result, len(calls), func, calls, self._initializer, folder, backend=self._backend)
+            size = checked_world_size(len(calls), "processes")
+            _spawn(_call_for_result, size, (func, calls, self._initializer, folder), backend=self._backend)
             files = [Path(folder, str(rank)) for rank in range(len(calls))]
             return [pickle.loads(file.read_bytes()) for file in files]
 

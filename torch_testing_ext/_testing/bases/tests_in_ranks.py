@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
@@ -745,10 +746,12 @@ def run_to_end(
     start: Callable[[Callable[..., launch.Job]], launch.Run],
     expected: launch.Expected,
     sanitize: Collection[str] = (),
+    masks: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Run ranks, raise their verdict unless they pass, and return what each has printed.
 
-    `start(make_job)` starts them with the job that `make_job(body, ...)` makes. `sanitize`: kinds of checks.
+    `start(make_job)` starts them with the job that `make_job(body, ...)` makes. `sanitize`: kinds of checks. `masks`:
+    variables that hide devices.
     """
     __tracebackhide__ = True
     chosen = environment.read_settings()
@@ -758,7 +761,8 @@ def run_to_end(
         with environment.leased_variables(world_size) as addresses:
 
             def make_job(body: Callable[..., object], **others: Any) -> launch.Job:
-                return job_for_test(body, world_size, directory, addresses, chosen, sanitize=checks, **others)
+                environ = {**addresses, **masks}
+                return job_for_test(body, world_size, directory, environ, chosen, sanitize=checks, **others)
 
             limit = None if chosen.debug_rank is not None else timeout or TIMEOUT_DEFAULT
             result = launch.watch(start(make_job), limit, expected)

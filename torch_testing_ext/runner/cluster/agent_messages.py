@@ -297,7 +297,7 @@ class BeganInUnit:
 
 @dataclass(frozen=True)
 class IsSlowInUnit:
-    """A test of a unit has been running for longer than --slow."""
+    """A test of a unit has been running for longer than the setting slow-after."""
 
     number: int
     test: int

@@ -254,7 +254,7 @@ def describe_error(error: Exception) -> str:
         case "OutOfMemoryError":
             return "Ray ended its actor, because the node is out of memory"
         case "ObjectStoreFullError" | "OutOfDiskError":
-            return "the object store of Ray has no room for the project: use --cluster-root, or start Ray with more"
+            return "the object store of Ray has no room for the project: use cluster.root, or start Ray with more"
         case "GetTimeoutError":
             return f"its actor has not answered for {ANSWER_TIMEOUT:.0f} s"
         case "ConnectionError" if "any running Ray instance" in first:

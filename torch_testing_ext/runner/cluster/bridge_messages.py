@@ -81,7 +81,7 @@ class Wish:
         return Room(cpus, gpus)
 
     def names(self, node: SeenNode) -> bool:
-        """Whether --cluster-only and --cluster-not choose a node."""
+        """Whether cluster.only and cluster.not choose a node."""
         if self.only and not _is_one_of(node, self.only):
             return False
         return not _is_one_of(node, self.exclude)
@@ -159,7 +159,7 @@ def _too_few(
     """The run cannot begin with the nodes of the cluster, whoever uses them."""
     if seen and not chosen:
         names = ", ".join(sorted(node.name for node in seen))
-        return Choice(cannot=f"--cluster-only and --cluster-not leave none of the nodes of the cluster: {names}")
+        return Choice(cannot=f"cluster.only and cluster.not leave none of the nodes of the cluster: {names}")
     reasons = [left_alone[node.id] for node in chosen if node.id in left_alone]
     if reasons:
         return Choice(cannot="\n".join(dict.fromkeys(reasons)))

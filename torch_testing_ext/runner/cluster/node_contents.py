@@ -53,7 +53,7 @@ _SECRET = re.compile(
 
 
 def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[str, str]:
-    """The variables that a test may read: all but secrets and what is of this machine. `choice`: of --cluster-env."""
+    """The variables that a test may read: all but secrets and what is of this machine. `choice`: of cluster.env."""
     named = names_in(choice)
     sent = {}
     masks = all_masks(environ)
@@ -68,7 +68,7 @@ def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[
 
 
 def names_in(choice: str) -> list[str]:
-    """The names or patterns of --cluster-env, with their dashes."""
+    """The names or patterns of cluster.env, with their dashes."""
     return [name for name in choice.split(",") if name]
 
 
@@ -95,11 +95,11 @@ def notes_on_environment(environ: Mapping[str, str], choice: str = "") -> list[s
     notes = []
     if secrets:
         notes.append(
-            "variables that look like secrets are not sent to the nodes, unless --cluster-env names them: "
+            "variables that look like secrets are not sent to the nodes, unless cluster.env names them: "
             + ", ".join(secrets)
         )
     if unknown:
-        notes.append(f"--cluster-env names variables that are not set here: {', '.join(unknown)}")
+        notes.append(f"cluster.env names variables that are not set here: {', '.join(unknown)}")
     return notes
 
 
@@ -313,7 +313,7 @@ class ComingBack:
         if stays:
             warnings.append(
                 f"tests have changed files of the project on nodes, which stay as they are here: {first_names(stays)}; "
-                "name them with --cluster-fetch"
+                "name them with cluster.fetch"
             )
         self._versions = {}
         self._stays = set()
@@ -444,17 +444,17 @@ class Shipment:
         if compiled:
             warnings.append(
                 f"compiled files that git ignores are not sent to the nodes: {first_names(compiled)}; build them there "
-                "with --cluster-setup, or use --cluster-root"
+                "with cluster.setup, or use cluster.root"
             )
         if ignored:
             names = first_names(ignored)
-            warnings.append(f"what git ignores is not sent to the nodes: {names}; --cluster-dry-run lists all")
+            warnings.append(f"what git ignores is not sent to the nodes: {names}; --cluster with --dry-run lists all")
         if others:
             warnings.append(f"not sent to the nodes: {first_names(others)}")
         return warnings
 
     def describe(self) -> str:
-        """All names, for --cluster-dry-run."""
+        """All names, for --dry-run."""
         left_out = [f"not sent: {name} ({why})" for name, why in sorted(self.left_out.items())]
         return "\n".join([*self.files, *left_out])
 
@@ -488,7 +488,7 @@ def write_tar(shipment: Shipment, target: Path) -> None:
     if size > LARGEST:
         raise ClusterError(
             f"{root} cannot be sent to the nodes: it has {size >> 20} MiB, more than {LARGEST >> 20}. "
-            "Use --cluster-root with a path on a shared file system, or have git ignore what tests do not need."
+            "Use cluster.root with a path on a shared file system, or have git ignore what tests do not need."
         )
     try:
         # Symbolic links stay links.

@@ -129,7 +129,7 @@ def _set_up(job: dict[str, Any], folder: str) -> str:
         return ""
     how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
     last_lines = "\n".join(lines[-SETUP_LINES:])
-    return f"--cluster-setup {how}: {last_lines}" if last_lines else f"--cluster-setup {how}"
+    return f"cluster.setup {how}: {last_lines}" if last_lines else f"cluster.setup {how}"
 
 
 def _end_children() -> None:

@@ -102,9 +102,9 @@ class AgentActor:
                 root = os.path.join(folder, "project")
                 _unpack(archive, root, times)
             elif not os.path.isdir(root):
-                return self._failed(f"--cluster-root: there is no folder {root} there")
+                return self._failed(f"cluster.root: there is no folder {root} there")
             elif digest and digest_of(root) != digest:
-                return self._failed(f"--cluster-root: {root} has other files there than this machine's project")
+                return self._failed(f"cluster.root: {root} has other files there than this machine's project")
             folders = [os.path.normpath(os.path.join(root, name)) for name in path]
             environ = self._environment(folders, environ)
             error = self._start(folder, {"root": root, "setup": setup, "environ": environ})

@@ -580,7 +580,7 @@ class Engine(UnitListener):
     def _end(self, unit: Unit) -> None:
         """A unit has ended: close the process of its file after the last one, unless the plan may be repeated."""
         is_last = self._dispatcher.end(unit)
-        if is_last and not self.options.until_failure:
+        if is_last and not self.options.endless:
             self.place.close_file(unit.file)
 
     def _queue_again(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
@@ -711,9 +711,9 @@ def _run_began(
         devices=inventory.names,
         slots=options.jobs,
         clock=time.time(),
-        seed=options.seed if options.shuffle else None,
+        seed=options.shuffle if isinstance(options.shuffle, int) else None,
         fake=inventory.fake,
-        repetitions=options.repeat or 1,
+        repetitions=options.repetitions,
         header=header,
         nodes=inventory.nodes,
         note="\n".join(_notes(options, inventory)),

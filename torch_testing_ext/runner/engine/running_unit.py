@@ -213,7 +213,7 @@ class Deadlines:
         self._cancel()
         self._timers.append(self._loop.after(seconds, self._on_timeout))
         if when_slow is not None:
-            self._timers.append(self._loop.after(self._options.slow, when_slow))
+            self._timers.append(self._loop.after(self._options.slow_after, when_slow))
 
     def close(self) -> None:
         """The unit ends: nothing has a deadline any more."""

@@ -100,7 +100,7 @@ class Results:
         else:
             # The output of this test is not shown.
             self._show_warnings(finished.last)
-        most = 1 if self._options.until_failure else self._options.max_fail
+        most = 1 if self._options.endless else self._options.maxfail
         if most is not None and self.failures >= most:
             tests = "test" if self.failures == 1 else "tests"
             self._stop(f"{self.failures} {tests} failed")

@@ -153,9 +153,9 @@ def describe(test: PytestTest, name: TestId, available: int) -> Test:
     spec = item.stash.get(SPEC, None)
     if spec is not None:
         world_size = spec.world_size
-        devices = max(devices, spec.devices)
+        devices = max(devices, spec.on(available).devices)
         backend = spec.backend
-        timeout = spec.timeout or timeout or item.config.getoption("dist_timeout", None)
+        timeout = spec.timeout or timeout or item.config.getoption("rank_timeout", None)
     skip = item.get_closest_marker("skip")
     return Test(
         name,

@@ -101,7 +101,7 @@ def _make_console(
     """The console report of a run."""
     from .console_report import Console
 
-    files = (options.report, options.results, options.junit)
+    files = (options.html, options.results, options.junitxml)
     complete = next((str(file) for file in files if file), "")
     whole = options.verbosity is Verbosity.VERBOSE
     layout = ConsoleLayout(complete=complete, show=options.show_command, whole=whole)
@@ -122,9 +122,9 @@ def _file_reports(options: Options, command: str | None = None) -> dict[Path, Re
     from . import html_page, result_files
 
     renderers: dict[Path | None, Render] = {
-        options.junit: result_files.render_junit,
-        options.report: partial(html_page.render_page, command=command or options.command),
-        options.trace: result_files.render_perfetto,
+        options.junitxml: result_files.render_junit,
+        options.html: partial(html_page.render_page, command=command or options.command),
+        options.perfetto: result_files.render_perfetto,
         options.results: result_files.render_json,
     }
     return {path: render for path, render in renderers.items() if path is not None}

@@ -486,7 +486,7 @@ class Console:
 
     def _test_finished(self, finished: FinishedTest) -> None:
         self._done += 1
-        # With --until-failure, the number of repetitions is unknown.
+        # With --repeat=until-failure, the number of repetitions is unknown.
         self._total = max(self._total, self._done)
         failed = self.policy.verdict_on(finished) is Category.FAILED
         level = StatusLevel.FAIL if failed else _LEVEL_OF.get(finished.outcome, StatusLevel.PASS)

@@ -226,7 +226,7 @@ class ConsoleLayout:
         if len(words) <= longest:
             return words
         half = longest // 2
-        where = f"{self.complete} has all of it" if self.complete else "--report FILE.html keeps all of it"
+        where = f"{self.complete} has all of it" if self.complete else "--html FILE.html keeps all of it"
         note = f"... {len(words) - 2 * half} characters cut here; {where} ..."
         return f"{words[:half]}{edge}{note}{edge}{words[-half:]}"
 

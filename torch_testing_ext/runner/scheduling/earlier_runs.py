@@ -19,9 +19,9 @@ from typing import Any
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._process import file_reads, files, messages
 from torch_testing_ext._process.files import make_cache_folder, write_atomically
+from torch_testing_ext._process.project_settings import SETTINGS_FILES
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.runner.model import FinishedTest, Summary, Test, TestId, TestOutcome
-from torch_testing_ext.runner.option_sources import SETTINGS_FILES
 from torch_testing_ext.runner.options import Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class Affected:
             return change
         for path in files:
             if self._real_path(path) in self._by_git:
-                return f"{path} differs from {self._options.since or 'the last commit'}"
+                return f"{path} differs from {self._named_base()}"
         return None
 
     def _change(self, files: Mapping[str, str]) -> str | None:
@@ -366,12 +366,10 @@ class Affected:
     def _names_by_git(self) -> list[str]:
         """The files of the working tree that differ from the commit, or are new."""
         top = self._git("rev-parse", "--show-toplevel").removesuffix("\n")
-        since = self._options.since
-        if since is None:
-            base = "HEAD"
-        else:
-            self._check(since)
-            base = self._git("merge-base", since, "HEAD").strip()
+        base = self._options.affected or "HEAD"
+        if base != "HEAD":
+            self._check(base)
+            base = self._git("merge-base", base, "HEAD").strip()
         changed = self._git("-C", top, "diff", "--name-only", "--no-renames", "-z", base)
         new = self._git("-C", top, "ls-files", "--others", "--exclude-standard", "-z")
         names = []
@@ -380,11 +378,15 @@ class Affected:
                 names.append(os.path.join(top, name))
         return names
 
+    def _named_base(self) -> str:
+        base = self._options.affected
+        return "the last commit" if base in (None, "HEAD") else str(base)
+
     def _check(self, revision: str) -> None:
         try:
             self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         except subprocess.CalledProcessError:
-            raise UsageError(f"--since {revision}: git knows no such commit") from None
+            raise UsageError(f"--affected={revision}: git knows no such commit") from None
 
     def _git(self, *words: str) -> str:
         command = ["git", "-C", self._root, *words]

@@ -273,13 +273,13 @@ def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
     def shuffled(unit: Unit) -> bytes:
         # Depends only on the seed and the unit, so that leaving out a test does not reorder the others.
         first = unit.tests[0]
-        name = f"{options.seed} {unit.repetition} {first.id}"
+        name = f"{options.shuffle} {unit.repetition} {first.id}"
         return hashlib.sha256(in_bytes(name)).digest()
 
     def failed_first(unit: Unit) -> bool:
         return not any(failed(test.id) for test in unit.tests)
 
-    if options.shuffle:
+    if options.shuffle is not None:
         return shuffled
     if options.rerun is Rerun.FAILED_FIRST:
         return failed_first

@@ -19,7 +19,7 @@ from torch_testing_ext.runner.options import Options, UsageError, nearest
 
 _NOWHERE = (
     "{root} has no folder test or tests, no test_*.py and no testpaths of pytest: name a folder or a file, or set the "
-    "directories to search with --tests, or in pyproject.toml: [tool.torch_testing_ext] tests"
+    "directories to search in pyproject.toml: [tool.torch_testing_ext] tests"
 )
 
 # As pytest's norecursedirs, which has virtual environments, too.
@@ -85,7 +85,9 @@ def files_below(places: Iterable[Path]) -> Iterator[Path]:
         elif place.is_dir():
             yield from _walk(place)
         else:
-            raise UsageError(f"test directory {place} does not exist; set the directories to search with --tests")
+            raise UsageError(
+                f"test directory {place} does not exist; the setting `tests` names the directories to search"
+            )
 
 
 def _walk(folder: Path, trees: tuple[Path, ...] = ()) -> Iterator[Path]:

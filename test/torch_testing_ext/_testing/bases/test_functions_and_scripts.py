@@ -18,7 +18,10 @@ import torch.distributed as dist
 from kit.files import subject, write
 from kit.processes import output_of_python
 
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import system
+from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
+from torch_testing_ext._testing.bases import functions_and_scripts
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.ranks import run_script, spawn
@@ -160,7 +163,7 @@ class RunScriptTest(TestCase):
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            run, text = printed(run_script, self.script, "--steps", 3, ranks=2, env={"ADDED": "yes"})
+            run, text = printed(run_script, self.script, "--steps", 3, world_size=2, env={"ADDED": "yes"})
         finally:
             torch.set_default_dtype(default)
         self.assertEqual(run.outputs, ("sum 21 --steps 3 yes\nat exit\n",) * 2)
@@ -168,25 +171,74 @@ class RunScriptTest(TestCase):
 
     def test_failures(self):
         with self.assertRaisesRegex(RuntimeError, r"(?s)rank 1 of 2 raised .*ValueError: as asked"):
-            run_script(self.script, "fail", ranks=2)
+            run_script(self.script, "fail", world_size=2)
         with self.assertRaisesRegex(RuntimeError, "rank 1 of 2 exited with code 3"):
-            run_script(self.script, "exit", ranks=2)
+            run_script(self.script, "exit", world_size=2)
         with self.assertRaisesRegex(RuntimeError, "rank 1"):
-            run_script(self.script, "sleep", ranks=2, timeout=2)
+            run_script(self.script, "sleep", world_size=2, timeout=2)
 
     def test_under_torchrun(self):
-        run, _ = printed(run_script, self.script, ranks=2, env={"ADDED": "yes"}, launcher="torchrun")
+        run, _ = printed(run_script, self.script, world_size=2, env={"ADDED": "yes"}, launcher="torchrun")
         self.assertEqual(run.outputs[0].count("sum 21 yes\n"), 2)
         with self.assertRaisesRegex(RuntimeError, r"(?s)torchrun exited with code 1: train.py in 2 ranks.*as asked"):
-            run_script(self.script, "fail", ranks=2, launcher="torchrun")
+            run_script(self.script, "fail", world_size=2, launcher="torchrun")
 
     def test_bad_input(self):
         with self.assertRaisesRegex(ValueError, "there is no script"):
             run_script(self.script.with_name("other.py"))
-        with self.assertRaisesRegex(ValueError, "ranks is 0"):
-            run_script(self.script, ranks=0)
+        with self.assertRaisesRegex(ValueError, "world_size is 0"):
+            run_script(self.script, world_size=0)
         with self.assertRaisesRegex(ValueError, "launcher is 'mpirun'"):
             run_script(self.script, launcher="mpirun")
+        with self.assertRaisesRegex(ValueError, "devices is 'cuda'; it must be 'auto', or a number of accelerators"):
+            run_script(self.script, devices="cuda")
+        with self.assertRaisesRegex(unittest.SkipTest, "devices"):
+            run_script(self.script, devices=1000)
+
+    def test_the_former_name_of_world_size(self):
+        with self.assertWarnsRegex(FutureWarning, r"run_script\(ranks=0\) is now run_script\(world_size=0\)"):
+            self.assertRaises(ValueError, run_script, self.script, ranks=0)
+
+
+class DevicesTest(TestCase):
+    """The accelerators that ranks see who have no `dist_env`."""
+
+    def masks(self, count, *arguments, setting="auto"):
+        of_machine = {"device_count": lambda: count, "most_ranks": lambda: count, "runtime": lambda: "cuda"}
+        with (
+            mock.patch.multiple(accelerators, **of_machine),
+            mock.patch.dict(os.environ, {DEVICES_OF_RUN: setting}),
+        ):
+            return functions_and_scripts.masks_of_ranks(*arguments)
+
+    def test_hidden_unless_there_is_one_for_each_rank(self):
+        hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
+        for count, arguments, setting, expected in (
+            (0, (None, 2), "auto", {}),
+            (2, (None, 2), "auto", {}),
+            (2, ("auto", 2), "cpu", {}),
+            (2, (None, 2), "cpu", hidden),
+            (2, (0, 2), "auto", hidden),
+            (1, (None, 2), "auto", hidden),
+            (1, (1, 2), "auto", {}),
+            (1, (None, 2, "gloo"), "auto", {}),
+            (2, (None, 2, "nccl"), "cpu", {}),
+        ):
+            with self.subTest(count=count, arguments=arguments, setting=setting):
+                self.assertEqual(self.masks(count, *arguments, setting=setting), expected)
+
+    def test_too_few(self):
+        for arguments in ((2, 2), (None, 2, "nccl")):
+            with self.assertRaises(unittest.SkipTest):
+                self.masks(1, *arguments)
+
+    def test_ranks_have_the_masks(self):
+        with mock.patch.object(functions_and_scripts, "masks_of_ranks", lambda *_: {"CUDA_VISIBLE_DEVICES": "none"}):
+            spawn(see_devices, 1)
+
+
+def see_devices(rank):
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "none"
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class UnderTorchrunTest(unittest.TestCase):
                 contextlib.redirect_stdout(io.StringIO()),
             ):
                 try:
-                    run_script(script, *args, ranks=2, launcher="torchrun")
+                    run_script(script, *args, world_size=2, launcher="torchrun")
                 except RuntimeError as error:
                     return error, said.getvalue()
                 except AssertionError as failure:

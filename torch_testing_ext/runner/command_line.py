@@ -1,0 +1,368 @@
+"""The words of a command line: their parser, its help, and the names that options had before."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch_testing_ext._process import user_shell
+
+from .options import (
+    ALIASES,
+    OPTION_GROUPS,
+    OPTION_TABLE,
+    Level,
+    Options,
+    OptionSpec,
+    UsageError,
+    nearest,
+    read_boolean,
+)
+
+# --------------------------------------------------------------------------------------------------------------------
+# The commands of the runner, and the names of options.
+
+
+@dataclass(frozen=True)
+class CommandSpec:
+    """A command of the runner: its help, and the options that it has."""
+
+    summary: str
+    usage: str = ""
+    description: str = ""
+    # Their fields; without any, the command reads its words itself.
+    options: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "init": CommandSpec("set a project up, and run its first test"),
+    user_shell.SHOW: CommandSpec(
+        "print all that is known of the failures of a run",
+        "[options] [NAME ...]",
+        "Print all that is known of the failures of the latest run, or only those of the tests NAME.",
+        ("journal", "cache"),
+    ),
+    "report": CommandSpec(
+        "make reports of an earlier run",
+        "[options] [JOURNAL]",
+        "Make reports of the latest run, or that of a journal, also if it was killed; print its summary.",
+        ("junitxml", "html", "perfetto", "results", "durations", "cache"),
+    ),
+    "why": CommandSpec(
+        "say why --affected selects a test, or does not",
+        "[options] TEST ...",
+        "Say for each test why --affected selects it, or does not. Nothing runs.",
+        ("affected", "drop_in", "cache"),
+    ),
+    "moving": CommandSpec("convert the tests of another project"),
+    "cluster clean": CommandSpec(
+        "remove what the nodes of a Ray cluster have kept",
+        "[options]",
+        "Remove what the nodes of a Ray cluster have kept of projects that were sent to them.",
+        ("cluster", "cluster_timeout"),
+    ),
+}
+EXIT_CODES = """\
+exit codes:
+  0  no test failed                       4  usage error: nothing was run
+  1  at least one test failed             5  nothing was selected
+  2  the run was interrupted              6  everything was skipped: not enough
+  3  internal error of this program          devices"""
+_OF_PYTORCH = """\
+-i NAME ... and -x NAME ... include and exclude tests, as in PyTorch's
+run_test.py. In torchtest, -x ends the run at the first failure, as in pytest."""
+_OF_PYTEST = """\
+-x ends the run at the first failure, as in pytest. In run_test.py, -i NAME ...
+and -x NAME ... include and exclude tests, as in PyTorch's run_test.py."""
+
+# By the flag that an option had before, what to write now.
+RENAMED_FLAGS = {
+    "--since": "--affected=REV",
+    "--why": "the command `why TEST`",
+    "--tests": "-o tests=DIR, or name the files",
+    "--lease-folder": "-o lease-folder=DIR",
+    "--shared-leases": "-o shared-leases=true",
+    "--no-shared-leases": "-o shared-leases=false",
+    "--cold": "--warm=off",
+    "--cluster-dry-run": "--cluster ADDRESS --dry-run",
+    "--slow": "-o slow-after=SECONDS",
+    "--leaked": "-o leaked=fail",
+    "--until-failure": "--repeat=until-failure",
+    "--no-shuffle": "--shuffle=off",
+    "--no-stream": "-o stream=false",
+    "--seed": "--shuffle=SEED",
+    "--sanitize-order": "-o sanitize-order=fail",
+    "--shake-seed": "--shake=N:SEED",
+    "--debug": "--trace",
+    "--rank": "--debug-rank",
+    "--status-level": "-o status-level=LEVEL",
+    "--junit": "--junitxml",
+    "--report": "--html",
+    "--journal": "-o journal=FILE",
+    "--json": "--list=json",
+    "--allow-all-skipped": "-o allow-all-skipped=true",
+    "--include": "the names without an option",
+    "-i": "the names without an option",
+}
+for _field, _spec in OPTION_TABLE.items():
+    if _field.startswith("cluster_") and _spec.level is Level.SETTING:
+        RENAMED_FLAGS[_spec.flags[0]] = f"-o cluster.{_spec.flags[0].removeprefix('--cluster-')}=VALUE"
+RENAMED_SETTINGS = {
+    "include": "names on the command line",
+    "since": "--affected=REV",
+    "max-fail": "maxfail",
+    "slow": "slow-after",
+    "until-failure": 'repeat = "until-failure"',
+    "seed": "shuffle = SEED",
+    "shake-seed": 'shake = "N:SEED"',
+    "junit": "junitxml",
+    "report": "html",
+    "trace": "perfetto",
+}
+
+
+def setting_name(field: str) -> str:
+    """The name of an option in configuration files: `cluster.nodes`, `lease-folder`."""
+    name = field.replace("_", "-")
+    return f"cluster.{name.removeprefix('cluster-')}" if name.startswith("cluster-") else name
+
+
+def written_name(field: str) -> str:
+    """The name by which a command line has an option: that of its flag, or of its setting."""
+    spec = OPTION_TABLE[field]
+    flags = [*spec.flags, *(name for value in spec.values for name in value.names)]
+    return flags[0] if flags and spec.level is not Level.SETTING else f"-o {setting_name(field)}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The parser.
+
+
+@dataclass(frozen=True)
+class ParsedWords:
+    """The options of a command line."""
+
+    # By field.
+    values: Mapping[str, Any]
+    # Names and texts of settings, by -o.
+    overrides: Sequence[tuple[str, str]]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help lists the options)")
+
+
+def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWords:
+    """The options in the words after a command. Raises UsageError; SystemExit for a help that it prints."""
+    arguments = _Arguments(command, as_pytorch)
+    if "--help-all" in argv:
+        arguments.print_help(Level.SETTING)
+    if "-h" in argv or "--help" in argv:
+        arguments.print_help(Level.HELP)
+    parsed, unknown = arguments.parser().parse_known_intermixed_args(_with_values(argv))
+    if unknown:
+        raise UsageError(arguments.advice_on(unknown[0]))
+    values = {}
+    for field, value in vars(parsed).items():
+        values[field] = tuple(value) if isinstance(value, list) else value
+    overrides = values.pop("overrides", ())
+    return ParsedWords(values, overrides)
+
+
+def _with_values(argv: Sequence[str]) -> list[str]:
+    """The words; a flag that may be alone gets its value, since the next word is none."""
+    alone: dict[str, str] = {}
+    for spec in OPTION_TABLE.values():
+        if spec.alone:
+            alone.update((flag, f"{flag}={spec.alone}") for flag in spec.flags)
+    return [alone.get(word, word) for word in argv]
+
+
+def _override(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+class _Arguments:
+    """The options of a command, or without one, of a run of tests."""
+
+    def __init__(self, command: str, as_pytorch: bool):
+        self._command = COMMANDS.get(command)
+        self._name = command
+        self._as_pytorch = as_pytorch
+        self._pytorch_flags: set[str] = set()
+        if as_pytorch:
+            self._pytorch_flags.update(flag for spec in OPTION_TABLE.values() for flag in spec.of_pytorch)
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The parser of the words."""
+        parser = _Parser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
+        for field, spec in OPTION_TABLE.items():
+            if self._has(field):
+                for names, more in self._arguments(field, spec):
+                    parser.add_argument(*names, **more)
+        _add_override(parser, "-o", "--override-ini")
+        return parser
+
+    def print_help(self, level: Level) -> NoReturn:
+        """Print the options of this level and those before, and exit."""
+        usage = [user_shell.runner(), *([self._name] if self._name else [])]
+        parser = _Parser(
+            usage=" ".join([*usage, self._command.usage if self._command else "[options] [NAME ...]"]),
+            description=self._command.description if self._command else "Run distributed tests in parallel.",
+            epilog=None if self._command else self._epilog(),
+            formatter_class=_HelpFormatter,
+            add_help=False,
+        )
+        for title, specs in OPTION_GROUPS.items():
+            group = parser.add_argument_group(title)
+            for field, spec in specs.items():
+                if self._has(field) and self._lists(field, spec, level):
+                    for names, more in self._arguments(field, spec):
+                        shown = (
+                            names if level is Level.SETTING else tuple(name for name in names if name not in ALIASES)
+                        )
+                        group.add_argument(*shown, **more)
+        _add_override(group, "-o")
+        group.add_argument("-h", "--help", action="help", help="show this help and exit")
+        if not self._command:
+            group.add_argument("--help-all", action="help", help="also list the rarer options, and all settings")
+        if level is Level.SETTING:
+            _add_settings(parser)
+        parser.print_help()
+        raise SystemExit(0)
+
+    def _has(self, field: str) -> bool:
+        return self._command is None or field in ("names", *self._command.options)
+
+    def _lists(self, field: str, spec: OptionSpec, level: Level) -> bool:
+        if self._command:
+            return field != "names" and not (spec.level is Level.SETTING and field != "journal")
+        levels = list(Level)
+        return bool(self._pytorch_flags & set(spec.of_pytorch)) or levels.index(spec.level) <= levels.index(level)
+
+    def _epilog(self) -> str:
+        width = max(map(len, COMMANDS))
+        lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+        about_x = _OF_PYTORCH if self._as_pytorch else _OF_PYTEST
+        return "\n".join([about_x, "", "commands, each with a --help:", *lines, "", EXIT_CODES])
+
+    def advice_on(self, word: str) -> str:
+        """The message on a flag that does not exist."""
+        flag = word.partition("=")[0]
+        if self._command:
+            return f"{self._name}: {flag} does not apply (--help lists the options)"
+        successor = RENAMED_FLAGS.get(flag)
+        if successor:
+            return f"{flag} is not an option any more. Write {successor}"
+        flags = ["--help", "--help-all", "--override-ini"]
+        for field, spec in OPTION_TABLE.items():
+            for names, _ in self._arguments(field, spec):
+                flags += names
+        return f"{flag} is not an option.{nearest(flag, flags)} (--help lists the options)"
+
+    def _arguments(self, field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+        """The arguments of argparse's add_argument for an option: for each of its flags, or for the option itself."""
+        for value in spec.values:
+            names = tuple(name for name in value.names if name not in self._pytorch_flags)
+            yield names, {"dest": field, "action": "store_const", "const": value.value, "help": value.help}
+        if field == "names":
+            yield (field,), {"nargs": "*", "metavar": spec.metavar, "help": spec.help}
+            return
+        if self._as_pytorch and spec.of_pytorch:
+            yield spec.of_pytorch, {**_valued(field, spec), "nargs": "+", "action": "extend", "metavar": spec.metavar}
+        flags = tuple(flag for flag in spec.flags if flag not in self._pytorch_flags)
+        is_flag = not self._command and spec.level in (Level.SETTING, Level.OF_COMMANDS)
+        if not flags or is_flag:
+            return
+        if spec.read is read_boolean:
+            yield flags, {"dest": field, "action": "store_const", "const": True, "help": spec.help}
+        else:
+            yield flags, _valued(field, spec)
+
+
+def _valued(field: str, spec: OptionSpec) -> dict[str, Any]:
+    return {
+        "dest": field,
+        "type": _type_of(spec),
+        "action": "append" if spec.many else "store",
+        "metavar": f"[={spec.metavar}]" if spec.alone else spec.metavar,
+        "help": spec.help + _default_text(field, spec),
+    }
+
+
+def _add_override(parser: Any, *names: str) -> None:
+    parser.add_argument(
+        *names,
+        dest="overrides",
+        action="append",
+        type=_override,
+        metavar="NAME=VALUE",
+        help="change a setting of pyproject.toml for this run",
+    )
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """List what only configuration files, variables and -o set."""
+    group = parser.add_argument_group(
+        "settings",
+        "in [tool.torch_testing_ext] of pyproject.toml, or on the command line by -o NAME=VALUE;\n"
+        "each option without a dash before it is a setting, too",
+    )
+    for field, spec in OPTION_TABLE.items():
+        if spec.level is Level.SETTING:
+            value = spec.metavar or "true|false"
+            group.add_argument(
+                field, metavar=f"{setting_name(field)}={value}", help=spec.help + _default_text(field, spec)
+            )
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with the value of an option once, after all its flags."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = str(action.metavar)
+        names = ", ".join(action.option_strings)
+        many = " ..." if action.nargs == "+" else ""
+        return f"{names}{value}" if value.startswith("[=") else f"{names} {value}{many}"
+
+
+def _default_text(field: str, spec: OptionSpec) -> str:
+    """` (default: 300)`, unless there is no default or the help already says it."""
+    value = getattr(Options(), field)
+    if value is None or value in ((), "") or "(default: " in spec.help:
+        return ""
+    shown = f"{value:g}" if isinstance(value, float) else shown_value(value)
+    return f" (default: {shown})"
+
+
+def shown_value(value: Any) -> str:
+    """The value of an option, as a user would write it."""
+    if isinstance(value, tuple):
+        return ", ".join(map(shown_value, value)) or "(none)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "(none)"
+    # That of a member of an enumeration.
+    return str(getattr(value, "value", value))
+
+
+def _type_of(spec: OptionSpec) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return spec.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
