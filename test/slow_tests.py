@@ -67,6 +67,9 @@ SLOW = {
         f"{OURS}runner/test_cluster.py::TestOnRay::*",
         f"{OURS}runner/test_cluster_kills.py::TestKills::*",
     ),
+    "a compiler, which builds the fake accelerator, and training on it; test_building.py stays": (
+        f"{OURS}_machine/fake_accelerator/test_device.py::*",
+    ),
     "daemons of Slurm": (f"{OURS}runner/test_slurm.py::*Allocation*::*",),
     "end to end on ranks, one row of a table each; of the two styles, `replicate` stays": (
         f"{OURS}_spmd/test_*.py::*fully_shard*",

@@ -29,6 +29,7 @@ import pytest
 from torch_testing_ext._process import launcher_variables, user_shell
 
 OPTION = "--drop-in"
+_FAKE = "--fake-accelerators"
 _MARK = "world_size"
 _MARKS = (_MARK, "standalone")
 _OURS = os.path.dirname(__file__) + os.sep
@@ -52,6 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_kinds,
         metavar="KINDS",
         help="check the collectives of ranks more closely; a list such as --sanitize=calls,nan, or default, or all",
+    )
+    group.addoption(
+        _FAKE,
+        type=int,
+        metavar="N",
+        help="run tests on N accelerators that torch believes in, computed by the CPU",
     )
     group.addoption(
         "--rank-timeout",
@@ -129,9 +136,21 @@ def _rank(text: str) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
     """Install before any conftest imports something."""
+    if early_config.known_args_namespace.fake_accelerators is not None:
+        _start_fake_accelerators(early_config.known_args_namespace.fake_accelerators)
     if early_config.known_args_namespace.drop_in:
         _install()
     _begin_collecting(early_config)
+
+
+def _start_fake_accelerators(count: int) -> None:
+    """Give fake accelerators to this process and to those that it starts, such as xdist's workers."""
+    from torch_testing_ext._machine.fake_accelerator import building, starting
+
+    try:
+        starting.start_here(count)
+    except building.FakeAcceleratorError as error:
+        raise pytest.UsageError(f"{_FAKE}: {error}") from None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -153,14 +172,19 @@ def pytest_configure(config: pytest.Config) -> None:
         _install()
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say what the sanitizer leaves out, once for all tests."""
-    if not config.getoption("--sanitize"):
-        return None
-    from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what the sanitizer leaves out, once for all tests, and that accelerators are fake."""
+    lines = []
+    if config.getoption("--sanitize"):
+        from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
 
-    user_shell.has_header = True
-    return not_of_threads(read_kinds(config.getoption("--sanitize"))) or None
+        user_shell.has_header = True
+        lines.append(not_of_threads(read_kinds(config.getoption("--sanitize"))))
+    if config.getoption(_FAKE) is not None:
+        from torch_testing_ext._machine import fake_accelerator
+
+        lines.append(fake_accelerator.describe(config.getoption(_FAKE)))
+    return [line for line in lines if line]
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[Any]) -> list[str]:
@@ -357,6 +381,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # xdist starts its workers next, and each sets the variables.
     if session.config.getoption("dist", "no") != "no":
         _end_collecting(session.config)
+    if session.config.getoption(_FAKE) is not None:
+        from torch_testing_ext._pytest_ranks import pytest_internals
+
+        pytest_internals.add_property(session.config, "fake_accelerators", session.config.getoption(_FAKE))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

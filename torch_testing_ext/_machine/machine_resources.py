@@ -33,7 +33,7 @@ from torch_testing_ext._process.words import size_in_words
 # runs cannot wait for each other, and none waits for ever.
 
 # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
-LEASED = "TORCH_TESTING_EXT_LEASED"
+LEASED = "_TORCH_TESTING_EXT_LEASED"
 _RESERVATION = "reservation"
 
 

@@ -136,6 +136,7 @@ SHOW = "show"
 # What `pip install` needs for each extra of pyproject.toml: this package may be on no index, these are.
 EXTRAS = {
     "gpu": ("nvidia-ml-py>=12",),
+    "pytest": ("pytest>=7.4",),
     "ray": ("ray>=2.40",),
     "ui": ("rich>=13",),
     "moving": ("libcst>=1.4",),
@@ -232,7 +233,7 @@ def _from(cwd: str, path: str) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 # The terminal in front of which the user sits, for a debugger in a process that no longer has it.
 
-SETTING = "TORCH_TESTING_EXT_TERMINAL"
+SETTING = "_TORCH_TESTING_EXT_TERMINAL"
 # In its value: the name of the test.
 TEST = "{test}"
 

@@ -23,6 +23,7 @@ from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocat
 from _pytest._io import TerminalWriter
 from _pytest.config import ConftestImportFailure, _prepareconfig, create_terminal_writer
 from _pytest.debugging import _enter_pdb
+from _pytest.junitxml import xml_key
 from _pytest.logging import caplog_handler_key, caplog_records_key, catching_logs
 from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 from _pytest.unittest import UnitTestCase
@@ -44,6 +45,13 @@ def make_config(arguments: list[str], plugins: list[Any]) -> Any:
     config = _prepareconfig(arguments, plugins)
     config._do_configure()
     return config
+
+
+def add_property(config: pytest.Config, name: str, value: object) -> None:
+    """Add a property of the whole run to the JUnit file, if there is to be one."""
+    xml = config.stash.get(xml_key, None)
+    if xml is not None:
+        xml.add_global_property(name, value)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
+from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import OTHER_MASKS, RANKS_PER_GPU, masks_by_user, ranks_per_device
-from torch_testing_ext._machine.machine_resources import LEASED, leased_port
+from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process import (
     launcher_variables,
     launcher_variables as variables,
@@ -235,6 +236,8 @@ def set_variables_of_rank(rank: int) -> None:
 # A misspelt name or value is an error that lists the known ones: a setting that silently has no effect costs an hour.
 
 PREFIX = "TORCH_TESTING_EXT_"
+# Of the settings that this package makes for its own processes.
+OWN_PREFIX = "_TORCH_TESTING_EXT_"
 # PyTorch's, for the time limit of each test.
 DEFAULT_TIMEOUT = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 # Options of run_test.py, which reads and checks them itself.
@@ -303,7 +306,6 @@ KNOWN_SETTINGS = {
     PREFIX + "START": _Setting("start", "auto, fork, fork-fresh or spawn", _one_of(*_STARTS)),
     PREFIX + "LOGS": _Setting("logs", "a directory", _directory),
     PREFIX + "STREAM": _Setting("stream", "0 or 1", _either("0", "1")),
-    PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
     PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
     PREFIX + "SANITIZE": _Setting(
         "sanitize", f"kinds of checks, separated by commas: {', '.join(KNOWN_KINDS)}", read_kinds
@@ -313,9 +315,13 @@ KNOWN_SETTINGS = {
     # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", _names),
 }
+_OWN_SETTINGS = {
+    # Ranks write when their collectives began and ended, also those that pass.
+    OWN_PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
+}
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
-KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, OTHER_MASKS, LEASED, user_shell.SETTING, *_OF_WARM_SERVERS)
+KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, OTHER_MASKS, *_OF_WARM_SERVERS, *fake_accelerator.SETTINGS)
 
 
 def _check_default_timeout(text: str) -> None:
@@ -330,13 +336,11 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     environ = os.environ if environ is None else environ
     chosen = {}
     for name, text in environ.items():
-        if not name.startswith(PREFIX) or name.startswith(RUNNER_PREFIX) or not text:
-            continue
-        if name not in KNOWN_NAMES:
+        if name.startswith(PREFIX) and not name.startswith(RUNNER_PREFIX) and text and name not in KNOWN_NAMES:
             raise ValueError(f"{name} is not a known setting; known are: {', '.join(KNOWN_NAMES)}")
-        if name not in KNOWN_SETTINGS:
+        setting = KNOWN_SETTINGS.get(name) or _OWN_SETTINGS.get(name)
+        if setting is None or not text:
             continue
-        setting = KNOWN_SETTINGS[name]
         try:
             chosen[setting.field] = setting.parse(text)
         except ValueError:

@@ -140,6 +140,8 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
     from . import session
 
     os.environ[DEVICES_OF_RUN] = configured.options.devices
+    if configured.options.fake_accelerators is not None and configured.options.action is not Action.DRY_RUN:
+        _start_fake_accelerators(configured.options.fake_accelerators)
     # They interrupt like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -150,6 +152,16 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
         return watch(configured.options, root, guarded)
     return session.run(configured.options, root)
+
+
+def _start_fake_accelerators(count: int) -> None:
+    """Give fake accelerators to the processes of this run. Raises CannotRun if they cannot be built."""
+    from torch_testing_ext._machine.fake_accelerator import building, starting
+
+    try:
+        starting.start(count)
+    except building.FakeAcceleratorError as error:
+        raise CannotRun(f"--fake-accelerators: {error}") from None
 
 
 # -- the command show

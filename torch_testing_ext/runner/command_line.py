@@ -253,7 +253,7 @@ class _Arguments:
         return "\n".join([about_x, "", "commands, each with a --help:", *lines, "", EXIT_CODES])
 
     def advice_on(self, word: str) -> str:
-        """What to say of a flag that does not exist."""
+        """The message on a flag that does not exist."""
         flag = word.partition("=")[0]
         if self._command:
             return f"{self._name}: {flag} does not apply (--help lists the options)"

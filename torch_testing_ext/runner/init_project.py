@@ -49,8 +49,7 @@ def _set_up(root: Path) -> list[Path]:
         _write(files[0], _template("first_test.txt"), root)
     folders = {relative_to(root, file).split("/")[0] for file in files}
     _configure(root / "pyproject.toml", sorted(folders))
-    job = Template(_template("torchtest.yml")).substitute(install=_install(root))
-    _write(root / ".github" / "workflows" / "torchtest.yml", job, root)
+    _write_job(root)
     return files
 
 
@@ -83,8 +82,11 @@ def _write(file: Path, text: str, root: Path) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def _install(root: Path) -> str:
-    """The steps of the job that install what the tests need."""
+_JOB = Path(".github", "workflows", "torchtest.yml")
+
+
+def _write_job(root: Path) -> None:
+    """Write a job for CI, unless nobody knows from where it could install this package."""
     needed = []
     if (root / "requirements.txt").exists():
         needed.append("-r requirements.txt")
@@ -92,21 +94,31 @@ def _install(root: Path) -> str:
     if (root / "setup.py").exists() or re.search(r"^\[(project|tool\.poetry)\]", settings, re.MULTILINE):
         # It is a package.
         needed.append(".")
-    address = _address()
-    if address is None:
-        print("to do  in the job: replace ADDRESS by that of torch_testing_ext, which is on no index")
-    needed.append(f"pytest 'torch-testing-ext[ui] @ {address or 'ADDRESS'}'")
-    return "\n".join(f"      - run: pip install {package}" for package in needed)
+    texts = "\n".join([settings, text_of(root / "requirements.txt"), text_of(root / "setup.py")])
+    if not re.search(r"torch[-_.]testing[-_.]ext *(?:[\[@=<>~!\"',;]|$)", texts, re.IGNORECASE | re.MULTILINE):
+        # The project does not require it by itself.
+        address = _address()
+        if address is None:
+            print(f"no job {_JOB}: it is not known from where CI can install torch-testing-ext")
+            print("       add it to your project's requirements, and run init again")
+            return
+        needed.append(f"'torch-testing-ext[pytest,ui] @ {address}'")
+    install = "\n".join(f"      - run: pip install {package}" for package in needed)
+    _write(root / _JOB, Template(_template("torchtest.yml")).substitute(install=install), root)
 
 
 def _address() -> str | None:
-    """The address of git from which this package was installed, if any."""
+    """The address of git from which this package was installed, or else was built; None if it is not known."""
     with suppress(importlib.metadata.PackageNotFoundError):
         distribution = importlib.metadata.distribution("torch-testing-ext")
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         vcs_info = origin.get("vcs_info", {})
         if vcs_info.get("vcs") == "git":
             return f"git+{origin['url']}@{vcs_info['commit_id']}"
+        for label in distribution.metadata.get_all("Project-URL") or ():
+            name, _, url = str(label).partition(", ")
+            if name == "Source":
+                return f"git+{url}"
     return None
 
 

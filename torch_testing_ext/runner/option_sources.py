@@ -182,6 +182,8 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
         raise UsageError(
             "--cluster and --ranks-per-gpu cannot be combined: ranks share the devices of one machine only"
         )
+    if options.fake_accelerators is not None:
+        raise UsageError("--cluster and --fake-accelerators cannot be combined: the nodes have the accelerators")
     if options.fake_gpus is not None:
         raise UsageError("--cluster and --fake-gpus cannot be combined: the nodes have the accelerators")
     if options.cluster == "slurm" and options.cluster_fake_gpus:
@@ -403,7 +405,7 @@ def _resolved(value: Any, base: Path) -> Any:
 
 
 def _command_line(words: ParsedWords, cwd: Path) -> Layer:
-    """What the user has typed; a setting that -o changes is typed, too."""
+    """The options of the command line, and the settings that -o changes."""
     texts: dict[str, str] = {}
     for name, text in words.overrides:
         field = _known_field(name, "-o")

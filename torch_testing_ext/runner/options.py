@@ -182,6 +182,7 @@ class Options:
     gpus: Gpus = None
     devices: str = project_settings.AUTO
     fake_gpus: int | None = None
+    fake_accelerators: int | None = None
     ranks_per_gpu: int = 1
     shared_leases: bool = True
     lease_folder: Path | None = None
@@ -239,6 +240,12 @@ class Options:
         return Path(os.path.commonpath(roots)) if roots else None
 
     @property
+    def made_up_devices(self) -> int | None:
+        """The number of devices to schedule tests on that do not exist; None if the run has those that there are."""
+        planned = self.fake_accelerators if self.action is Action.DRY_RUN else None
+        return planned if self.fake_gpus is None else self.fake_gpus
+
+    @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
         words = [user_shell.runner()]
@@ -249,6 +256,8 @@ class Options:
             words.append(f"--cluster {user_shell.quote(self.cluster)}")
         if self.fake_gpus is not None:
             words.append(f"--fake-gpus {self.fake_gpus}")
+        if self.fake_accelerators is not None:
+            words.append(f"--fake-accelerators {self.fake_accelerators}")
         if self.ranks_per_gpu > 1:
             words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
         root = self.drop_in_root
@@ -300,7 +309,7 @@ class Options:
         if seed is not None:
             environ["TORCH_TESTING_EXT_SHAKE"] = str(seed)
         if self.perfetto is not None:
-            environ["TORCH_TESTING_EXT_LANES"] = "1"
+            environ["_TORCH_TESTING_EXT_LANES"] = "1"
         return environ
 
     def environment_of_debugger(self) -> dict[str, str]:
@@ -602,6 +611,9 @@ OPTION_GROUPS = {
             Level.SETTING,
         ),
         "fake_gpus": OptionSpec(count, "schedule tests on N accelerators that do not exist", "N", Level.HELP_ALL),
+        "fake_accelerators": OptionSpec(
+            count, "run on N accelerators that torch believes in and the CPU computes (with --dry-run: plan)", "N"
+        ),
         "ranks_per_gpu": OptionSpec(
             count, "let up to N ranks share each GPU, for tests that need more than there are", "N", Level.HELP_ALL
         ),

@@ -10,8 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_mask
 from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import (
@@ -41,8 +43,7 @@ from .model import Attempt, Importing, Reporter, RunHeader, Test, Warned
 from .options import CannotRun, Options, UsageError, Warm
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
     from torch_testing_ext.runner.engine.engine import Engine, MemoryReturn
     from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
 
@@ -93,7 +94,7 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
 
 
 def _may_use_warm_server(options: Options) -> bool:
-    if options.drop_in or options.warm is Warm.NEVER:
+    if options.drop_in or options.warm is Warm.NEVER or fake_accelerator.COUNT in os.environ:
         return False
     return options.warm is Warm.START or "CI" not in os.environ
 
@@ -171,10 +172,10 @@ class LocalSite:
         from torch_testing_ext.runner.engine.engine import MemoryReturn, uuids_for
 
         inventory = work.inventory
-        if inventory.kind != "cuda" or inventory.fake:
+        if inventory.kind not in ("cuda", fake_accelerator.KIND) or inventory.fake:
             return None
         try:
-            nvml = open_nvml()
+            nvml = open_nvml() if inventory.kind == "cuda" else open_shared_memory()
             uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
         except NvmlError as error:
             warnings.append(f"device memory is not checked between tests: {error}")
@@ -184,6 +185,13 @@ class LocalSite:
             reporter.on_event(Warned(text))
 
         return MemoryReturn(self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine)
+
+
+def open_shared_memory() -> SharedMemory:
+    """What counts the memory of the fake accelerators of this run."""
+    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
+
+    return SharedMemory(Path(os.environ[fake_accelerator.MEMORY_FILE]))
 
 
 def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tuple[str, ...]]:
@@ -198,7 +206,9 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
             return int(name) < len(gpus)
         return bool(matching_gpus(name, gpus))
 
-    if options.fake_gpus is None:
+    if fake_accelerator.COUNT in os.environ and kind not in (None, fake_accelerator.KIND):
+        raise UsageError(fake_accelerator.refusal(kind))
+    if options.made_up_devices is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
             raise UsageError(problem)
@@ -216,7 +226,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
 def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
     """All GPUs of this machine, as NVML knows them; none if it cannot be asked, or need not be."""
-    if kind not in (None, "cuda") or options.fake_gpus is not None or not may_have_nvidia_gpus():
+    if kind not in (None, "cuda") or options.made_up_devices is not None or not may_have_nvidia_gpus():
         return ()
     try:
         nvml = open_nvml()

@@ -135,7 +135,7 @@ def describe_devices(inventory: Inventory) -> str:
     words.append("device" if number == 1 else "devices")
     named = f"{' '.join(words)}: {', '.join(inventory.names)}"
     models = Counter(facts.name for facts in inventory.facts if facts.name)
-    if inventory.fake or inventory.kind != "cuda" or not models:
+    if inventory.fake or not models:
         return named
     if len(models) == 1:
         return f"{named} ({next(iter(models))})"

@@ -39,7 +39,7 @@ def test_waits(): open("has_run", "w").close()
 def item_with(folder: str, base: Path) -> SimpleNamespace:
     """An item of pytest with this folder for leases, and this one for temporary files."""
     factory = SimpleNamespace(getbasetemp=lambda: base)
-    config = SimpleNamespace(getoption=lambda *_: folder, _tmp_path_factory=factory)
+    config = SimpleNamespace(getini=lambda *_: folder, _tmp_path_factory=factory)
     return SimpleNamespace(config=config, nodeid="test_x.py::test_x")
 
 
@@ -125,7 +125,7 @@ class DeviceLeasesTest(PytestCase):
             ):
                 item = item_with(folder, Path(folder))
                 with item_in_parent.leased_devices(item, count, ()) as environ:
-                    leased = environ.pop("TORCH_TESTING_EXT_LEASED").split(",")
+                    leased = environ.pop("_TORCH_TESTING_EXT_LEASED").split(",")
                     self.assertEqual(environ, shown)
                     self.assertEqual(leased, ["cuda-u", "cuda-v"][:count])
                     other = DeviceLocks(Path(folder), {"x": "cuda-u"}, "another run")

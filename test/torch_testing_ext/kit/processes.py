@@ -21,7 +21,7 @@ ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 
 # A run of our own tests may have set these.
 _NOT_INHERITED = (
-    *("TORCH_TESTING_EXT_", "PYTEST_", "COV_"),
+    *("TORCH_TESTING_EXT_", "_TORCH_TESTING_EXT_", "PYTEST_", "COV_"),
     *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_"),
 )
 

@@ -39,7 +39,7 @@ class FinishedRun:
 
 def run_test(folder: Path, *arguments: str, cold: bool = False, **environ: str) -> FinishedRun:
     """`python run_test.py` in a project of its own. `cold`: it and all that it starts use no warm server."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_TESTING_EXT_")}
+    inherited = {name: value for name, value in os.environ.items() if "TORCH_TESTING_EXT_" not in name}
     environ = {**inherited, "PYTHONPATH": str(ROOT), "PROJECT_ATTEMPTS": str(folder / "attempts"), **environ}
     if cold:
         done = run_cold("run_test.py", *arguments, cwd=folder, env={**environ, "TORCH_TESTING_EXT_WARM": "0"})

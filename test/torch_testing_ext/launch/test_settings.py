@@ -28,7 +28,6 @@ class TestSettings(unittest.TestCase):
             ("LOGS", "~/ranks", {"logs": Path.home() / "ranks"}),
             ("STREAM", "1", {"stream": True}),
             ("STREAM", "0", {"stream": False}),
-            ("LANES", "1", {"lanes": True}),
             ("DEBUG_RANK", "0", {"debug_rank": 0}),
             ("DEBUG_RANK", "12", {"debug_rank": 12}),
             ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
@@ -37,8 +36,9 @@ class TestSettings(unittest.TestCase):
             ("RANKS_PER_GPU", "4", {}),  # for _machine/device_rules.py
             ("MASKS", "tpu=TPU_VISIBLE_CHIPS", {}),  # likewise
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
-            ("LEASED", "cuda-0,cuda-1", {}),  # for _machine/machine_resources.py
-            ("TERMINAL", ":/dev/pts/3", {}),  # for _process/user_shell.py
+            ("FAKE_ACCELERATORS", "4", {}),  # for _machine/fake_accelerator/, as those below
+            ("FAKE_MEMORY", "1000000", {}),
+            ("FAKE_LATE_STREAMS", "1", {}),
             ("WARM", "0", {}),  # for warm/
             ("WARM_IDLE", "60", {}),
         ]
@@ -48,6 +48,10 @@ class TestSettings(unittest.TestCase):
         self.assertEqual(
             {environment.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested"
         )
+
+    def test_what_the_kit_sets_itself(self):
+        self.assertEqual(read_settings({"_TORCH_TESTING_EXT_LANES": "1"}), Settings(lanes=True))
+        self.assertEqual(read_settings({"_TORCH_TESTING_EXT_RANK": "1"}), Settings())
 
     def test_several(self):
         given = {"TORCH_TESTING_EXT_START": "spawn", "TORCH_TESTING_EXT_STREAM": "1"}
@@ -63,11 +67,12 @@ class TestSettings(unittest.TestCase):
             self.assertEqual(
                 str(caught.exception),
                 f"{name} is not a known setting; known are: TORCH_TESTING_EXT_START, TORCH_TESTING_EXT_LOGS, "
-                "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_LANES, TORCH_TESTING_EXT_DEBUG_RANK, "
+                "TORCH_TESTING_EXT_STREAM, TORCH_TESTING_EXT_DEBUG_RANK, "
                 "TORCH_TESTING_EXT_SANITIZE, TORCH_TESTING_EXT_SANITIZE_ORDER, TORCH_TESTING_EXT_SHAKE, "
                 "TORCH_TESTING_EXT_FAKE_DEVICES, TORCH_TESTING_EXT_RANKS_PER_GPU, TORCH_TESTING_EXT_MASKS, "
-                "TORCH_TESTING_EXT_LEASED, TORCH_TESTING_EXT_TERMINAL, TORCH_TESTING_EXT_WARM, "
-                "TORCH_TESTING_EXT_WARM_IDLE",
+                "TORCH_TESTING_EXT_WARM, TORCH_TESTING_EXT_WARM_IDLE, "
+                "TORCH_TESTING_EXT_FAKE_ACCELERATORS, TORCH_TESTING_EXT_FAKE_MEMORY, "
+                "TORCH_TESTING_EXT_FAKE_LATE_STREAMS",
             )
 
     def test_an_unknown_value_lists_the_known(self):

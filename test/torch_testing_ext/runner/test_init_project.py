@@ -5,6 +5,8 @@ import io
 import json
 import os
 import unittest
+from email.message import Message
+from types import SimpleNamespace
 from unittest import mock
 
 from kit.files import FolderCase
@@ -14,12 +16,17 @@ from torch_testing_ext.runner.options import UsageError
 
 
 class InitTest(FolderCase):
-    def init(self, *argv, broken=()):
-        """Set the project up, with a runner that knows one test of each file. Returns what was printed, and run."""
+    distribution = None
+
+    def init(self, *argv, broken=(), address=""):
+        """Set the project up, with a runner that knows one test of each file. Returns what was printed, and run.
+
+        `address`: with which this package was built.
+        """
         ran = []
 
         def main(argv, root):
-            if argv[0] != "--list":
+            if argv[0] != "--list=json":
                 ran.append(argv)
                 return 0
             if argv[-1] in broken:
@@ -28,7 +35,13 @@ class InitTest(FolderCase):
             return 0
 
         out = io.StringIO()
-        with contextlib.redirect_stdout(out):
+        built = SimpleNamespace(read_text=lambda name: None, metadata=Message())
+        if address:
+            built.metadata["Project-URL"] = f"Source, {address}"
+        with (
+            contextlib.redirect_stdout(out),
+            mock.patch("importlib.metadata.distribution", self.distribution or (lambda name: built)),
+        ):
             self.assertEqual(init_project.init(argv, self.root, main), 0)
         return out.getvalue(), ran
 
@@ -46,7 +59,7 @@ class InitTest(FolderCase):
     def test_what_cannot_be_written(self):
         self.write("test_a.py", ""), self.write(".github", "a file")
         with self.assertRaisesRegex(UsageError, "init: .*Not a directory"):
-            self.init()
+            self.init(address="https://example.org/kit")
         (self.root / "pyproject.toml").write_bytes(b"# caf\xe9\n")
         with self.assertRaisesRegex(UsageError, "init: .*codec can't decode"):
             self.init()
@@ -55,7 +68,7 @@ class InitTest(FolderCase):
         self.write("checks/test_a.py", ""), self.write("checks/deep/test_b.py", ""), self.write("more/test_c.py", "")
         self.write("venv/pyvenv.cfg", ""), self.write("venv/lib/test_x.py", ""), self.write(".hidden/test_y.py", "")
         self.write("pyproject.toml", '[project]\nname = "theirs"')
-        out, ran = self.init(broken=["checks/deep/test_b.py"])
+        out, ran = self.init(broken=["checks/deep/test_b.py"], address="https://example.org/kit")
         self.assertEqual(
             self.read("pyproject.toml"),
             '[project]\nname = "theirs"\n\n[tool.torch_testing_ext]\ntests = ["checks", "more"]\n',
@@ -63,10 +76,8 @@ class InitTest(FolderCase):
         self.assertEqual(ran, [["checks/test_a.py::T::test_it"]])
         self.assertIn(" checks/test_a.py::T::test_it\n", out)
         job = self.read(".github/workflows/torchtest.yml")
-        self.assertIn(
-            "      - run: pip install .\n      - run: pip install pytest 'torch-testing-ext[ui] @ ADDRESS'\n", job
-        )
-        self.assertIn("replace ADDRESS", out)
+        kit = "'torch-testing-ext[pytest,ui] @ git+https://example.org/kit'"
+        self.assertIn(f"      - run: pip install .\n      - run: pip install {kit}\n", job)
 
         self.write(".github/workflows/torchtest.yml", "mine")
         again, _ = self.init()
@@ -87,11 +98,20 @@ class InitTest(FolderCase):
 
     def test_how_the_job_installs_the_kit(self):
         found = {"url": "https://example.org/kit", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-        with mock.patch("importlib.metadata.distribution") as distribution:
-            distribution.return_value.read_text.return_value = json.dumps(found)
-            out, _ = self.init()
+        self.distribution = lambda name: SimpleNamespace(read_text=lambda name: json.dumps(found))
+        out, _ = self.init()
         self.assertIn("@ git+https://example.org/kit@abc'", self.read(".github/workflows/torchtest.yml"))
-        self.assertNotIn("ADDRESS", out)
+        self.assertIn("wrote  .github/workflows/torchtest.yml", out)
+
+    def test_no_job_that_somebody_would_have_to_edit(self):
+        out, _ = self.init()
+        self.assertIn("no job .github/workflows/torchtest.yml: it is not known from where", out)
+        self.assertFalse((self.root / ".github").exists())
+        self.write("requirements.txt", "torch-testing-ext[ui,pytest] @ git+https://example.org/own\n")
+        self.init()
+        job = self.read(".github/workflows/torchtest.yml")
+        self.assertEqual(job.count("pip install"), 1)
+        self.assertIn("      - run: pip install -r requirements.txt\n", job)
 
     def test_arguments(self):
         out, ran = self.init("--help")

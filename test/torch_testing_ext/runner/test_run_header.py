@@ -109,7 +109,7 @@ class RunTest(unittest.TestCase):
             (folder / "test_a.py").write_text(
                 "import unittest\nclass A(unittest.TestCase):\n    def test_a(self): pass\n"
             )
-            reports = [f"--{kind}={kind}" for kind in ("junit", "report", "results")]
+            reports = [f"--{kind}={kind}" for kind in ("junitxml", "html", "results")]
             ran = run_test(folder, "-otests=.", "--gpus=0", *reports, GIT_CEILING_DIRECTORIES=str(folder.parent))
             self.assertEqual(ran.code, 0, ran.console + ran.complaints)
             expected = {
@@ -122,31 +122,32 @@ class RunTest(unittest.TestCase):
                 "devices": "none (CPU only)",
             }
             self.assertEqual(json.loads(ran.report("results"))["header"], expected)
-            suite = read_junit(ran.report("junit"))[0]
+            suite = read_junit(ran.report("junitxml"))[0]
             properties = {one.get("name"): one.get("value") for one in suite.iter("property")}
             shown = [expected[name] for name in ("command", "host", "torch", "python", "devices")]
             self.assertEqual(list(properties.values()), shown)
             for value in shown:
-                self.assertIn(value, ran.report("report"))
+                self.assertIn(value, ran.report("html"))
 
     def test_a_message_of_a_million_characters_is_whole_in_the_files(self):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             shutil.copy(ROOT / "run_test.py", folder)
             (folder / "test_a.py").write_text(LONG)
-            reports = [f"--{kind}={kind}" for kind in ("junit", "report", "results")]
+            reports = [f"--{kind}={kind}" for kind in ("junitxml", "html", "results")]
             ran = run_test(folder, "-otests=.", "--gpus=0", *reports)
             self.assertEqual(ran.code, 1, ran.console + ran.complaints)
             tests = json.loads(ran.report("results"))["tests"]
             messages = {one["id"].split("::")[1]: one["attempts"][0]["message"] for one in tests}
             in_xml = {
-                case.get("name"): case.find("failure").text for case in read_junit(ran.report("junit")).iter("testcase")
+                case.get("name"): case.find("failure").text
+                for case in read_junit(ran.report("junitxml")).iter("testcase")
             }
             for cls, method, letter in ("Alone", "test_a", "x"), ("OnRanks", "test_b", "y"):
                 whole = f"begin {letter * 1_000_000} end"
                 self.assertIn(whole, messages[cls])
                 self.assertIn(whole, in_xml[method])
-                self.assertIn(whole, ran.report("report"))
+                self.assertIn(whole, ran.report("html"))
                 self.assertNotIn(letter * 2_000, ran.console)
                 self.assertEqual(messages[cls].count("Traceback"), 1)
                 self.assertIn(f"all of it:  python run_test.py show test_a.py::{cls}::{method}", ran.console)

@@ -18,7 +18,6 @@ from torch_testing_ext._machine.machine_resources import (
     leased_by_ancestors,
 )
 from torch_testing_ext._process.child_processes import EventLoop
-from torch_testing_ext.launch import environment
 from torch_testing_ext.runner.engine.other_runs import OtherRuns
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.leases import Leases, make_inventory
@@ -237,7 +236,6 @@ class DeviceLocksTest(unittest.TestCase):
         outer.acquire("nb")
         self.assertFalse(inner.acquire("nb"))
         self.assertEqual(inner.leased(["nb"]), {LEASED: "a,b"})
-        self.assertIn(LEASED, environment.KNOWN_NAMES)
 
     def test_a_reservation_does_not_concern_the_devices_of_ancestors(self):
         """A run inside a test would wait for the run that has the reservation, which waits for the test."""

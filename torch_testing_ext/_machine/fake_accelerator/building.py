@@ -22,11 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KIND = "fakeacc"
-# The variable that counts them. A user may set it for a file that is run directly.
-COUNT = "TORCH_TESTING_EXT_FAKE_ACCELERATORS"
-# The folder of the library, which the first process of a run sets.
-LIBRARY_FOLDER = "TORCH_TESTING_EXT_FAKE_LIBRARY"
+from . import LIBRARY_FOLDER
 
 HERE = Path(__file__).resolve().parent
 # The last one includes the others.
@@ -39,7 +35,18 @@ _LINKED = ("torch", "torch_cpu", "torch_python", "c10")
 # With a folder that holds them in sys.path, `import torch` registers the device.
 _ENTRY_POINT = f"{MODULE}-0.dist-info"
 _METADATA = f"Metadata-Version: 2.1\nName: {MODULE}\nVersion: 0\n"
-_ENTRY_POINTS = "[torch.backends]\nfakeacc = torch_testing_ext._machine.fake_accelerator.registering:autoload\n"
+_ENTRY_POINTS = f"[torch.backends]\nfakeacc = {MODULE}_autoload:autoload\n"
+# A program may start another that has no torch_testing_ext, but inherits the search path.
+_AUTOLOAD = '''"""Registers the fake accelerator: the entry point that `import torch` calls."""
+
+
+def autoload():
+    try:
+        from torch_testing_ext._machine.fake_accelerator import registering
+    except ModuleNotFoundError:
+        return
+    registering.autoload()
+'''
 
 
 class FakeAcceleratorError(RuntimeError):
@@ -103,12 +110,15 @@ def default_cache() -> Path:
 
 def key_of(torch: Torch, compiler: Compiler, sources: Sequence[Path], flags: Sequence[str] = FLAGS) -> str:
     """A name for the library that all that it depends on has a part in."""
-    parts = [torch.version, torch.commit, str(sysconfig.get_config_var("SOABI")), *flags]
-    parts += [*compiler.command, compiler.version]
+    parts = [torch.commit, *flags, *compiler.command, compiler.version]
     digest = hashlib.sha256("\0".join(parts).encode())
     for source in sources:
         digest.update(source.read_bytes())
-    return f"{torch.version}-{digest.hexdigest()[:16]}"
+    return f"{_beginning_of_key(torch.version)}{digest.hexdigest()[:16]}"
+
+
+def _beginning_of_key(torch_version: str) -> str:
+    return f"{torch_version}-{sysconfig.get_config_var('SOABI')}-"
 
 
 def command_of(torch: Torch, compiler: Compiler, source: Path, library: Path) -> list[str]:
@@ -169,6 +179,7 @@ def _build(torch: Torch, compiler: Compiler, folder: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     (part / _ENTRY_POINT).mkdir(parents=True)
     try:
+        (part / f"{MODULE}_autoload.py").write_text(_AUTOLOAD)
         (part / _ENTRY_POINT / "METADATA").write_text(_METADATA)
         (part / _ENTRY_POINT / "entry_points.txt").write_text(_ENTRY_POINTS)
         command = command_of(torch, compiler, HERE / SOURCES[-1], part / LIBRARY)
@@ -195,10 +206,12 @@ def _why_failed(compiler: Compiler, code: int, log: Path) -> str:
     )
 
 
-def load_library() -> Any:
-    """The library, which is loaded once."""
+def load_library(torch_version: str) -> Any:
+    """The library, which is loaded once. Raises FakeAcceleratorError if it was built for another torch or Python."""
     if MODULE not in sys.modules:
         path = Path(os.environ[LIBRARY_FOLDER], LIBRARY)
+        if not path.parent.name.startswith(_beginning_of_key(torch_version)):
+            raise FakeAcceleratorError(f"{path} was built for another torch or Python: unset {LIBRARY_FOLDER}")
         loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
         spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
         assert spec is not None

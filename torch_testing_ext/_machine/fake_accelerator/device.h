@@ -171,7 +171,7 @@ void* on_host(const void* data) { return reinterpret_cast<void*>(reinterpret_cas
 // a row that nobody has locked is one of a process that has ended.
 class SharedCounts {
  public:
-  SharedCounts() : file_(open(setting("TORCH_TESTING_EXT_FAKE_MEMORY_FILE", ""), O_RDWR | O_CLOEXEC)) {
+  SharedCounts() : file_(open(setting("_TORCH_TESTING_EXT_FAKE_MEMORY_FILE", ""), O_RDWR | O_CLOEXEC)) {
     void* start = mmap(nullptr, kRows * sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (file_ >= 0 && start != MAP_FAILED) rows_ = static_cast<Row*>(start);
   }

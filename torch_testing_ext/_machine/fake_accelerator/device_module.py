@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from .building import KIND, load_library
+from . import KIND
+from .building import load_library
+from .shared_memory import uuid_of
 
-_library = load_library()
+_library = load_library(torch.__version__)
 # Its stubs differ between versions.
 _accelerator: Any = torch.accelerator
 Stream = torch.Stream
@@ -94,7 +96,7 @@ def get_device_properties(device: Any = None) -> Properties:
     index = _index_of(device)
     if not 0 <= index < len(numbers):
         raise RuntimeError(f"invalid device ordinal {index}: there are {len(numbers)} fake accelerators")
-    return Properties(f"fake-{numbers[index]:04d}", int(mem_get_info(index)[1]))
+    return Properties(uuid_of(numbers[index]), int(mem_get_info(index)[1]))
 
 
 def get_device_name(device: Any = None) -> str:

@@ -1,13 +1,15 @@
 """Gives torch the fake accelerator in this process: `import torch` calls `autoload` where the run has one."""
 
 import os
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
 
 from torch_testing_ext._torch import device_state
 
-from .building import COUNT, KIND, LIBRARY_FOLDER, FakeAcceleratorError, load_library
+from . import COUNT, KIND, LIBRARY_FOLDER, refusal
+from .building import FakeAcceleratorError, load_library
 
 BACKEND = "fakeccl"
 _UNUSED_NAME = "privateuseone"
@@ -16,7 +18,9 @@ _UNUSED_NAME = "privateuseone"
 def autoload() -> None:
     """Register the device in a process of a run that has fake accelerators: the entry point that torch calls."""
     if os.environ.get(COUNT) and os.environ.get(LIBRARY_FOLDER):
-        register()
+        # The first process of the run refuses, and has more to say than torch would.
+        with suppress(FakeAcceleratorError):
+            register()
 
 
 def register() -> None:
@@ -31,11 +35,8 @@ def register() -> None:
         )
     present = torch.accelerator.current_accelerator(check_available=True)
     if present is not None:
-        raise FakeAcceleratorError(
-            f"this machine has an accelerator ({present.type}), so that a fake one cannot be had: run without it, or "
-            "hide the other, as with CUDA_VISIBLE_DEVICES="
-        )
-    library = load_library()
+        raise FakeAcceleratorError(refusal(present.type))
+    library = load_library(torch.__version__)
     # Its stubs do not export these functions.
     utils: Any = torch.utils
     utils.rename_privateuse1_backend(KIND)

@@ -1,8 +1,9 @@
-"""Starts a run with fake accelerators: in its first process, before any fork. Does not import torch."""
+"""Starts a run with fake accelerators: in its first process, before any fork. Imports torch only where it must."""
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import sys
@@ -11,15 +12,11 @@ from pathlib import Path
 
 from torch_testing_ext._process import private_folders
 
-from . import building
-from .building import COUNT, LIBRARY_FOLDER, FakeAcceleratorError
+from . import COUNT, LIBRARY_FOLDER, MASK, MEMORY_FILE, building, shared_memory
+from .building import FakeAcceleratorError
+from .shared_memory import MOST_DEVICES
 
-MASK = "FAKEACC_VISIBLE_DEVICES"
-# The file in which all processes of a run count their memory, which the first one sets.
-MEMORY_FILE = "TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
-# Of the library's constants: devices, and a row of 8 bytes for each in a process.
-MOST = 16
-_BYTES_OF_MEMORY_FILE = 256 * MOST * 8
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def announce(text: str) -> None:
@@ -28,26 +25,40 @@ def announce(text: str) -> None:
 
 
 def start(count: int, announce: Callable[[str], None] = announce) -> None:
-    """Give fake accelerators to this process and to those that it starts. Raises FakeAcceleratorError if it cannot."""
+    """Give fake accelerators to the processes that this one starts, and to this one when it imports torch.
+
+    Raises FakeAcceleratorError if there can be none.
+    """
     check(count, os.environ)
     if LIBRARY_FOLDER not in os.environ:
         folder = building.library_folder(building.default_cache(), announce)
-        os.environ[MEMORY_FILE] = str(_memory_file())
+        os.environ[MEMORY_FILE] = str(_make_memory_file())
         os.environ[LIBRARY_FOLDER] = str(folder)
         # Last: it has one entry point and a library of a name that nobody else uses.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder))))
         sys.path.append(str(folder))
     os.environ[COUNT] = str(count)
-    if "torch" in sys.modules:
-        from .registering import register
 
-        register()
+
+def start_here(count: int, announce: Callable[[str], None] = announce) -> None:
+    """Give fake accelerators to this process, which may have imported torch, and to those that it starts.
+
+    Raises FakeAcceleratorError if there can be none.
+    """
+    start(count, announce)
+    # First: torch calls `registering` in the middle of its import.
+    importlib.import_module("torch")
+    from .registering import register
+
+    register()
 
 
 def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> None:
     """Raise FakeAcceleratorError if there cannot be so many, or if a mask names one that there is not."""
-    if not 1 <= count <= MOST:
-        raise FakeAcceleratorError(f"there can be 1 to {MOST} fake accelerators, not {count}")
+    if not 1 <= count <= MOST_DEVICES:
+        raise FakeAcceleratorError(f"there can be 1 to {MOST_DEVICES} fake accelerators, not {count}")
+    if environ.get(_AUTOLOAD) == "0":
+        raise FakeAcceleratorError(f"{_AUTOLOAD}=0 keeps torch from loading fake accelerators: unset it")
     for entry in environ.get(MASK, "").split(","):
         name = entry.strip()
         if name not in ("", "-1") and not (name.isdecimal() and int(name) < count):
@@ -64,19 +75,22 @@ def start_as_the_environment_says() -> None:
         return
     if not count.isdecimal():
         raise FakeAcceleratorError(f"{COUNT}={count} is no number")
-    start(int(count))
+    if "torch" in sys.modules:
+        start_here(int(count))
+    else:
+        start(int(count))
 
 
-def _memory_file() -> Path:
-    """The file in which the processes of this run count their memory. This process removes it at its end."""
+def _make_memory_file() -> Path:
+    """Make the file in which the processes of this run count their memory. This process removes it at its end."""
     folder, _ = private_folders.make_locked("torch_testing_ext-fakeacc-")
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
+    atexit.register(remove_memory_file, folder, os.getpid())
     file = folder / "memory"
-    file.write_bytes(bytes(_BYTES_OF_MEMORY_FILE))
+    shared_memory.make_file(file)
     return file
+
+
+def remove_memory_file(folder: Path, owner: int) -> None:
+    """Remove the file with its folder, in the process that has made it and in none of its forks."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

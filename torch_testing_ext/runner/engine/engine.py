@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import bare_uuid
 from torch_testing_ext._machine.machine_resources import leased_port
-from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, Usage
+from torch_testing_ext._machine.nvml import NvmlError, Usage
 from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner import model
@@ -70,12 +72,22 @@ class _Waiting:
     until: float
 
 
+class MemorySource(Protocol):
+    """Knows how much memory of devices is in use: NVML, or what counts that of fake accelerators."""
+
+    def usage(self) -> Mapping[str, Usage]:
+        """The use of each device, by its UUID. Raises NvmlError without an answer."""
+
+    def close(self) -> object:
+        """Ask no more."""
+
+
 @dataclass
 class MemoryReturn:
     """Compares the memory in use before a lease and after it. Without NVML, every lease is over at once."""
 
     loop: EventLoop
-    nvml: NvmlProcess | None = None
+    nvml: MemorySource | None = None
     # As NVML gives them, by each device's name in this run.
     uuids: Mapping[str, str] = field(default_factory=dict)
     warn: Callable[[str], object] = lambda text: None
@@ -676,6 +688,14 @@ def _known_results(plan: Plan, broken: Sequence[Attempt]) -> Iterator[Attempt]:
         yield Attempt(test, TestEnd(TestOutcome.SKIPPED, test.skip or "", want=test.want))
 
 
+def _notes(options: Options, inventory: Inventory) -> Iterator[str]:
+    """What to know of all tests of the run."""
+    if inventory.kind == fake_accelerator.KIND:
+        yield fake_accelerator.describe(len(inventory.names))
+    if options.sanitize and (note := not_of_threads(read_kinds(options.sanitize))):
+        yield note
+
+
 def _run_began(
     plan: Plan,
     broken: Sequence[Attempt],
@@ -696,5 +716,5 @@ def _run_began(
         repetitions=options.repetitions,
         header=header,
         nodes=inventory.nodes,
-        note=not_of_threads(read_kinds(options.sanitize)) if options.sanitize else "",
+        note="\n".join(_notes(options, inventory)),
     )

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._process import file_reads, files, messages
 from torch_testing_ext._process.files import make_cache_folder, write_atomically
 from torch_testing_ext._process.project_settings import SETTINGS_FILES
@@ -200,6 +201,8 @@ _NO_RECORD = "there is no record of what it reads"
 # Variables that differ from one terminal to the next, and say nothing to a test.
 _OF_TERMINAL = {
     *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TERM", "COLORTERM", "TERM_SESSION_ID", "WINDOWID", "TTY"),
+    # Of each run.
+    fake_accelerator.MEMORY_FILE,
     *("TMUX", "TMUX_PANE", "STY", "DISPLAY", "WAYLAND_DISPLAY", "INVOCATION_ID", "JOURNAL_STREAM", "NO_COLOR"),
 }
 _PREFIXES_OF_TERMINAL = ("SSH_", "XDG_", "DBUS_", "VSCODE_", "LESS", "TORCH_TESTING_EXT_RUN_")
@@ -532,6 +535,7 @@ def key_of_run(options: Options, root: Path) -> str:
     machine = [
         options.gpus,
         options.fake_gpus,
+        options.fake_accelerators,
         options.ranks_per_gpu,
         options.jobs,
         bool(options.marks),

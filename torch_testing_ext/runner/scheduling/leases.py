@@ -94,8 +94,9 @@ def make_inventory(
     effect. Raises UsageError if --gpus names devices that are not
     visible, or if --ranks-per-gpu wants more ranks than a device can have.
     """
-    if options.fake_gpus is not None:
-        names = tuple(str(number) for number in range(options.fake_gpus))
+    made_up = options.made_up_devices
+    if made_up is not None:
+        names = tuple(str(number) for number in range(made_up))
         inventory = Inventory(names, kind, fake=True)
     elif kind is None or not count:
         inventory = _chosen(options.gpus, Inventory())

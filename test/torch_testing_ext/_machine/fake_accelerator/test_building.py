@@ -1,0 +1,233 @@
+"""The cache of the fake accelerator's library, and what can go wrong while a stand-in for a compiler builds it."""
+
+import fcntl
+import importlib.metadata
+import os
+import queue
+import struct
+import sys
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from unittest import mock
+
+from kit.files import FolderCase
+
+import torch_testing_ext._machine.fake_accelerator as names
+from torch_testing_ext._machine.fake_accelerator import building, shared_memory, starting
+from torch_testing_ext._machine.fake_accelerator.building import Compiler, FakeAcceleratorError, Torch, key_of
+from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
+from torch_testing_ext._machine.nvml import GpuProcess, Usage
+from torch_testing_ext.common_utils import run_tests
+
+COMPILER = Path(__file__).parent / "subjects" / "compiler.sh"
+
+
+class BuildingCase(FolderCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.cache = self.root / "cache"
+        self.calls = self.root / "calls"
+        self.announced: list[str] = []
+        environ = self.environ(CXX=str(COMPILER), CALLS=str(self.calls), AS="")
+        environ.__enter__()
+        self.addCleanup(environ.__exit__, None, None, None)
+
+    def environ(self, **variables: str) -> AbstractContextManager[object]:
+        return mock.patch.dict(os.environ, variables)
+
+    def build(self) -> Path:
+        return building.library_folder(self.cache, self.announced.append)
+
+    def number_of_calls(self) -> int:
+        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+
+    def refused(self) -> str:
+        """What the user reads of a build that fails: one line."""
+        with self.assertRaises(FakeAcceleratorError) as caught:
+            self.build()
+        text = str(caught.exception)
+        self.assertNotIn("\n", text)
+        return text
+
+
+class CacheTest(BuildingCase):
+    def test_built_once(self) -> None:
+        folder = self.build()
+        self.assertEqual((folder / building.LIBRARY).read_text(), "whole\n")
+        self.assertRegex(self.announced[0], r"^building the fake accelerator for torch [\d.]+\S*, about 40 s, once$")
+        self.assertEqual(self.build(), folder)
+        self.assertEqual((self.number_of_calls(), len(self.announced)), (1, 1))
+
+    def test_the_folder_has_an_entry_point_that_torch_finds(self) -> None:
+        folder = self.build()
+        (distribution,) = importlib.metadata.distributions(path=[str(folder)])
+        (entry,) = distribution.entry_points
+        self.assertEqual((entry.group, entry.name), ("torch.backends", "fakeacc"))
+        module, _, function = entry.value.partition(":")
+        self.assertTrue((folder / f"{module}.py").exists())
+        self.assertEqual(function, "autoload")
+
+    def test_all_that_matters_is_in_the_key(self) -> None:
+        torch, compiler = Torch(Path("/t"), "2.13.0", "abc"), Compiler(("c++",), "c++ 12")
+        source = self.write("a.cpp", "int a;")
+        key = key_of(torch, compiler, [source])
+        self.assertEqual(key, key_of(Torch(Path("/elsewhere"), "2.13.0", "abc"), compiler, [source]))
+        others = {
+            "version of torch": key_of(Torch(Path("/t"), "2.13.1", "abc"), compiler, [source]),
+            "commit of torch": key_of(Torch(Path("/t"), "2.13.0", "abd"), compiler, [source]),
+            "compiler": key_of(torch, Compiler(("clang++",), "c++ 12"), [source]),
+            "version of the compiler": key_of(torch, Compiler(("c++",), "c++ 13"), [source]),
+            "flags": key_of(torch, compiler, [source], ["-O3"]),
+            "source": key_of(torch, compiler, [self.write("a.cpp", "int b;")]),
+        }
+        with mock.patch("sysconfig.get_config_var", return_value="cpython-399-x86_64-linux-gnu"):
+            others["Python"] = key_of(torch, compiler, [source])
+        self.assertEqual([name for name, other in others.items() if other == key], [])
+
+    def test_a_library_of_another_torch_is_not_loaded(self) -> None:
+        with self.environ(**{names.LIBRARY_FOLDER: str(self.build())}), mock.patch.dict(sys.modules):
+            sys.modules.pop(building.MODULE, None)
+            with self.assertRaisesRegex(FakeAcceleratorError, "another torch or Python: unset"):
+                building.load_library("1.0")
+
+
+class FaultsTest(BuildingCase):
+    def test_a_compiler_that_fails(self) -> None:
+        with self.environ(AS="fails"):
+            text = self.refused()
+        self.assertRegex(text, r"failed \(exit code 1\).* Try another compiler")
+        (log,) = self.cache.glob("*.log")
+        self.assertIn(str(log), text)
+        self.assertIn("no such thing", log.read_text())
+        self.check_nothing_is_left()
+
+    def test_a_compiler_that_is_killed_half_way(self) -> None:
+        with self.environ(AS="dies"):
+            self.assertRegex(self.refused(), "killed by signal 9; .* try again")
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        """No half of a library is there, and the next build succeeds."""
+        self.assertEqual([path.name for path in self.cache.iterdir() if path.is_dir()], [])
+        self.assertEqual((self.build() / building.LIBRARY).read_text(), "whole\n")
+
+    def test_a_build_that_was_killed_half_way(self) -> None:
+        folder = self.build()
+        folder.rename(folder.with_name(f"{folder.name}.part"))
+        (folder.with_name(f"{folder.name}.part") / building.LIBRARY).write_text("half")
+        self.assertEqual((self.build() / building.LIBRARY).read_text(), "whole\n")
+        self.assertEqual([path for path in self.cache.iterdir() if path.suffix == ".part"], [])
+
+    def test_two_builds_at_once(self) -> None:
+        """The second waits for the first, and does not build."""
+        folder = self.build()
+        away = folder.rename(self.root / "away")
+        announced: queue.Queue[str] = queue.Queue()
+        results: queue.Queue[Path] = queue.Queue()
+        with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            second = threading.Thread(
+                target=lambda: results.put(building.library_folder(self.cache, announced.put)), daemon=True
+            )
+            second.start()
+            self.assertRegex(announced.get(timeout=60), "^waiting for another process")
+            away.rename(folder)
+        second.join(60)
+        self.assertEqual(results.get_nowait(), folder)
+        self.assertEqual(self.number_of_calls(), 1)
+
+    def test_a_cache_that_cannot_be_written(self) -> None:
+        self.cache.write_text("a file")
+        self.assertRegex(self.refused(), r"cannot be kept in .*cache \(.*\): make it writable .* or set XDG_CACHE_HOME")
+
+    def test_a_cache_that_can_only_be_read_serves(self) -> None:
+        folder = self.build()
+        with mock.patch.object(Path, "mkdir", side_effect=PermissionError):
+            self.assertEqual(self.build(), folder)
+
+    def test_no_compiler(self) -> None:
+        with self.environ(CXX="", PATH=str(self.root)):
+            self.assertRegex(self.refused(), "^there is no C.. compiler: install one")
+        with self.environ(CXX="mycc -m64"):
+            self.assertRegex(self.refused(), "^mycc, which CXX names, is not there: install one")
+
+    def test_no_headers_of_python(self) -> None:
+        with mock.patch("sysconfig.get_paths", return_value={"include": str(self.root)}):
+            self.assertRegex(self.refused(), r"Python.h is not in .*: install the headers of Python \(python3")
+
+
+class StartingTest(BuildingCase):
+    def test_numbers(self) -> None:
+        for count in (0, -1, 17):
+            with self.assertRaisesRegex(FakeAcceleratorError, f"there can be 1 to 16 fake accelerators, not {count}"):
+                starting.check(count, {})
+        for count in (1, 16):
+            starting.check(count, {})
+
+    def test_a_mask_that_names_a_device_that_is_not_there(self) -> None:
+        for mask in ("", "-1", "0", "3,0", "1,-1"):
+            starting.check(4, {names.MASK: mask})
+        for mask, wrong in {"4": "4", "0,7": "7", "GPU-1": "GPU-1"}.items():
+            with self.assertRaisesRegex(FakeAcceleratorError, f"names {wrong}, .* unset it, or name 0 to 3"):
+                starting.check(4, {names.MASK: mask})
+
+    def test_the_environment_of_a_run(self) -> None:
+        with self.environ(XDG_CACHE_HOME=str(self.cache), PYTHONPATH="/before"), mock.patch("sys.path", [*sys.path]):
+            starting.start(3, self.announced.append)
+            folder = os.environ[names.LIBRARY_FOLDER]
+            self.assertEqual(os.environ[names.COUNT], "3")
+            self.assertEqual(os.environ["PYTHONPATH"], f"/before{os.pathsep}{folder}")
+            self.assertEqual(sys.path[-1], folder)
+            memory = Path(os.environ[names.MEMORY_FILE])
+            self.assertEqual(memory.stat().st_size, 32768)
+            starting.start(2, self.announced.append)
+            self.assertEqual((os.environ[names.COUNT], self.number_of_calls()), ("2", 1))
+            starting.remove_memory_file(memory.parent, os.getpid() + 1)
+            self.assertTrue(memory.exists())
+            starting.remove_memory_file(memory.parent, os.getpid())
+            self.assertFalse(memory.exists())
+
+    def test_no_search_path_begins_with_the_working_folder(self) -> None:
+        with self.environ(XDG_CACHE_HOME=str(self.cache), PYTHONPATH=""), mock.patch("sys.path", [*sys.path]):
+            starting.start(1, self.announced.append)
+            self.assertEqual(os.environ["PYTHONPATH"], os.environ[names.LIBRARY_FOLDER])
+            starting.remove_memory_file(Path(os.environ[names.MEMORY_FILE]).parent, os.getpid())
+
+
+class SharedMemoryTest(FolderCase):
+    def test_what_a_process_had_is_free_when_it_has_ended(self) -> None:
+        file = self.root / "memory"
+        shared_memory.make_file(file)
+        locked, end = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self.lock_row_and_wait(file, 5, {2: 4000}, locked[1], end[0])
+        os.read(locked[0], 1)
+        source = SharedMemory(file)
+        usage = source.usage()
+        self.assertEqual(usage["fake-0002"], Usage(4000, (GpuProcess(pid, 4000),)))
+        self.assertEqual((usage["fake-0000"], len(usage)), (Usage(0), 16))
+        os.write(end[1], b"e")
+        # A zombie has given its memory back.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self.assertEqual(source.usage()["fake-0002"], Usage(0))
+        os.waitpid(pid, 0)
+        source.close()
+        for descriptor in (*locked, *end):
+            os.close(descriptor)
+
+    def lock_row_and_wait(self, file: Path, row: int, counts: dict[int, int], locked: int, end: int) -> None:
+        """In a child: do as the library does in a process that uses devices."""
+        with file.open("r+b") as memory:
+            fcntl.lockf(memory, fcntl.LOCK_EX, 1, row)
+            memory.seek(row * 16 * 8)
+            memory.write(struct.pack("16q", *(counts.get(number, 0) for number in range(16))))
+            memory.flush()
+            os.write(locked, b"l")
+            os.read(end, 1)
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    run_tests()

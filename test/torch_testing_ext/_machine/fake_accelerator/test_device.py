@@ -1,0 +1,140 @@
+"""The fake accelerator itself, as pytest and the runner have it. The first test builds the library: 20 CPU seconds.
+
+Each test starts an interpreter that must import torch with the device, which no process can get later.
+"""
+
+import functools
+import json
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+
+from kit.files import FolderCase, subject
+from kit.processes import ROOT, run_python
+from kit.pytest_runs import PytestRun, run_pytest
+
+from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
+from torch_testing_ext.common_utils import run_tests
+
+README = ROOT / "README.md"
+OPTIONS = ("--fake-accelerators", "4")
+
+
+def source_of(name: str) -> str:
+    return subject(__file__, name)
+
+
+def run_subject(name: str, *options: str, **environ: str) -> PytestRun:
+    return run_pytest({f"test_{name}": source_of(name)}, *OPTIONS, *options, cold=True, **environ)
+
+
+@functools.cache
+def compiler_is_missing() -> str:
+    """Why nothing can be built; empty if it can."""
+    try:
+        building.find_compiler()
+        building.headers_of_python()
+    except building.FakeAcceleratorError as error:
+        return str(error)
+    return ""
+
+
+class DeviceCase(FolderCase):
+    def setUp(self) -> None:
+        super().setUp()
+        if why := compiler_is_missing():
+            self.skipTest(why)
+
+    def check_all_pass(self, run: PytestRun, number: int) -> None:
+        failed = {name: run.messages[name] for name, outcome in run.outcomes.items() if outcome != "passed"}
+        self.assertEqual(failed, {}, run.text + run.errors)
+        self.assertEqual(len(run.outcomes), number, run.text + run.errors)
+
+
+class PytestTest(DeviceCase):
+    def test_tensors(self) -> None:
+        self.check_all_pass(run_subject("tensors.py"), 30)
+
+    def test_training(self) -> None:
+        """In 2 and 4 ranks, with the numbers of the CPU."""
+        self.check_all_pass(run_subject("training.py"), 15)
+
+    def test_late_streams(self) -> None:
+        self.check_all_pass(run_subject("late_streams.py", **{LATE_STREAMS: "1"}), 9)
+
+    def test_faults(self) -> None:
+        """Each fails, with the line of the fault in its failure."""
+        source = source_of("faults.py")
+        run = run_subject("faults.py")
+        names = re.findall(r"^def (test_\w+)", source, re.MULTILINE)
+        self.assertEqual({name: run.outcomes.get(name) for name in names}, dict.fromkeys(names, "failed"), run.text)
+        bodies = re.split(r"^def (?=test_)", source, flags=re.MULTILINE)
+        for number, name in enumerate(names):
+            line = (
+                "".join(bodies[: number + 1]).count("\n") + bodies[number + 1].partition("# fault")[0].count("\n") + 1
+            )
+            with self.subTest(test=name):
+                self.assertIn(f"test_faults.py:{line}", run.messages[name])
+
+    def test_properties_and_header(self) -> None:
+        report = self.root / "junit.xml"
+        source = "import torch\ndef test_count(): assert torch.accelerator.device_count() == 4\n"
+        self.write("test_count.py", source)
+        done = run_python("-m", "pytest", *OPTIONS, f"--junitxml={report}", self.root)
+        self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
+        properties = [each.attrib for each in ElementTree.parse(report).iter("property")]
+        self.assertIn({"name": "fake_accelerators", "value": "4"}, properties)
+
+    def test_refusals(self) -> None:
+        self.write("test_nothing.py")
+        for options, environ, text in (
+            (("--fake-accelerators", "0"), {}, "there can be 1 to 16 fake accelerators, not 0"),
+            (OPTIONS, {MASK: "7"}, "names 7, which is not one of the 4 fake accelerators"),
+            (OPTIONS, {"CXX": "no-compiler", "XDG_CACHE_HOME": str(self.root)}, "no-compiler, which CXX names"),
+        ):
+            with self.subTest(refused=text):
+                done = run_python("-m", "pytest", *options, self.root, **environ)
+                self.assertEqual(done.returncode, 4)
+                (line,) = (line for line in done.stderr.splitlines() if line.startswith("ERROR: --fake-accelerators: "))
+                self.assertIn(text, line)
+
+
+class RunnerTest(DeviceCase):
+    def test_the_readmes_example_has_a_device_for_each_rank(self) -> None:
+        example = re.search(
+            r"```python\n(# file: test_first.py\n.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+        )
+        assert example is not None
+        shown = "    print(dist_env.rank, dist_env.device, dist_env.backend, tensor.device)\n"
+        self.write("test_first.py", example[1] + shown)
+        report, junit = self.root / "results.json", self.root / "junit.xml"
+        done = run_python(
+            "-c",
+            f"import os; os.chdir({str(self.root)!r}); from torch_testing_ext.runner.cli import console; "
+            "raise SystemExit(console())",
+            *(*OPTIONS, "--cold", "-v", f"--results={report}", f"--junit={junit}", "test_first.py"),
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("1 test from 1 file on 4 devices", done.stdout)
+        self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
+        (test,) = json.loads(report.read_text())["tests"]
+        self.assertEqual(test["outcome"], "passed")
+        self.assertIn("4 fakeacc devices: 0, 1, 2, 3 (Fake accelerator)", junit.read_text())
+
+
+class DirectTest(DeviceCase):
+    def test_a_file_that_is_run_directly(self) -> None:
+        file = self.write(
+            "direct.py", "import torch\nimport torch_testing_ext\nprint(torch.accelerator.device_count())\n"
+        )
+        done = run_python(file, **{COUNT: "3"})
+        self.assertEqual((done.stdout, done.returncode), ("3\n", 0), done.stderr)
+
+    def test_nothing_changes_without_the_option(self) -> None:
+        file = self.write("direct.py", "import torch, torch_testing_ext\nprint(hasattr(torch, 'fakeacc'))\n")
+        environ = {name: value for name, value in os.environ.items() if name == "PATH"}
+        self.assertEqual(run_python(file, **environ).stdout, "False\n")
+
+
+if __name__ == "__main__":
+    run_tests()
