@@ -72,15 +72,26 @@ class ProcessTree:
         os.environ[DESCENDS_FROM] = str(os.getpid())
         # Processes of others, by their ids alone: to read what `/proc` says of each takes time.
         self._strangers: set[int] = set()
-        self._before: dict[Identity, Process] = {}
-        self._before = self._living()
+        # The living processes, with the ticks of each that have been counted.
+        self._counted: dict[Identity, int] = {}
+        self._parents: dict[Identity, int] = {}
+        # Those that were there before the test.
+        self._old: set[Identity] = set()
+        self.begin()
+
+    def begin(self) -> None:
+        """A test begins: what the living processes have computed so far does not count."""
+        now = self._living()
+        self._counted = {identity: process.own + process.reaped for identity, process in now.items()}
+        self._parents = {identity: process.parent for identity, process in now.items()}
+        self._old = set(now)
 
     def _living(self) -> dict[Identity, Process]:
         """All living processes of the tree."""
         pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         self._strangers &= pids
         processes = {pid: process for pid in pids - self._strangers if (process := read_process(pid))}
-        own = {os.getpid(), *(pid for pid, process in processes.items() if (pid, process.began) in self._before)}
+        own = {os.getpid(), *(pid for pid, process in processes.items() if (pid, process.began) in self._counted)}
         for pid in sorted(processes):
             line = []
             ancestor = pid
@@ -104,20 +115,20 @@ class ProcessTree:
             return False
 
     def seconds_since(self) -> float:
-        """What the tree has computed since the last call."""
-        before, now = self._before, self._living()
-        self._before = now
+        """What the tree has computed since the last call, or since the test began."""
+        now = self._living()
+        before, self._counted = self._counted, {}
         ticks = 0
         for identity, process in now.items():
-            if identity in before:
-                ticks += process.own + process.reaped - before[identity].own - before[identity].reaped
-            else:
-                ticks += process.reaped
+            # The start of a process that may outlive the test does not count, only what it has reaped.
+            total = process.own + process.reaped if identity in self._old else process.reaped
+            self._counted[identity] = total
+            ticks += total - before.get(identity, 0)
+        # A process of the tree has reaped those that have gone, and counts all that they have computed. That includes
+        # what has been counted already. Nobody reaps an orphan for the tree.
         pids = {pid for pid, _ in before}
-        for identity, process in before.items():
-            # A parent of the tree has reaped it, and counts all that it has computed. Nobody does for an orphan.
-            if identity not in now and process.parent in pids:
-                ticks -= process.own + process.reaped
+        ticks -= sum(before[identity] for identity in before.keys() - now.keys() if self._parents.get(identity) in pids)
+        self._parents = {identity: process.parent for identity, process in now.items()}
         return max(0.0, ticks / _TICKS)
 
 
@@ -169,6 +180,7 @@ class CostRecorder:
             return
         modules = set(sys.modules)
         self._outcome = "passed"
+        self._tree.begin()
         with self._pays(item.nodeid):
             yield
         if self._is_rank:

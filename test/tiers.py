@@ -9,7 +9,8 @@
 without a record is in `core`, until it has one. `conftest.py` gives every test the mark of its tier.
 
 What the tests of a class or module share, such as `setUpClass`, has a row of its own there. It counts in equal parts
-for all of these tests: so the tier of a test does not depend on which of them run, and in which order.
+for all of these tests, or as a cost of the one that `core_tests.py` lists. So the tier of a test does not depend on
+which of them run, and in which order.
 
     python -m pytest --record-costs build/costs.tsv ...     measure what tests cost
     python test/tiers.py record build/costs.tsv             write that to test_costs.tsv; --whole: and nothing else
@@ -67,12 +68,18 @@ class Costs:
 
     def __init__(self, rows: Mapping[str, float]) -> None:
         self.rows = rows
-        counts = Counter(row for name in rows if not is_shared(name) for row in shared_rows(name))
-        self._parts = {row: rows[row] / counts[row] for row in counts.keys() & rows.keys()}
+        self._counts = Counter(row for name in rows if not is_shared(name) for row in shared_rows(name))
+        # A test of core_tests.py runs in `core`, whatever it costs. What it shares with others costs nothing more then.
+        self._payers = {row: name for name in _core_names() for row in shared_rows(name)}
 
     def of(self, name: str) -> float:
         """What a test costs: its own seconds, and its part of what it shares with others."""
-        return self.rows.get(name, 0.0) + sum(self._parts.get(row, 0.0) for row in shared_rows(name))
+        return self.rows.get(name, 0.0) + sum(self._part(name, row) for row in shared_rows(name))
+
+    def _part(self, name: str, row: str) -> float:
+        if row in self._payers:
+            return self.rows.get(row, 0.0) if self._payers[row] == name else 0.0
+        return self.rows.get(row, 0.0) / max(1, self._counts[row])
 
     @property
     def tests(self) -> list[str]:
@@ -110,7 +117,7 @@ def needless_rows(costs: Costs) -> list[str]:
         mechanism
         for mechanism, name in CORE.items()
         # 0.0 may be that of a test that was skipped on the machine that recorded it.
-        if not is_slow(name) and name in costs.rows and 0.0 < costs.of(name) <= CORE_SECONDS / 2
+        if not is_slow(name) and costs.rows.get(name) and costs.of(name) <= CORE_SECONDS / 2
     ]
 
 

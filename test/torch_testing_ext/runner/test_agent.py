@@ -315,6 +315,8 @@ class StatesOfNodesTest(unittest.TestCase):
         self.addCleanup(self.loop.close)
         self.launcher, self.leases = LendingLauncher(), NodeLeases()
         self.nodes = ClusterNodes(self.launcher, self.leases, self.loop, lambda text: None)
+        # Each node has a thread, with which later tests cannot fork.
+        self.addCleanup(self.nodes.close)
         self.streams = {}
 
     def join(self, *names, ready=True):
