@@ -685,29 +685,35 @@ def is_uneven(records: Records) -> bool:
     return False
 
 
-def first_uneven(records: Records) -> Finding | None:
+def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
     """A collective that some members have issued and others have not, although all ranks have passed.
 
-    Nobody has missed it. Where something has raised, the ranks may have left it out for that.
+    Nobody has missed it. Where something has raised, the ranks may have left it out for that. `has_raised`: only a
+    collective that has raised itself, in a rank that has caught the error.
     """
-    if any(record.has_raised or not record.is_whole for record in records):
+    if any(not record.is_whole for record in records):
         return None
-    for record in records:
-        for calls in record.calls.values():
-            if any(call.raised for call in calls):
-                return None
+    any_raised = any(record.has_raised for record in records) or any(
+        call.raised for record in records for calls in record.calls.values() for call in calls
+    )
+    if any_raised is not has_raised:
+        return None
     by_rank = {record.rank: record for record in records}
     candidates = []
     for group in shared_groups(records):
         calls_of_group = _calls_in(group, by_rank)
         place = min(map(len, calls_of_group.values()), default=0) + 1
         issued = _calls_at(place, calls_of_group)
-        if issued and len(calls_of_group) == len(group.ranks):
-            gone = tuple(rank for rank in group.ranks if rank not in issued)
-            first = next(iter(issued.values()))
-            sentence = _passed_without(gone, first, group, list(issued))
-            finding = Finding(FindingKind.UNMATCHED, sentence, _doing(issued), gone, is_hazard=True)
-            candidates.append(_Candidate(first.order, finding))
+        caught = [rank for rank, call in issued.items() if call.raised and call.timeout >= _EXPECTED_TIMEOUT]
+        if not issued or len(calls_of_group) < len(group.ranks) or (has_raised and not caught):
+            continue
+        gone = tuple(rank for rank in group.ranks if rank not in issued)
+        first = next(iter(issued.values()))
+        sentence = _passed_without(gone, first, group, list(issued))
+        if has_raised:
+            sentence += f"; {list_of(caught)} {verb_for(caught, 'has', 'have')} caught the error"
+        finding = Finding(FindingKind.UNMATCHED, sentence, _doing(issued), gone, is_hazard=True)
+        candidates.append(_Candidate(first.order, finding))
     return _first_of(candidates)
 
 

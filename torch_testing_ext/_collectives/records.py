@@ -157,6 +157,8 @@ class RankRecord:
     has_raised: bool = False
     # The group that it was making.
     creating: GroupRecord | None = None
+    # For each such error: the lines that have led to it, innermost first.
+    raised_at: Sequence[Sequence[Site]] = ()
 
     @property
     def latest(self) -> Call | None:
@@ -344,15 +346,16 @@ def pack_record(
     state: RankState | None = None,
     sequences: Mapping[str, tuple[int, int]] | None = None,
     creating: tuple[Any, ...] | None = None,
+    raised_at: Sequence[Sequence[tuple[str, int, str]]] = (),
 ) -> bytes:
     """Pack the record of a rank.
 
     `groups`: those that it has made, as the fields of a GroupRecord and the time of their making; `creating`: the one
     that it is making. `dumps`: of its recorders, each after the number of the first entry that counts. `errors`: the
     times at which functions of torch.distributed have raised. `folder`: of torch. `at`: the moment. `state`: of its
-    threads. `sequences`: the sequence numbers of its groups, None if unknown.
+    threads. `sequences`: the sequence numbers of its groups, None if unknown. `raised_at`: the lines of each error.
     """
-    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating))
+    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating, raised_at))
 
 
 class _Entry(NamedTuple):
@@ -375,7 +378,8 @@ class RawRecord:
     """The record that a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
-        listed, dumps, self._errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
+        listed, dumps, self._errors, self._folder, self.at, state, sequences, creating, raised_at = pickle.loads(data)
+        self._raised_at = [[Site(*place) for place in places] for places in raised_at]
         self.groups = [GroupRecord(*fields[:-1]) for fields in listed]
         self._creating = GroupRecord(*creating[:-1]) if creating is not None else None
         self.is_whole = True
@@ -449,9 +453,10 @@ class RawRecord:
     def record(self, rank: int) -> RankRecord:
         """All that the rank has issued, if this is its number."""
         has_raised = bool(self._errors)
-        return make_record(
+        record = make_record(
             rank, self.groups, self._issued(), self.is_whole, self._state, self.at, has_raised, self._creating
         )
+        return replace(record, raised_at=self._raised_at)
 
     def _issued(self) -> Iterator[CallInGroup]:
         raised = self._raised()

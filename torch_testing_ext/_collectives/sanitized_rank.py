@@ -20,6 +20,7 @@ import torch
 from torch_testing_ext._torch import flight_recorder, operation_hook
 from torch_testing_ext._torch.operation_hook import OpSpec, parts_of
 
+from .computed_results import ResultSampler
 from .failure import Site
 from .records import Call, GroupRecord
 from .sanitizer_kinds import SanitizeKind
@@ -239,7 +240,7 @@ class CallRecorder:
     def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> None:
         try:
             for check in self._after:
-                check.after(spec, args, result, known[1])
+                check.after(spec, args, result, known[1], known[0])
         except Exception as error:
             self._keep(error)
             raise
@@ -405,7 +406,10 @@ class RankSanitizer:
             self._checks.append(Poison(rank))
         self._watches_uses = SanitizeKind.RACES in kinds
         wants_waits = self._watches_uses or SanitizeKind.WAITS in kinds
-        self._waits = WaitCheck(self._note, lambda: self._recorder.site()) if wants_waits else None
+        self._waits: WaitCheck | None = None
+        if wants_waits:
+            sampler = ResultSampler(path, lambda: self._recorder.line())
+            self._waits = WaitCheck(self._note, lambda: self._recorder.site(), sampler)
         if self._waits is not None:
             self._checks.append(self._waits)
         if SanitizeKind.REPLICAS in kinds:
@@ -416,7 +420,7 @@ class RankSanitizer:
         operation_hook.install()
         operation_hook.listen(self._recorder)
         flight_recorder.on_error_of_collectives(self._log.error_now)
-        operation_hook.watch_waits(self._on_wait, self._log.error_now, self._waits)
+        operation_hook.watch_waits(self._on_wait, self._log.error_now, self._waits, self._on_waited)
         if self._waits is not None and self._watches_uses:
             self._waits.watch_uses(other_threads=True)
 
@@ -426,6 +430,10 @@ class RankSanitizer:
     def _on_wait(self, work: object) -> None:
         if self._waits is not None:
             self._waits.waited(work)
+
+    def _on_waited(self, work: object, is_complete: bool) -> None:
+        if self._waits is not None:
+            self._waits.wait_is_over(work, is_complete)
 
     def finish(self) -> None:
         """The test has returned: what is open now stays open. Raises what the recorder has failed with."""

@@ -6,7 +6,6 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_testing_ext._process.words import grouped, list_of, verb_for
@@ -16,11 +15,11 @@ from .findings import Doing, Finding, FindingKind, Wait, describe_deadlock, pair
 from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, shared_groups, whole_records
 
 # --------------------------------------------------------------------------------------------------------------------
-# Collectives of overlapping groups that ranks have issued in opposite orders, although it passed this time.
+# Collectives of overlapping groups, and messages, that ranks have issued in opposite orders, although it passed.
 
 # Of the search for a shortest cycle.
 _MOST_STARTS = 50
-# A collective: its group, and its place there.
+# A collective: its group, and its place there. A message: its group, and a number below 0.
 _Node = tuple[GroupKey, int]
 
 
@@ -33,37 +32,57 @@ class _Edge(NamedTuple):
 
 
 _Edges = Mapping[_Node, Mapping[_Node, _Edge]]
+# A call of a rank.
+_NodeOfRank: TypeAlias = tuple[_Node, Call]
 
 
 def first_inversion(records: Sequence[RankRecord]) -> Finding | None:
-    """A shortest cycle among the collectives of all ranks: each comes before the next one on some rank.
+    """A shortest cycle among the calls of all ranks: each comes before the next one on some rank.
 
     The calls of each thread of a rank are ordered; those of two threads may be in any order, and wait for each other
-    nowhere. Calls that lack a member are left out.
+    nowhere. So may messages between two collectives: ranks in a ring all send first. Calls that lack a member are left
+    out.
     """
     by_rank = whole_records(records)
     groups = {group.key: group for group in shared_groups(records) if by_rank.keys() >= set(group.ranks)}
     edges: dict[_Node, dict[_Node, _Edge]] = {}
-    for rank, calls in _calls_of_threads(by_rank, groups):
-        for (first, earlier), (second, later) in pairwise(calls):
+    for rank, calls in _calls_of_threads(records, by_rank, groups):
+        for (first, earlier), (second, later) in _ordered_pairs(calls):
             edges.setdefault(first, {}).setdefault(second, _Edge(rank, earlier, later))
     cycle = _shortest_cycle(edges)
     return _inversion(cycle, edges, groups) if cycle else None
 
 
 def _calls_of_threads(
-    by_rank: Mapping[int, RankRecord], groups: Mapping[GroupKey, SharedGroup]
-) -> Iterator[tuple[int, list[tuple[_Node, Call]]]]:
+    records: Sequence[RankRecord], by_rank: Mapping[int, RankRecord], groups: Mapping[GroupKey, SharedGroup]
+) -> Iterator[tuple[int, list[_NodeOfRank]]]:
     """The calls of each thread of each rank in their order, as far as all members have issued them."""
-    of_threads: dict[tuple[int, int], list[tuple[_Node, Call]]] = {}
+    of_threads: dict[tuple[int, int], list[_NodeOfRank]] = {}
     for key, group in groups.items():
         calls_of = {rank: by_rank[rank].calls.get(key, ()) for rank in group.ranks}
         number = min(map(len, calls_of.values()))
         for rank, calls in calls_of.items():
             for call in calls[:number]:
                 of_threads.setdefault((rank, call.thread), []).append(((key, call.place), call))
+    for number, pair in enumerate(pairs_of(records), 1):
+        for rank, call in ((pair.source, pair.send), (pair.target, pair.receive)):
+            of_threads.setdefault((rank, call.thread), []).append(((pair.group.key, -number), call))
     for (rank, _), of_thread in of_threads.items():
         yield rank, sorted(of_thread, key=lambda pair: pair[1].order)
+
+
+def _ordered_pairs(calls: Iterable[_NodeOfRank]) -> Iterator[tuple[_NodeOfRank, _NodeOfRank]]:
+    """The calls of a thread of which the first comes before the second: at least one of them is a collective."""
+    before: list[_NodeOfRank] = []
+    messages: list[_NodeOfRank] = []
+    for issued in calls:
+        _, call = issued
+        if call.is_p2p:
+            yield from ((earlier, issued) for earlier in before)
+            messages.append(issued)
+        else:
+            yield from ((earlier, issued) for earlier in (*before, *messages))
+            before, messages = [issued], []
 
 
 def _shortest_cycle(edges: _Edges) -> list[_Node]:
@@ -124,11 +143,15 @@ def _inversion(cycle: Sequence[_Node], edges: _Edges, groups: Mapping[GroupKey, 
     ranks = []
     for node, following in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         rank, earlier, later = edges[node][following]
-        group, next_group = groups[node[0]].title, groups[following[0]].title
-        parts.append(f"rank {rank} issues {earlier.name} of {group} before {later.name} of {next_group}")
-        lines.append(f"rank {rank}: {earlier} of {group}   {earlier.site}, then {later} of {next_group}   {later.site}")
+        group, next_group = groups[node[0]], groups[following[0]]
+        first, second = Wait(rank, group, earlier, ()), Wait(rank, next_group, later, ())
+        parts.append(f"rank {rank} issues {first.name} of {group.title} before {second.name} of {next_group.title}")
+        titles = f"{first.title} of {group.title}   {earlier.site}, then {second.title} of {next_group.title}"
+        lines.append(f"rank {rank}: {titles}   {later.site}")
         ranks.append(rank)
-    sentence = f"{list_of(sorted(set(ranks)))} issue collectives in opposite orders: {', '.join(parts)}"
+    has_messages = any(place < 0 for _, place in cycle)
+    what = "messages and collectives" if has_messages else "collectives"
+    sentence = f"{list_of(sorted(set(ranks)))} issue {what} in opposite orders: {', '.join(parts)}"
     return Finding(FindingKind.ORDER, sentence, tuple(lines), tuple(ranks))
 
 

@@ -365,3 +365,8 @@ def looks_of(log: Path) -> list[Look]:
     except OSError:
         return []
     return [Look(*json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def results_beside(log: Path) -> Path:
+    """The file of the results of a rank with this log: samples of what its calls have got and given."""
+    return log.with_name(f"{log.name}.results")

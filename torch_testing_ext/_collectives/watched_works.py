@@ -15,6 +15,7 @@ import torch
 from torch_testing_ext._torch import operation_hook, tensors
 from torch_testing_ext._torch.operation_hook import OpSpec
 
+from .computed_results import Begun, ResultSampler
 from .tensor_checks import (
     Buffer,
     Check,
@@ -60,6 +61,9 @@ class _OpenWork:
     future: Any = None
     # A finding about its buffers has been made.
     is_told: bool = False
+    # Its number in the log, and samples of its inputs, if its result can be compared with these.
+    number: int = -1
+    begun: Begun | None = None
 
     @property
     def is_dropped(self) -> bool:
@@ -80,10 +84,15 @@ class WaitCheck(Check):
 
     wants_results = True
 
-    def __init__(self, note: Note, site: Callable[[], int]):
+    def __init__(self, note: Note, site: Callable[[], int], sampler: ResultSampler | None = None):
         """`site`: the number of the line that runs now, to find the uses of buffers when they happen."""
         self._note = note
         self._site = site
+        self._sampler = sampler
+        # By thread: the call that it issues.
+        self._begun: dict[int, Begun | None] = {}
+        # Work that a thread waits for; None if several do, which may go on one before the other.
+        self._awaited: dict[int, _OpenWork | None] = {}
         self._uses: Any = None
         self._watches_threads = False
         self._is_issuing = False
@@ -91,6 +100,9 @@ class WaitCheck(Check):
         self._lock = threading.RLock()
 
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
+        is_followed = not operation_hook.is_synchronous(spec, args)
+        if is_followed and self._sampler is not None:
+            self._begun[threading.get_ident()] = self._sampler.begin(spec, args, group)
         outputs = outputs_of(spec, args)
         if len(outputs) > 1 and overlap_each_other(outputs):
             self._note("race", f"outputs of {operation_in_words(spec, args)} overlap each other", site, 0)
@@ -99,7 +111,8 @@ class WaitCheck(Check):
                 written, read = _spans(spec, args)
                 self._find_use(operation_in_words(spec, args), read, written, site, _queue(spec, args))
 
-    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int) -> None:
+    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> None:
+        begun = self._begun.pop(threading.get_ident(), None)
         if operation_hook.is_synchronous(spec, args) and not self._open:
             return
         with self._lock:
@@ -114,7 +127,8 @@ class WaitCheck(Check):
             outputs, inputs = _spans(spec, args)
             buffers = _buffers(spec, args)
             queue = _queue(spec, args)
-            self._add(_OpenWork(work, operation_in_words(spec, args), site, buffers, outputs, inputs, queue))
+            name = operation_in_words(spec, args)
+            self._add(_OpenWork(work, name, site, buffers, outputs, inputs, queue, number=number, begun=begun))
 
     def _add(self, entry: _OpenWork) -> None:
         if not self._open:
@@ -164,14 +178,29 @@ class WaitCheck(Check):
             entry = self._open.get(id(work))
             if entry is not None:
                 self._remove(entry)
+                if entry.begun is not None:
+                    self._awaited[id(work)] = entry
+            elif id(work) in self._awaited:
+                self._awaited[id(work)] = None
         if entry is not None:
             self._check_buffers(entry)
+
+    def wait_is_over(self, work: Any, is_complete: bool) -> None:
+        """A wait for a work has ended, and its caller is about to go on. The work may not be complete."""
+        with self._lock:
+            entry = self._awaited.pop(id(work), None)
+            if entry is None or entry.begun is None or self._sampler is None:
+                return
+            if is_complete and not entry.is_told:
+                self._sampler.end(entry.begun, entry.number)
 
     def future_taken(self, work: Any, future: Any) -> None:
         with self._lock:
             entry = self._open.get(id(work))
             if entry is not None:
                 entry.future = future
+                # Whoever has the future may go on before we hear of it.
+                entry.begun = None
 
     def _with_future(self, future: Any) -> list[_OpenWork]:
         return [entry for entry in list(self._open.values()) if entry.future is future]
@@ -239,6 +268,7 @@ class WaitCheck(Check):
         happened = [(buffer.site, buffer.what_happened()) for buffer in entry.buffers]
         changes = [(site, how) for site, how in happened if how]
         if changes:
+            entry.is_told = True
             site, how = max(changes, key=lambda change: change[0])
             text = f"a buffer of {entry.name} was {how} before wait()"
             self._note("race", text, site or self._site(), entry.site)
@@ -261,6 +291,8 @@ class WaitCheck(Check):
             for entry in list(self._open.values()):
                 self._remove(entry)
                 self._unwaited(entry)
+        if self._sampler is not None:
+            self._sampler.finish()
 
     def _unwaited(self, entry: _OpenWork) -> None:
         what = "work" if entry.future is None else "future"

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -131,7 +132,10 @@ _in_creation: list[MadeGroup] = []
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by group: its place in `_groups`
 _latest: dict[str, int] = {}  # by the name of a group: the sequence number of its latest collective that was seen
 _errors: list[int] = []  # when a function of torch.distributed has raised
+# For each of these: the lines outside of torch that it came from, innermost first.
+_places_of_errors: list[tuple[tuple[str, int, str], ...]] = []
 _MOST_ERRORS = 1000
+_MOST_PLACES = 8
 _on_error: Callable[[], None] | None = None
 
 
@@ -201,6 +205,11 @@ def errors_of_collectives() -> list[int]:
     return list(_errors)
 
 
+def places_of_errors() -> list[tuple[tuple[str, int, str], ...]]:
+    """For each of these errors: the lines that have led to the call, innermost first, without those of torch."""
+    return list(_places_of_errors)
+
+
 def recorded_collectives(recorders: Sequence[FlightRecorder] = _recorders) -> list[tuple[int, bytes]]:
     """The collectives of this process, for each recorder: the number of the first entry that counts, and a pickle.
 
@@ -263,6 +272,7 @@ def forget_groups() -> None:
     _numbers.clear()
     _latest.clear()
     _errors.clear()
+    _places_of_errors.clear()
 
 
 def is_of_torch(file: str) -> bool:
@@ -381,5 +391,17 @@ class _ErrorHandler(logging.Handler):
             return
         if len(_errors) < _MOST_ERRORS:
             _errors.append(_now())
+            _places_of_errors.append(_places(sys._getframe(1)))
         if _on_error is not None:
             _on_error()
+
+
+def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:
+    """The lines of a stack outside of torch and of the logging module, innermost first."""
+    places: list[tuple[str, int, str]] = []
+    while frame is not None and len(places) < _MOST_PLACES:
+        file = frame.f_code.co_filename
+        if not is_of_torch(file) and file != logging.__file__:
+            places.append((file, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return tuple(places)

@@ -229,7 +229,10 @@ def work_of(result: Any) -> Any:
 
 # Methods by which a caller of `Work` learns that it is complete, or leaves that to others.
 _WAITS = ("wait", "synchronize", "get_future", "block_current_stream", "is_completed")
+# Those after which it is complete, on a CPU.
+_ENDS = ("wait", "is_completed")
 _on_wait: Callable[[Any], None] | None = None
+_on_waited: Callable[[Any, bool], None] | None = None
 _on_error: Callable[[], None] | None = None
 _futures: FutureListener | None = None
 _original_waits: dict[tuple[Any, str], Any] = {}  # while they are replaced
@@ -252,15 +255,19 @@ class FutureListener(Protocol):
 
 
 def watch_waits(
-    on_wait: Callable[[Any], None] | None, on_error: Callable[[], None] | None, futures: FutureListener | None = None
+    on_wait: Callable[[Any], None] | None,
+    on_error: Callable[[], None] | None,
+    futures: FutureListener | None = None,
+    on_waited: Callable[[Any, bool], None] | None = None,
 ) -> None:
     """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises.
 
-    Without `futures`, whoever asks a work for its future counts as one that waits. With None, the methods of works are
-    as they were. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15.
+    `on_waited(work, is_complete)` is called after each, before the waiting code goes on. Without `futures`, whoever
+    asks a work for its future counts as one that waits. With None, the methods of works are as they were.
+    `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15.
     """
-    global _on_wait, _on_error, _futures
-    _on_wait, _on_error, _futures = on_wait, on_error, futures
+    global _on_wait, _on_waited, _on_error, _futures
+    _on_wait, _on_waited, _on_error, _futures = on_wait, on_waited, on_error, futures
     if on_wait is None:
         for (owner, name), method in _original_waits.items():
             setattr(owner, name, method)
@@ -330,10 +337,12 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             _on_wait(self)
         thread = threading.get_ident()
         is_endless = name == "wait" and not args and not kwargs
+        is_complete = False
         if is_endless:
             _waiting[thread] = _waiting.get(thread, 0) + 1
         try:
             result = method(self, *args, **kwargs)
+            is_complete = name in _ENDS and result is not False
         except Exception:
             if _on_error is not None:
                 _on_error()
@@ -341,8 +350,10 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             if is_endless:
                 _waiting[thread] -= 1
-        if name == "is_completed" and result and _on_wait is not None:
-            _on_wait(self)
+            if name == "is_completed" and is_complete and _on_wait is not None:
+                _on_wait(self)
+            if (name != "is_completed" or is_complete) and _on_waited is not None:
+                _on_waited(self, is_complete)
         return result
 
     return call

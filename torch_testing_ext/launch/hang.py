@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch_testing_ext._collectives.failure import Site
@@ -195,15 +195,21 @@ def _is_wait_with_arguments(node: ast.AST) -> bool:
     return node.func.attr == "wait" and bool(node.args or node.keywords)
 
 
-def probably_catches_errors(site: Site) -> bool:
-    """Guess from the source that a `try` or `suppress` swallows an error of this line, and no `assertRaises`."""
-    around = list(_around(site))
-    managers = [ast.unparse(node.items[0]) for node in around if isinstance(node, ast.With)]
-    if any("aises" in manager for manager in managers):
-        return False
-    if any("suppress(" in manager for manager in managers):
-        return True
-    return any(isinstance(node, ast.Try) and _guards(node, site.line) for node in around)
+def probably_catches_errors(sites: Iterable[Site]) -> bool:
+    """Guess from the source that a `try` or `suppress` swallows an error, and no `assertRaises`.
+
+    `sites`: the lines through which it comes, innermost first.
+    """
+    for site in sites:
+        around = [] if is_library(site.file) else list(_around(site))
+        managers = [ast.unparse(node.items[0]) for node in around if isinstance(node, ast.With)]
+        if any("aises" in manager for manager in managers):
+            return False
+        if any("suppress(" in manager for manager in managers):
+            return True
+        if any(isinstance(node, ast.Try) and _guards(node, site.line) for node in around):
+            return True
+    return False
 
 
 def _guards(node: ast.Try, line: int) -> bool:

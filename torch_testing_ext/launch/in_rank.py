@@ -409,7 +409,8 @@ def _packed(
     creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
     errors = recorder.errors_of_collectives()
-    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
+    raised_at = recorder.places_of_errors()
+    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made, raised_at)
 
 
 def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:

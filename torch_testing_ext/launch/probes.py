@@ -19,11 +19,13 @@ from torch_testing_ext._collectives.sanitizer_log import (
     is_quiet,
     looks_beside,
     looks_of,
+    results_beside,
     show_mismatch,
     uses_groups,
 )
 from torch_testing_ext._process import system
 from torch_testing_ext._process.logs import content_of
+from torch_testing_ext._process.words import grouped
 
 from .in_rank import Sanitize
 from .start import Run
@@ -62,6 +64,8 @@ class Logs:
         if SanitizeKind.REPLICAS in self.sanitize.kinds:
             for path in self._paths:
                 looks_beside(path).unlink(missing_ok=True)
+        for path in self._paths:
+            results_beside(path).unlink(missing_ok=True)
 
     def headers(self) -> list[bytes]:
         return [reader.header() for reader in self._readers]
@@ -89,7 +93,8 @@ class Logs:
         have_passed = all_passed(reports)
         headers = self.headers()
         may_be_inverted = SanitizeKind.ORDER in self.sanitize.kinds and uses_groups(headers) > 1
-        if have_passed and is_quiet(headers) and not may_be_inverted:
+        have_results = any(results_beside(path).exists() for path in self._paths)
+        if have_passed and is_quiet(headers) and not may_be_inverted and not have_results:
             return self._with_parted(reports)
         contents = self.read()
         completed = []
@@ -102,7 +107,16 @@ class Logs:
         if have_passed and completed:
             issued = [report.issued for report in completed if report.issued is not None]
             completed[0] = _with_findings(completed[0], *self._of_order(issued))
-        return self._with_parted(completed)
+        return self._with_parted(self._with_wrong_results(completed) if have_results else completed)
+
+    def _with_wrong_results(self, reports: Sequence[RankReport]) -> list[RankReport]:
+        """The reports with the results that are not those of the inputs."""
+        from torch_testing_ext._collectives.computed_results import results_of, wrong_results
+
+        records = [report.issued for report in reports if report.issued is not None]
+        results = {rank: results_of(path) for rank, path in enumerate(self._paths)}
+        found = grouped((finding.ranks[0], finding) for finding in wrong_results(records, results))
+        return [_with_findings(report, *found.get(report.rank, ())) for report in reports]
 
     def _with_parted(self, reports: Sequence[RankReport]) -> list[RankReport]:
         """The reports with the first tensor that is not alike on all ranks, though it must be."""

@@ -463,6 +463,43 @@ def opposite_orders_that_pass(self):
             work.wait()
 
 
+@fault(
+    "failed",
+    "ranks 0, 1 issue messages and collectives in opposite orders: ",
+    "rank 0 issues send #1 to rank 1 of the default group before all_reduce #1 of the default group",
+    kinds=("order-fails",),
+)
+def message_before_a_collective_in_one_rank(self):
+    """With a communicator that executes its calls in order, the ranks would wait for each other."""
+    message = dist.isend(ones(), 1) if self.rank == 0 else None
+    reduced = dist.all_reduce(ones(), async_op=True)
+    if self.rank == 1:
+        dist.recv(ones(), 0)
+    reduced.wait()
+    if message is not None:
+        message.wait()
+
+
+@fault(
+    "failed",
+    "issue messages and collectives in opposite orders: ",
+    "recv #1 from rank 0",
+    kinds=("order-fails",),
+)
+def message_and_two_groups(self):
+    """Rank 2 orders the groups of the two others."""
+    first, second = dist.new_group([0, 2], group_desc="dp"), dist.new_group([1, 2], group_desc="tp")
+    works = []
+    if self.rank == 0:
+        works.append(dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(), 1)])[0])
+    for group in (second,) if self.rank == 1 else (first,) if self.rank == 0 else (first, second):
+        works.append(dist.broadcast(ones(), 2, group=group, async_op=True))
+    if self.rank == 1:
+        works.append(dist.irecv(ones(), 0))
+    for work in works:
+        work.wait()
+
+
 @fault("failed", "ranks disagree in call #1", "all_reduce", kinds=("hash",))
 def order_of_a_set(self):
     names = {f"layer{number}" for number in range(40)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -222,3 +223,139 @@ def async_all_reduce_that_others_leave_out(self):
 def broadcast_that_a_rank_leaves_out(self):
     if self.rank != 2:
         dist.broadcast(ones(), 0, async_op=True)
+
+
+# -- writes of which torch counts none for the buffer, after the call has written it
+
+
+def once_complete(array):
+    """Wait until a call has written all of a buffer of ones, seen by an array that shares its memory."""
+    while (array == 1).any():
+        pass
+
+
+def write(target, at=0):
+    target[at] = 77
+
+
+ALIASES = {
+    "numpy": lambda flat: (flat, partial(write, flat.numpy())),
+    "a_chunk": lambda flat: (flat[2:8], partial(flat.chunk(3)[1].mul_, 5)),
+    "an_overlapping_slice": lambda flat: (flat[:8], partial(flat[4:10].mul_, 5)),
+    "a_parameter": lambda flat: (flat, partial(write, parameter_in(flat).data)),
+    "a_strided_view": lambda flat: (flat[:8], partial(flat.as_strided((3,), (3,), 1).mul_, 5)),
+    "data_taken_before": lambda flat: (flat, partial(flat.data.mul_, 5)),
+    "another_storage": lambda flat: (flat, partial(torch.empty(0).set_(flat.untyped_storage(), 4, (4,)).mul_, 5)),
+    "dlpack": lambda flat: (flat, partial(torch.from_dlpack(flat)[4:6].mul_, 5)),
+    "a_buffer_of_bytes": lambda flat: (flat, partial(write, memoryview(flat.numpy()).cast("B"), 3)),
+    "another_type": lambda flat: (flat, partial(write, torch.frombuffer(flat.numpy(), dtype=torch.int32), 5)),
+}
+
+
+def parameter_in(flat):
+    parameter = torch.nn.Parameter(torch.empty(4))
+    parameter.data = flat[4:8]
+    return parameter
+
+
+def written_through(name):
+    def body(self):
+        flat = ones(12)
+        tensor, change = ALIASES[name](flat)
+        inside = tensor.numpy()
+        work = dist.all_reduce(tensor, async_op=True)
+        once_complete(inside)
+        change()
+        work.wait()
+
+    return body
+
+
+for _name in ALIASES:
+    _body = written_through(_name)
+    _body.__name__ = f"output_written_through_{_name}"
+    fault("failed", "a buffer of all_reduce [", "was written before wait()", "issued at planted_works.py:")(_body)
+
+
+@fault(
+    "failed", "ranks 0-2: a buffer of broadcast [4] float32 was written before wait(): element 0 is 77.0, the inputs"
+)
+def broadcast_written_through_numpy(self):
+    mine = ones() * (3 if self.rank == 2 else 1)
+    array = mine.numpy()
+    work = dist.broadcast(mine, 2, async_op=True)
+    once_complete(array)
+    write(array)
+    work.wait()
+
+
+@fault("failed", "rank 1: a buffer of all_gather_into_tensor [4] float32 was written before wait(): element 1 is 77.0,")
+def gathered_output_written_through_numpy(self):
+    out = ones(4 * WORLD_SIZE)
+    array = out.numpy()
+    work = dist.all_gather_into_tensor(out, 2 * ones(), async_op=True)
+    once_complete(array)
+    if self.rank == 1:
+        write(array, 5)
+    work.wait()
+
+
+@fault("failed", "rank 2: a buffer of all_gather [4] float32 was written before wait()")
+def listed_output_written_through_numpy(self):
+    parts = [ones() for _ in range(WORLD_SIZE)]
+    arrays = [part.numpy() for part in parts]
+    work = dist.all_gather(parts, 2 * ones(), async_op=True)
+    for array in arrays:
+        once_complete(array)
+    if self.rank == 2:
+        write(arrays[0], 3)
+    work.wait()
+
+
+@fault("failed", "rank 0: a buffer of reduce_scatter_tensor [12] float32 was written before wait(): element 0 is 77.0,")
+def scattered_sum_written_through_numpy(self):
+    out = ones(4)
+    array = out.numpy()
+    work = dist.reduce_scatter_tensor(out, ones(4 * WORLD_SIZE), async_op=True)
+    once_complete(array)
+    if self.rank == 0:
+        write(array)
+    work.wait()
+
+
+@fault(
+    "failed", "rank 1: a buffer of all_to_all_single [3] int64 was written before wait(): element 0 is 77, the inputs"
+)
+def exchanged_output_written_through_numpy(self):
+    out = torch.ones(WORLD_SIZE, dtype=torch.int64)
+    array = out.numpy()
+    work = dist.all_to_all_single(out, torch.arange(2, 2 + WORLD_SIZE), async_op=True)
+    once_complete(array)
+    if self.rank == 1:
+        write(array, 2)
+    work.wait()
+
+
+@fault(
+    "failed", "rank 1: a buffer of recv [4] float32 was written before wait(): element 0 is 77.0, the inputs give 2.0"
+)
+def message_written_through_numpy(self):
+    if self.rank == 0:
+        dist.send(2 * ones(), 1)
+    elif self.rank == 1:
+        got = ones()
+        array = got.numpy()
+        work = dist.irecv(got, 0)
+        once_complete(array)
+        write(array)
+        work.wait()
+
+
+@fault("failed", "a buffer of all_reduce [100000] float32 was written before wait(): an element is ", bases=BOTH)
+def chunk_of_a_large_output_written_through_numpy(self):
+    mine = ones(100_000)
+    array = mine.numpy()
+    work = dist.all_reduce(mine, async_op=True)
+    once_complete(array)
+    array[30_000:32_000] = 77
+    work.wait()

@@ -147,6 +147,29 @@ class Sound(MultiProcessTestCase):
             dist.send(torch.tensor([float(self.rank)]), 0)
             dist.send(torch.tensor([float(self.rank)]), 0, tag=self.rank)
 
+    def messages_between_collectives(self):
+        """All ranks send first, and receive later, between the same collectives; and a thread sends by itself."""
+        self.join()
+        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        for _ in range(2):
+            works = [dist.isend(ones(), after), dist.irecv(torch.empty(4), before)]
+            operations = [dist.P2POp(dist.irecv, torch.empty(4), after), dist.P2POp(dist.isend, ones(), before)]
+            works += dist.batch_isend_irecv(operations if self.rank else operations[::-1])
+            for work in works:
+                work.wait()
+            dist.all_reduce(ones())
+        group = dist.new_group([0, 1])
+        if self.rank == 2:
+            return
+        message = partial(dist.send, ones(), 1) if self.rank == 0 else partial(dist.recv, torch.empty(4), 0)
+        thread = threading.Thread(target=message)
+        if self.rank == 0:
+            thread.start()
+        dist.broadcast(ones(), 0, group=group)
+        if self.rank == 1:
+            thread.start()
+        thread.join()
+
     def objects(self):
         self.join()
         found = [None] * self.world_size
