@@ -133,14 +133,19 @@ def pytest_configure(config: pytest.Config) -> None:
         _install()
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say what the sanitizer leaves out, once for all tests."""
-    if not config.getoption("--sanitize"):
-        return None
-    from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what concerns all tests: why this process is no rank, and what the sanitizer leaves out."""
+    lines = []
+    if _is_launched():
+        from torch_testing_ext.launch import why_no_rank
 
-    user_shell.has_header = True
-    return not_of_threads(read_kinds(config.getoption("--sanitize"))) or None
+        lines.append(why_no_rank())
+    if config.getoption("--sanitize"):
+        from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+
+        user_shell.has_header = True
+        lines.append(not_of_threads(read_kinds(config.getoption("--sanitize"))))
+    return [line for line in lines if line]
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
