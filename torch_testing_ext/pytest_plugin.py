@@ -173,8 +173,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say what the sanitizer leaves out, once for all tests, and that accelerators are fake."""
+    """Say what concerns all tests: why this process is no rank, what the sanitizer leaves out, and what is fake."""
     lines = []
+    if _is_launched():
+        from torch_testing_ext.launch import why_no_rank
+
+        lines.append(why_no_rank())
     if config.getoption("--sanitize"):
         from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
 

@@ -39,6 +39,12 @@ SRUN = LauncherVariables(
     nodes="SLURM_STEP_NUM_NODES",
 )
 LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SRUN)
+# What starts the ranks of one machine for Slurm, Open MPI, MPICH and their kin. Linux cuts names after 15 letters.
+PROGRAMS = {
+    "slurmstepd",
+    *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"),
+    *("mpiexec.hydra", "hydra_pmi_proxy"),
+}
 SIGNS = tuple(launcher.sign for launcher in LAUNCHERS)
 
 PORT = "MASTER_PORT"

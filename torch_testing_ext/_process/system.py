@@ -160,6 +160,17 @@ def descendants(pid: int) -> list[int]:
     return below + list(itertools.chain.from_iterable(deeper))
 
 
+def ancestors() -> set[str]:
+    """The names of the processes that have started this one, as far as the system shows them."""
+    names = set()
+    pid = os.getppid()
+    while pid > 0:
+        names.add(text_of(Path(f"/proc/{pid}/comm")).strip())
+        stat = _stat(pid)
+        pid = int(stat[1]) if stat else 0
+    return names
+
+
 def group_members(group: int) -> list[int]:
     """The living members of a process group."""
     members = []

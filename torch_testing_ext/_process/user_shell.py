@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -121,6 +122,25 @@ def take_left_running() -> tuple[str, ...]:
     processes = tuple(_left_running)
     _left_running.clear()
     return processes
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Threads that run before anything of ours: a forked process would lack them.
+
+_threads_at_start = tuple(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
+
+
+def explain_early_threads() -> str:
+    """Say who has started threads before this package was imported, and what to do; "" if there are none."""
+    if not _threads_at_start:
+        return ""
+    modules = (sys.modules.get(name) for name in ("sitecustomize", "usercustomize"))
+    files = [file for module in modules if module is not None and (file := getattr(module, "__file__", ""))]
+    by = " or ".join([*files, "a .pth file", "a plugin"])
+    return (
+        f"The threads {', '.join(_threads_at_start)} were there before torch_testing_ext was imported, from {by}. "
+        f"Run the tests without it, for example with another PYTHONPATH"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -326,7 +326,8 @@ def _run_and_judge(
                     job = _job(item, spec, chosen, item_in_rank.run_in_rank, directory, resources)
                     run = launch.launch_from_here(job, test)
         except launch.CannotStart as error:
-            raise RankError(str(error) if error.is_refused else f"{error}\n\n{_REMEDIES}") from None
+            remedy = user_shell.explain_early_threads() or _REMEDIES
+            raise RankError(str(error) if error.is_refused else f"{error}\n\n{remedy}") from None
         try:
             timeout = _timeout(item, spec, chosen)
             if shared is not None:

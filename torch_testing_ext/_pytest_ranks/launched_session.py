@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
+from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases.tests_in_ranks import raise_verdict
+from torch_testing_ext.launch import peers
 from torch_testing_ext.launch.coordinator import Member, WrongRound
 
 from . import pytest_internals
@@ -31,8 +33,14 @@ _SHORTEST_WAIT = 2.0
 def configure(config: pytest.Config) -> None:
     """Allow no xdist, whose workers would all be the same rank. Called before other plugins."""
     where = launch.this_launch()
-    # Where the variables are somebody else's, tests in ranks fail, and say so. The others run.
-    if where is None or launch.why_no_rank():
+    if where is None:
+        return
+    why = launch.why_no_rank()
+    if why:
+        # The variables are somebody else's: tests in ranks fail, and say so. The others run.
+        if config.getoption("numprocesses", None):
+            os.environ[peers.NO_RANK] = user_shell.to_variable(why)
+            config.add_cleanup(lambda: os.environ.pop(peers.NO_RANK, None))
         return
     if config.getoption("numprocesses", None) or os.environ.get("PYTEST_XDIST_WORKER"):
         raise pytest.UsageError(

@@ -1,7 +1,6 @@
 """The parts of torch that starting, watching and leaving ranks needs, in processes and in threads."""
 
 import gc
-import os
 import pickle
 import re
 import sys
@@ -95,19 +94,13 @@ def abort_process_groups() -> None:
     dist.distributed_c10d._abort_process_group()
 
 
-def launcher_store(rank: int, timeout: float) -> Any:
-    """Return the store at MASTER_ADDR and MASTER_PORT: torchrun's agent has one; otherwise, rank 0 makes it."""
+def launcher_store(host: str, port: int, makes_it: bool, timeout: float) -> Any:
+    """Return the store of a launch on several machines. `makes_it`: this process does; otherwise, it is there."""
     import torch.distributed as dist
 
     c10d: Any = dist  # its type stubs lack what comes from C++
-    has_one = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = c10d.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=rank == 0 and not has_one,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
-    )
+    limit = timedelta(seconds=timeout)
+    store = c10d.TCPStore(host, port, is_master=makes_it, wait_for_workers=False, timeout=limit)
     return c10d.PrefixStore("torch_testing_ext", store)
 
 

@@ -10,7 +10,7 @@ verdict = result.verdict(Case())  judge them: one outcome and one message for al
 needed, since a test that passes on ranks of its own does without.
 """
 
-from .environment import Launched as Launched, this_launch as this_launch, why_no_rank as why_no_rank
+from .environment import Launched as Launched, this_launch as this_launch
 from .in_rank import (
     Job as Job,
     Named as Named,
@@ -34,6 +34,7 @@ from .own_report import (
     sites_of as sites_of,
     summarize as summarize,
 )
+from .peers import why_no_rank as why_no_rank
 from .rank_watch import end_run as end_run, watch as watch
 from .start import (
     CannotStart as CannotStart,

@@ -20,7 +20,7 @@ from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext._process.messages import Channel
 
-from . import hang, in_rank
+from . import hang, in_rank, peers
 from .environment import Launched, this_launch
 from .in_rank import Sanitize, log_of
 from .own_report import RankAccount, RankEnding, now
@@ -260,7 +260,7 @@ class RoundState:
 # the coordinator in the launcher's store, with a token: the coordinator hears only connections that begin with it.
 
 # Rank 0 may import more than the others before its first test.
-CONNECT_TIMEOUT = 120.0
+CONNECT_TIMEOUT = peers.LONGEST_WAIT_FOR_IMPORTS
 _STEP = 0.05
 _STACKS_TIMEOUT = 0.5
 
@@ -530,7 +530,7 @@ def connect(launched: Launched) -> tuple[socket.socket, CoordinatorAddress]:
             return _connect_once(launched, address), address
         except OSError as error:
             if now() > until:
-                raise _not_found(error) from None
+                raise _not_found(launched, error) from None
         time.sleep(_STEP)
 
 
@@ -556,28 +556,20 @@ def _published(launched: Launched) -> CoordinatorAddress:
         return address
     except RuntimeError as error:
         # For one, torch's DistStoreError.
-        raise _not_found(error) from None
+        raise _not_found(launched, error) from None
 
 
-def _not_found(error: Exception) -> WrongRound:
+def _not_found(launched: Launched, error: Exception) -> WrongRound:
     return WrongRound(
-        f"rank 0 of this launch was not found within {CONNECT_TIMEOUT:.0f} s ({error}). The variables "
-        f"RANK and WORLD_SIZE say that a launcher has started this process; unset them if none has"
+        f"rank 0 of this launch was not found within {CONNECT_TIMEOUT:.0f} s ({error}). {peers.how_to_unset()}"
     )
 
 
 def _store(launched: Launched) -> Any:
-    from torch_testing_ext._torch import process_state
-
-    if not (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        raise WrongRound(
-            "this launch has several machines, whose ranks meet at MASTER_ADDR and MASTER_PORT: torchrun sets these; "
-            "with srun or mpirun, set them to the machine of rank 0 and a port that is free there"
-        )
     try:
-        return process_state.launcher_store(launched.rank, CONNECT_TIMEOUT)
-    except RuntimeError as error:
-        raise _not_found(error) from None
+        return peers.store_of(launched)
+    except peers.NoStore as error:
+        raise WrongRound(str(error)) from None
 
 
 def _own_host() -> str:

@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import socket
-import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,7 +24,6 @@ from torch_testing_ext._process import (
     system,
     user_shell,
 )
-from torch_testing_ext._process.logs import text_of
 
 from .in_rank import Job, Sanitize
 
@@ -39,7 +36,6 @@ ADDRESS = "NCCL_RAS_ADDR"
 
 # In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
 SET_BY_US = "_TORCH_TESTING_EXT_RANK"
-_OF_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 # Sockets by which this process is seen as a rank.
 _signs: list[socket.socket] = []
 
@@ -78,36 +74,17 @@ class Launched:
         """The Unix socket at which the ranks of this launch meet."""
         return f"\0torch_testing_ext-{self.key}"
 
+    def sign_of(self, rank: int) -> str:
+        """The Unix socket by which a rank of this launch is seen on its machine."""
+        return f"{self.address}-{rank}"
+
     def announce(self) -> None:
         """Show the other ranks on this machine, for as long as this process lives, that it is one of them."""
         # A socket without a system that knows such names, or of a second program in the same shell.
         with suppress(OSError):
             sign = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             _signs.append(sign)
-            sign.bind(f"{self.address}-{self.rank}")
-
-    def sees_peer(self) -> bool:
-        """Is another rank of this launch running? True also where nothing shows that."""
-        if not os.path.exists("/proc/self/environ"):
-            return True
-        if self._is_announced() or any(self._is_peer(*process) for process in system.environments(variables.SIGNS)):
-            return True
-        if self.is_one_machine:
-            return False
-        # All others are on other machines. The agents of torchrun have a store before they start ranks.
-        has_store = any(value == "True" for name, value in os.environ.items() if name.startswith(_OF_AGENT_STORE))
-        return not has_store or _answers(os.environ.get(variables.ADDRESS, ""), os.environ.get(variables.PORT, ""))
-
-    def _is_announced(self) -> bool:
-        own = f"@{self.address[1:]}"
-        names = {line.rpartition(" ")[2] for line in text_of(Path("/proc/net/unix")).splitlines() if own in line}
-        return bool(names - {f"{own}-{self.rank}", own if self.rank == 0 else ""})
-
-    def _is_peer(self, environ: Mapping[str, str], parent: int) -> bool:
-        """Is a process with these variables another rank of this launch?"""
-        other = Launched.read(environ, parent)
-        is_same_launch = other is not None and (other.key, other.world_size) == (self.key, self.world_size)
-        return is_same_launch and other is not None and other.rank != self.rank
+            sign.bind(self.sign_of(self.rank))
 
     def say(self, text: str) -> None:
         """Write to the terminal, whatever captures the output of tests."""
@@ -136,50 +113,6 @@ def this_launch() -> Launched | None:
     return replace(launched, terminal=os.dup(launched.terminal))
 
 
-# For the other ranks to begin, whose processes a launcher starts within moments.
-LONGEST_WAIT_FOR_PEER = 3.0
-_STEP = 0.05
-
-
-@functools.cache
-def why_no_rank() -> str:
-    """Say why this process is no rank although it has the variables of one; "" if it is one, or has none.
-
-    The variables may be left from somebody else: of a container, of the shell of a launcher. So another rank of the
-    launch has to be there.
-    """
-    launched = this_launch()
-    if launched is None:
-        return ""
-    until = time.monotonic() + LONGEST_WAIT_FOR_PEER
-    while not launched.sees_peer():
-        if time.monotonic() > until:
-            return _explain_left_variables(launched)
-        time.sleep(_STEP)
-    return ""
-
-
-def _explain_left_variables(launched: Launched) -> str:
-    pairs = [(launcher.rank, launcher.world_size) for launcher in variables.LAUNCHERS if launcher.sign in os.environ]
-    # A test may have changed their values.
-    rank, size = pairs[0]
-    unset = " ".join(f"-u {name}" for pair in pairs for name in pair)
-    again = user_shell.command(*sys.orig_argv[1:])
-    return (
-        f"{rank}={launched.rank} and {size}={launched.world_size} are set as in a rank, but no other rank of that "
-        f"launch is running. Unless a launcher has started this process, run: env {unset} {again}"
-    )
-
-
-def _answers(host: str, port: str) -> bool:
-    """Does somebody listen there?"""
-    try:
-        socket.create_connection((host, int(port)), LONGEST_WAIT_FOR_PEER).close()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _key(environ: Mapping[str, str], parent: int | None) -> str:
     """Derive the key from the launcher's rendezvous; without one, from the process that has started all ranks."""
     if environ.get(variables.PORT):
@@ -193,6 +126,7 @@ def _key(environ: Mapping[str, str], parent: int | None) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 # The variables by which frameworks find their ranks, as a launcher such as torchrun sets them.
 
+_INTERFACES = "GLOO_SOCKET_IFNAME"
 # What this process was started with. A test that needs another port sets it before its ranks start.
 _INHERITED_PORT = os.environ.get("MASTER_PORT")
 
@@ -219,9 +153,20 @@ def leased_variables(world_size: int, keep: bool = False) -> Iterator[dict[str, 
 def common_variables(world_size: int, port: int) -> dict[str, str]:
     """Return the variables common to all ranks. `port`: where rank 0 may listen."""
     size = str(world_size)
+    _check_interfaces(os.environ.get(_INTERFACES, ""))
     own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # Otherwise `env://` would look for the store of a launcher that has started this process.
     return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
+
+
+@functools.cache
+def _check_interfaces(text: str) -> None:
+    """Warn of network interfaces that gloo is to use and that are not there: its error does not name the variable."""
+    known = [name for _, name in socket.if_nameindex()]
+    missing = [name for name in text.split(",") if name and name not in known]
+    if missing:
+        there = f"has no network interface {', '.join(missing)}, only {', '.join(known)}"
+        user_shell.warn_user(f"{_INTERFACES}={text}: this machine {there}. gloo will fail: unset the variable")
 
 
 def set_variables_of_rank(rank: int) -> None:

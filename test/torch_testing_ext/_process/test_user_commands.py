@@ -9,6 +9,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from kit.processes import output_of_python
+
 import torch_testing_ext
 from torch_testing_ext._process import user_shell
 
@@ -86,6 +88,22 @@ class ProgramTest(unittest.TestCase):
             listed = re.search(rf"(?m)^{extra} = \[(.*)\]$", text)[1]
             self.assertEqual(listed, ", ".join(f'"{one}"' for one in packages))
             self.assertRegex(user_shell.install(extra), " -m pip install '[a-z-]+>=")
+
+
+class EarlyThreadsTest(unittest.TestCase):
+    def test_a_thread_that_is_there_before_the_package(self):
+        """A new interpreter: sitecustomize runs before everything else."""
+        thread = "threading.Thread(target=threading.Event().wait, name='monitor', daemon=True)"
+        code = "from torch_testing_ext._process import user_shell; print(user_shell.explain_early_threads())"
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "sitecustomize.py")
+            file.write_text(f"import threading\n{thread}.start()\n")
+            printed = output_of_python("-c", code, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
+            self.assertIn("The threads monitor were there before torch_testing_ext was imported", printed)
+            self.assertIn(f", from {file} or a .pth file", printed)
+
+    def test_no_thread(self):
+        self.assertEqual(user_shell.explain_early_threads(), "")
 
 
 if __name__ == "__main__":

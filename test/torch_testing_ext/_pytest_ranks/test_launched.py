@@ -10,6 +10,7 @@ from pathlib import Path
 from kit.files import subject
 from kit.processes import clean_environ
 from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, run_pytest, run_under_torchrun, run_under_two_agents
+from kit.runs import RUN_TEST, run_test
 from kit.warm import run_warm
 
 from torch_testing_ext._machine.machine_resources import leased_port
@@ -259,7 +260,7 @@ class T(DistributedTestBase):
 
 # As a shell has them in a container of a training job.
 LEFT = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-DO_NOT_WAIT = "from torch_testing_ext.launch import environment\nenvironment.LONGEST_WAIT_FOR_PEER = 0\n"
+DO_NOT_WAIT = "from torch_testing_ext.launch import peers\npeers.LONGEST_WAIT_FOR_PEER = 0\n"
 SCRIPT = """
 from torch_testing_ext.common_distributed import DistributedTestBase
 from torch_testing_ext.common_utils import run_tests
@@ -289,6 +290,30 @@ class LeftVariablesTest(PytestCase):
                 self.assertEqual(run.code, 1)
                 self.assertIn(self.told(rank), run.messages["test_marked"])
                 self.assertIn("run: env -u RANK -u WORLD_SIZE ", run.messages["test_marked"])
+
+    def test_workers_of_xdist(self) -> None:
+        """They do not wait once more, and name the command of the user, not their own."""
+        source = "import pytest\n@pytest.mark.world_size(2)\ndef test_marked(): ...\n"
+        run = run_pytest({"conftest.py": DO_NOT_WAIT, "test_x.py": source}, "-n1", RANK="0", **LEFT)
+        self.assertOutcomes(run, {"test_marked": "failed"})
+        self.assertIn(self.told(0), run.messages["test_marked"])
+        self.assertRegex(run.messages["test_marked"], "run: env -u RANK -u WORLD_SIZE .* -n1")
+
+    def test_the_runner(self) -> None:
+        """It is never a rank, and its tests have ranks of their own."""
+        mpirun = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+        marked = "import pytest\n@pytest.mark.world_size(2)\ndef test_marked(dist_env): ...\n"
+        with tempfile.TemporaryDirectory() as folder:
+            tests = Path(folder, "test", "distributed")
+            tests.mkdir(parents=True)
+            Path(folder, "run_test.py").write_text(RUN_TEST.format(before=""))
+            Path(tests, "test_x.py").write_text(SCRIPT)
+            Path(tests, "test_y.py").write_text(marked)
+            for name, left in {"torchrun": {"RANK": "1", **LEFT}, "mpirun": mpirun}.items():
+                with self.subTest(name):
+                    run = run_test(Path(folder), **left)
+                    self.assertEqual((run.code, run.complaints), (0, ""))
+                    self.assertEqual(run.console.splitlines()[-1], "3 passed, 0 failed, 0 skipped")
 
     def test_a_script(self) -> None:
         """Also the test of another world size fails: it is no rank that has nothing to do."""

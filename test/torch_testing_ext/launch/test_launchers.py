@@ -3,13 +3,16 @@
 import os
 import socket
 import subprocess
+import time
 import unittest
 from unittest import mock
 
 from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import environment, peers
 from torch_testing_ext.launch.environment import Launched
+from torch_testing_ext.launch.peers import Evidence
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
@@ -55,7 +58,7 @@ class LaunchedTest(unittest.TestCase):
 
 
 class PeersTest(unittest.TestCase):
-    """A process is a rank only if another one is there."""
+    """A process is a rank only if another one answers."""
 
     def setUp(self):
         # A port that no other launch has.
@@ -68,6 +71,9 @@ class PeersTest(unittest.TestCase):
         assert launched is not None
         return launched
 
+    def assertSeen(self, evidence, **more):
+        self.assertIs(peers.look(self.launched(**more)), evidence)
+
     def start(self, **more):
         """Start a process with such variables, which runs until the test ends."""
         process = subprocess.Popen(
@@ -77,38 +83,118 @@ class PeersTest(unittest.TestCase):
         self.addCleanup(process.stdin.close)
 
     def test_alone(self):
-        self.assertFalse(self.launched().sees_peer())
+        self.assertSeen(Evidence.NONE)
 
     def test_a_process_of_another_rank(self):
+        """It may be another program, or have yet to import ours."""
         self.start(RANK="1")
-        self.assertFalse(self.launched().sees_peer())
         self.start(RANK="0", WORLD_SIZE="5")
         self.start(RANK="0", MASTER_PORT="2")
-        self.assertFalse(self.launched().sees_peer())
+        self.assertSeen(Evidence.NONE)
         self.start(RANK="0")
-        self.assertTrue(self.launched().sees_peer())
+        self.assertSeen(Evidence.PROMISE)
 
-    def test_a_rank_that_has_set_its_variables_itself(self):
+    def test_a_rank_that_imports_ours(self):
         self.launched(RANK="1").announce()
         self.addCleanup(lambda: environment._signs.pop().close())
-        self.assertFalse(self.launched().sees_peer())
-        self.assertTrue(self.launched(RANK="2").sees_peer())
+        self.assertSeen(Evidence.NONE)
+        self.assertSeen(Evidence.PEER, RANK="2")
 
     def test_the_coordinator(self):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.launched().address)
-            self.assertTrue(self.launched().sees_peer())
-            self.assertFalse(self.launched(RANK="0").sees_peer())
+            listener.listen()
+            self.assertSeen(Evidence.PEER)
+            self.assertSeen(Evidence.NONE, RANK="0")
 
-    def test_several_machines(self):
-        """The other ranks need not be on this one. torchrun's store is there before them."""
-        variables = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        self.assertTrue(self.launched(**variables).sees_peer())
-        variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        with mock.patch.dict(os.environ, {**self.variables, **variables}):
-            self.assertFalse(self.launched(**variables).sees_peer())
-            with socket.create_server(("127.0.0.1", int(self.variables["MASTER_PORT"]))):
-                self.assertTrue(self.launched(**variables).sees_peer())
+    def test_without_proc(self):
+        """No process is seen, but sockets are."""
+        with mock.patch.object(os.path, "exists", return_value=False):
+            self.assertSeen(Evidence.PROMISE)
+            self.launched(RANK="2").announce()
+            self.addCleanup(lambda: environment._signs.pop().close())
+            self.assertSeen(Evidence.PEER)
+
+
+class OtherMachinesTest(unittest.TestCase):
+    """Ranks whose peers are on other machines meet in a store."""
+
+    def setUp(self):
+        lease = leased_port()
+        self.port = lease.__enter__()
+        self.addCleanup(lease.__exit__, None, None, None)
+        self.connections = []
+        self.addCleanup(self.end)
+        # As a process of Slurm sees it.
+        self.programs = set()
+        patched = mock.patch.object(system, "ancestors", lambda: self.programs)
+        patched.start()
+        self.addCleanup(patched.stop)
+
+    def end(self):
+        for connection in self.connections:
+            connection.end_looking()
+
+    def connection(self, rank, **more):
+        own = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), **more}
+        with mock.patch.dict(os.environ, own):
+            connection = peers.StoreConnection(Launched.read(own))
+            connection.start()
+        self.connections.append(connection)
+        return connection
+
+    def wait(self, condition):
+        until = time.monotonic() + 30
+        while not condition():
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.01)
+
+    def test_two_ranks(self):
+        first = self.connection(0)
+        first.store(30)
+        self.assertFalse(first.is_promising())
+        self.assertFalse(first.has_peer)
+        second = self.connection(2)
+        second.store(30)
+        self.wait(lambda: first.has_peer and second.has_peer)
+
+    def test_a_rank_alone(self):
+        """It does not take what it has left itself for a peer."""
+        first = self.connection(0)
+        first.store(30)
+        again = self.connection(0, TORCHELASTIC_USE_AGENT_STORE="True")
+        again.store(30)
+        # The store of a launcher is there: others may come.
+        self.assertTrue(again.is_promising())
+        self.end()
+        self.assertEqual([first.has_peer, again.has_peer], [False, False])
+
+    def test_nobody_listens(self):
+        connection = self.connection(1)
+        self.wait(lambda: "refused" in connection.describe())
+        self.assertFalse(connection.is_promising())
+        self.programs.add("slurmstepd")
+        self.assertTrue(connection.is_promising())
+
+    def test_somebody_else_listens(self):
+        """A server that says nothing: torch's store would wait for its answer without a limit."""
+        with socket.create_server(("127.0.0.1", self.port)) as listener:
+            connection = self.connection(1)
+            # From the first look, and from torch.
+            accepted = [listener.accept()[0] for _ in range(2)]
+            self.assertFalse(connection.is_promising())
+            with self.assertRaisesRegex(peers.NoStore, f"at 127.0.0.1:{self.port} .*is no store of torch"):
+                connection.store(0)
+            for sock in accepted:
+                sock.close()
+            connection.join()
+        self.assertFalse(connection.is_promising())
+
+    def test_no_address(self):
+        connection = self.connection(1, MASTER_PORT="")
+        with self.assertRaisesRegex(peers.NoStore, "MASTER_ADDR and MASTER_PORT: torchrun sets these"):
+            connection.store(0)
 
 
 if __name__ == "__main__":

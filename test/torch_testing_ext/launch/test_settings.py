@@ -1,5 +1,7 @@
 """Tests which settings are read from the environment, and that a misspelt one is an error."""
 
+import contextlib
+import io
 import os
 import unittest
 from pathlib import Path
@@ -9,6 +11,7 @@ from kit.processes import clean_environ
 from kit.warm import run_warm
 
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._process import user_shell
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.environment import KNOWN_NAMES, Settings, read_settings
@@ -121,6 +124,28 @@ class DefaultTimeoutTest(unittest.TestCase):
         environ = clean_environ(DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="5m")
         done = run_warm("-c", code, cwd=".", env=environ)
         self.assertEqual((done.stdout, done.stderr), ("300\n", ""))
+
+
+class InterfaceTest(unittest.TestCase):
+    """gloo names the interface that is missing, but not the variable."""
+
+    def warned(self, value):
+        environment._check_interfaces.cache_clear()
+        user_shell.take_notes()
+        with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME=value), contextlib.redirect_stderr(io.StringIO()):
+            environment.common_variables(2, 1)
+            environment.common_variables(2, 1)
+        return [str(warning) for warning in user_shell.take_notes().warnings]
+
+    def test_an_interface_that_is_missing(self):
+        (warning,) = self.warned("lo,missing0")
+        self.assertRegex(
+            warning, "^GLOO_SOCKET_IFNAME=lo,missing0: this machine has no network interface missing0, only .*lo"
+        )
+
+    def test_an_interface_that_is_there(self):
+        self.assertEqual(self.warned("lo"), [])
+        self.assertEqual(self.warned(""), [])
 
 
 if __name__ == "__main__":

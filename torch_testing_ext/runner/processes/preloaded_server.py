@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import child_processes, file_reads, system
+from torch_testing_ext._process import child_processes, file_reads, system, user_shell
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.messages import Channel, unexpected
 from torch_testing_ext._testing.helpers import expectations
@@ -309,7 +309,8 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     unsafe = child_processes.prepare_to_fork()
     if collapse and not unsafe:
         system.collapse_all()
-    return unsafe
+    early = user_shell.explain_early_threads()
+    return f"{unsafe}. {early}" if unsafe and early else unsafe
 
 
 class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):

@@ -1,0 +1,270 @@
+"""Looks for the other ranks of a launch: its variables may be left from somebody else.
+
+A container of a training job has such variables, and so does the shell of a launcher. So a process is taken for a rank
+only if another rank answers: by a socket with a name on the same machine, else in the store at MASTER_ADDR and
+MASTER_PORT. A process that may become a peer, and a launcher that runs, are reasons to wait for that longer.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch_testing_ext._process import launcher_variables as variables, system, user_shell
+
+from .environment import Launched, this_launch
+
+# For the other ranks to begin, whose processes a launcher starts within moments.
+LONGEST_WAIT_FOR_PEER = 2.0
+# For them to import, where their processes or their launcher are there.
+LONGEST_WAIT_FOR_IMPORTS = 120.0
+# The answer of `why_no_rank`, for processes that this one starts in its own place: the workers of pytest-xdist.
+NO_RANK = "_TORCH_TESTING_EXT_NO_RANK"
+_OF_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_STEP = 0.05
+# To try again to connect to a store that is not there yet.
+_PAUSE = 0.25
+_CONNECT_TIMEOUT = 5.0
+
+
+class Evidence(enum.Enum):
+    """The result of a look for other ranks."""
+
+    NONE = "nothing shows that there is another rank"
+    PROMISE = "another rank may yet answer"
+    PEER = "another rank has answered"
+
+
+class NoStore(RuntimeError):
+    """The store of a launch on several machines was not found; the message says why."""
+
+
+@functools.cache
+def why_no_rank() -> str:
+    """Say why this process is no rank although it has the variables of one; "" if it is one, or has none."""
+    launched = this_launch()
+    if launched is None:
+        return ""
+    if NO_RANK in os.environ:
+        return user_shell.from_variable(os.environ[NO_RANK])
+    try:
+        return _wait_for_peer(launched)
+    finally:
+        if not launched.is_one_machine:
+            _store_of(launched).end_looking()
+
+
+def _wait_for_peer(launched: Launched) -> str:
+    """Return why this process is no rank; "" as soon as another rank has answered."""
+    began = time.monotonic()
+    is_said = False
+    while (evidence := look(launched)) is not Evidence.PEER:
+        waited = time.monotonic() - began
+        if waited > (LONGEST_WAIT_FOR_PEER if evidence is Evidence.NONE else LONGEST_WAIT_FOR_IMPORTS):
+            return _explain_left_variables(launched)
+        if waited > LONGEST_WAIT_FOR_PEER and not is_said:
+            is_said = True
+            launched.say(_explain_wait(launched))
+        time.sleep(_STEP)
+    return ""
+
+
+def look(launched: Launched) -> Evidence:
+    """Look for another rank of this launch, once."""
+    if not system.LINUX:
+        # Nothing is to be seen there.
+        return Evidence.PEER
+    elsewhere = None if launched.is_one_machine else _store_of(launched)
+    if _shows_itself(launched) or (elsewhere is not None and elsewhere.has_peer):
+        return Evidence.PEER
+    if not os.path.exists("/proc/self/environ") or _may_come(launched):
+        return Evidence.PROMISE
+    if elsewhere is None:
+        return Evidence.NONE
+    if not elsewhere.has_address and system.ancestors() & variables.PROGRAMS:
+        # The tests say what address the launcher has to be given.
+        return Evidence.PEER
+    return Evidence.PROMISE if elsewhere.is_promising() else Evidence.NONE
+
+
+# -- on this machine
+
+
+def _shows_itself(launched: Launched) -> bool:
+    """Has another rank announced itself on this machine, or does rank 0 listen there?"""
+    others = (rank for rank in range(launched.world_size) if rank != launched.rank)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        if any(probe.connect_ex(launched.sign_of(rank)) == 0 for rank in others):
+            return True
+    if launched.rank == 0:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(launched.address) == 0
+
+
+def _may_come(launched: Launched) -> bool:
+    """Does a process of this machine have the variables of another rank?"""
+    return any(_is_peer(launched, *process) for process in system.environments(variables.SIGNS))
+
+
+def _is_peer(launched: Launched, environ: Mapping[str, str], parent: int) -> bool:
+    other = Launched.read(environ, parent)
+    if other is None or other.rank == launched.rank:
+        return False
+    return (other.key, other.world_size) == (launched.key, launched.world_size)
+
+
+# -- on other machines
+
+
+class StoreConnection(threading.Thread):
+    """Connects to the store at MASTER_ADDR and MASTER_PORT, shows this rank there, and looks for another one.
+
+    A thread, since torch's store waits without a limit for one who has accepted its connection and says nothing.
+    """
+
+    def __init__(self, launched: Launched):
+        super().__init__(name="torch_testing_ext store", daemon=True)
+        self._launched = launched
+        self._host = os.environ.get(variables.ADDRESS, "")
+        self._port = os.environ.get(variables.PORT, "")
+        self._has_agent = os.environ.get(_OF_AGENT_STORE) == "True"
+        self._is_ready = threading.Event()
+        self._is_looking = True
+        self._store: Any = None
+        # The latest reason why there is no store yet.
+        self._why_not = ""
+        self.has_peer = False
+
+    @property
+    def has_address(self) -> bool:
+        return bool(self._host and self._port)
+
+    def describe(self) -> str:
+        why_not = f" ({self._why_not})" if self._why_not else ""
+        return f" at {self._host}:{self._port}{why_not}" if self.has_address else ""
+
+    def is_promising(self) -> bool:
+        """May another rank yet show itself in the store? Rank 0 has made it, or a launcher that runs."""
+        if not self.has_address or (self._is_ready.is_set() and self._store is None):
+            return False
+        has_others = self._store is not None and (self._has_agent or self._launched.rank > 0)
+        return has_others or bool(system.ancestors() & variables.PROGRAMS)
+
+    def store(self, timeout: float) -> Any:
+        """Return the store. Raises NoStore if it is not there within this time."""
+        if not self.has_address:
+            raise NoStore(
+                "this launch has several machines, whose ranks meet at MASTER_ADDR and MASTER_PORT: torchrun sets "
+                "these; with srun or mpirun, set them to the machine of rank 0 and a port that is free there"
+            )
+        self._is_ready.wait(timeout)
+        if self._store is None:
+            raise NoStore(f"rank 0 of this launch was not found{self.describe()}. {how_to_unset()}")
+        return self._store
+
+    def end_looking(self) -> None:
+        """Look for no other rank any more. Python must not end while this thread is in the code of the store."""
+        self._is_looking = False
+        if self._store is not None:
+            self.join(_CONNECT_TIMEOUT)
+
+    def run(self) -> None:
+        if not self.has_address:
+            return
+        try:
+            self._store = self._connect()
+            self._is_ready.set()
+            self._look_for_peer()
+        except Exception as error:
+            self._why_not = str(error).partition("\n")[0] or type(error).__name__
+        finally:
+            self._is_ready.set()
+
+    def _connect(self) -> Any:
+        # torchrun's agent has one.
+        makes_it = self._launched.rank == 0 and not self._has_agent
+        if not makes_it:
+            self._wait_for_listener()
+        self._why_not = "what listens there is no store of torch"
+        from torch_testing_ext._torch import process_state
+
+        store = process_state.launcher_store(self._host, int(self._port), makes_it, LONGEST_WAIT_FOR_IMPORTS)
+        self._why_not = ""
+        return store
+
+    def _wait_for_listener(self) -> None:
+        """Wait until somebody listens: torch's own store prints long warnings until then."""
+        while True:
+            try:
+                socket.create_connection((self._host, int(self._port)), _CONNECT_TIMEOUT).close()
+                return
+            except OSError as error:
+                self._why_not = error.strerror or str(error)
+            time.sleep(_PAUSE)
+
+    def _look_for_peer(self) -> None:
+        """The first rank leaves its number; another one says that it has seen that."""
+        own = str(self._launched.rank)
+        first, second = f"{self._launched.key} first", f"{self._launched.key} second"
+        if self._store.compare_set(first, "", own).decode() != own:
+            self._store.set(second, own)
+        while self._is_looking and not self.has_peer:
+            self.has_peer = self._store.check([second])
+            time.sleep(_STEP)
+
+
+@functools.cache
+def _store_of(launched: Launched) -> StoreConnection:
+    connection = StoreConnection(launched)
+    connection.start()
+    return connection
+
+
+def store_of(launched: Launched) -> Any:
+    """The store of a launch on several machines. Raises NoStore."""
+    return _store_of(launched).store(LONGEST_WAIT_FOR_IMPORTS)
+
+
+# -- what the user reads
+
+
+def _names() -> list[tuple[str, str]]:
+    """The variables of rank and size that this process has, of every launcher."""
+    return [(launcher.rank, launcher.world_size) for launcher in variables.LAUNCHERS if launcher.sign in os.environ]
+
+
+def how_to_unset() -> str:
+    """Say how to run the same command without the variables of this launch."""
+    unset = " ".join(f"-u {name}" for pair in _names() for name in pair)
+    return f"Unless a launcher has started this process, run: env {unset} {user_shell.command(*sys.orig_argv[1:])}"
+
+
+def _as_set(launched: Launched) -> str:
+    # A test may have changed their values.
+    rank, size = _names()[0]
+    return f"{rank}={launched.rank} and {size}={launched.world_size} are set as in a rank"
+
+
+def _place(launched: Launched) -> str:
+    return "" if launched.is_one_machine else _store_of(launched).describe()
+
+
+def _explain_left_variables(launched: Launched) -> str:
+    place = _place(launched)
+    runs = f"answers{place}" if place else "is running"
+    return f"{_as_set(launched)}, but no other rank of that launch {runs}. {how_to_unset()}"
+
+
+def _explain_wait(launched: Launched) -> str:
+    return (
+        f"{_as_set(launched)}: this process waits up to {LONGEST_WAIT_FOR_IMPORTS:.0f} s for another rank"
+        f"{_place(launched)}. {how_to_unset()}"
+    )
