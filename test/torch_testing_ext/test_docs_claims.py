@@ -26,6 +26,7 @@ MOST_WORDS = 18_000
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(r"^(?:\$ )?((?:[A-Z_]+=\S+ )*)(?:python run_test\.py|torchtest)\b(.*)$")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 SUBCOMMANDS = ("show", "report", "init", "moving", "cluster")
 # Options of torch, pytest, unittest, pip, git and others, and of programs of this repository that are no runner.
@@ -166,7 +167,7 @@ def strings_of_the_package() -> Iterator[str]:
                 yield node.value
 
 
-class FiguresTest(unittest.TestCase):
+class ReadersTest(unittest.TestCase):
     def test_the_start_of_ranks_has_one_figure(self) -> None:
         """One for four ranks on the CPU, and one for a rank on a GPU."""
         benchmarks = text_of(ROOT / "benchmarks" / "README.md")
@@ -183,6 +184,14 @@ class FiguresTest(unittest.TestCase):
         """Without code."""
         words = {str(page.relative_to(ROOT)): len(BLOCK.sub("", text_of(page)).split()) for page in PAGES}
         self.assertLessEqual(sum(words.values()), MOST_WORDS, words)
+
+    def test_two_clicks_lead_everywhere(self) -> None:
+        """From README.md to each users' page."""
+        near = {PAGES[0]}
+        for _ in range(2):
+            links = [(page, link) for page in near for link in LINK.findall(text_of(page))]
+            near |= {target for page, link in links if (target := (page.parent / link).resolve()).suffix == ".md"}
+        self.assertEqual([str(page) for page in PAGES if page.resolve() not in near], [])
 
     def test_pictures_are_small(self) -> None:
         """And each is in a page."""

@@ -112,7 +112,10 @@ class PackageTest(unittest.TestCase):
         urls = dict(url.split(", ") for url in facts.get_all("Project-URL"))
         self.assertEqual(urls["Source"], ADDRESS)
         self.assertEqual(set(urls), {"Source", "Documentation", "Changelog", "Issues"})
-        links = re.findall(r"\]\(([^)]+)\)", facts.get_payload())
+        text = facts.get_payload()
+        self.assertIn(f'pip install pytest "torch-testing-ext[ui] @ git+{ADDRESS}"', text)
+        self.assertIn(f"]({ADDRESS}/raw/HEAD/docs/pictures/", text)
+        links = re.findall(r"\]\(([^)]+)\)", text)
         self.assertGreater(len(links), 20)
         for link in links:
             page = link.removeprefix(f"{ADDRESS}/blob/HEAD/").partition("#")[0]
