@@ -152,6 +152,7 @@ class Options:
     fake_gpus: int | None = None
     ranks_per_gpu: int = 1
     shared_leases: bool = True
+    memory_check: bool = True
     lease_folder: Path | None = None
     warm: Warm = Warm.AUTO
 
@@ -527,6 +528,9 @@ OPTION_GROUPS = {
         ),
         "shared_leases": OptionSpec(
             read_boolean, "use no accelerator that another run of this user on this machine uses"
+        ),
+        "memory_check": OptionSpec(
+            read_boolean, "wait until a test's accelerators have their memory back, and use none again that have not"
         ),
         "lease_folder": OptionSpec(
             read_path,

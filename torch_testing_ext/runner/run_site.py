@@ -171,7 +171,7 @@ class LocalSite:
         from torch_testing_ext.runner.engine.engine import MemoryReturn, uuids_for
 
         inventory = work.inventory
-        if inventory.kind != "cuda" or inventory.fake:
+        if inventory.kind != "cuda" or inventory.fake or not work.options.memory_check:
             return None
         try:
             nvml = open_nvml()
@@ -183,7 +183,9 @@ class LocalSite:
         def warn(text: str) -> None:
             reporter.on_event(Warned(text))
 
-        return MemoryReturn(self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine)
+        return MemoryReturn(
+            self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine, is_ours=self.files.may_be_ours
+        )
 
 
 def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tuple[str, ...]]:
