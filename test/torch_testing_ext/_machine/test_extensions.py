@@ -4,15 +4,18 @@ The accelerator is one of Python (`kit/python_accelerator`), which no line of ou
 """
 
 import os
+import tempfile
 import unittest
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags
 from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.sharded import dtensor_bases
@@ -140,6 +143,41 @@ class TestNeeds(unittest.TestCase):
         self.assertEqual(dtensor_bases.device_type_for(4), "cpu")
         self.assertEqual(groups_and_devices.backend_of(KIND, 2), BACKEND)
         self.assertEqual(DistributedTestBase.backend(mock.Mock(world_size=2), f"{KIND}:1"), BACKEND)
+
+
+class Persistent(MultiProcContinuousTest):
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls):
+        return BACKEND
+
+
+class TestPersistentRanks(unittest.TestCase):
+    """Covered on machines with two GPUs by the check `two-gpus`."""
+
+    def selected(self, cls, rank):
+        """The devices that a rank selects before it makes its group, which does not come about here."""
+        chosen = []
+        with (
+            mock.patch.dict(os.environ),
+            mock.patch.object(torch.accelerator, "set_device_index", chosen.append),
+            mock.patch.object(dist, "init_process_group", side_effect=lambda **_: chosen.append("group")),
+            mock.patch.object(cls, "pg", None, create=True),
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            cls._init_pg(rank, 2, f"{folder}/store")
+        return chosen
+
+    @with_accelerators(2)
+    def test_each_rank_has_its_own_device(self):
+        """torch makes the group on the current device, which is the first one in all ranks unless one selects it."""
+        self.assertEqual([self.selected(Persistent, rank) for rank in range(2)], [[0, "group"], [1, "group"]])
+
+    @with_accelerators(2)
+    def test_not_on_the_cpu(self):
+        with mock.patch.object(Persistent, "backend_str", lambda: "gloo"):
+            self.assertEqual(self.selected(Persistent, 1), ["group"])
 
 
 class TestMasks(unittest.TestCase):
