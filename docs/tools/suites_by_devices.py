@@ -106,14 +106,22 @@ class _accelerators:
 
 
 def table(places: Mapping[str, Mapping[str, Places]]) -> str:
-    """The table of docs/suites.md: tests of a file that run on the same devices are one row."""
+    """The table of docs/suites.md: tests of a file that run on the same devices are one row.
+
+    The files whose tests never use devices are the last row together.
+    """
     machines = " | ".join(str(count) for count in MACHINES)
     lines = [f"| suite | tests | {machines} |", "| --- " * (len(MACHINES) + 2) + "|"]
+    others = []
     for file, tests in places.items():
-        rows = Counter(tuple(map(str, places)) for places in tests.values())
+        if all(place.devices == 0 for on_machines in tests.values() for place in on_machines):
+            others.append(len(tests))
+            continue
+        rows = Counter(tuple(map(str, on_machines)) for on_machines in tests.values())
         for row, number in rows.items():
             lines.append(f"| `{Path(file).stem}` | {number} | {' | '.join(row)} |")
-    return "\n".join(lines)
+    cells = " | ".join(["on CPU"] * len(MACHINES))
+    return "\n".join([*lines, f"| the {len(others)} other suites, of properties | {sum(others)} | {cells} |"])
 
 
 def problems(places: Mapping[str, Mapping[str, Places]]) -> Iterator[str]:
