@@ -2,6 +2,9 @@
 
     bash benchmarks/gpu/run [--quick] [--only NAME,...] [--minutes M] OUT
 
+It takes less than nine minutes on one GPU. Checks for two GPUs or more are skipped by name on one; those that only
+measure (spmd-fx, spmd-inductor) run if they are named.
+
 OUT gets gpu.json, gpu.md (readable) and gpu.log (the output of all checks), which are up to date after every check: a
 run that is cut off keeps what it has. Without a GPU, the checks that have a part for the CPU run that, and the others
 are skipped by name. Exit code 0: everything holds that was checked; 1: something does not, or there was no time for
@@ -32,8 +35,6 @@ import report
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MINUTES = 8.75
-# Seconds that are kept for each of the checks that follow: one that takes its whole limit must not cost all of theirs.
-KEPT_FOR_EACH = 12.0
 PROBE_LIMIT = 90.0
 END_TIMEOUT = 5.0
 LONGEST_TAIL = 6000
@@ -52,6 +53,10 @@ class Plan:
     quick_limit: float
     has_gpu_part: bool
     has_cpu_part: bool
+    # How many GPUs it takes.
+    gpus: int = 1
+    # Only if it is named.
+    is_extra: bool = False
 
 
 @dataclass
@@ -86,7 +91,7 @@ def main() -> int:
     if not run.facts.get("expecttest") and options.checks == str(HERE / "checks"):
         usage("expecttest is missing: carry it (pip download expecttest) and name its folder in PYTHONPATH")
     for number, plan in enumerate(plans, 1):
-        run.check(plan, len(plans) - number)
+        run.check(plan, plans[number:])
     return run.finish()
 
 
@@ -132,7 +137,10 @@ def read_plan(path: Path) -> Plan:
     quick = float(constants.get("QUICK_LIMIT", limit))
     # What cannot be read is tried: then its failure is reported.
     has_gpu_part, has_cpu_part = ("check" in functions, "on_cpu" in functions) if functions else (True, True)
-    return Plan(name, path, title, int(constants.get("ORDER", 1000)), limit, quick, has_gpu_part, has_cpu_part)
+    order, gpus, is_extra = (
+        constants.get(key, default) for key, default in (("ORDER", 1000), ("GPUS", 1), ("EXTRA", False))
+    )
+    return Plan(name, path, title, int(order), limit, quick, has_gpu_part, has_cpu_part, int(gpus), bool(is_extra))
 
 
 def choose(plans: list[Plan], only: str) -> list[Plan]:
@@ -140,7 +148,7 @@ def choose(plans: list[Plan], only: str) -> list[Plan]:
     known = {plan.name for plan in plans}
     if unknown := [name for name in names if name not in known]:
         usage(f"{unknown[0]} is not a check; known are: {', '.join(plan.name for plan in plans)}")
-    return [plan for plan in plans if not names or plan.name in names]
+    return [plan for plan in plans if plan.name in names or not (names or plan.is_extra)]
 
 
 # -- the run
@@ -166,11 +174,21 @@ class Run:
         self.facts.setdefault("machine", platform.platform())
         self.write()
 
-    def check(self, plan: Plan, later: int) -> None:
-        """`later`: how many checks follow."""
-        part = "gpu" if self.facts.get("devices") else "cpu"
-        if part == "cpu" and not plan.has_cpu_part:
-            outcome = Outcome(plan, "skipped", "there is no GPU", part)
+    @property
+    def gpus(self) -> int:
+        return len(self.facts.get("devices") or ())
+
+    def why_not(self, plan: Plan) -> str:
+        """Why a check cannot be made on this machine; "" if it can."""
+        if not self.gpus:
+            return "" if plan.has_cpu_part else "there is no GPU"
+        return "" if self.gpus >= plan.gpus else f"it takes {plan.gpus} GPUs, and there is {self.gpus}"
+
+    def check(self, plan: Plan, later: list[Plan]) -> None:
+        """`later`: the checks that follow."""
+        part = "gpu" if self.gpus else "cpu"
+        if why := self.why_not(plan):
+            outcome = Outcome(plan, "skipped", why, part)
         elif part == "gpu" and not plan.has_gpu_part:
             part, outcome = "cpu", self.measure(plan, "cpu", later)
         else:
@@ -179,9 +197,14 @@ class Run:
         self.write()
         self.say(f"{outcome.status:<8} {plan.name} ({outcome.seconds:.1f} s){': ' if outcome.why else ''}{outcome.why}")
 
-    def measure(self, plan: Plan, part: str, later: int) -> Outcome:
+    def limit_of(self, plan: Plan) -> float:
+        return plan.quick_limit if self.quick else plan.limit
+
+    def measure(self, plan: Plan, part: str, later: list[Plan]) -> Outcome:
+        """Run a check. What the checks before it have left over of their time is shared by it and those that follow."""
         left = self.until - time.monotonic()
-        limit = min(plan.quick_limit if self.quick else plan.limit, max(left - KEPT_FOR_EACH * later, 0.5 * left))
+        own, of_later = self.limit_of(plan), sum(self.limit_of(other) for other in later if not self.why_not(other))
+        limit = min(left * own / (own + of_later), 2 * own)
         if limit < min(5.0, plan.quick_limit):
             return Outcome(plan, "not run", "the time of the whole command is over", part)
         self.say(f"running  {plan.name} (at most {limit:.0f} s)")

@@ -30,6 +30,17 @@ class Finished:
     def outcomes(self) -> dict[str, str]:
         return {name: one["outcome"] for name, one in self.tests.items()}
 
+    def on_gpu(self) -> list[str]:
+        """The tests that have had memory of a GPU: a lease alone does not show that a test was there."""
+        tests = self.document.get("tests", [])
+        return [one["id"] for one in tests if one["attempts"][-1].get("device_memory")]
+
+    def idle_leases(self) -> list[str]:
+        """The tests that have leased GPUs and passed without memory of any."""
+        leased = [one for one in self.document.get("tests", []) if one["attempts"][-1]["devices"]]
+        used = set(self.on_gpu())
+        return [one["id"] for one in leased if one["counts_as"] == "passed" and one["id"] not in used]
+
     def count(self, verdict: str) -> int:
         return int(self.document.get("verdicts", {}).get(verdict, 0))
 

@@ -1,4 +1,4 @@
-"""The five suites that PyTorch has at these paths, too."""
+"""The suites that use accelerators where there are enough."""
 
 SUITES = (
     "test/distributed/fsdp/test_fully_shard_tp_integration.py",
@@ -6,4 +6,5 @@ SUITES = (
     "test/distributed/tensor/parallel/test_ddp_2d_parallel.py",
     "test/distributed/tensor/parallel/test_tp_examples.py",
     "test/distributed/_composable/test_replicate_with_compiler.py",
+    "test/distributed/_spmd/test_data_parallel.py",
 )

@@ -171,6 +171,17 @@ def ancestors() -> set[str]:
     return names
 
 
+# The number of the first namespace of processes, the same in all kernels.
+_PIDS_OF_HOST = 0xEFFFFFFC
+
+
+def has_pids_of_host() -> bool:
+    """Has this process the numbers of processes that the host has? Not in most containers."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino == _PIDS_OF_HOST
+    return False
+
+
 def group_members(group: int) -> list[int]:
     """The living members of a process group."""
     members = []

@@ -51,9 +51,9 @@ from torch_testing_ext._process.logs import (
     without_colours,
     without_own_number,
 )
-from torch_testing_ext._process.words import MOST_LINES, few, group_by, grouped, list_of
+from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, grouped, list_of
 
-from . import hang
+from . import hang, nccl_status
 from .hang import probable_lines_of_exit
 from .own_report import Cause, RankAccount, RankEnding, account_of
 from .verdict import (
@@ -224,7 +224,8 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
             verb = "failed" if report.ending is RankEnding.FAILED else "raised"
             return verb if is_told else without_colours(without_cpp_place(report.summary)), site
         case RankEnding.STOPPED:
-            return _still_running(report.recorder, site), site
+            trouble = report.nccl.trouble if report.nccl is not None else ""
+            return "; ".join(filter(None, (_still_running(report.recorder, site), trouble))), site
         case RankEnding.LOST:
             return "was lost", None
         case _:
@@ -330,6 +331,9 @@ def _remarks(fault: Fault) -> Iterator[str]:
     if left:
         more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
         yield cut(f"rank {left[0][0]} left running (now terminated): {left[0][1]}{more}", WIDTH)
+    of_nccl = any(r.nccl is not None or r.error.type_name == nccl_status.ERROR_OF_NCCL for r in fault.reports)
+    if of_nccl and fault.finding is None:
+        yield cut(nccl_status.hint(), WIDTH)
     if fault.case.note:
         yield from fault.case.note.splitlines()[:2]
 
@@ -562,9 +566,12 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     suspected = _suspicion(reports, running, expected)
     blamed = _known(reports)[:1] or ([suspected] if suspected is not None else _differences(reports)[:1])
     after = f"timed out after {seconds:.1f} s"
+    waited_for, reason = nccl_status.suspects({r.rank: r.nccl for r in reports if r.nccl is not None})
+    if waited_for:
+        state = f"{reason} {list_of(waited_for)} of {len(reports)}"
     title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
-    culprits = blamed[0].ranks if blamed else tuple(ranks[:1])
+    culprits = blamed[0].ranks if blamed else waited_for or tuple(ranks[:1])
     fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None, tells_finding=True)
     calls = suspected.text if suspected else ""
     return _verdict(Outcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
@@ -644,6 +651,7 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
         calls,
         "\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in few(others))]) if others else "",
         hang.explain_hang(reports, case.file, () if calls else _differences(reports)) if are_running else "",
+        _nccl(reports),
         *_once("traceback", shown, lambda r: r.traceback.rstrip(), lambda r: r.place_of_failure, "failed"),
         *_once("last lines of output", with_output, _output_of, None, "printed"),
         *(f"rank {r.rank} left running (now terminated): {'; '.join(r.leftovers)}" for r in reports if r.leftovers),
@@ -658,6 +666,16 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
         f"To run it alone:\n  {case.rerun_command}" if case.rerun_command else "",
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def _nccl(reports: Sequence[RankReport]) -> str:
+    """What NCCL's status says of the ranks; "" without one."""
+    lines = []
+    for report in reports:
+        if report.nccl is not None:
+            calls = [f"{count(number, 'collective')} in {name}" for name, number in report.nccl.calls.items()]
+            lines.append(f"  rank {report.rank}: {', '.join(filter(None, [report.nccl.trouble, *calls]))}")
+    return "\n".join(["NCCL's own status (RAS):", *few(lines)]) if lines else ""
 
 
 def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,8 +18,9 @@ from torch_testing_ext._process import child_processes, messages, user_shell
 from torch_testing_ext._process.logs import content_of, tail, text_of
 
 from . import start, terminal_turns
-from .environment import ADDRESS, read_settings
+from .environment import read_settings
 from .in_rank import Sanitize, log_of
+from .nccl_status import NcclStatus, ask_nccl
 from .own_report import RankAccount, RankEnding, now, read_account
 from .start import Run
 from .verdict import (
@@ -90,8 +90,6 @@ class RankEvidence:
     finding: Finding | None = None
     # What must be known to run the test again.
     note: str = ""
-    # The answer of NCCL about ranks that hung.
-    nccl: str = ""
 
     def verdict(self, case: Case) -> Verdict:
         """Judge the test."""
@@ -101,10 +99,7 @@ class RankEvidence:
         from .judging import judge  # with all that explains failures
 
         note = "\n\n".join(filter(None, (case.note, self.note)))
-        verdict = judge(self.reports, self.timed_out, replace(case, note=note), self.expected, self.finding)
-        if self.nccl and verdict.message:
-            return verdict.with_note(section_of_nccl(self.nccl))
-        return verdict
+        return judge(self.reports, self.timed_out, replace(case, note=note), self.expected, self.finding)
 
 
 def with_collectives(
@@ -118,54 +113,6 @@ def with_collectives(
         reports = logs.complete(reports)
         logs.remove()
     return add_recorders(reports, left)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# NCCL's own status of a job: the answer of its RAS subsystem, which listens in the processes that use NCCL.
-#
-# A line of text over TCP is the question; the answer is a text that ends with the connection. NCCL has had it since
-# 2.24.
-
-_QUESTION = b"verbose status\n"
-# NCCL gives processes that do not answer 5 s, and says then which ones these are.
-ANSWER_TIMEOUT = 8.0
-# Characters that a report shows.
-_MOST = 20_000
-
-
-def ask_nccl(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> str:
-    """NCCL's status of the job with this environment; "" if nobody answers at an address that is the job's own."""
-    host, _, port = environ.get(ADDRESS, "").rpartition(":")
-    if not host or not port.isdecimal() or environ.get("NCCL_RAS_ENABLE") == "0":
-        return ""
-    answer = _answer((host.strip("[]"), int(port)), timeout)
-    text = answer.decode(errors="replace")[:_MOST]
-    lines = (line.rstrip() for line in text.splitlines())
-    return "\n".join(filter(None, lines))
-
-
-def _answer(address: tuple[str, int], timeout: float) -> bytes:
-    """Ask, and read until the end of the answer, or as much as has come in time."""
-    until = now() + timeout
-    answer = b""
-    with suppress(OSError), socket.create_connection(address, timeout=timeout) as connection:
-        connection.sendall(_QUESTION)
-        while len(answer) < _MOST:
-            seconds = until - now()
-            if seconds <= 0:
-                break
-            connection.settimeout(seconds)
-            data = connection.recv(1 << 16)
-            if not data:
-                break
-            answer += data
-    return answer
-
-
-def section_of_nccl(answer: str) -> str:
-    """The part of a report that shows the answer."""
-    lines = (f"  {line}" for line in answer.splitlines())
-    return "\n".join(("NCCL's own status (RAS):", *lines))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -462,7 +409,8 @@ class RankWatcher:
         self.records = records or RankRecords(run, began)
         self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
         self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
-        self.nccl = ""
+        # What NCCL says of ranks that hang.
+        self.nccl: NcclStatus | None = None
         # When a rank has last been in the debugger.
         self._last_pause = 0.0
 
@@ -573,9 +521,14 @@ class RankWatcher:
 
     def evidence(self, note: str) -> RankEvidence:
         """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
-        reports = self.records.reports()
+        reports = tuple(self._with_nccl(report) for report in self.records.reports())
         user_shell.note_memory(report.account.memory for report in reports if report.account is not None)
-        return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note, self.nccl)
+        return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note)
+
+    def _with_nccl(self, report: RankReport) -> RankReport:
+        if self.nccl is None:
+            return report
+        return replace(report, nccl=self.nccl.processes.get(self.run.pids[report.rank]))
 
 
 class Looks:

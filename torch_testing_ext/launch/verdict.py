@@ -23,6 +23,8 @@ from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, f
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings import Finding
 
+    from .nccl_status import NcclRank
+
 
 # --------------------------------------------------------------------------------------------------------------------
 # The most device memory that the ranks of a test have had: each rank's own account says it.
@@ -80,6 +82,7 @@ class RankReport:
     recorder: RankRecord | None = None  # the collectives that it left, or that it reported while it was still running
     issued: RankRecord | None = None  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
+    nccl: NcclRank | None = None  # what NCCL says of it, while it was still running
     in_flight: RankAccount | None = None  # of an exception that was in flight while it was still running
 
     @property

@@ -185,6 +185,7 @@ class Options:
     fake_accelerators: int | None = None
     ranks_per_gpu: int = 1
     shared_leases: bool = True
+    memory_check: bool = True
     lease_folder: Path | None = None
     warm: Warm = Warm.AUTO
 
@@ -619,6 +620,11 @@ OPTION_GROUPS = {
         ),
         "shared_leases": OptionSpec(
             read_boolean, "use no accelerator that another run of this user on this machine uses", level=Level.SETTING
+        ),
+        "memory_check": OptionSpec(
+            read_boolean,
+            "wait until a test's accelerators have their memory back, and use none again that have not",
+            level=Level.SETTING,
         ),
         "lease_folder": OptionSpec(
             read_path,

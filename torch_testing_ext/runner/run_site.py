@@ -172,7 +172,7 @@ class LocalSite:
         from torch_testing_ext.runner.engine.engine import MemoryReturn, uuids_for
 
         inventory = work.inventory
-        if inventory.kind not in ("cuda", fake_accelerator.KIND) or inventory.fake:
+        if inventory.kind not in ("cuda", fake_accelerator.KIND) or inventory.fake or not work.options.memory_check:
             return None
         try:
             nvml = open_nvml() if inventory.kind == "cuda" else open_shared_memory()
@@ -184,7 +184,9 @@ class LocalSite:
         def warn(text: str) -> None:
             reporter.on_event(Warned(text))
 
-        return MemoryReturn(self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine)
+        return MemoryReturn(
+            self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine, is_ours=self.files.may_be_ours
+        )
 
 
 def open_shared_memory() -> SharedMemory:

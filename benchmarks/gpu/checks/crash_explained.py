@@ -3,8 +3,7 @@
 from runs import run_test
 
 ORDER = 45
-LIMIT = 90
-QUICK_LIMIT = 60
+LIMIT = 30
 
 EXPECTED = {
     "test_killed": ("crashed", "SIGKILL"),

@@ -3,8 +3,7 @@
 from runs import run_test
 
 ORDER = 22
-LIMIT = 60
-QUICK_LIMIT = 50
+LIMIT = 20
 
 
 def check(c):

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 ORDER = 10
-LIMIT = 90
-QUICK_LIMIT = 60
+LIMIT = 30
 
 MODULES = (
     "common_utils",

@@ -6,8 +6,7 @@ import time
 from runs import run_test
 
 ORDER = 100
-LIMIT = 70
-QUICK_LIMIT = 50
+LIMIT = 25
 
 
 def check(c):

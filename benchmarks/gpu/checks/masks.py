@@ -3,8 +3,7 @@
 from runs import run_test
 
 ORDER = 65
-LIMIT = 70
-QUICK_LIMIT = 60
+LIMIT = 25
 
 
 def check(c):

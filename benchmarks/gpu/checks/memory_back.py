@@ -10,8 +10,7 @@ import time
 from runs import finish, start_run_test
 
 ORDER = 50
-LIMIT = 80
-QUICK_LIMIT = 60
+LIMIT = 30
 
 HOLDER = """
 import sys, torch
@@ -85,6 +84,8 @@ def _used(nvml):
 
 def _quarantine(c):
     """A process outside of the run takes memory while a test runs, and keeps it."""
+    from torch_testing_ext._process import system
+
     meeting = c.folder / "meeting"
     meeting.mkdir()
     holder = subprocess.Popen([sys.executable, "-c", WAITING_HOLDER, str(meeting)], stdin=subprocess.PIPE)
@@ -95,6 +96,12 @@ def _quarantine(c):
         holder.stdin.close()
         holder.wait()
     message = found.message("test_meets_a_holder")
+    if system.has_pids_of_host():
+        outcomes = {"test_meets_a_holder": "passed", "test_z_later": "passed"}
+        c.expect(found.outcomes == outcomes, "what a process of others takes fails no test", found.failures)
+        c.expect("other programs have taken" in found.text, "a warning names that process", found.text[-600:])
+        return
+    # In a container, the process may be one of the test.
     c.expect(
         found.outcomes.get("test_meets_a_holder") == "leaked",
         "the test that the memory is missing after leaked",

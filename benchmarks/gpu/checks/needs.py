@@ -3,7 +3,7 @@
 from runs import run_test
 
 ORDER = 60
-LIMIT = 40
+LIMIT = 15
 
 
 def check(c):

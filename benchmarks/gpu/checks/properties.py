@@ -3,8 +3,7 @@
 from runs import run_test
 
 ORDER = 40
-LIMIT = 70
-QUICK_LIMIT = 60
+LIMIT = 20
 
 
 def check(c):

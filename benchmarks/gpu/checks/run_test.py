@@ -1,27 +1,26 @@
-"""run_test.py over all suites: every test passes, or skips with a reason."""
+"""run_test.py runs tests on the CPU beside tests on GPUs, and only these lease one."""
 
 import runs
-from suites import SUITES
 
 ORDER = 90
-LIMIT = 150
-QUICK_LIMIT = 80
+LIMIT = 30
 
 
 def check(c):
-    names = ["test/distributed/fsdp", "test/distributed/tensor/parallel/test_ddp_2d_parallel.py"] if c.quick else []
-    # The five suites have a check of their own.
-    others = [] if c.quick else ["-x", *SUITES]
-    options = ("-otests=test/distributed", "--ranks-per-gpu=4", "--timeout=100")
-    found = runs.run_test(c, *names, *options, *others)
+    files = (
+        "test/distributed/_spmd/test_data_parallel.py",
+        "test/distributed/checkpoint/test_checkpoint_properties.py",
+    )
+    found = runs.run_test(c, *files, "-otests=test/distributed", "--ranks-per-gpu=4", "--timeout=60")
     for verdict in ("passed", "failed", "skipped"):
         c.figure(verdict, found.count(verdict))
     c.figure("time", found.document.get("seconds"), "s")
-    on_gpu = [one for one in found.tests.values() if one["attempts"][-1]["devices"]]
-    c.figure("tests on GPUs", len(on_gpu))
+    on_gpu, idle = found.on_gpu(), found.idle_leases()
+    c.figure("tests with memory of a GPU", len(on_gpu))
     c.expect(found.code == 0, "run_test.py exits with 0", found.code)
     c.expect(not found.failures, "no test fails", found.failures[:10])
-    c.expect(on_gpu, "tests run on GPUs")
+    c.expect(len(on_gpu) == 6, "the six tests of the SPMD compiler have memory of a GPU", on_gpu)
+    c.expect(not idle, "no other test leases a GPU", idle)
     for text in found.document.get("warnings", []):
         c.note(f"warning: {text}")
 

@@ -3,7 +3,7 @@
 from runs import run_test
 
 ORDER = 20
-LIMIT = 60
+LIMIT = 25
 
 
 def check(c):

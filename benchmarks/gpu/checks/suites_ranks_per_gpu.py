@@ -4,7 +4,7 @@ from runs import run_test
 from suites import SUITES
 
 ORDER = 30
-LIMIT = 170
+LIMIT = 95
 QUICK_LIMIT = 90
 
 
@@ -26,13 +26,14 @@ def check(c):
     for suite in SUITES[:1] if c.quick else SUITES:
         name = suite.rpartition("/")[2].removesuffix(".py")
         found = run_test(c, suite, share, "-otests=test/distributed", "--timeout=60", name=name)
-        shared = [one for one in found.tests.values() if one["attempts"][-1]["devices"]]
+        on_gpu, idle = found.on_gpu(), found.idle_leases()
         c.figure(f"{name}: passed", found.count("passed"))
         c.figure(f"{name}: skipped", found.count("skipped"))
-        c.figure(f"{name}: on GPUs", len(shared))
+        c.figure(f"{name}: on GPUs", len(on_gpu))
         c.figure(f"{name}: time", found.document.get("seconds"), "s")
         c.expect(found.code == 0, f"{name} passes with 4 ranks on {devices} GPU(s)", found.failures or found.code)
-        c.expect(shared, f"tests of {name} run on GPUs", found.outcomes)
+        c.expect(on_gpu, f"tests of {name} have memory of GPUs", found.outcomes)
+        c.expect(not idle, f"no test of {name} leases a GPU without using it", idle)
     wrong = run_test(c, "test_shared.py", "--ranks-per-gpu=100000", name="wrong")
     c.expect(
         wrong.code == 4 and "before it has a tensor" in wrong.text,

@@ -1,7 +1,7 @@
 """NVML and CUDA agree about the devices: UUIDs, memory, compute capability, peer access."""
 
 ORDER = 25
-LIMIT = 40
+LIMIT = 10
 
 
 def check(c):

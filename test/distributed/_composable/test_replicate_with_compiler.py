@@ -37,7 +37,12 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._torch import sharding
-from torch_testing_ext.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu, skip_if_rocm_multiprocess
+from torch_testing_ext.common_distributed import (
+    MultiProcessTestCase,
+    requires_gloo,
+    skip_if_lt_x_gpu,
+    skip_if_rocm_multiprocess,
+)
 from torch_testing_ext.common_utils import lazy_skip_if, run_tests
 
 BACKEND = "inductor"
@@ -75,6 +80,11 @@ def _compile_once() -> None:
 
 _compile_once()
 needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C++ compiler, and there is no {CXX}")
+
+
+def on_cpu(test: Callable) -> Callable:
+    """A test on the CPU, for which nobody has to lease an accelerator."""
+    return requires_gloo()(needs_cpp_compiler(test))
 
 
 def needs_two_gpus(test: Callable) -> Callable:
@@ -256,12 +266,12 @@ class ReplicateTest(CompilerTestCase):
             for other in others:
                 self.assertEqual(param, other.params[name], msg=f"{name} of {other.name} at the end")
 
-    @needs_cpp_compiler
+    @on_cpu
     @torch._inductor.config.patch(_fuse_ddp_communication_passes=COALESCED)
     def test_compile_cpu(self):
         self._test_compile(device_type="cpu")
 
-    @needs_cpp_compiler
+    @on_cpu
     @torch._inductor.config.patch(_fuse_ddp_communication_passes=COALESCED)
     def test_compile_cpu_no_sync(self):
         self._test_compile(device_type="cpu", no_sync=True)
@@ -271,7 +281,7 @@ class ReplicateTest(CompilerTestCase):
     def test_compile_gpu(self):
         self._test_compile(device_type=accelerator())
 
-    @needs_cpp_compiler
+    @on_cpu
     def test_compile_gpu_on_cpu(self):
         self._test_compile(device_type="cpu")
 
@@ -280,7 +290,7 @@ class ReplicateTest(CompilerTestCase):
     def test_compile_gpu_ac(self):
         self._test_compile(device_type=accelerator(), checkpoint=True)
 
-    @needs_cpp_compiler
+    @on_cpu
     def test_compile_gpu_ac_on_cpu(self):
         self._test_compile(device_type="cpu", checkpoint=True)
 
@@ -288,7 +298,7 @@ class ReplicateTest(CompilerTestCase):
     def test_compile_bf16(self):
         self._test_compile(device_type=accelerator(), comm_hook=compress_to_bf16)
 
-    @needs_cpp_compiler
+    @on_cpu
     def test_compile_bf16_on_cpu(self):
         self._test_compile(device_type="cpu", comm_hook=compress_to_bf16)
 
@@ -299,7 +309,7 @@ class ReplicateTest(CompilerTestCase):
     def test_compile_fp16(self):
         self._test_compile(device_type=accelerator(), comm_hook=default_hooks.fp16_compress_hook)
 
-    @needs_cpp_compiler
+    @on_cpu
     @torch._inductor.config.patch(emulate_precision_casts=True)
     def test_compile_fp16_on_cpu(self):
         self._test_compile(device_type="cpu", comm_hook=default_hooks.fp16_compress_hook)
@@ -309,10 +319,11 @@ class ReplicateTest(CompilerTestCase):
     def test_compile_backward_only(self):
         self._test_compile(device_type=accelerator(), compile_forward=False)
 
-    @needs_cpp_compiler
+    @on_cpu
     def test_compile_backward_only_on_cpu(self):
         self._test_compile(device_type="cpu", compile_forward=False)
 
+    @requires_gloo()
     def test_compile_backward_only_in_old_mode_is_refused(self):
         """The old mode would leave gradients unreduced."""
         self.start("cpu")
@@ -321,12 +332,12 @@ class ReplicateTest(CompilerTestCase):
         with self.assertRaisesRegex(RuntimeError, "not compatible with C\\+\\+ DDP Reducer"), compile_backward():
             model(torch.rand(1, 2)).sum().backward()
 
-    @needs_cpp_compiler
+    @on_cpu
     @bucketing_by(COALESCED)
     def test_bucketing_coalesced_op(self):
         self._test_bucketing(["cpp_fused_", "torch.ops._c10d_functional.all_reduce_coalesced_.default("])
 
-    @needs_cpp_compiler
+    @on_cpu
     @bucketing_by(CONCATENATED)
     def test_bucketing_concat_op(self):
         self._test_bucketing(
@@ -375,12 +386,16 @@ class DDP_TP_Test(CompilerTestCase):
     def world_size(self) -> int:
         return 4
 
+    @property
+    def device_type(self) -> str:
+        """The type of the accelerators, if there are enough for the ranks and inductor can compile for them."""
+        are_enough = accelerators.most_ranks() >= self.world_size
+        return accelerator() if are_enough and sharding.has_triton() else "cpu"
+
     @needs_cpp_compiler
     def test_ddp_tp(self):
         """With static shapes this works; PyTorch's test only asserts that it fails."""
-        device_type = (
-            accelerator() if accelerators.device_count() >= self.world_size and sharding.has_triton() else "cpu"
-        )
+        device_type = self.device_type
         self.start(device_type)
         mesh = init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp", "tp"))
         torch.manual_seed(0)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import strategies as st
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
     DTensorPlan,
@@ -51,6 +51,7 @@ def saved_and_loaded(full):
 CASE = FULL.flatmap(saved_and_loaded)
 
 
+@requires_gloo()
 class TestCheckpoints(MultiProcessTestCase):
     world_size = 4
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+from torch_testing_ext.common_distributed import run_on_cpu_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import MLPModule, RMSNormPython
@@ -82,7 +82,8 @@ class ReplicatedState(nn.Module):
 class TestTPFSDPIntegration(FSDPTest):
     @property
     def world_size(self) -> int:
-        return 4
+        """A rank for each accelerator, 4 on the CPU; an even number, for the mesh."""
+        return super().world_size // TP_SIZE * TP_SIZE
 
     @property
     def device(self) -> torch.device:
@@ -93,11 +94,11 @@ class TestTPFSDPIntegration(FSDPTest):
         shape = (self.world_size // TP_SIZE, TP_SIZE)
         return init_device_mesh(self.device_type, shape, mesh_dim_names=("dp", "tp"))
 
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_integration(self):
         self._test_all_strategies(CPUOffload(offload_params=False))
 
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_integration_cpu_offload(self):
         if self.device_type == "cpu":
             self.skipTest("FSDP1 pins the memory of offloaded parameters, which takes an accelerator")
@@ -184,7 +185,7 @@ class TestTPFSDPIntegration(FSDPTest):
         whole = DTensor.from_local(grad.view(shape), mesh["tp"], [Shard(dim)]).full_tensor()
         return whole.flatten()
 
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_extension_grad(self):
         mesh = self.mesh_2d()
         model = NormedMLP(self.device_type)
@@ -207,7 +208,7 @@ class TestTPFSDPIntegration(FSDPTest):
         for grad in grads:
             self.assertFalse(grad.isnan().any(), f"NaN in a gradient of rank {self.rank}")
 
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_sync_module_state(self):
         mesh = self.mesh_2d()
         torch.manual_seed(self.rank)

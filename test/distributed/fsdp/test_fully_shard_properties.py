@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import device_meshes, given, replay, settings
 
@@ -45,6 +45,7 @@ POLICIES = st.fixed_dictionaries(
 )
 
 
+@requires_gloo()
 class TestFullyShard(MultiProcessTestCase):
     world_size = 4
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+from torch_testing_ext.common_distributed import run_on_cpu_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest
 from torch_testing_ext.common_utils import run_tests
 
@@ -103,7 +103,7 @@ class TestFullyShardTPIntegration(FSDPTest):
         generator = torch.Generator().manual_seed(10 * step + dp_rank)
         return torch.rand(4, WIDTH, generator=generator).to(self.device)
 
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    @run_on_cpu_if_lt_x_gpu(4)
     def test_fully_shard_tp_matches_fsdp1_tp_and_single_device(self):
         self.run_subtests(
             {"sequence_parallel": [False, True], "reshard_after_forward": [True, False]}, self._test_parity
@@ -157,7 +157,7 @@ class TestFullyShardTPIntegration(FSDPTest):
             self.assertEqual(param, of_fsdp2[name], msg=f"FSDP2 {name} after step {step}")
             self.assertEqual(param, of_fsdp1[name], msg=f"FSDP1 {name} after step {step}")
 
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    @run_on_cpu_if_lt_x_gpu(4)
     def test_fully_shard_tp_collectives(self):
         self.run_subtests({"style": ["tensor_parallel", "sequence_parallel"]}, self._test_collectives)
 

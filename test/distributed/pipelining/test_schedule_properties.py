@@ -11,7 +11,7 @@ from schedule_models import Part, run_all, stages_of, values
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import assume, given, replay, settings
 
@@ -54,6 +54,7 @@ def accepts(schedule, microbatches, stages, ranks):
     return microbatches >= stages if schedule in ("Schedule1F1B", "ScheduleDualPipeV") else True
 
 
+@requires_gloo()
 class TestSchedules(MultiProcessTestCase):
     world_size = 2
 

@@ -13,7 +13,7 @@ from dtensor_opinfo_support import is_known_to_fail, may_be_refused
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
     HealthCheck,
@@ -39,6 +39,7 @@ def of_the_database(_):
     return calls()
 
 
+@requires_gloo()
 class TestOpInfo(MultiProcessTestCase):
     world_size = 4
     count = 0  # of examples that this rank has begun: the same number in all ranks

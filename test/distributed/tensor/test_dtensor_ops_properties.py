@@ -21,7 +21,7 @@ from dtensor_ops_support import (
 from hypothesis import strategies as st
 from known_versions import repaired
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
     DTensorPlan,
@@ -78,6 +78,7 @@ def factors(sizes):
     )
 
 
+@requires_gloo()
 class TestOps(MultiProcessTestCase):
     world_size = 4
 

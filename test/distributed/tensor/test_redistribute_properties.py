@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.hypothesis_utils import (
     device_meshes,
@@ -65,6 +65,7 @@ def sharded_in_any_order(parts):
     return st.tuples(st.just(mesh), st.just(full), st.integers(0, full.dim() - 1), orders, placements(mesh, full))
 
 
+@requires_gloo()
 class TestRedistribute(MultiProcessTestCase):
     world_size = 4
 
@@ -132,6 +133,7 @@ class TestRedistributeOnThreeRanks(TestRedistribute):
     world_size = 3
 
 
+@requires_gloo()
 class TestCollectivesOfRedistribute(MultiProcessTestCase):
     """Not a property: which collectives each redistribution runs."""
 

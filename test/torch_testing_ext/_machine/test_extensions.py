@@ -3,16 +3,22 @@
 The accelerator is one of Python (`kit/python_accelerator`), which no line of ours knows.
 """
 
+import contextlib
 import os
+import tempfile
 import unittest
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags
+from torch_testing_ext._machine.machine_resources import LEASED
+from torch_testing_ext._pytest_ranks.item_in_parent import leased_devices
 from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.sharded import dtensor_bases
@@ -142,6 +148,41 @@ class TestNeeds(unittest.TestCase):
         self.assertEqual(DistributedTestBase.backend(mock.Mock(world_size=2), f"{KIND}:1"), BACKEND)
 
 
+class Persistent(MultiProcContinuousTest):
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls):
+        return BACKEND
+
+
+class TestPersistentRanks(unittest.TestCase):
+    """Covered on machines with two GPUs by the check `two-gpus`."""
+
+    def selected(self, cls, rank):
+        """The devices that a rank selects before it makes its group, which does not come about here."""
+        chosen = []
+        with (
+            mock.patch.dict(os.environ),
+            mock.patch.object(torch.accelerator, "set_device_index", chosen.append),
+            mock.patch.object(dist, "init_process_group", side_effect=lambda **_: chosen.append("group")),
+            mock.patch.object(cls, "pg", None, create=True),
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            cls._init_pg(rank, 2, f"{folder}/store")
+        return chosen
+
+    @with_accelerators(2)
+    def test_each_rank_has_its_own_device(self):
+        """torch makes the group on the current device, which is the first one in all ranks unless one selects it."""
+        self.assertEqual([self.selected(Persistent, rank) for rank in range(2)], [[0, "group"], [1, "group"]])
+
+    @with_accelerators(2)
+    def test_not_on_the_cpu(self):
+        with mock.patch.object(Persistent, "backend_str", lambda: "gloo"):
+            self.assertEqual(self.selected(Persistent, 1), ["group"])
+
+
 class TestMasks(unittest.TestCase):
     """Masks by kind. Covered on a GPU by the check `masks`."""
 
@@ -201,6 +242,33 @@ class TestLeases(unittest.TestCase):
         ):
             make_inventory(Options(), {}, KIND, 4, confines=False)
         self.assertEqual(make_inventory(Options(), {}, KIND, 1, confines=False).names, ("0",))
+
+
+class TestLeasesOfPytest(unittest.TestCase):
+    """Leases of tests with the mark `world_size`. Covered on a GPU by no check."""
+
+    def lease(self, stack, ranks):
+        folder = stack.enter_context(tempfile.TemporaryDirectory()) if not self.folder else self.folder
+        self.folder = folder
+        config = mock.Mock(getoption=lambda *_: folder, getini=lambda *_: folder)
+        return stack.enter_context(leased_devices(mock.Mock(config=config, nodeid="test_x.py::test_it"), ranks, ()))
+
+    def setUp(self):
+        self.folder = ""
+
+    @with_accelerators(4)
+    def test_two_tests_at_once(self):
+        with contextlib.ExitStack() as stack:
+            masks = [self.lease(stack, 2)[MASK] for _ in range(2)]
+        self.assertEqual(masks, ["0,1", "2,3"])
+
+    @with_accelerators(4, PYTHON_ACCELERATORS_OBEY="0")
+    def test_masks_that_confine_nobody(self):
+        """A test then has all devices to itself: nothing would keep another off those that it uses."""
+        with contextlib.ExitStack() as stack:
+            environ = self.lease(stack, 1)
+        self.assertNotIn(MASK, environ)
+        self.assertEqual(environ[LEASED], "testacc-testacc-0,testacc-testacc-1,testacc-testacc-2,testacc-testacc-3")
 
 
 if __name__ == "__main__":

@@ -3,17 +3,34 @@
 What its checks find on a GPU is not tested here: that is what they are for.
 """
 
+import contextlib
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = ROOT / "benchmarks" / "gpu" / "run"
+
+
+def load(name):
+    """A module of the command, under a name that no other has."""
+    folder = COMMAND.parent
+    spec = importlib.util.spec_from_file_location(f"gpu_run_{name}", folder / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    with mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        spec.loader.exec_module(module)
+    return module
+
+
+main = load("main")
 
 PASSES = '''
 """It passes."""
@@ -187,6 +204,45 @@ class MadeUpChecksTest(CommandCase):
             self.assertEqual(self.run_command(*argv), 4)
             self.assertIn(expected, self.stderr)
             self.assertEqual(len(self.stderr.strip().splitlines()), 1, self.stderr)
+
+
+class TestLimits(unittest.TestCase):
+    """What the checks say of themselves: no check runs."""
+
+    def setUp(self):
+        self.plans = main.read_plans(main.HERE / "checks")
+
+    def run_with(self, gpus, seconds):
+        run = main.Run.__new__(main.Run)
+        run.quick, run.until, run.facts = False, time.monotonic() + seconds, {"devices": [{}] * gpus}
+        return run
+
+    def test_all_checks_of_one_gpu_fit(self):
+        on_one = [plan.limit for plan in main.choose(self.plans, "") if plan.gpus == 1]
+        self.assertLessEqual(sum(on_one), 60 * main.MINUTES)
+
+    def test_checks_for_two_gpus_are_named_on_one(self):
+        run = self.run_with(1, 100.0)
+        whys = {plan.name: run.why_not(plan) for plan in self.plans if run.why_not(plan)}
+        for name in ("two-gpus", "hang-sources"):
+            self.assertEqual(whys[name], "it takes 2 GPUs, and there is 1")
+        self.assertEqual([plan for plan in self.plans if self.run_with(2, 100.0).why_not(plan)], [])
+
+    def test_checks_that_only_measure_run_if_they_are_named(self):
+        usual = {plan.name for plan in main.choose(self.plans, "")}
+        self.assertEqual({plan.name for plan in self.plans} - usual, {"spmd-fx", "spmd-inductor"})
+        self.assertEqual([plan.name for plan in main.choose(self.plans, "spmd-fx")], ["spmd-fx"])
+
+    def test_time_that_is_left_over_is_shared(self):
+        """Each check has its own limit at least, if all of them fit."""
+        first, *later = (main.Plan(name, Path(name), "", 0, 20.0, 20.0, True, True) for name in "abc")
+        for left, expected in ((60.0, 20.0), (90.0, 30.0), (600.0, 40.0), (30.0, 10.0)):
+            run = self.run_with(1, left)
+            started = run.run_process = mock.Mock(side_effect=StopIteration)
+            run.say = mock.Mock()
+            with contextlib.suppress(StopIteration):
+                run.measure(first, "gpu", later)
+            self.assertAlmostEqual(started.call_args.args[2], expected, places=1)
 
 
 class OwnChecksTest(CommandCase):

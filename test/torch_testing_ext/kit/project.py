@@ -11,6 +11,7 @@ from typing import Any
 
 from kit.files import write
 from kit.processes import files_not_kept
+from kit.with_accelerators import environ_of_accelerators
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.engine.engine import Engine, LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
@@ -62,11 +63,15 @@ def _short(test: TestId) -> str:
 class Project:
     """A folder with test files, and the preloaded server for them."""
 
-    def __init__(self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False) -> None:
+    def __init__(
+        self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False, accelerators: int = 0
+    ) -> None:
+        """`accelerators`: how many of Python there are (`kit.with_accelerators`)."""
         self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
         # Files of tests are few and small: what collapsing saves with each fork is less than it takes.
         warm_up = WarmUp((*ALWAYS, *preloaded), collapse=False)
-        self.preloaded_server = FileProcesses(self.root, warm_up, drop_in).__enter__()
+        environ = environ_of_accelerators(accelerators) if accelerators else {}
+        self.preloaded_server = FileProcesses(self.root, warm_up, drop_in, environ).__enter__()
         self._files = 0
 
     @classmethod
@@ -103,10 +108,12 @@ class Project:
         not_run: Sequence[Attempt] = (),
         react: Callable[[model.Event], object] | None = None,
         devices: int = 0,
+        inventory: Inventory | None = None,
         **options: Any,
     ) -> FinishedRun:
-        """Runs tests that were discovered before."""
-        inventory = Inventory(tuple(map(str, range(devices))), fake=True) if devices else Inventory()
+        """Runs tests that were discovered before. `devices`: how many that do not exist; `inventory`: those that do."""
+        if inventory is None:
+            inventory = Inventory(tuple(map(str, range(devices))), fake=True) if devices else Inventory()
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
         planned = plan(tests, inventory, lambda test: None, chosen.repetitions)
         recorder = EventRecorder(react)
@@ -121,5 +128,5 @@ class Project:
             file.close()  # the process of a file without tests has not ended yet
         while self.preloaded_server.children:
             self.preloaded_server.loop.step()
-        assert leases.free_slots == chosen.jobs and leases.free_devices == devices, "a lease is still held"
+        assert leases.free_slots == chosen.jobs and leases.free_devices == len(inventory.names), "a lease is still held"
         return FinishedRun(summary, recorder)

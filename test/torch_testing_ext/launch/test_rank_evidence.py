@@ -6,6 +6,7 @@ from kit.verdicts import report_on
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
+from torch_testing_ext.launch.nccl_status import NcclRank
 from torch_testing_ext.launch.rank_watch import RankEvidence
 
 PASSED = (RankReport(0, RankEnding.PASSED), RankReport(1, RankEnding.PASSED))
@@ -33,9 +34,17 @@ class TestVerdict(unittest.TestCase):
         self.assertEqual((verdict.outcome, verdict.culprit), (Outcome.FAILED, 1))
         self.assertIn("note of the case\n\nnote of the run", verdict.message)
 
-    def test_the_answer_of_nccl_comes_last(self):
-        verdict = RankEvidence(STOPPED, timed_out=True, nccl="rank 1: running").verdict(CASE)
-        self.assertTrue(verdict.message.endswith("\n\nNCCL's own status (RAS):\n  rank 1: running"), verdict.message)
+    def test_a_rank_that_nccl_has_lost_is_blamed(self):
+        reports = tuple(
+            RankReport(rank, RankEnding.STOPPED, nccl=NcclRank(is_missing=rank == 1, calls={"0xa": 3}))
+            for rank in range(3)
+        )
+        verdict = RankEvidence(reports, timed_out=True).verdict(CASE)
+        self.assertEqual(verdict.culprit, 1)
+        self.assertIn("timed out after 0.0 s; NCCL gets no answer from rank 1 of 3", verdict.failure.title)
+        row = next(row for row in verdict.failure.rows if 1 in row.ranks)
+        self.assertEqual(row.did, "still running; NCCL gets no answer from it")
+        self.assertIn("  rank 1: NCCL gets no answer from it, 3 collectives in 0xa", verdict.account)
 
 
 if __name__ == "__main__":

@@ -1,39 +1,56 @@
 """What NCCL says of ranks that hang is in the report. NCCL is a server of ours that speaks as its RAS subsystem does.
 
-The check `ras` of benchmarks/gpu/run asks the real one.
+The check `hang-explained` of benchmarks/gpu/run asks the real one.
 """
 
 import contextlib
+import json
 import os
 import socket
+import tempfile
 import threading
 import time
 import unittest
+from pathlib import Path
 from unittest import mock
 
 from kit.outcomes import outcome_of
 from kit.ranks import FourRanks
 from kit.settings import environ
+from kit.verdicts import report_on
 
-from torch_testing_ext.launch import environment as environment_module, rank_watch
+from torch_testing_ext.launch import Case, RankEnding, RankReport, environment as environment_module, nccl_status
+from torch_testing_ext.launch.rank_watch import RankEvidence
 
-STATUS = """NCCL version 2.30.7 compiled with CUDA 13.2
-CUDA runtime version 13020, driver version 13020
 
-Job summary
-===========
+def process(rank, pid, calls, **status):
+    """A rank as NCCL 2.30 describes it."""
+    flags = dict.fromkeys(("finalize_called", "destroy_flag", "abort_flag"), False)
+    status = {"init_state": 0, "async_error": 0, **flags, **status}
+    place = {"rank": rank, "host": "127.0.0.1", "pid": pid, "cuda_dev": rank, "nvml_dev": rank}
+    return {**place, "status": status, "collective_counts": {"Broadcast": 1, "AllReduce": calls - 1}}
 
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      1          2            1          2        2
 
-Errors
-======
+def missing(rank, pid, dead=False):
+    status = {"unresponsive": True, "considered_dead": dead}
+    return {"rank": rank, "host": "127.0.0.1", "pid": pid, "cuda_dev": rank, "nvml_dev": rank, "status": status}
 
-#0-0 (c13a) INCOMPLETE
-  Missing communicator data from 1 job process
-  Process 3487984 on node 127.0.0.1 managing GPU 1
-"""
+
+def communicator(*ranks, lost=(), name="0xc13a"):
+    size = len(ranks) + len(lost)
+    counts = {"size": size, "ranks_count": len(ranks), "missing_ranks_count": len(lost)}
+    return {"hash": name, "secondary_hash": "0x1:0x2", **counts, "ranks": list(ranks), "missing_ranks": list(lost)}
+
+
+def answer_of(*communicators):
+    """The answer to both lines of the question."""
+    document = {
+        "nccl_version": "2.30.7",
+        "communicators_count": len(communicators),
+        "communicators": list(communicators),
+        "ras": {"collection_time_sec": 0.001, "timeouts_count": 0},
+    }
+    return b"OK\n" + json.dumps(document, indent=2).encode()
 
 
 @contextlib.contextmanager
@@ -66,25 +83,27 @@ def server(answer, closes=True):
 
 
 class TestAsking(unittest.TestCase):
-    """Covered on a GPU by the check `ras`."""
+    """Covered on a GPU by the check `hang-explained`."""
 
     def test_the_answer(self):
-        """Covered on a GPU by the check `ras`."""
-        with server([STATUS[:100].encode(), STATUS[100:].encode()]) as (environment, asked):
-            answer = rank_watch.ask_nccl(environment)
-        self.assertEqual([b"verbose status\n"], asked)
-        self.assertEqual([line for line in STATUS.splitlines() if line], answer.splitlines())
+        """Covered on a GPU by the check `hang-explained`."""
+        answer = answer_of(communicator(process(0, 100, 4), process(1, 101, 3)))
+        with server([answer[:100], answer[100:]]) as (environment, asked):
+            status = nccl_status.ask_nccl(environment)
+        self.assertEqual([b"SET FORMAT json\n"], asked)
+        calls = {pid: dict(rank.calls) for pid, rank in status.processes.items()}
+        self.assertEqual(("2.30.7", {100: {"0xc13a": 4}, 101: {"0xc13a": 3}}), (status.version, calls))
 
-    def test_a_server_that_does_not_end_its_answer(self):
-        """Covered on a GPU by the check `ras`, which stops a rank."""
-        with server([b"half of it\n"], closes=False) as (environment, _):
-            self.assertEqual("half of it", rank_watch.ask_nccl(environment, timeout=0.5))
+    def test_an_answer_that_is_not_complete(self):
+        """Covered on a GPU by no check."""
+        with server([answer_of(communicator())[:-5]], closes=False) as (environment, _):
+            self.assertIsNone(nccl_status.ask_nccl(environment, timeout=0.5))
 
     def test_nobody_answers(self):
         """No GPU is involved."""
         with server([]) as (environment, _):
             pass
-        self.assertEqual("", rank_watch.ask_nccl(environment))
+        self.assertIsNone(nccl_status.ask_nccl(environment))
         began = time.monotonic()
         for odd in (
             {},
@@ -93,21 +112,79 @@ class TestAsking(unittest.TestCase):
             {environment_module.ADDRESS: ":12"},
             {environment_module.ADDRESS: "a:b"},
         ):
-            self.assertEqual("", rank_watch.ask_nccl(odd))
-        self.assertLess(time.monotonic() - began, rank_watch.ANSWER_TIMEOUT)
+            self.assertIsNone(nccl_status.ask_nccl(odd))
+        self.assertLess(time.monotonic() - began, nccl_status.ANSWER_TIMEOUT)
 
-    def test_odd_bytes_and_endless_answers(self):
-        """No GPU is involved."""
-        with server([b"\xff\xfe\n\n\n"]) as (environment, _):
-            self.assertEqual("\ufffd\ufffd", rank_watch.ask_nccl(environment))
-        with server([b"x" * 100_000]) as (environment, _):
-            self.assertEqual(20_000, len(rank_watch.ask_nccl(environment)))
+    def test_odd_answers(self):
+        """No GPU is involved. An NCCL that does not know the first line answers the second with text."""
+        text = b"ERROR: Unknown command\nNCCL version 2.27.3 compiled with CUDA 12.9\n"
+        for odd in (b"", b"\xff\xfe\n\n\n", b"OK\n", b"OK\n[]", b"OK\n{}", b'OK\n{"communicators": [3]}', text):
+            self.assertIsNone(nccl_status.read_status(odd), odd)
 
     def test_ras_that_is_turned_off(self):
         """No GPU is involved."""
-        with server([b"status"]) as (environment, asked):
-            self.assertEqual("", rank_watch.ask_nccl({**environment, "NCCL_RAS_ENABLE": "0"}))
+        with server([answer_of()]) as (environment, asked):
+            self.assertIsNone(nccl_status.ask_nccl({**environment, "NCCL_RAS_ENABLE": "0"}))
         self.assertEqual([], asked)
+
+
+class TestSuspects(unittest.TestCase):
+    """The ranks on which the others wait. Covered on a GPU by the checks `hang-explained` and `hang-sources`."""
+
+    def suspects(self, *communicators):
+        status = nccl_status.read_status(answer_of(*communicators))
+        return nccl_status.suspects({pid - 100: rank for pid, rank in sorted(status.processes.items())})
+
+    def test_table(self):
+        """Covered on a GPU by the checks `hang-explained` and `hang-sources`."""
+        zero, one, other = process(0, 100, 4), process(1, 101, 4), process(1, 101, 2)
+        fewer = "NCCL has seen fewer collectives of"
+        for communicators, expected in (
+            ([communicator(zero, one)], ((), "")),
+            ([communicator(zero, other)], ((1,), fewer)),
+            ([communicator(zero, lost=[missing(1, 101)])], ((1,), "NCCL gets no answer from")),
+            ([communicator(zero, lost=[missing(1, 101, dead=True)])], ((1,), "NCCL takes for dead")),
+            ([communicator(zero, one), communicator(zero, other, name="0xb")], ((1,), fewer)),
+            ([communicator(lost=[missing(0, 100), missing(1, 101)])], ((), "")),
+        ):
+            with self.subTest(expected=expected):
+                self.assertEqual(expected, self.suspects(*communicators))
+
+    def test_trouble_of_a_rank(self):
+        """No GPU is involved."""
+        for rank, expected in (
+            (process(0, 1, 1), ""),
+            (process(0, 1, 1, async_error=6), "NCCL has error 6 in it"),
+            (process(0, 1, 1, abort_flag=True), "NCCL has aborted its communicator"),
+            (missing(0, 1), "NCCL gets no answer from it"),
+            (missing(0, 1, dead=True), "NCCL takes it for dead"),
+        ):
+            status = nccl_status.read_status(answer_of(communicator(rank)))
+            self.assertEqual(expected, status.processes[1].trouble)
+
+
+class TestHints(unittest.TestCase):
+    """What to try where NCCL fails. Covered on no GPU: no machine of ours blocks NCCL."""
+
+    def test_shared_memory_of_a_container(self):
+        """No GPU is involved."""
+        for blocks, expected in (
+            (16 << 10, "/dev/shm has 64 MiB, NCCL may need more: docker run --shm-size=1g"),
+            (1 << 20, "with NCCL_P2P_DISABLE=1 it passes if transfers between GPUs are blocked"),
+        ):
+            with mock.patch.object(
+                os, "statvfs", lambda path, blocks=blocks: mock.Mock(f_blocks=blocks, f_frsize=4096)
+            ):
+                self.assertEqual(expected, nccl_status.hint())
+
+    def test_which_failures_have_one(self):
+        """No GPU is involved."""
+        of_nccl = report_on(1, RankEnding.ERROR, summary="NCCL error", type_name="DistBackendError", code=10)
+        other = report_on(1, RankEnding.ERROR, summary="no", type_name="RuntimeError", code=10)
+        for report, expected in ((of_nccl, 1), (other, 0)):
+            reports = (RankReport(0, RankEnding.PASSED), report)
+            verdict = RankEvidence(reports).verdict(Case("T.test_x"))
+            self.assertEqual(expected, verdict.failure.remarks.count(nccl_status.hint()), verdict.message)
 
 
 class Hangs(FourRanks):
@@ -117,27 +194,46 @@ class Hangs(FourRanks):
         return 1.0
 
     def sleeps(self):
+        if "PIDS_OF_RANKS" in os.environ:
+            Path(os.environ["PIDS_OF_RANKS"], str(self.rank)).write_text(str(os.getpid()))
         threading.Event().wait()
 
     def passes(self):
         pass
 
 
+class OfTheseRanks:
+    """The answer about the ranks that have left their pids in a folder: rank 1 does not answer NCCL."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def __iter__(self):
+        first, second = (int((self.folder / str(rank)).read_text()) for rank in range(2))
+        yield answer_of(communicator(process(0, first, 4), lost=[missing(1, second)]))
+
+
 class TestInReports(unittest.TestCase):
-    """Covered on a GPU by the check `ras`."""
+    """Covered on a GPU by the check `hang-explained`."""
 
     def test_a_hang_shows_the_answer(self):
-        """Covered on a GPU by the check `ras`."""
-        with server([STATUS.encode()]) as (environment, asked), environ(**environment):
+        """Covered on a GPU by the check `hang-explained`. Ranks hang in no collective that torch has recorded."""
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            server(OfTheseRanks(folder)) as (environment, asked),
+            environ(**environment, PIDS_OF_RANKS=folder),
+        ):
             seen = outcome_of(Hangs("sleeps"))
         self.assertEqual("error", seen.outcome)
-        self.assertIn("NCCL's own status (RAS):\n  NCCL version 2.30.7", seen.message)
-        self.assertIn("  Missing communicator data from 1 job process\n", seen.message)
+        self.assertRegex(seen.message, r"timed out after .* s; NCCL gets no answer from rank 1 of 2")
+        self.assertIn(
+            "NCCL's own status (RAS):\n  rank 0: 4 collectives in 0xc13a\n  rank 1: NCCL gets no", seen.message
+        )
         self.assertEqual(1, len(asked))
 
     def test_a_pass_asks_nothing(self):
         """No GPU is involved."""
-        with server([STATUS.encode()]) as (environment, asked), environ(**environment):
+        with server([answer_of()]) as (environment, asked), environ(**environment):
             self.assertEqual("passed", outcome_of(Hangs("passes")).outcome)
         self.assertEqual([], asked)
 

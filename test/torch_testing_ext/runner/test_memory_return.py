@@ -4,7 +4,10 @@ A stand-in answers for NVML. On real devices: the check `memory-back` of benchma
 """
 
 import os
+import subprocess
 import unittest
+from pathlib import Path
+from unittest import mock
 
 from kit.files import subject
 from kit.invented import make_attempt, make_test
@@ -12,7 +15,7 @@ from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import system, user_shell
 from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext.launch import verdict
 from torch_testing_ext.runner import model
@@ -23,12 +26,14 @@ from torch_testing_ext.runner.engine.engine import (
     LocalPlace,
     MemoryReturn,
     describe_process,
+    taken_by_others,
     uuids_for,
     why_held,
     with_held,
 )
 from torch_testing_ext.runner.model import DeviceMemory, Lease, TestOutcome
 from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.processes.file_processes import FileProcesses, WarmUp
 from torch_testing_ext.runner.report import text
 from torch_testing_ext.runner.scheduling.leases import Inventory, Leases, Queue
 from torch_testing_ext.runner.scheduling.plan import plan
@@ -63,11 +68,12 @@ class MemoryReturnTest(unittest.TestCase):
         self.addCleanup(self.loop.close)
         self.warnings = []
 
-    def after_lease(self, *answers, timeout=60.0, names=("a",)):
+    def after_lease(self, *answers, timeout=60.0, names=("a",), ours=()):
         """The answers to a lease of these devices that has ended. The first answer of NVML is the baseline."""
         nvml = FakeNvml(*answers)
         uuids = {"a": "GPU-a", "b": "GPU-b"}
         memory = MemoryReturn(self.loop, nvml, uuids, self.warnings.append, timeout)
+        memory.is_ours = lambda pid: pid in ours
         found = []
         memory.leased(names)
         memory.when_back(names, found.append)
@@ -87,11 +93,37 @@ class MemoryReturnTest(unittest.TestCase):
     def test_never_back(self):
         after = Usage(3 * GIB, (GpuProcess(1), GpuProcess(2**22 + 7)))
         (held,), _ = self.after_lease({"GPU-a": Usage(GIB, (GpuProcess(1),))}, {"GPU-a": after}, timeout=0.0)
+        holder = describe_process(2**22 + 7)
         self.assertEqual(
             str(held),
-            "device a still had 2.0 GiB more in use than before, held by pid 4194311 (not a process that can be seen "
-            "from here), 0 s after its test had ended",
+            f"device a still had 2.0 GiB more in use than before, held by {holder}, 0 s after its test had ended",
         )
+
+    def test_what_others_take(self):
+        """A notebook that was there grows, and a server starts, while a test runs on the device."""
+        notebook, server, test = 101, 102, 103
+        before = Usage(GIB, (GpuProcess(notebook, GIB),))
+
+        def after(of_test):
+            processes = [GpuProcess(notebook, 3 * GIB), GpuProcess(server, GIB)]
+            processes += [GpuProcess(test, of_test)] if of_test else []
+            return {"GPU-a": Usage(4 * GIB + of_test, tuple(processes))}
+
+        self.assertEqual(self.after_lease({"GPU-a": before}, after(0), ours=(test,)), ((), 2))
+        holders = f"{describe_process(notebook)}, {describe_process(server)}"
+        taken = f"device a: other programs have taken 3.0 GiB of its memory during a test: {holders}"
+        self.assertEqual(self.warnings, [taken])
+        (held,), _ = self.after_lease({"GPU-a": before}, after(GIB), timeout=0.0, ours=(test,))
+        self.assertIn("still had 1.0 GiB more in use than before", str(held))
+
+    def test_numbers_that_do_not_tell_whose_they_are(self):
+        """In a container, a new process may be of the test; one that was there is not."""
+        before = Usage(GIB, (GpuProcess(101, GIB),))
+        grown, new = Usage(2 * GIB, (GpuProcess(101, 2 * GIB),)), Usage(2 * GIB, (GpuProcess(102, GIB),))
+        self.assertEqual(taken_by_others(before, grown, lambda pid: True), {101: GIB})
+        self.assertEqual(taken_by_others(before, new, lambda pid: True), {})
+        unknown = Usage(2 * GIB, (GpuProcess(102),))
+        self.assertEqual(taken_by_others(before, unknown, lambda pid: False), {})
 
     def test_only_the_device_that_is_held(self):
         before, after = {"GPU-a": 0, "GPU-b": 0}, {"GPU-a": 0, "GPU-b": GIB}
@@ -136,7 +168,27 @@ class MemoryReturnTest(unittest.TestCase):
         self.assertIsNone(why_held(lost, Usage(GIB)))
 
     def test_processes_are_named(self):
-        self.assertRegex(describe_process(os.getpid()), rf"^pid {os.getpid()} \(.*python")
+        with mock.patch.object(system, "has_pids_of_host", lambda: True):
+            self.assertRegex(describe_process(os.getpid()), rf"^pid {os.getpid()} \(.*python")
+            self.assertEqual(describe_process(2**22 + 7), "pid 4194311 (not a process that can be seen from here)")
+
+    def test_processes_of_the_host_are_not_looked_up_in_a_container(self):
+        with mock.patch.object(system, "has_pids_of_host", lambda: False):
+            self.assertEqual(describe_process(os.getpid()), f"pid {os.getpid()} of the host")
+
+    def test_processes_of_a_run(self):
+        processes = FileProcesses(Path.cwd(), WarmUp())
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+            for has_pids, is_warm, expected in (
+                (True, False, [True, True, False]),
+                (False, False, [True] * 3),
+                (True, True, [True] * 3),
+            ):
+                processes.is_warm = is_warm
+                with mock.patch.object(system, "has_pids_of_host", lambda has_pids=has_pids: has_pids):
+                    asked = [processes.may_be_ours(pid) for pid in (os.getpid(), child.pid, os.getppid())]
+                self.assertEqual(asked, expected)
+            child.stdin.close()
 
     def test_uuids_as_nvml_gives_them(self):
         known = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-aaaaaaaa-0000", "GPU-11111111-2222")

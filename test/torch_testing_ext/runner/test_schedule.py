@@ -100,10 +100,23 @@ class StarvationTest(unittest.TestCase):
 
 class LeasesTest(unittest.TestCase):
     def test_exactly_what_is_needed(self):
-        leases = Leases(("0", "2", "5"), 4)
+        leases = Leases(("0", "2", "5"), 6)
         self.assertEqual(leases.take(make_unit(0, 2)).devices, ("0", "2"))
         self.assertEqual(leases.take(make_unit(1, ranks=3)).slots, (0, 1, 2))
         self.assertEqual((leases.free_devices, leases.free_slots), (1, 1))
+
+    def test_ranks_on_devices_leave_fewer_slots(self):
+        """They wait for none, and leave one to the tests on the CPU."""
+        leases = Leases(tuple("01234567"), 8)
+        wide = leases.take(make_unit(0, 4, ranks=4))
+        self.assertEqual(leases.free_slots, 4)
+        other = leases.take(make_unit(1, 4, ranks=4))
+        self.assertEqual(leases.free_slots, 1)
+        leases.take(make_unit(2, ranks=1))
+        self.assertEqual(leases.free_slots, 0)
+        leases.give_back(wide)
+        leases.give_back(other)
+        self.assertEqual(leases.free_slots, 7)
 
     def test_given_back(self):
         leases = Leases(("a", "b"), 1)

@@ -58,7 +58,7 @@ class TestStatus(TestCase):
             if isinstance(event, model.StatusRequested):
                 os.kill(os.getpid(), signal.SIGINT)
 
-        ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow=1.0)
+        ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow_after=1.0)
         self.assertTrue(ran.summary.interrupted)
         running = {one.test.id.method: one for one in ran.recorder.of(model.StatusRequested)[0].running}
         self.assertIn("in wait_for_ever", running["test_alone"].stacks)

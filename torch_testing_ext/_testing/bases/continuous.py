@@ -192,8 +192,12 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         """In a rank: create the default group. A skip here skips all tests."""
         # A mesh chooses the rank's device by it.
         os.environ["LOCAL_RANK"] = str(rank)
+        backend = cls.backend_str()
+        if accelerators.need_accelerators(backend) and 0 < world_size <= accelerators.most_ranks():
+            # Otherwise a class that forgets to select one has all its ranks on the first device.
+            torch.accelerator.set_device_index(device_rules.device_of(rank, accelerators.device_count()))
         dist.init_process_group(
-            backend=cls.backend_str(),
+            backend=backend,
             world_size=world_size,
             rank=rank,
             store=_FileStore(rdvz_file, world_size),

@@ -95,19 +95,27 @@ class Need:
     backend: str | None = None
     world_size: int | None = None
     of_devices: DeviceNeeds = NO_NEEDS
+    # With fewer accelerators than `devices`, the test uses none.
+    falls_back: bool = False
+
+    def devices_of(self, available: int) -> int:
+        """How many accelerators the test uses on a machine that has `available`: more than there are if it skips."""
+        on_cpu = self.allow_cpu and (available == 0 or (self.falls_back and available < self.devices))
+        return 0 if on_cpu else self.devices
 
 
-def devices(count: int, allow_cpu: bool = False) -> Need:
-    """Accelerators for at least `count` ranks; with `allow_cpu`, a machine without any meets the need too."""
+def devices(count: int, allow_cpu: bool = False, falls_back: bool = False) -> Need:
+    """Accelerators for at least `count` ranks.
+
+    With `allow_cpu`, a machine without any meets the need too; with `falls_back`, one with fewer as well.
+    """
 
     def unmet() -> TestSkip | None:
         available = accelerators.most_ranks()
-        runs_on_cpu = allow_cpu and available == 0
-        if available >= count or runs_on_cpu:
-            return None
-        return too_few_devices(count)
+        return None if available >= need.devices_of(available) else too_few_devices(count)
 
-    return Need(unmet, devices=count, allow_cpu=allow_cpu)
+    need = Need(unmet, devices=count, allow_cpu=allow_cpu or falls_back, falls_back=falls_back)
+    return need
 
 
 # The need that each wrapper of `requires` checks: other decorators copy the attributes of what they wrap.
@@ -179,8 +187,7 @@ def most_needed(tests: Iterable[Any]) -> int:
 
 def declared(needs: Iterable[Need], available: int) -> int:
     """Return how many accelerators the needs ask for on a machine that has `available`."""
-    counts = [need.devices for need in needs if available or not need.allow_cpu]
-    return max(counts, default=0)
+    return max((need.devices_of(available) for need in needs), default=0)
 
 
 def certain_needs(func: Any) -> Iterator[Need]:
@@ -311,6 +318,14 @@ def at_least_x_gpu(x: int) -> bool:
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[F], F]:
     """Skip with fewer than `x` accelerators. With `allow_cpu`, a machine without any runs the test on the CPU."""
     return requires(devices(x, allow_cpu))
+
+
+def run_on_cpu_if_lt_x_gpu(x: int) -> Callable[[F], F]:
+    """Run the test on the CPU with fewer than `x` accelerators, for a test that asks its base for `device_type`.
+
+    PyTorch's `skip_if_lt_x_gpu(x, allow_cpu=True)` does so without any accelerator, and skips with 1 to `x` - 1.
+    """
+    return requires(devices(x, falls_back=True))
 
 
 def skip_if_no_gpu(func: F) -> F:

@@ -385,7 +385,8 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     """A MultiProcessTestCase for FSDP: every rank has a process group, a device and a seed.
 
     There is one rank for each accelerator. On a machine without accelerators, a test skips unless it allows the CPU:
-    `@skip_if_lt_x_gpu(n, allow_cpu=True)` runs there under gloo, in n ranks, at least 2. A subclass may override
+    `@skip_if_lt_x_gpu(n, allow_cpu=True)` runs there under gloo, in n ranks, at least 2; `@run_on_cpu_if_lt_x_gpu(n)`
+    does so with fewer than n accelerators, too, if the test uses `device_type`. A subclass may override
     `world_size`, and with `_run` everything that happens in a rank.
     """
 

@@ -15,7 +15,8 @@ from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import bare_uuid
 from torch_testing_ext._machine.machine_resources import leased_port
-from torch_testing_ext._machine.nvml import NvmlError, Usage
+from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, Usage
+from torch_testing_ext._process import system
 from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner import model
@@ -94,8 +95,12 @@ class MemoryReturn:
     timeout: float = TIMEOUT
     # Called with the name of each device that is held.
     quarantine: Callable[[str], object] = lambda name: None
+    # Whether a process may be one of this run.
+    is_ours: Callable[[int], bool] = lambda pid: True
     # Devices that are not used again in this run.
     held: tuple[HeldDevice, ...] = ()
+    # Devices whose memory others have been seen to take during a test.
+    _taken_by_others: set[str] = field(default_factory=set)
     _baseline: dict[str, Usage] = field(default_factory=dict)
     # Leases of each device.
     _users: Counter[str] = field(default_factory=Counter)
@@ -162,9 +167,17 @@ class MemoryReturn:
             return ()
         held = []
         for name in names:
-            why = why_held(self._baseline[name], usage[name]) if name in usage else None
+            if name not in usage:
+                continue
+            others = taken_by_others(self._baseline[name], usage[name], self.is_ours)
+            why = why_held(self._baseline[name], usage[name], sum(others.values()))
             if why:
                 held.append(HeldDevice(name, f"{why} {self.timeout:g} s after its test had ended"))
+            elif sum(others.values()) > MARGIN and name not in self._taken_by_others:
+                self._taken_by_others.add(name)
+                holders = ", ".join(describe_process(pid) for pid in others)
+                more = size_in_words(sum(others.values()))
+                self.warn(f"device {name}: other programs have taken {more} of its memory during a test: {holders}")
         return tuple(held)
 
     def _usage(self) -> Mapping[str, Usage] | None:
@@ -180,25 +193,44 @@ class MemoryReturn:
         return {name: by_uuid[uuid] for name, uuid in self.uuids.items() if uuid in by_uuid}
 
 
-def why_held(before: Usage, after: Usage) -> str | None:
-    """Why a device is not as it was before, to follow its name; None if it is."""
+def taken_by_others(before: Usage, after: Usage, is_ours: Callable[[int], bool]) -> dict[int, int]:
+    """The bytes that processes of others have taken in the meantime, as far as NVML knows, by process.
+
+    What was there before is of others, since no process of a lease outlives it.
+    """
+    known = {process.pid: process.memory for process in before.processes}
+    taken = {}
+    for process in after.processes:
+        is_new = process.pid not in known
+        if process.memory is None or (is_new and is_ours(process.pid)):
+            continue
+        more = process.memory - (known.get(process.pid) or 0)
+        if more > 0 and (is_new or known[process.pid] is not None):
+            taken[process.pid] = more
+    return taken
+
+
+def why_held(before: Usage, after: Usage, by_others: int = 0) -> str | None:
+    """Why a device is not as it was before, to follow its name; None if it is. `by_others`: bytes that do not count."""
     if before.memory is None:
         return None
     if after.memory is None:
         return f"did not answer ({after.trouble or 'no reason given'})"
-    if after.memory <= before.memory + MARGIN:
+    more = after.memory - before.memory - by_others
+    if more <= MARGIN:
         return None
     known = {process.pid for process in before.processes}
     new = [process.pid for process in after.processes if process.pid not in known]
     holders = ", ".join(describe_process(pid) for pid in new)
     if not holders:
         holders = "no process that NVML names"
-    more = size_in_words(after.memory - before.memory)
-    return f"still had {more} more in use than before, held by {holders},"
+    return f"still had {size_in_words(more)} more in use than before, held by {holders},"
 
 
 def describe_process(pid: int) -> str:
-    """A process by its number and command; in a container, NVML's numbers are those of the host."""
+    """A process by its number and command; in a container, by its number, which is one of the host."""
+    if not system.has_pids_of_host():
+        return f"pid {pid} of the host"
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -152,6 +152,15 @@ class PreloadedServerClient:
         self.loop.close()
         self._folder.close()
 
+    def may_be_ours(self, pid: int) -> bool:
+        """May this process be one of a test? Every one of those descends from this process or the preloaded server.
+
+        Where NVML has other numbers than this process, or a warm server has forked the preloaded one, any may.
+        """
+        if self.is_warm or not system.has_pids_of_host():
+            return True
+        return pid == os.getpid() or pid in system.descendants(os.getpid())
+
     # -- the process
 
     def _start(self) -> None:

@@ -249,7 +249,10 @@ def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
 
 
 def slots_of(unit: Unit, slots: int) -> int:
-    """The number of a node's CPU slots that a unit takes: one per rank, at most all; none if its ranks use devices."""
+    """The number of a node's CPU slots that a unit waits for: one per rank, at most all; none if its ranks use devices.
+
+    Ranks on devices take those that are left, and need no more.
+    """
     if unit.devices:
         return 0
     return min(unit.ranks, slots)
@@ -278,6 +281,8 @@ class Leases:
     # Of a cluster.
     node: str = ""
     _held: list[Lease] = field(default_factory=list)
+    # The ranks of each lease of devices, which use processors as well.
+    _ranks_on_devices: list[tuple[Lease, int]] = field(default_factory=list)
     _quarantined: set[str] = field(default_factory=set)
     _withheld: frozenset[str] = frozenset()
 
@@ -312,7 +317,10 @@ class Leases:
     @property
     def free_slots(self) -> int:
         taken = sum(len(lease.slots) for lease in self._held)
-        return self.number_of_slots - taken
+        by_ranks_on_devices = sum(ranks for _, ranks in self._ranks_on_devices)
+        # One slot is always left to tests on the CPU, so that they do not wait for all others.
+        left = self.number_of_slots - min(by_ranks_on_devices, self.number_of_slots - 1)
+        return max(left - taken, 0)
 
     def take(self, unit: Unit) -> Lease:
         """Lease exactly what the unit needs, which must be free: the queue decides which unit fits."""
@@ -331,6 +339,8 @@ class Leases:
         assert len(devices) == unit.devices, f"unit {unit.number} needs {unit.devices}, not {devices}"
         assert len(slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
+        if devices:
+            self._ranks_on_devices.append((lease, unit.ranks))
         self._check()
         return lease
 
@@ -398,6 +408,7 @@ class Leases:
         """Frees a lease. Call it when every process of the unit is gone."""
         assert self.holds(lease), f"{lease} is not held"
         self._held = [other for other in self._held if other is not lease]
+        self._ranks_on_devices = [(other, ranks) for other, ranks in self._ranks_on_devices if other is not lease]
 
     def _check(self) -> None:
         devices: list[str] = []

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import ModelArgs, Transformer
 from torch_testing_ext.hypothesis_utils import assume, device_meshes, given, replay, settings
@@ -50,6 +50,7 @@ def full(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+@requires_gloo()
 class TestTensorParallel(MultiProcessTestCase):
     world_size = 4
 
