@@ -1,4 +1,4 @@
-"""Computes on which devices the suites run, on machines with 0 to 8 accelerators, and writes it into docs/contribute/suites.md.
+"""Computes on which devices the suites run, with 0 to 8 accelerators, and writes it into docs/contribute/suites.md.
 
     python docs/tools/suites_by_devices.py [--write]
 

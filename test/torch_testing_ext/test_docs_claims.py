@@ -14,6 +14,7 @@ from torch_testing_ext import common_distributed, common_utils, hypothesis_utils
 from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import option_sources
+from torch_testing_ext.runner.options import OPTION_TABLE
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -28,7 +29,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(r"^(?:\$ )?((?:[A-Z_]+=\S+ )*)(?:python run_test\.py|torchtest)\b(.*)$")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-SUBCOMMANDS = ("show", "report", "init", "moving", "cluster")
+SUBCOMMANDS = ("show", "report", "why", "init", "moving", "cluster")
 # Options of torch, pytest, unittest, pip, git and others, and of programs of this repository that are no runner.
 OTHERS_OPTIONS = {
     *(
@@ -129,8 +130,8 @@ class OptionsTest(unittest.TestCase):
                     option_sources.read_options(words, environ, ROOT, ROOT)
 
     def test_options_in_prose_exist(self) -> None:
-        known = set(option_sources._parser()._option_string_actions)
-        known |= set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(pytest_plugin))) | {"--help", "--torch-drop-in"}
+        known = {flag for spec in OPTION_TABLE.values() for flag in (*spec.flags, *spec.of_pytorch)}
+        known |= set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(pytest_plugin))) | {"--help", "--help-all"}
         for page in PAGES:
             for code in spans(page):
                 for option in OPTION.findall(code):

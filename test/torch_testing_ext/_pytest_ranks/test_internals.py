@@ -17,7 +17,9 @@ MODEL = {
     **dict.fromkeys(
         ["XunitTest.test_unittest", "TestXunit.test_of_pytest", "test_texts", "test_colours", "test_debugger"]
     ),
-    **dict.fromkeys(["test_output", "test_sessions", "test_shared_set_up", "test_odd_folders"]),
+    **dict.fromkeys(
+        ["test_output", "test_sessions", "test_shared_set_up", "test_odd_folders", "test_property_of_the_run"]
+    ),
 }
 
 

@@ -90,7 +90,8 @@ class DevicesTest(unittest.TestCase):
         for inventory, models, expected in (
             (Inventory(), {}, "none (CPU only)"),
             (Inventory((), "cuda"), {"H100": 8}, "none (CPU only)"),
-            (Inventory(("3",), "xpu"), {"H100": 8}, "1 xpu device: 3"),
+            (Inventory(("3",), "xpu"), {}, "1 xpu device: 3"),
+            (Inventory(("3",), "xpu"), {"Max 1550": 8}, "1 xpu device: 3 (Max 1550)"),
             (Inventory(("0", "1"), "cuda", fake=True), {"H100": 8}, "2 fake devices: 0, 1"),
             (two, {}, "2 cuda devices: 0, GPU-7"),
             (two, {"H100": 8}, "2 cuda devices: 0, GPU-7 (H100)"),

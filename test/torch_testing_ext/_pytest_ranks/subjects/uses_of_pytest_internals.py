@@ -113,6 +113,16 @@ def test_texts(request):
     assert report.longreprtext.startswith("the text") and report.longrepr.reprcrash.message == "the summary"
 
 
+def test_property_of_the_run(pytestconfig):
+    internals.add_property(pytestconfig, "name", "value")  # no JUnit file is written, so there is nothing to add it to
+    written = types.SimpleNamespace(add_global_property=lambda *named: properties.append(named))
+    properties = []
+    pytestconfig.stash[internals.xml_key] = written
+    internals.add_property(pytestconfig, "name", "value")
+    del pytestconfig.stash[internals.xml_key]
+    assert properties == [("name", "value")]
+
+
 def test_colours(request, monkeypatch):
     report = pytest.TestReport.from_item_and_call(request.node, pytest.CallInfo.from_call(fails, "call"))
     told = "title\n  Expected: 1\n  Got:      2\n\nrun again:  this"
