@@ -90,32 +90,30 @@ class ChangesTest(unittest.TestCase):
 class TestsOfModulesTest(unittest.TestCase):
     def test_nearest_first(self):
         files = {
-            "torch_testing_ext/room/thing.py": "",
-            "torch_testing_ext/room/user.py": "from .thing import x",
-            "test/torch_testing_ext/room/test_other.py": "",
-            "test/torch_testing_ext/room/test_thing.py": "",
-            "test/torch_testing_ext/test_far.py": "from torch_testing_ext.room import thing",
-            "test/torch_testing_ext/test_named.py": "NAME = 'torch_testing_ext.room.thing.x'",
-            "test/torch_testing_ext/test_of_user.py": "import torch_testing_ext.room.user",
-            "test/torch_testing_ext/test_unrelated.py": "",
-            "test/torch_testing_ext/data/test_no_test.py": "import torch_testing_ext.room.thing",
-            "test/test_costs.tsv": "",
+            f"{PACKAGE}/room/thing.py": "",
+            f"{PACKAGE}/room/user.py": "from .thing import x",
+            f"test/{PACKAGE}/room/test_other.py": "",
+            f"test/{PACKAGE}/room/test_thing.py": "",
+            f"test/{PACKAGE}/test_far.py": f"from {PACKAGE}.room import thing",
+            f"test/{PACKAGE}/test_named.py": f"NAME = '{PACKAGE}.room.thing.x'",
+            f"test/{PACKAGE}/test_of_user.py": f"import {PACKAGE}.room.user",
+            f"test/{PACKAGE}/test_unrelated.py": "",
         }
-        costs = {name: 0.5 for name in files if "/test_" in name and "no_test" not in name and name.endswith(".py")}
-        costs["test/torch_testing_ext/test_named.py"] = 0.9
-        files["test/test_costs.tsv"] = "".join(
-            f"{seconds}\t{name.removeprefix('test/')}::test_a\n" for name, seconds in costs.items()
-        )
+        costs = {name: 0.9 if "named" in name else 0.5 for name in files if "/test_" in name}
+        rows = [f"{seconds}\t{name.removeprefix('test/')}::test_a\n" for name, seconds in costs.items()]
+        files["test/test_costs.tsv"] = "".join(rows)
+        # A file for a runner is no test of ours, and has no record.
+        files[f"test/{PACKAGE}/data/test_for_a_runner.py"] = f"import {PACKAGE}.room.thing"
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             tests = mutants.TestMap(Path(folder))
-            names = [Path(name).stem for name in tests.files("torch_testing_ext/room/thing.py", "core", 100.0)]
-            some = tests.files("torch_testing_ext/room/thing.py", "core", 1.0)
+            chosen = [tests.files(f"{PACKAGE}/room/thing.py", "core", limit) for limit in (100.0, 1.0)]
+        names, some = ([Path(name).stem for name in files] for files in chosen)
         self.assertEqual(names, ["test_thing", "test_far", "test_named", "test_other", "test_of_user"])
-        self.assertEqual([Path(name).stem for name in some], ["test_thing", "test_far"])
+        self.assertEqual(some, ["test_thing", "test_far"])
 
 
 class SummaryTest(unittest.TestCase):
