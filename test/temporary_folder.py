@@ -22,8 +22,9 @@ PATIENCE = 15.0
 _FIRST_SEEN = ".first-seen"
 # Names of what we make, or have made. All else is listed, but is no failure: PyTorch's own test classes leave files.
 OURS = ("torch_testing_ext", "torchelastic_", "fixture_project_", "gpu_check_", PREFIX)
-# pytest keeps the folders of its last three runs, on purpose.
-_KEPT_BY_PYTEST = "pytest-of-"
+# pytest keeps the folders of its last three runs, and torch what it has compiled: some of that goes here, whatever
+# TORCHINDUCTOR_CACHE_DIR says. Both on purpose.
+_KEPT = ("pytest-of-", "torchinductor_")
 
 
 class RunFolder:
@@ -53,7 +54,10 @@ class RunFolder:
             time.sleep(0.1)
         return left
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        # Last, because .ci/run shows the end of the output where no test has failed.
+        yield
         if self.left:
             terminalreporter.section("left in the temporary folder", red=True)
             for line in self.left:
@@ -99,7 +103,7 @@ def describe_left(folder: Path) -> list[str]:
         seen = child / _FIRST_SEEN
         tests = dict(line.split("\t", 1) for line in seen.read_text().splitlines()) if seen.exists() else {}
         for name in sorted(os.listdir(child)):
-            if name != _FIRST_SEEN and not name.startswith(_KEPT_BY_PYTEST):
+            if name != _FIRST_SEEN and not name.startswith(_KEPT):
                 lines.append(f"{name}: first seen after {tests.get(name, 'the last test')}")
     return lines
 

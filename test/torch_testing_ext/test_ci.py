@@ -177,12 +177,12 @@ class FailuresTest(unittest.TestCase):
         return lines
 
     def test_names(self):
-        here = "test/torch_testing_ext/test_ci.py"
+        here, folder = "test/torch_testing_ext/test_ci.py", "torch_testing_ext"
         for classname, name, expected in (
-            ("test.torch_testing_ext.test_ci.SomeTest", "test_a[1]", f"{here}::SomeTest::test_a[1]"),
-            ("torch_testing_ext.test_ci.SomeTest", "test_a", f"{here}::SomeTest::test_a"),
-            ("test.torch_testing_ext.test_ci", "test_a", f"{here}::test_a"),
-            ("", "test.torch_testing_ext.test_ci", "test.torch_testing_ext.test_ci"),
+            (f"test.{folder}.test_ci.SomeTest", "test_a[1]", f"{here}::SomeTest::test_a[1]"),
+            (f"{folder}.test_ci.SomeTest", "test_a", f"{here}::SomeTest::test_a"),
+            (f"test.{folder}.test_ci", "test_a", f"{here}::test_a"),
+            ("", f"test.{folder}.test_ci", f"test.{folder}.test_ci"),
             ("gone.A", "test_a", "gone.A.test_a"),
         ):
             self.assertEqual(failures.test_name(classname, name), expected)

@@ -95,7 +95,8 @@ class TestIssueDrafts(OneRank):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "repro.py")
             file.write_text(Draft(name).program)
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            # PyTorch's test classes leave files there.
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": folder}
             ran = subprocess.run(
                 [sys.executable, file], cwd=folder, env=environment, capture_output=True, text=True, timeout=280
             )
@@ -130,6 +131,8 @@ def fork(program, rank, ranks, port, errors):
         os.environ.update({name: str(value) for name, value in variables.items()})
         agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         os.environ.update(agent, MASTER_ADDR="127.0.0.1")
+        # Ranks that are killed leave files.
+        tempfile.tempdir = str(errors.parent)
         try:
             exec(program, {"__name__": "__main__"})
         except BaseException as error:

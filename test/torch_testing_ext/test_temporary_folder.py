@@ -64,7 +64,7 @@ class LeftTest(unittest.TestCase):
             f"{LEAVES}\ndef test_leaves():\n    tempfile.mkdtemp(prefix='torch_testing_ext_')\n", "-n", "1"
         )
         self.assertEqual((code, left), (1, []), text)
-        self.assertRegex(text, r"(?m)^torch_testing_ext_\w+: first seen after test_it.py::test_leaves$")
+        self.assertRegex(text, r"(?m)^torch_testing_ext_\w+: first seen after test_it.py::test_leaves\n4 passed")
         self.assertNotIn("at_exit_", text)
 
     def test_what_others_leave_is_no_failure(self):

@@ -164,7 +164,9 @@ def timeout_of_store(owners: Iterable[Any] | None) -> float | None:
     if not dist.is_initialized():
         return None
     c10d: Any = dist.distributed_c10d
-    stores = [c10d._get_default_store(), *(owner for owner in owners or () if isinstance(owner, c10d.Store))]
+    # `isinstance` reads an attribute of an owner that is no store, and deprecated names of torch warn about that.
+    given = [owner for owner in owners or () if issubclass(type(owner), c10d.Store)]
+    stores = [c10d._get_default_store(), *given]
     ends = [float(store.timeout.total_seconds()) for store in stores]
     return min([*ends, *(creation.timeout for creation in _in_creation)])
 

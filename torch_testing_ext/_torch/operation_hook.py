@@ -436,17 +436,13 @@ class TensorUses(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+# Imports the compiler when it is called. `torch._disable_dynamo`: 2.11 to 2.15.
+_uncompiled: Callable[..., Any] = torch._disable_dynamo(TensorUses.on_call, recursive=True)  # type: ignore[attr-defined]
+
+
 def _dispatch(mode: TensorUses, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    call = _uncompiled() if "torch._dynamo" in sys.modules else TensorUses.on_call
+    call = _uncompiled if "torch._dynamo" in sys.modules else TensorUses.on_call
     return call(mode, func, args, kwargs or {})
-
-
-@functools.cache
-def _uncompiled() -> Callable[..., Any]:
-    """`torch._disable_dynamo`: 2.11 to 2.15."""
-    without_compiler: Any = torch._disable_dynamo  # type: ignore[attr-defined]
-    call: Callable[..., Any] = without_compiler(TensorUses.on_call, recursive=True)
-    return call
 
 
 TensorUses.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import types
 import unittest
+import warnings
+from datetime import timedelta
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from kit.files import subject
 
 from torch_testing_ext._collectives.findings import first_mismatch, waiting_calls
@@ -162,6 +165,22 @@ class TestAsked(unittest.TestCase):
     def test_older_torch_has_one_function_for_each(self):
         """Covered on a GPU by the check `hang-explained`, before torch 2.15."""
         self.assertEqual([("fr", None), ("nccl",)], self.asked_for({"nccl"}, by_name=False))
+
+    def test_the_timeout_of_a_store(self):
+        """Also where another owner is a deprecated name of torch, which would warn."""
+        store, default = dist.HashStore(), dist.HashStore()
+        for each, seconds in (store, 3), (default, 5):
+            each.set_timeout(timedelta(seconds=seconds))
+        c10d = dist.distributed_c10d
+        with (
+            mock.patch.object(dist, "is_initialized", lambda: True),
+            mock.patch.object(c10d, "_get_default_store", lambda: default),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error")
+            self.assertEqual(flight_recorder.timeout_of_store([dist.reduce_op, store]), 3.0)
+            self.assertEqual(flight_recorder.timeout_of_store([dist.reduce_op]), 5.0)
+        self.assertIsNone(flight_recorder.timeout_of_store(None))
 
     def test_names_of_a_group(self):
         """Covered on a GPU by the check `hang-explained`."""

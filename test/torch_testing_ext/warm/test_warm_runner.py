@@ -70,7 +70,11 @@ class WarmRunnerTest(unittest.TestCase):
     def test_a_killed_run_leaves_nothing(self) -> None:
         place = self.bench.project / "pid"
         self.bench.write("test/test_waits.py", _WAITS.format(place=str(place)))
-        run = self.bench.start("-m", "torch_testing_ext.runner", "--warm", warm=False)
+        # The next run removes the folder of a run that was killed, and here none follows.
+        temporary = self.bench.project / "temporary"
+        temporary.mkdir()
+        environ = {**self.bench.environ, "TMPDIR": str(temporary)}
+        run = self.bench.start("-m", "torch_testing_ext.runner", "--warm", warm=False, env=environ)
         pid = 0
         while not pid:
             if place.exists() and (said := place.read_text()):

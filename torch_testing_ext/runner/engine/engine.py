@@ -15,7 +15,7 @@ from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import bare_uuid
 from torch_testing_ext._machine.machine_resources import leased_port
-from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, Usage
+from torch_testing_ext._machine.nvml import NvmlError, Usage
 from torch_testing_ext._process import system
 from torch_testing_ext._process.child_processes import EventLoop
 from torch_testing_ext._process.words import size_in_words

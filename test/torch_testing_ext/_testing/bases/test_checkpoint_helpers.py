@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import tempfile
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -51,6 +53,7 @@ class WithDirectory(Ranks):
 
     def fails_within(self) -> None:
         self.join_group()
+        tempfile.tempdir = os.environ["TMPDIR"]
         self._fails_in_one()
 
     @with_temp_dir
@@ -83,7 +86,10 @@ class TestTempDir(TestCase):
         self.assertEqual(ranks_told(WithDirectory("reads_to_the_end")), [["written"]])
 
     def test_the_error_of_the_test_is_reported(self) -> None:
-        self.assertRegex(outcome_of(WithDirectory("fails_within")).message, "rank 1 of 2 raised .*as told")
+        # Rank 0 waits for rank 1, and is ended there.
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TMPDIR=folder):
+            self.assertRegex(outcome_of(WithDirectory("fails_within")).message, "rank 1 of 2 raised .*as told")
+            self.assertEqual(len(os.listdir(folder)), 1)
 
     def test_without_a_group(self) -> None:
         seen = []

@@ -1,0 +1,132 @@
+"""benchmarks/mutants.py changes what lines of the package do, and finds the tests of their modules."""
+
+import ast
+import sys
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+
+import torch_testing_ext
+
+ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import mutants  # noqa: E402
+from mutants import PACKAGE  # noqa: E402
+
+SOURCE = '''
+"""A docstring."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["f"]
+LIMIT: int = 3  # é
+
+
+def f(number: int = 4, name: "str" = "é") -> "bool":
+    """Another one."""
+    if number < LIMIT and name:
+        print(f"{number + 1}")
+    number += 1
+    return not number
+'''
+
+
+class ChangesTest(unittest.TestCase):
+    def lines(self):
+        """Each changed line, without its indentation, by the kind of change."""
+        changes = mutants.changes_of("a.py", SOURCE)
+        return [(change.kind, change.lines(SOURCE.encode())[1]) for change in changes]
+
+    def test_all_of_a_file(self):
+        self.assertEqual(
+            self.lines(),
+            [
+                ("constant", "LIMIT: int = 4  # é"),
+                ("constant", """def f(number: int = 5, name: "str" = "é") -> "bool":"""),
+                ("constant", """def f(number: int = 4, name: "str" = 'changed é') -> "bool":"""),
+                ("condition", "if (not (number < LIMIT and name)):"),
+                ("and, or", "if (number < LIMIT or name):"),
+                ("comparison", "if (number <= LIMIT) and name:"),
+                ("comparison", "if (number >= LIMIT) and name:"),
+                ("statement", "pass"),
+                ("statement", "pass"),
+                ("constant", "number += 2"),
+                ("return", "return None"),
+                ("condition", "return (number)"),
+            ],
+        )
+
+    def test_each_is_another_program(self):
+        before = ast.dump(ast.parse(SOURCE))
+        for change in mutants.changes_of("a.py", SOURCE):
+            with self.subTest(change):
+                self.assertNotEqual(ast.dump(ast.parse(change.apply(SOURCE.encode()))), before)
+
+    def test_the_package(self):
+        """Every room has its lines, each line is chosen once, and every change is a program."""
+        chosen = mutants.choose(ROOT, seed=3, count=60)
+        self.assertEqual(len({(change.file, change.line) for change in chosen}), 60)
+        for room in {mutants.room_of(path.relative_to(ROOT).as_posix()) for path in (ROOT / PACKAGE).rglob("*.py")}:
+            with self.subTest(room):
+                count = sum(mutants.room_of(change.file) == room for change in chosen)
+                self.assertGreaterEqual(count, mutants.LINES_PER_ROOM)
+        for change in chosen:
+            ast.parse(change.apply((ROOT / change.file).read_bytes()))
+
+    def test_a_seed_chooses(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / PACKAGE).mkdir()
+            (Path(folder) / PACKAGE / "a.py").write_text("\n".join(f"A = {number}" for number in range(100)))
+            first, same, other = (mutants.choose(Path(folder), seed, 20) for seed in (1, 1, 2))
+        self.assertEqual(first, same)
+        self.assertNotEqual(first, other)
+
+
+class TestsOfModulesTest(unittest.TestCase):
+    def test_nearest_first(self):
+        files = {
+            f"{PACKAGE}/room/thing.py": "",
+            f"{PACKAGE}/room/user.py": "from .thing import x",
+            f"test/{PACKAGE}/room/test_other.py": "",
+            f"test/{PACKAGE}/room/test_thing.py": "",
+            f"test/{PACKAGE}/test_far.py": f"from {PACKAGE}.room import thing",
+            f"test/{PACKAGE}/test_named.py": f"NAME = '{PACKAGE}.room.thing.x'",
+            f"test/{PACKAGE}/test_of_user.py": f"import {PACKAGE}.room.user",
+            f"test/{PACKAGE}/test_unrelated.py": "",
+        }
+        costs = {name: 0.9 if "named" in name else 0.5 for name in files if "/test_" in name}
+        rows = [f"{seconds}\t{name.removeprefix('test/')}::test_a\n" for name, seconds in costs.items()]
+        files["test/test_costs.tsv"] = "".join(rows)
+        # A file for a runner is no test of ours, and has no record.
+        files[f"test/{PACKAGE}/data/test_for_a_runner.py"] = f"import {PACKAGE}.room.thing"
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            tests = mutants.TestMap(Path(folder))
+            chosen = [tests.files(f"{PACKAGE}/room/thing.py", "core", limit) for limit in (100.0, 1.0)]
+        names, some = ([Path(name).stem for name in files] for files in chosen)
+        self.assertEqual(names, ["test_thing", "test_far", "test_named", "test_other", "test_of_user"])
+        self.assertEqual(some, ["test_thing", "test_far"])
+
+
+class SummaryTest(unittest.TestCase):
+    def test_summary(self):
+        row = "{}\troom\ta.py:1\tconstant\tx = 1\tx = 2\t{}\ttest_a\t1\t{}\ttest_b\t1"
+        outcomes = (("noticed", ""), ("not noticed", "noticed"), ("not noticed", "not noticed"), ("noticed", ""))
+        rows = [row.format(number, *outcome) for number, outcome in enumerate(outcomes)]
+        expected = """\
+            4 changes: 2 noticed by core, 1 more by full, 1 by neither
+            core notices 67% of what full notices
+            only full: a.py:1 (constant): `x = 1` -> `x = 2`, noticed by test_b"""
+        self.assertEqual(list(mutants.summary(rows)), textwrap.dedent(expected).splitlines())
+
+
+if __name__ == "__main__":
+    unittest.main()
