@@ -595,8 +595,9 @@ class Broken(MultiProcessTestCase):
 
         # Compiled with the name of the module, as if the fault were there.
         names = {}
-        exec(compile("def site(self): raise ZeroDivisionError('no site')", sanitized_rank.__file__, "exec"), names)
-        sanitized_rank.CallRecorder.site = names["site"]
+        code = "def place_of(self, frame): raise ZeroDivisionError('no site')"
+        exec(compile(code, sanitized_rank.__file__, "exec"), names)
+        sanitized_rank.CallRecorder._place_of = names["place_of"]
 
     def failing_recorder(self):
         self.join()
@@ -614,15 +615,15 @@ class Broken(MultiProcessTestCase):
         from torch_testing_ext._collectives import sanitized_rank
 
         self.join()
-        site = sanitized_rank.CallRecorder.site
+        place_of = sanitized_rank.CallRecorder._place_of
 
-        def interrupted(_):
+        def interrupted(*_):
             raise TimeoutError("of the test")
 
-        sanitized_rank.CallRecorder.site = interrupted
+        sanitized_rank.CallRecorder._place_of = interrupted
         with self.assertRaisesRegex(TimeoutError, "of the test"):
             dist.all_reduce(ones())
-        sanitized_rank.CallRecorder.site = site
+        sanitized_rank.CallRecorder._place_of = place_of
         dist.barrier()
 
 
