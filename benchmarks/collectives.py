@@ -5,8 +5,8 @@ default kinds of `--sanitize`, in turns.
     python benchmarks/collectives.py --one-test [--rounds N]
     python benchmarks/collectives.py --sanitizer
 
---one-test leaves out the suites. --sanitizer measures instead what a collective costs its rank with each kind of checks of
-`--sanitize`: alone in a loop, and among three ranks, where it waits for others and finds the caches cold.
+--one-test leaves out the suites. --sanitizer measures instead what a collective costs its rank with each kind of checks
+of `--sanitize`: alone in a loop, and among three ranks, where it waits for others and finds the caches cold.
 Without means that ranks leave nothing of their collectives and the parent never looks at them. The exit code is 1 if a
 target is missed. Both candidates run under a sitecustomize module, which every new interpreter imports first.
 """
