@@ -434,7 +434,7 @@ class RankSanitizer:
         operation_hook.install()
         operation_hook.listen(self._recorder)
         flight_recorder.on_error_of_collectives(self._log.error_now)
-        operation_hook.watch_waits(self._on_wait, self._log.error_now, self._waits, self._on_waited)
+        operation_hook.watch_waits(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
         if self._waits is not None and self._watches_uses:
             self._waits.watch_uses(other_threads=True)
 
@@ -444,6 +444,10 @@ class RankSanitizer:
     def _on_wait(self, work: object) -> None:
         if self._waits is not None:
             self._waits.waited(work)
+
+    def _on_error_of_wait(self) -> None:
+        self._log.error_now()
+        flight_recorder.note_error(sys._getframe(1))
 
     def _on_waited(self, work: object, is_complete: bool) -> None:
         if self._waits is not None:

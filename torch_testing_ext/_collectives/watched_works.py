@@ -103,7 +103,7 @@ class WaitCheck(Check):
         if not operation_hook.is_synchronous(spec, args) and self._sampler is not None:
             self._begun[threading.get_ident()] = self._sampler.begin(spec, args, group)
         # A single tensor is the most frequent argument by far.
-        listed = () if spec.outputs is None else args[spec.outputs]
+        listed: Any = () if spec.outputs is None else args[spec.outputs]
         is_single = isinstance(listed, torch.Tensor) or (len(listed) == 1 and isinstance(listed[0], torch.Tensor))
         if not is_single and overlap_each_other(outputs_of(spec, args)):
             self._note("race", f"outputs of {operation_in_words(spec, args)} overlap each other", site, 0)
