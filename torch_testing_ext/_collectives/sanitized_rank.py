@@ -21,7 +21,7 @@ import torch
 from torch_testing_ext._torch import flight_recorder, operation_hook
 from torch_testing_ext._torch.operation_hook import FUNCTIONS_WITH_PARTS, OpSpec, parts_of
 
-from .computed_results import ResultSampler
+from .computed_results import Place, ResultSampler
 from .failure import Site
 from .records import Call, GroupRecord
 from .sanitizer_kinds import SanitizeKind
@@ -359,6 +359,11 @@ class CallRecorder:
             known = self._sites[place] = code, self._log.text(json.dumps(line))
         return known[1]
 
+    def place(self) -> Place | None:
+        """The code of the program that runs now, and the instruction."""
+        frame = self._frame(sys._getframe(2))
+        return None if frame is None else (frame.f_code, frame.f_lasti)
+
     def line(self) -> Site | None:
         """The line of the program that runs now."""
         frame = self._frame(sys._getframe(1))
@@ -422,7 +427,7 @@ class RankSanitizer:
         wants_waits = self._watches_uses or SanitizeKind.WAITS in kinds
         self._waits: WaitCheck | None = None
         if wants_waits:
-            sampler = ResultSampler(path, lambda: self._recorder.line())
+            sampler = ResultSampler(path, lambda: self._recorder.place())
             self._waits = WaitCheck(self._note, lambda: self._recorder.site(), sampler)
         if self._waits is not None:
             self._checks.append(self._waits)

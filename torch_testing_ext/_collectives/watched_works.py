@@ -127,7 +127,7 @@ class WaitCheck(Check):
             outputs, inputs = _spans(spec, args)
             buffers = _buffers(spec, args)
             queue = _queue(spec, args)
-            name = operation_in_words(spec, args)
+            name = operation_in_words(spec, args) if begun is None else begun.name
             self._add(_OpenWork(work, name, site, buffers, outputs, inputs, queue, number=number, begun=begun))
 
     def _add(self, entry: _OpenWork) -> None:

@@ -15,6 +15,7 @@ from torch_testing_ext._collectives.computed_results import (
     wrong_results,
 )
 from torch_testing_ext._collectives.records import Call, CallInGroup, GroupRecord, make_record
+from torch_testing_ext._torch import operation_hook
 from torch_testing_ext.common_utils import run_tests
 
 WORLD_SIZE = 3
@@ -31,7 +32,10 @@ class ResultsTest(unittest.TestCase):
             for rank in range(WORLD_SIZE):
                 log = Path(folder, f"rank{rank}")
                 sampler = ResultSampler(log, lambda: None)
-                begun = Begun(f"{kind} [4]", op, root, inputs[rank][0].dtype, _parts(inputs[rank], 1), outputs[rank])
+                number = None if op is None else operation_hook._REDUCE_OPS.index(op)
+                begun = Begun(
+                    f"{kind} [4]", number, root, inputs[rank][0].dtype, _parts(inputs[rank], 1), outputs[rank]
+                )
                 sampler.end(begun, order=5)
                 sampler.finish()
                 results[rank] = results_of(log)
