@@ -55,7 +55,7 @@ class ResultsTest(unittest.TestCase):
         torch.manual_seed(0)
         for dtype in (*FLOATS, *INTEGERS):
             for op in REDUCTIONS:
-                for size in (1, 300, 20_000):
+                for size in (1, 5000):
                     with self.subTest(dtype=dtype, op=op, size=size):
                         inputs = [(5 * torch.randn(size)).to(dtype) for _ in range(WORLD_SIZE)]
                         total = self.reduced(inputs, op)
