@@ -349,3 +349,28 @@ def chunk_of_a_large_output_written_through_numpy(self):
     once_complete(array)
     array[30_000:32_000] = 77
     work.wait()
+
+
+@fault(
+    "failed", "a buffer of all_reduce_coalesced [4] float32 [3] float32 was written before wait(): element 2 is 77.0"
+)
+def coalesced_output_written_through_numpy(self):
+    tensors = [ones(), ones(3)]
+    array = tensors[1].numpy()
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    once_complete(array)
+    write(array, 2)
+    manager.wait()
+
+
+@fault("failed", "a buffer of recv [4] float32 was written before wait(): element 3 is 77.0, the inputs give 2.0")
+def batched_message_written_through_numpy(self):
+    after, before, got = (self.rank + 1) % WORLD_SIZE, (self.rank - 1) % WORLD_SIZE, ones()
+    array = got.numpy()
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, 2 * ones(), after), dist.P2POp(dist.irecv, got, before)])
+    once_complete(array)
+    write(array, 3)
+    for work in works:
+        work.wait()
