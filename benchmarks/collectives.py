@@ -2,9 +2,11 @@
 default kinds of `--sanitize`, in turns.
 
     python benchmarks/collectives.py [--rounds N] [--files FILE ...] [--quick]
+    python benchmarks/collectives.py --one-test [--rounds N]
     python benchmarks/collectives.py --sanitizer
 
---sanitizer measures instead what a collective costs its rank with each kind of checks of `--sanitize`.
+--one-test leaves out the suites. --sanitizer measures instead what a collective costs its rank with each kind of checks
+of `--sanitize`: alone in a loop, and among three ranks, where it waits for others and finds the caches cold.
 Without means that ranks leave nothing of their collectives and the parent never looks at them. The exit code is 1 if a
 target is missed. Both candidates run under a sitecustomize module, which every new interpreter imports first.
 """
@@ -92,13 +94,63 @@ for word, seconds in best.items():
 """
 
 
-def sanitizer() -> int:
-    """Measure the sanitizer's cost for a rank, hot, with each kind of checks."""
-    words = ["off", "calls", "default", "calls,nan", "calls,poison"]
+# Prints the CPU time of an all_reduce in rank 0 of three, in microseconds, for each word of its arguments.
+AMONG_RANKS = """
+import contextlib, os, statistics, sys, tempfile, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._collectives import sanitized_rank
+from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
+def run(rank, folder):
+    torch.set_num_threads(1)
+    flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
+    dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, "store"), 3), rank=rank, world_size=3)
+    mine, times = torch.ones(4), {word: [] for word in sys.argv[1:]}
+    for turn in range(12):
+        for word in times:
+            if word != "off":
+                sanitized_rank.prepare_hook(True)
+                sanitized_rank.begin_sanitizing(rank, read_kinds(word), None, Path(folder, f"log{rank}"))
+            dist.barrier()
+            began = time.thread_time()
+            for _ in range(200):
+                dist.all_reduce(mine)
+            times[word].append((time.thread_time() - began) / 200)
+            sanitized_rank.finish_sanitizing()
+            sanitized_rank.prepare_hook(False)
+            dist.barrier()
+    if rank == 0:
+        for word, seconds in times.items():
+            print(word, 1e6 * statistics.median(seconds), flush=True)
+with tempfile.TemporaryDirectory() as folder:
+    children = []
+    for rank in range(3):
+        child = os.fork()
+        if child == 0:
+            run(rank, folder)
+            os._exit(0)
+        children.append(child)
+    assert not any(os.waitpid(child, 0)[1] for child in children)
+"""
+
+
+def micros_of(program: str, words: list[str]) -> dict[str, float]:
+    """The microseconds that a program prints for each word."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", HOT, *words], env=env, stdout=subprocess.PIPE, text=True, check=True)
-    micros = {word: float(number) for word, number in (line.split() for line in done.stdout.splitlines())}
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return {word: float(number) for word, number in (line.split() for line in done.stdout.splitlines())}
+
+
+def sanitizer() -> int:
+    """Measure the sanitizer's cost for a rank with each kind of checks."""
+    words = ["off", "calls", "default", "calls,nan", "calls,poison"]
+    micros = micros_of(HOT, words)
     print(*(f"{word:>14}: {number:5.1f} us a collective" for word, number in micros.items()), sep="\n")
+    among_ranks = micros_of(AMONG_RANKS, words[:3])
+    for word, number in among_ranks.items():
+        print(f"{word:>14}: {number:5.1f} us a collective among three ranks")
     target = Target("a collective with --sanitize, CPU, us more", micros["default"] - micros["off"], MOST_US)
     print(target)
     return 0 if target.reached else 1
@@ -159,6 +211,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="runs of the suites per candidate")
     parser.add_argument("--files", nargs="+", default=[SUITES], help="the suites to run")
     parser.add_argument("--quick", action="store_true", help="one suite, three rounds")
+    parser.add_argument("--one-test", action="store_true", help="one test of 4 ranks, and no suites")
     parser.add_argument("--sanitizer", action="store_true", help="a collective with --sanitize")
     arguments = parser.parse_args()
     if arguments.sanitizer:
@@ -170,14 +223,21 @@ def main() -> int:
         sanitized = environment(folder, "sanitized", WITH)
         environments["sanitized"] = {**sanitized, "TORCH_TESTING_EXT_SANITIZE": "default"}
         test = one_test(environments, folder, 20 * rounds)
-        whole = suites(environments, files, rounds)
+        whole = {} if arguments.one_test else suites(environments, files, rounds)
+    of_one_test = Target("one test of 4 ranks with 10 collectives, ms more", test["with"] - test["without"], MOST_MS)
+    if arguments.one_test:
+        print(
+            *(f"{name:>9}: one test of 4 ranks {milliseconds:.2f} ms" for name, milliseconds in test.items()), sep="\n"
+        )
+        print(of_one_test)
+        return 0 if of_one_test.reached else 1
     for name, (wall, cpu) in whole.items():
         print(f"{name:>9}: one test of 4 ranks {test[name]:.2f} ms; suites {wall:.2f} s, CPU {cpu:.2f} s")
     more, more_sanitized = (
         [100 * (whole[name][at] / whole["without"][at] - 1) for at in (0, 1)] for name in ("with", "sanitized")
     )
     targets = [
-        Target("one test of 4 ranks with 10 collectives, ms more", test["with"] - test["without"], MOST_MS),
+        of_one_test,
         Target("suites, wall, % more", more[0], MOST_PERCENT),
         Target("suites, CPU, % more", more[1], MOST_PERCENT),
         Target("suites with --sanitize, CPU, % more", more_sanitized[1], MOST_PERCENT_SANITIZED),

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -41,6 +42,8 @@ _KNOWN = (*_REDUCED, *_OF_ALL, *_REDUCED_PARTS, *_EXCHANGED, "broadcast", "scatt
 _FLAT_OUTPUTS = ("all_gather_into_tensor", "all_to_all_single")
 _FLAT_INPUTS = ("reduce_scatter_tensor", "all_to_all_single")
 
+# A code, and an instruction in it. Which line that is takes long to find, and is rarely asked.
+Place: TypeAlias = tuple[CodeType, int]
 # The bytes of a part; None if they cannot be read.
 _Part: TypeAlias = "bytes | None"
 
@@ -62,7 +65,7 @@ class Begun(NamedTuple):
     """A call that is about to be issued, with samples of its inputs."""
 
     name: str
-    op: str | None
+    op: int | None
     root: int | None
     dtype: torch.dtype
     inputs: tuple[_Part, ...]
@@ -74,13 +77,13 @@ class Begun(NamedTuple):
 
 
 class ResultSampler:
-    """Keeps the samples of a rank, and writes them when its test is over. `line`: of the program, now."""
+    """Keeps the samples of a rank, and writes them when its test is over. `place`: the one of the program, now."""
 
-    def __init__(self, log: Path, line: Callable[[], Site | None]):
+    def __init__(self, log: Path, place: Callable[[], Place | None]):
         self._path = results_beside(log)
         self._path.unlink(missing_ok=True)
-        self._line = line
-        self._results: list[Result] = []
+        self._place = place
+        self._ended: list[tuple[Begun, int, tuple[_Part, ...], Place | None]] = []
         self._left = MOST_BYTES
 
     def begin(self, spec: OpSpec, args: tuple[Any, ...], group: Any) -> Begun | None:
@@ -98,7 +101,7 @@ class ResultSampler:
         self._left -= sum(map(len, filter(None, parts)))
         return Begun(
             operation_in_words(spec, args),
-            operation_hook.name_of_reduce_op(operation_hook.reduce_op_of(spec, args)),
+            operation_hook.reduce_op_of(spec, args),
             None if spec.root is None else int(args[spec.root]),
             dtypes.pop(),
             parts,
@@ -109,13 +112,25 @@ class ResultSampler:
         """The wait for a call is over: take samples of its outputs, before its caller can use them."""
         parts = _parts(begun.outputs, 1)
         self._left -= sum(map(len, filter(None, parts)))
-        dtype = str(begun.dtype).removeprefix("torch.")
-        name, op, root, _, inputs, _ = begun
-        self._results.append(Result(order, name, op, root, dtype, inputs, parts, self._line()))
+        # Nobody knows how long the tensors should live.
+        self._ended.append((begun._replace(outputs=()), order, parts, self._place()))
 
     def finish(self) -> None:
-        if self._results:
-            self._path.write_bytes(pickle.dumps(self._results))
+        results = []
+        for begun, order, parts, place in self._ended:
+            dtype = str(begun.dtype).removeprefix("torch.")
+            op = operation_hook.name_of_reduce_op(begun.op)
+            waited_at = None if place is None else _site_at(place)
+            results.append(Result(order, begun.name, op, begun.root, dtype, begun.inputs, parts, waited_at))
+        self._ended.clear()
+        if results:
+            self._path.write_bytes(pickle.dumps(results))
+
+
+def _site_at(place: Place) -> Site:
+    code, last = place
+    lines = (line for start, end, line in code.co_lines() if start <= last < end)
+    return Site(code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name)
 
 
 def _split(tensors: Sequence[torch.Tensor], size: int) -> Sequence[torch.Tensor]:

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
 
 from torch_testing_ext._torch import flight_recorder, operation_hook
-from torch_testing_ext._torch.operation_hook import OpSpec, parts_of
+from torch_testing_ext._torch.operation_hook import FUNCTIONS_WITH_PARTS, OpSpec, parts_of
 
-from .computed_results import ResultSampler
+from .computed_results import Place, ResultSampler
 from .failure import Site
 from .records import Call, GroupRecord
 from .sanitizer_kinds import SanitizeKind
@@ -188,7 +189,9 @@ class CallRecorder:
         self._groups: weakref.WeakKeyDictionary[Any, tuple[int, int, float | None]] = weakref.WeakKeyDictionary()
         self._known_groups = 0
         self._whats: dict[Any, tuple[int, int, bytes | None]] = {}
-        self._sites: dict[tuple[str, int], int] = {}
+        # By code and instruction: reading the table of its lines takes longer than all else. The code is kept, or else
+        # another one might get its id; it cannot always be hashed. No frame is kept, which would keep tensors alive.
+        self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._is_of_torch: dict[str, bool] = {}
         self.error = ""
 
@@ -214,27 +217,21 @@ class CallRecorder:
             known = self._groups[group] = self._look_up(group)
         inputs = () if spec.inputs is None else signature(args[spec.inputs])
         outputs = inputs if spec.outputs == spec.inputs or spec.outputs is None else signature(args[spec.outputs])
-        root, peer, tag = (None if place is None else int(args[place]) for place in (spec.root, spec.peer, spec.tag))
+        root = None if spec.root is None else int(args[spec.root])
+        peer = None if spec.peer is None else int(args[spec.peer])
+        tag = None if spec.tag is None else int(args[spec.tag])
         splits = None if spec.splits is None else (tuple(args[spec.splits]), tuple(args[spec.splits + 1]))
         timeout = args[spec.timeout] if spec.timeout is not None and len(args) > spec.timeout else -1
         kernel = sys._getframe(2)
+        site, parts = self._place_of(kernel.f_back)
         blocks = operation_hook.is_synchronous(spec, args)
         blocks = blocks or (spec.is_p2p and operation_hook.is_called_as(spec.kind, operation_hook.issuer_of(kernel)))
-        details = (
-            operation_hook.reduce_op_of(spec, args),
-            root,
-            peer,
-            tag,
-            splits,
-            timeout,
-            blocks,
-            self._parts(kernel.f_back),
-        )
+        op = operation_hook.reduce_op_of(spec, args)
+        details = op, root, peer, tag, splits, timeout, blocks, parts
         key = spec.name, known[0], inputs, outputs, details
         what = self._whats.get(key)
         if what is None:
             what = self._whats[key] = self._describe(spec, args, known, *details)
-        site = self.site()
         return self._log.issue(*what, site), site, group
 
     def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> None:
@@ -327,15 +324,45 @@ class CallRecorder:
         return NO_GROUP if on_meta else number, self._log.text(text_of(issued.to_call())), must_agree
 
     def site(self) -> int:
-        """The number of the line of the program that issues an operation now."""
-        frame = self._frame(sys._getframe(2))
+        """The number of the line of the program that runs now."""
+        return self._number_of(self._frame(sys._getframe(2)))
+
+    def _place_of(self, frame: Any) -> tuple[int, tuple[str, ...]]:
+        """The number of the line that issues an operation, and what functions of torch on the way say about parts.
+
+        The outermost of these knows best.
+        """
+        parts: tuple[str, ...] = ()
+        of_torch = self._is_of_torch
+        issuer = frame
+        while frame is not None:
+            code = frame.f_code
+            is_of_torch = of_torch.get(code.co_filename)
+            if is_of_torch is None:
+                is_of_torch = of_torch[code.co_filename] = _is_not_of_the_program(code.co_filename)
+            if not is_of_torch:
+                return self._number_of(frame), parts
+            if code.co_name in FUNCTIONS_WITH_PARTS:
+                parts = parts_of(frame) or parts
+            frame = frame.f_back
+        return self._number_of(self._frame(issuer)), parts
+
+    def _number_of(self, frame: Any) -> int:
+        """The number of the line that a frame is at; 0 for none."""
         if frame is None:
             return 0
-        place = frame.f_code.co_filename, frame.f_lineno
-        number = self._sites.get(place)
-        if number is None:
-            number = self._sites[place] = self._log.text(json.dumps([*place, frame.f_code.co_name]))
-        return number
+        code = frame.f_code
+        place = id(code), frame.f_lasti
+        known = self._sites.get(place)
+        if known is None:
+            line = [code.co_filename, frame.f_lineno, code.co_name]
+            known = self._sites[place] = code, self._log.text(json.dumps(line))
+        return known[1]
+
+    def place(self) -> Place | None:
+        """The code of the program that runs now, and the instruction."""
+        frame = self._frame(sys._getframe(2))
+        return None if frame is None else (frame.f_code, frame.f_lasti)
 
     def line(self) -> Site | None:
         """The line of the program that runs now."""
@@ -359,14 +386,6 @@ class CallRecorder:
                 return frame
             frame = frame.f_back
         return None
-
-    def _parts(self, frame: Any) -> tuple[str, ...]:
-        """Find what functions of torch that issue an operation say about parts; the outermost knows best."""
-        parts: tuple[str, ...] = ()
-        while frame is not None and self._is_of_torch.get(frame.f_code.co_filename, True):
-            parts = parts_of(frame) or parts
-            frame = frame.f_back
-        return parts
 
 
 def _is_not_of_the_program(file: str) -> bool:
@@ -408,7 +427,7 @@ class RankSanitizer:
         wants_waits = self._watches_uses or SanitizeKind.WAITS in kinds
         self._waits: WaitCheck | None = None
         if wants_waits:
-            sampler = ResultSampler(path, lambda: self._recorder.line())
+            sampler = ResultSampler(path, lambda: self._recorder.place())
             self._waits = WaitCheck(self._note, lambda: self._recorder.site(), sampler)
         if self._waits is not None:
             self._checks.append(self._waits)
@@ -420,7 +439,7 @@ class RankSanitizer:
         operation_hook.install()
         operation_hook.listen(self._recorder)
         flight_recorder.on_error_of_collectives(self._log.error_now)
-        operation_hook.watch_waits(self._on_wait, self._log.error_now, self._waits, self._on_waited)
+        operation_hook.watch_waits(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
         if self._waits is not None and self._watches_uses:
             self._waits.watch_uses(other_threads=True)
 
@@ -430,6 +449,10 @@ class RankSanitizer:
     def _on_wait(self, work: object) -> None:
         if self._waits is not None:
             self._waits.waited(work)
+
+    def _on_error_of_wait(self) -> None:
+        self._log.error_now()
+        flight_recorder.note_error(sys._getframe(1))
 
     def _on_waited(self, work: object, is_complete: bool) -> None:
         if self._waits is not None:

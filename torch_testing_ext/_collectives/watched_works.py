@@ -100,11 +100,12 @@ class WaitCheck(Check):
         self._lock = threading.RLock()
 
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
-        is_followed = not operation_hook.is_synchronous(spec, args)
-        if is_followed and self._sampler is not None:
+        if not operation_hook.is_synchronous(spec, args) and self._sampler is not None:
             self._begun[threading.get_ident()] = self._sampler.begin(spec, args, group)
-        outputs = outputs_of(spec, args)
-        if len(outputs) > 1 and overlap_each_other(outputs):
+        # A single tensor is the most frequent argument by far.
+        listed: Any = () if spec.outputs is None else args[spec.outputs]
+        is_single = isinstance(listed, torch.Tensor) or (len(listed) == 1 and isinstance(listed[0], torch.Tensor))
+        if not is_single and overlap_each_other(outputs_of(spec, args)):
             self._note("race", f"outputs of {operation_in_words(spec, args)} overlap each other", site, 0)
         if self._open:
             with self._lock:
@@ -112,14 +113,13 @@ class WaitCheck(Check):
                 self._find_use(operation_in_words(spec, args), read, written, site, _queue(spec, args))
 
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> None:
-        begun = self._begun.pop(threading.get_ident(), None)
-        if operation_hook.is_synchronous(spec, args) and not self._open:
+        is_synchronous = operation_hook.is_synchronous(spec, args)
+        if is_synchronous and not self._open:
             return
+        begun = self._begun.pop(threading.get_ident(), None)
         with self._lock:
             self._find_dropped()
-            if operation_hook.is_synchronous(spec, args) or not _is_for_caller(
-                operation_hook.issuer_of(sys._getframe(2))
-            ):
+            if is_synchronous or not _is_for_caller(operation_hook.issuer_of(sys._getframe(2))):
                 return
             work = operation_hook.work_of(result)
             if work is None:
@@ -127,7 +127,7 @@ class WaitCheck(Check):
             outputs, inputs = _spans(spec, args)
             buffers = _buffers(spec, args)
             queue = _queue(spec, args)
-            name = operation_in_words(spec, args)
+            name = operation_in_words(spec, args) if begun is None else begun.name
             self._add(_OpenWork(work, name, site, buffers, outputs, inputs, queue, number=number, begun=begun))
 
     def _add(self, entry: _OpenWork) -> None:

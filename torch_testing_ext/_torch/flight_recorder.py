@@ -391,11 +391,16 @@ class _ErrorHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not isinstance(record.msg, dict) or "error" not in record.msg:
             return
-        if len(_errors) < _MOST_ERRORS:
-            _errors.append(_now())
-            _places_of_errors.append(_places(sys._getframe(1)))
+        note_error(sys._getframe(1))
         if _on_error is not None:
             _on_error()
+
+
+def note_error(frame: FrameType | None) -> None:
+    """A call of torch.distributed has raised, with this stack."""
+    if len(_errors) < _MOST_ERRORS:
+        _errors.append(_now())
+        _places_of_errors.append(_places(frame))
 
 
 def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:

@@ -184,9 +184,16 @@ def _kernel(spec: OpSpec) -> Callable[..., Any]:
 # -- what the arguments are
 
 
+@functools.cache
+def _unbox_group() -> Callable[[Any], Any]:
+    """`ProcessGroup.unbox`: 2.11 to 2.15."""
+    unbox: Callable[[Any], Any] = torch._C._distributed_c10d.ProcessGroup.unbox
+    return unbox
+
+
 def group_of(spec: OpSpec, args: tuple[Any, ...]) -> Any:
-    """The process group, the very object that Python knows. `ProcessGroup.unbox`: 2.11 to 2.15."""
-    return torch._C._distributed_c10d.ProcessGroup.unbox(args[spec.group])
+    """The process group, the very object that Python knows."""
+    return _unbox_group()(args[spec.group])
 
 
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
@@ -502,6 +509,8 @@ _ARGUMENTS = {
     "all_gather_tensor": ("gather_dim",),
     "all_gather_single": ("gather_dim",),
 }
+
+FUNCTIONS_WITH_PARTS = frozenset(_ARGUMENTS)
 
 
 def parts_of(frame: Any) -> tuple[str, ...]:

@@ -446,7 +446,9 @@ def _is_caught(finding: Finding, reports: Sequence[RankReport]) -> bool:
     callers = {line.rank: line.site for line in finding.lines if isinstance(line, Doing) and line.site is not None}
     raised_at = {r.rank: r.recorder.raised_at for r in reports if r.recorder is not None}
     for rank, site in callers.items():
-        through = [sites for sites in raised_at.get(rank, ()) if site in sites] or [[site]]
+        errors = raised_at.get(rank, ())
+        # A wait raises at another line than that of the call.
+        through = [sites for sites in errors if site in sites] or errors or [[site]]
         if any(map(hang.probably_catches_errors, through)):
             return True
     return False

@@ -278,14 +278,15 @@ for _name in ALIASES:
 
 
 @fault(
-    "failed", "ranks 0-2: a buffer of broadcast [4] float32 was written before wait(): element 0 is 77.0, the inputs"
+    "failed", "rank 0: a buffer of broadcast [4] float32 was written before wait(): element 0 is 77.0, the inputs give"
 )
 def broadcast_written_through_numpy(self):
     mine = ones() * (3 if self.rank == 2 else 1)
     array = mine.numpy()
     work = dist.broadcast(mine, 2, async_op=True)
-    once_complete(array)
-    write(array)
+    if self.rank == 0:
+        once_complete(array)
+        write(array)
     work.wait()
 
 
@@ -309,17 +310,6 @@ def listed_output_written_through_numpy(self):
         once_complete(array)
     if self.rank == 2:
         write(arrays[0], 3)
-    work.wait()
-
-
-@fault("failed", "rank 0: a buffer of reduce_scatter_tensor [12] float32 was written before wait(): element 0 is 77.0,")
-def scattered_sum_written_through_numpy(self):
-    out = ones(4)
-    array = out.numpy()
-    work = dist.reduce_scatter_tensor(out, ones(4 * WORLD_SIZE), async_op=True)
-    once_complete(array)
-    if self.rank == 0:
-        write(array)
     work.wait()
 
 
@@ -359,3 +349,28 @@ def chunk_of_a_large_output_written_through_numpy(self):
     once_complete(array)
     array[30_000:32_000] = 77
     work.wait()
+
+
+@fault(
+    "failed", "a buffer of all_reduce_coalesced [4] float32 [3] float32 was written before wait(): element 2 is 77.0"
+)
+def coalesced_output_written_through_numpy(self):
+    tensors = [ones(), ones(3)]
+    array = tensors[1].numpy()
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    once_complete(array)
+    write(array, 2)
+    manager.wait()
+
+
+@fault("failed", "a buffer of recv [4] float32 was written before wait(): element 3 is 77.0, the inputs give 2.0")
+def batched_message_written_through_numpy(self):
+    after, before, got = (self.rank + 1) % WORLD_SIZE, (self.rank - 1) % WORLD_SIZE, ones()
+    array = got.numpy()
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, 2 * ones(), after), dist.P2POp(dist.irecv, got, before)])
+    once_complete(array)
+    write(array, 3)
+    for work in works:
+        work.wait()

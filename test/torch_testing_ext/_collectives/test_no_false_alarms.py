@@ -175,6 +175,51 @@ class Ranks(ranks.Ranks):
 
         self._crossed(between)
 
+    def crossed_with_a_thread_that_receives(self):
+        """The main threads wait for collectives; what other threads wait for is not recorded."""
+        self.join_group()
+        groups = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if self.rank == 2:
+            return
+        mine, other = (0, 1) if self.rank == 0 else (1, 0)
+        if self.rank == 0:
+            dist.send(torch.ones(1), 1)
+        else:
+            dist.recv(torch.empty(1), 0)
+
+        def later():
+            if self.rank == 0:
+                dist.recv(torch.empty(1), 1)
+            else:
+                self.looks()
+                dist.send(torch.ones(1), 0)
+            dist.all_reduce(torch.ones(3), group=groups[other])
+
+        thread = threading.Thread(target=later)
+        thread.start()
+        dist.all_reduce(torch.ones(3), group=groups[mine])
+        thread.join()
+
+    def crossed_while_a_message_is_awaited(self):
+        """A work of a message, and one of a collective, under the same name."""
+        self.join_group()
+        groups = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if self.rank == 2:
+            self.looks()
+            dist.send(torch.ones(1), 0)
+            return
+        mine, other = (0, 1) if self.rank == 0 else (1, 0)
+        first = dist.all_reduce(torch.ones(3), group=groups[mine], async_op=True)
+        work = dist.irecv(torch.empty(1), 2) if self.rank == 0 else first
+        if self.rank == 0:
+            work.wait()
+            second = dist.all_reduce(torch.ones(3), group=groups[other], async_op=True)
+        else:
+            second = dist.all_reduce(torch.ones(3), group=groups[other], async_op=True)
+            work.wait()
+        for work in (first, second):
+            work.wait()
+
     def crossed_with_a_thread_that_goes_on(self):
         """The main thread waits in a collective; another thread issues the missing one."""
         self.join_group()

@@ -405,6 +405,7 @@ class TestBlocked(unittest.TestCase):
             (beating, later),
             ({"others": (AWAKE, IN_TORCH)}, {"others": (AWAKE, IN_TORCH)}),
             (joins, joins),
+            ({"p2p": True, "in_collective": True}, {"p2p": True, "in_collective": True, "others": (IDLE,)}),
             tuple({"at_store": 300.0, "threads": (replace(one, number=7),)} for one in (slow[1], fast)),
         ):
             with self.subTest(second):
@@ -438,6 +439,7 @@ class TestBlocked(unittest.TestCase):
             "woken by a child": {"in_torch": False, "calls": "acquire", "others": (IN_TORCH,), "children": True},
             "a timer": {"timers": True},
             "sends": {"p2p": True},
+            "a thread that may receive": {"p2p": True, "in_collective": True, "others": (IN_TORCH,)},
             "not in torch": {"in_torch": False, "calls": "acquire"},
             "another machine": {"machine": "riscv64"},
         }

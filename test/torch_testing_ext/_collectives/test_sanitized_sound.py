@@ -229,6 +229,95 @@ class Sound(MultiProcessTestCase):
         work.wait()
         out.mul_(2)
 
+    def buffers_used_again_after_the_wait(self):
+        """By NumPy, in turns, by a second wait, by another thread that has waited, after a poll, and by a future."""
+        self.join()
+        buffers, works = [ones(), ones()], [None, None]
+        for step in range(6):
+            at = step % 2
+            if works[at] is not None:
+                works[at].wait()
+            buffers[at].numpy()[:] = step
+            works[at] = dist.all_reduce(buffers[at], async_op=True)
+        for work, buffer in zip(works, buffers, strict=True):
+            work.wait()
+            buffer.numpy()[0] = 5
+            work.wait()
+        shared = ones(1000)
+        work = dist.all_reduce(shared, async_op=True)
+
+        def wait_and_write():
+            work.wait()
+            shared.numpy()[:] = 9
+
+        thread = threading.Thread(target=wait_and_write)
+        thread.start()
+        work.wait()
+        thread.join()
+        work = dist.broadcast(shared, 1, async_op=True)
+        while not work.is_completed():
+            pass
+        shared.numpy()[:] = 4
+        dist.all_reduce(shared, async_op=True).get_future().wait()
+        shared.numpy()[:] = 3
+        flat = ones(8)
+        other = torch.from_dlpack(flat)[4:]
+        work = dist.all_reduce(flat[:4], async_op=True)
+        other.add_(1)
+        work.wait()
+        torch.from_dlpack(flat).add_(1)
+
+    def results_of_all_types(self):
+        """Rounded and wrapped around as gloo does it, and with overflows on the way."""
+        self.join()
+        torch.manual_seed(self.rank)
+        reductions = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+        for dtype in (
+            torch.float16,
+            torch.bfloat16,
+            torch.float32,
+            torch.float64,
+            torch.int8,
+            torch.uint8,
+            torch.int64,
+        ):
+            for op in reductions:
+                for size in (1, 100, 9000):
+                    dist.all_reduce((50 * torch.randn(size)).to(dtype), op, async_op=True).wait()
+        for numbers in ((1e-30, 1e-30, 1e30), (3e38, -3e38, 3e38)):
+            for op in reductions:
+                dist.all_reduce(torch.full((10,), numbers[self.rank]), op, async_op=True).wait()
+        dist.all_reduce(torch.arange(4) + self.rank, dist.ReduceOp.BXOR, async_op=True).wait()
+        dist.broadcast(torch.tensor([True, self.rank == 1]), 1, async_op=True).wait()
+        dist.all_reduce(1j * torch.ones(3), async_op=True).wait()
+        dist.reduce(ones() * self.rank, 1, async_op=True).wait()
+
+    def results_of_all_kinds(self):
+        self.join()
+        size, mine, parts = self.world_size, ones(6) * self.rank, [torch.empty(6) for _ in range(self.world_size)]
+        dist.all_gather(parts, mine, async_op=True).wait()
+        mine.numpy()[:] = 7 + self.rank
+        dist.gather(mine, parts if self.rank == 2 else None, dst=2, async_op=True).wait()
+        dist.scatter(mine, parts if self.rank == 2 else None, src=2, async_op=True).wait()
+        self.assertEqual(mine, ones(6) * (7 + self.rank))
+        whole = torch.zeros(6 * size)
+        part = whole[6 * self.rank :][:6]
+        part.fill_(self.rank)
+        dist.all_gather_into_tensor(whole, part, async_op=True).wait()
+        dist.reduce_scatter_tensor(mine, torch.arange(6.0 * size) + self.rank, async_op=True).wait()
+        dist.reduce_scatter(mine, [ones(6) * rank for rank in range(size)], async_op=True).wait()
+        dist.all_to_all_single(mine, torch.arange(6.0) + 10 * self.rank, async_op=True).wait()
+        dist.all_to_all(parts, [ones(6) * rank + self.rank for rank in range(size)], async_op=True).wait()
+        group = dist.new_group([0, 2])
+        if self.rank != 1:
+            dist.broadcast(mine, 2, group=group, async_op=True).wait()
+            dist.reduce(mine, 2, group=group, async_op=True).wait()
+        flat, after, before = torch.zeros(16), (self.rank + 1) % size, (self.rank - 1) % size
+        works = [dist.isend(torch.arange(8.0), after), dist.irecv(flat[4:12], before)]
+        for work in works:
+            work.wait()
+        flat.numpy()[:] = 1
+
     def groups(self):
         self.join()
         first, second = dist.new_group([0, 1], group_desc="dp"), dist.new_group([1, 2], group_desc="tp")
@@ -531,13 +620,24 @@ class SoundProgramsTest(unittest.TestCase):
         self.assertIn("planted_sanitized.py:", said.getvalue())
 
     def test_an_error_that_is_caught_is_a_warning(self):
-        warning = "rank 1 passed without all_reduce #1 [4], which ranks 0, 2 have issued; rank 0 has caught the error"
-        for name in ("caught", "expected"):
-            with self.subTest(name), contextlib.redirect_stderr(io.StringIO()) as said:
-                outcome, message = outcome_with_tear_down(Hazard(name))
+        warning = (
+            r"rank 1 passed without all_reduce #1 \[4\], which ranks 0, 2 have issued; ranks? 0.* caught the error"
+        )
+        for base in (Hazard, HazardOfRecorder):
+            for name in ("caught", "caught_around_a_helper", "expected"):
+                with self.subTest(base=base, name=name), contextlib.redirect_stderr(io.StringIO()) as said:
+                    outcome, message = outcome_with_tear_down(base(name))
+                    self.assertEqual(outcome, "passed", message)
+                    (self.assertNotRegex if name == "expected" else self.assertRegex)(said.getvalue(), warning)
+                    self.assertEqual("caught the error" in said.getvalue(), name != "expected", said.getvalue())
+
+    def test_an_error_of_a_wait_that_is_caught_is_a_warning(self):
+        for base in (Hazard, HazardOfRecorder):
+            with self.subTest(base=base), contextlib.redirect_stderr(io.StringIO()) as said:
+                outcome, message = outcome_with_tear_down(base("caught_at_the_wait"))
                 self.assertEqual(outcome, "passed", message)
-                self.assertEqual(warning in said.getvalue(), name == "caught", said.getvalue())
-                self.assertEqual("has caught" in said.getvalue(), name == "caught", said.getvalue())
+                warning = "rank 1 passed without all_reduce #1 [4], which ranks 0, 2 have issued"
+                self.assertIn(warning, said.getvalue())
 
     def test_an_error_of_the_sanitizer_is_an_error_of_the_test(self):
         for name in ("failing_recorder", "failing_recorder_that_is_caught"):
@@ -551,9 +651,26 @@ class SoundProgramsTest(unittest.TestCase):
         self.assertEqual(outcome, "passed", message)
 
 
-@sanitize("order")
-class Hazard(Fresh):
-    opposite_orders_that_pass = in_fresh_ranks(FAULTS["opposite_orders_that_pass"].body)
+class HazardOfRecorder(Fresh):
+    """Only torch's recorder knows the calls."""
+
+    @in_fresh_ranks
+    def caught_around_a_helper(self):
+        def reduce():
+            dist.all_reduce(ones())
+
+        if self.rank != 1:
+            try:
+                reduce()
+            except RuntimeError as error:
+                print(error)
+
+    @in_fresh_ranks
+    def caught_at_the_wait(self):
+        if self.rank != 1:
+            work = dist.all_reduce(ones(), async_op=True)
+            with contextlib.suppress(RuntimeError):
+                work.wait()
 
     @in_fresh_ranks
     def caught(self):
@@ -578,6 +695,11 @@ class Hazard(Fresh):
                 dist.all_reduce(ones())
 
 
+@sanitize("order")
+class Hazard(HazardOfRecorder):
+    opposite_orders_that_pass = in_fresh_ranks(FAULTS["opposite_orders_that_pass"].body)
+
+
 @sanitize()
 class Broken(MultiProcessTestCase):
     world_size = 2
@@ -595,8 +717,9 @@ class Broken(MultiProcessTestCase):
 
         # Compiled with the name of the module, as if the fault were there.
         names = {}
-        exec(compile("def site(self): raise ZeroDivisionError('no site')", sanitized_rank.__file__, "exec"), names)
-        sanitized_rank.CallRecorder.site = names["site"]
+        code = "def place_of(self, frame): raise ZeroDivisionError('no site')"
+        exec(compile(code, sanitized_rank.__file__, "exec"), names)
+        sanitized_rank.CallRecorder._place_of = names["place_of"]
 
     def failing_recorder(self):
         self.join()
@@ -614,15 +737,15 @@ class Broken(MultiProcessTestCase):
         from torch_testing_ext._collectives import sanitized_rank
 
         self.join()
-        site = sanitized_rank.CallRecorder.site
+        place_of = sanitized_rank.CallRecorder._place_of
 
-        def interrupted(_):
+        def interrupted(*_):
             raise TimeoutError("of the test")
 
-        sanitized_rank.CallRecorder.site = interrupted
+        sanitized_rank.CallRecorder._place_of = interrupted
         with self.assertRaisesRegex(TimeoutError, "of the test"):
             dist.all_reduce(ones())
-        sanitized_rank.CallRecorder.site = site
+        sanitized_rank.CallRecorder._place_of = place_of
         dist.barrier()
 
 
