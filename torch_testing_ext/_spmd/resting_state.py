@@ -466,8 +466,9 @@ class RestingState:
         self._fill(resting)
         for managed, rest in zip(resting, self.rests, strict=True):
             self._take_gradient(managed, rest)
-        # One rank has no buckets, which add them.
-        if roster.is_eager(READS_KEPT) or self.wire.world == 1:
+        kept = [id(managed.kept) for managed in resting if managed.kept is not None]
+        # One rank has no buckets, which add them; they would add a gradient of two parameters twice.
+        if roster.is_eager(READS_KEPT) or self.wire.world == 1 or len({*kept}) < len(kept):
             self._gather_kept()
             if roster.reads & READS_KEPT:
                 self.watch.kept.clear()

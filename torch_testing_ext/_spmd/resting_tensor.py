@@ -10,19 +10,22 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from torch_testing_ext._torch.tracing import (
     backward_accumulates,
     below_subclass_functions,
     dtensor_like,
+    gather_into,
     local_tensor,
+    outside_dynamo,
     set_local_tensor,
     storage_key,
     version_of,
 )
 
-from .gradient_buckets import RECORD, managed_by
+from .gradient_buckets import RECORD, as_real, managed_by
 from .parallel_modes import SPMDError
 
 # They look at no values, or only pass them on.
@@ -58,6 +61,7 @@ class RestingTensor(DTensor):
     __slots__ = ()
 
     @classmethod
+    @outside_dynamo
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch on rows or on whole tensors."""
         kwargs = kwargs or {}
@@ -73,9 +77,7 @@ class RestingTensor(DTensor):
             _refuse_in_call(args, kwargs)
             if (name in _BY_ROWS or name.startswith("_foreach_")) and not _has_plain(name, args, kwargs):
                 try:
-                    result = _mapped(func(*args, **kwargs), rest_as)
-                    _allow_swap(name, args[0], result)
-                    return result
+                    return _run_by_rows(name, func, args, kwargs)
                 except NotImplementedError:
                     # DTensor has no rule for it.
                     pass
@@ -113,6 +115,28 @@ def resting_like(dtensor: Any, local: torch.Tensor) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# A function that runs on rows.
+
+
+def _run_by_rows(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    result = _mapped(func(*args, **kwargs), _as_result)
+    if name.endswith("_"):
+        # DTensor's own operations do not count writes to rows.
+        for value in _tensors((args, kwargs)):
+            if isinstance(value, DTensor):
+                increment_version(local_tensor(value))
+    _allow_swap(name, args[0], result)
+    return result
+
+
+def _as_result(value: torch.Tensor) -> torch.Tensor:
+    """A result as one that later functions may take: sums of rows become those of all ranks."""
+    if type(value) is DTensor and any(placement.is_partial() for placement in value.placements):
+        value = value.redistribute(placements=[Replicate()] * len(value.placements))
+    return rest_as(value)  # type: ignore[no-any-return]
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # A function that runs on whole tensors.
 
 
@@ -121,8 +145,9 @@ class _Gathered:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor, self.local = tensor, local_tensor(tensor)
+        takes_gradient = tensor.requires_grad and torch.is_grad_enabled()
+        # A tensor of inference mode would not count its writes.
         with torch.inference_mode(False):
-            takes_gradient = tensor.requires_grad and torch.is_grad_enabled()
             self.whole: torch.Tensor = _WithGradient.apply(tensor) if takes_gradient else _gather(tensor)  # type: ignore[no-untyped-call]
         # A replicated tensor is its own part.
         self.is_own = storage_key(self.whole) == storage_key(self.local)
@@ -192,7 +217,7 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any) -> torch.Tensor:  # type: ignore[override]
-        ctx.mesh, ctx.placements = tensor.device_mesh, tensor.placements
+        ctx.mesh, ctx.placements, ctx.rows = tensor.device_mesh, tensor.placements, local_tensor(tensor)
         whole = _gather(tensor.detach())
         return whole.view_as(whole) if whole is local_tensor(tensor) else whole
 
@@ -203,15 +228,36 @@ class _WithGradient(torch.autograd.Function):
                 "torch.autograd.grad was called outside of the compiled step for a parameter that rests as a DTensor.",
                 remedy="Call it in the step, or call backward().",
             )
+        managed = in_call.get(storage_key(ctx.rows))
+        if managed is not None:
+            raise SPMDError(
+                f"A backward of the step reached parameter {managed.name} through an operation between calls.",
+                remedy="Compute it in the step, or detach it.",
+            )
         gradient = gradient.contiguous() / ctx.mesh.size()
         partial = DTensor.from_local(gradient, ctx.mesh, [Partial()], run_check=False)
         return rest_as(partial.redistribute(placements=ctx.placements))
 
 
+@torch.no_grad()
 def _gather(tensor: Any) -> torch.Tensor:
-    with torch.no_grad():
-        whole: torch.Tensor = tensor.detach().full_tensor()
-        return whole.as_subclass(torch.Tensor)
+    """The whole tensor, of a replicated one its own memory."""
+    local, mesh = local_tensor(tensor), tensor.device_mesh
+    if tensor.placements == (Replicate(),):
+        return local
+    if tensor.placements != (Shard(0),):
+        other: torch.Tensor = tensor.detach().full_tensor()
+        return other
+    # By no function of autograd, which torch.func could not transform.
+    chunk = -(-tensor.shape[0] // mesh.size())
+    mine = local.new_zeros((chunk, *local.shape[1:]))
+    mine[: len(local)].copy_(local)
+    everything = local.new_empty((mesh.size() * chunk, *local.shape[1:]))
+    gather_into(as_real(everything.view(-1)), as_real(mine.view(-1)), mesh.get_group()).wait()
+    whole = everything[: tensor.shape[0]]
+    if whole.stride() != tensor.stride():
+        whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=local.dtype, device=local.device).copy_(whole)
+    return whole
 
 
 def part_of(like: Any, whole: torch.Tensor) -> torch.Tensor:

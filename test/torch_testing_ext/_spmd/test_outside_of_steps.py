@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from alias_loops import LOOPS as ALIASES
 from outside_loops import LOOPS, TEACHERS
 from test_loops import compare
 
@@ -35,6 +36,18 @@ class TestTeachers(DTensorContinuousTestBase):
         compare(self, name, style, early, TEACHERS)
 
 
+class TestAliases(DTensorContinuousTestBase):
+    """Something else shares memory with a parameter or a gradient, on two ranks."""
+
+    world_size = 2
+
+    @parametrize("style, early", [("replicate", EARLY), ("fully_shard", EARLY), ("fully_shard", 0)])
+    @parametrize("name", [*ALIASES])
+    def test_equals_ddp(self, name, style, early):
+        compare(self, name, style, early, ALIASES)
+
+
+instantiate_parametrized_tests(TestAliases)
 instantiate_parametrized_tests(TestOutsideOfSteps)
 instantiate_parametrized_tests(TestTeachers)
 
