@@ -386,7 +386,7 @@ def dtensor_at_rest(plain: torch.Tensor, layout: Layout, name: str, mesh: Device
     if plain.grad is not None:
         dense = plain.grad if plain.grad.layout is torch.strided else plain.grad.to_dense()
         rest.grad = resting_like(rest, layout.local_part(dense))
-    return managed, rest  # type: ignore[return-value]
+    return managed, rest
 
 
 @functools.cache

@@ -5,6 +5,7 @@ by DTensor's own operations. Everything else, and an operation with plain tensor
 the rank's rows of what it has changed: a model is called, read and averaged as if it were plain.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -216,13 +217,13 @@ class _WithGradient(torch.autograd.Function):
     """Gathers a tensor. A backward leaves it the mean of the ranks' gradients, as DDP and FSDP do."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: Any) -> torch.Tensor:
         ctx.mesh, ctx.placements, ctx.rows = tensor.device_mesh, tensor.placements, local_tensor(tensor)
         whole = _gather(tensor.detach())
         return whole.view_as(whole) if whole is local_tensor(tensor) else whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         if not backward_accumulates():
             raise SPMDError(
                 "torch.autograd.grad was called outside of the compiled step for a parameter that rests as a DTensor.",
@@ -270,7 +271,12 @@ def part_of(like: Any, whole: torch.Tensor) -> torch.Tensor:
 # Functions that have a meaning of their own.
 
 
-def _set_data(tensor: Any, value: torch.Tensor) -> None:
+def _slot(name: str) -> Any:
+    """The descriptor of an attribute of tensors."""
+    return inspect.getattr_static(torch.Tensor, name)
+
+
+def _set_data(tensor: Any, value: Any) -> None:
     _refuse_in_call((tensor,), {})
     if not isinstance(value, DTensor):
         if value.shape != tensor.shape:
@@ -283,7 +289,7 @@ def _set_data(tensor: Any, value: torch.Tensor) -> None:
     if value.placements != tensor.placements:
         value = value.redistribute(placements=tensor.placements)
     if value.dtype != tensor.dtype:
-        torch.Tensor.data.__set__(tensor, value)  # type: ignore[attr-defined]
+        _slot("data").__set__(tensor, value)
     set_local_tensor(tensor, local_tensor(value))
 
 
@@ -291,7 +297,7 @@ def _set_gradient(tensor: Any, value: torch.Tensor | None) -> None:
     if value is not None and not isinstance(value, DTensor):
         dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
         value = resting_like(tensor, part_of(tensor, dense).clone())
-    torch.Tensor.grad.__set__(tensor, value)  # type: ignore[attr-defined]
+    _slot("grad").__set__(tensor, value)
 
 
 _SETTERS: dict[str, Callable[..., Any]] = {"data": _set_data, "grad": _set_gradient}
@@ -385,7 +391,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
         return type(value)(_mapped(inner, function) for inner in value)
     if isinstance(value, tuple):
         # Results of torch, such as torch.return_types.max.
-        return type(value)([_mapped(inner, function) for inner in value])  # type: ignore[call-arg]
+        return type(value)([_mapped(inner, function) for inner in value])
     if type(value) is dict:
         return {key: _mapped(inner, function) for key, inner in value.items()}
     return value

@@ -503,6 +503,7 @@ class StateEngine:
             if roster is None or roster.rests:
                 admit_hooks(tensors)
                 admit_held(found.tensors)
+                _admit_graphs(found.tensors, tensors)
             check(tensors, new)
         except Exception as error:
             self.meeting.refuse(error)
@@ -586,6 +587,18 @@ class StateEngine:
                 f"of shapes {', '.join(map(str, left[:4]))}. Their gradients were not averaged.",
                 remedy="Pass the module that owns them to the step, or hold it in a variable that the step names. "
                 "If they are the rank's own, return loss.detach(), which does not keep them.",
+            )
+
+
+def _admit_graphs(inputs: Iterable[torch.Tensor], params: Iterable[torch.Tensor]) -> None:
+    """Refuse inputs that were computed from the DTensors of parameters, whose gradients are not those of the step."""
+    behind = parameters_behind(inputs) if torch.is_grad_enabled() else []
+    own = {id(param) for param in params} if behind else set()
+    for managed in (managed_by(leaf) for leaf in behind if id(leaf) in own):
+        if managed is not None and managed.rests_as_dtensor:
+            raise SPMDError(
+                f"A tensor that the step gets was computed from parameter {managed.name} between calls, with a graph.",
+                remedy="Compute it in the step, or detach it.",
             )
 
 
