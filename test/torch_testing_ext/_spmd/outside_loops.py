@@ -550,7 +550,8 @@ def optimizer_outside(name: str) -> None:
     def run(parallel: Any) -> Any:
         model = parallel.model(net())
         optimizer, results = OPTIMIZERS[name](model), []
-        step = parallel.step(lambda batch: error(model, batch).backward())
+        # It names the optimizer, which so gets the DTensors.
+        step = parallel.step(lambda batch, _=optimizer: error(model, batch).backward())
         for call in range(CALLS):
             step(parallel.batch(call))
             results.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))

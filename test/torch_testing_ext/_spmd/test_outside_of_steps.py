@@ -68,11 +68,8 @@ class TestRefusals(DTensorContinuousTestBase):
 
     world_size = 2
 
-    def setUp(self):
-        super().setUp()
-        torch.manual_seed(self.rank)
-
     def _trained(self, style, calls=2):
+        torch.manual_seed(self.rank)
         model = Dropping()
         optimizer = adam(model)
         step = compile(parallel_mode=DataParallel(style))(update)
