@@ -189,7 +189,9 @@ class _WholeRun:
         everything = [*self._gathered.values(), *self._views]
         for gathered in everything:
             gathered.write_back()
-        by_identity = {id(gathered.whole): gathered.tensor for gathered in self._gathered.values()}
+        by_identity: dict[int, torch.Tensor] = {}
+        for gathered in self._gathered.values():
+            by_identity[id(gathered.whole)] = gathered.tensor
         by_storage = {storage_key(gathered.whole): gathered for gathered in everything if not gathered.is_own}
 
         def outward(value: torch.Tensor) -> torch.Tensor:

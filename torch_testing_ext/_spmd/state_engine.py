@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from torch_testing_ext._process.words import first_names, size_in_words
-from torch_testing_ext._torch.tracing import tree
+from torch_testing_ext._torch.tracing import disable_torch_function, tree
 
 from .averaging import Averager, CallHeader, MeetingPoint, UseWatch, parameters_behind
 from .gradient_buckets import (
@@ -501,7 +501,8 @@ class StateEngine:
         try:
             plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)
             if roster is None or roster.rests:
-                admit_hooks(tensors)
+                with disable_torch_function():
+                    admit_hooks(tensors)
                 admit_held(found.tensors)
                 _admit_graphs(found.tensors, tensors)
             check(tensors, new)
