@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch_testing_ext._process.words import first_names, size_in_words
 from torch_testing_ext._torch.tracing import disable_torch_function, tree
 
-from .averaging import Averager, CallHeader, MeetingPoint, UseWatch, parameters_behind
+from .averaging import Averager, CallHeader, MeetingPoint, UseWatch, parameters_behind, unmanaged_parameters
 from .gradient_buckets import (
     BackwardPlan,
     BucketStore,
@@ -392,7 +392,7 @@ class StateEngine:
         It may do so if its inputs are computed from parameters of others, or if it trains under `no_grad`.
         """
         has_gradients = torch.is_grad_enabled()
-        behind = parameters_behind(found.tensors) if has_gradients else []
+        behind = unmanaged_parameters(found.inputs, ()) if has_gradients else []
         if has_gradients and not behind:
             return None
         tensors = tensors_of(registered(found.modules)[0], found.optimizers)
@@ -504,7 +504,7 @@ class StateEngine:
                 with disable_torch_function():
                     admit_hooks(tensors)
                 admit_held(found.tensors)
-                _admit_graphs(found.tensors, tensors)
+                _admit_graphs(found.inputs, tensors)
             check(tensors, new)
         except Exception as error:
             self.meeting.refuse(error)

@@ -8,9 +8,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from alias_loops import LOOPS as ALIASES
+from loop_comparison import compare
 from loops import Parallel, adam, error, update, whole
 from outside_loops import LOOPS, TEACHERS
-from test_loops import compare
 from torch import nn
 
 from torch_testing_ext._spmd.roster import EARLY
@@ -160,6 +160,24 @@ class TestRefusals(DTensorContinuousTestBase):
         with self.assertRaisesRegex(SPMDError, "computed from parameter a.weight between calls"):
             step(model, optimizer, (inputs, y))
         self.assertEqual(self._state(model, optimizer), before)
+
+    def test_gradients_that_are_hidden(self):
+        """A loss of an earlier evaluation, which the step finds, is no input; its backward in the step is refused."""
+        for hidden in (lambda model, x: model.a.weight.sum(), lambda model, x: model(x).sum()):
+            model, optimizer, _ = self._trained("fully_shard")
+            x, y = Parallel(self.rank).batch(20)
+            history, learns = [hidden(model, x)], [False]
+
+            @compile(parallel_mode=DataParallel("fully_shard"))
+            def step(batch, model=model, optimizer=optimizer, history=history, learns=learns):
+                optimizer.zero_grad()
+                (error(model, batch) + (history[0] if learns[0] else 0)).backward()
+                optimizer.step()
+
+            step((x, y))
+            learns[0] = True
+            with self.assertRaisesRegex(SPMDError, "reached parameter .* through an operation between calls"):
+                step((x, y))
 
     def test_data_of_another_shape(self):
         model, _, _ = self._trained("fully_shard")
