@@ -475,3 +475,13 @@ class RandomState:
     def restore(self) -> None:
         for put, state in self._states:
             put(state)
+
+    @staticmethod
+    def of_python() -> int:
+        """A number that changes when Python's generator, or numpy's, draws a number."""
+        states: list[Any] = [random.getstate()]
+        numpy_random = _numpy_random()
+        if numpy_random is not None:
+            kind, keys, *place = numpy_random.get_state()
+            states += [kind, keys.tobytes(), *place]
+        return hash(tuple(states))

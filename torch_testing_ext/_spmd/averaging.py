@@ -393,6 +393,11 @@ def unmanaged_parameters(roots: Iterable[Any], known: Collection[int]) -> list[n
 
     `known` are the identities of parameters that it does manage.
     """
+    return [leaf for leaf in parameters_behind(roots) if id(leaf) not in known and managed_by(leaf) is None]
+
+
+def parameters_behind(roots: Iterable[Any]) -> list[nn.Parameter]:
+    """The parameters among the leaves of a graph."""
     found = []
     seen = set()
     waiting = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
@@ -403,10 +408,8 @@ def unmanaged_parameters(roots: Iterable[Any], known: Collection[int]) -> list[n
         seen.add(node)
         if type(node).__name__ != "AccumulateGrad":
             waiting += [following for following, _ in node.next_functions]
-            continue
-        leaf = node.variable
-        if id(leaf) not in known and isinstance(leaf, nn.Parameter) and managed_by(leaf) is None:
-            found.append(leaf)
+        elif isinstance(node.variable, nn.Parameter):
+            found.append(node.variable)
     return found
 
 

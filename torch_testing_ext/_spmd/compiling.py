@@ -12,12 +12,14 @@ from unittest import mock
 import torch
 from torch import fx
 
+from torch_testing_ext._machine.accelerators import RandomState
 from torch_testing_ext._torch.tracing import disable_torch_function, is_fake, tree
 
 from .averaging import CallHeader
-from .captured_state import CallArguments, CapturedState, Enrolment, StateSnapshot, local_part
+from .captured_state import CallArguments, CapturedState, Enrolment, local_part
 from .parallel_modes import DataParallel, GraphPass, Override, ParallelMode, SPMDError, check_choice
 from .roster import FoundState, find_state
+from .snapshots import StateSnapshot
 from .state_engine import EngineReport, EngineStep, StateEngine, current_engine
 from .step_recording import ENGINE, GraphPasses, StepProgram, StepReport, make_program, report_of
 
@@ -83,8 +85,10 @@ def verified(
 
 def record_run(result: Any, found: FoundState) -> dict[str, Any]:
     """A copy of what a run returned, and of the state that it left: of DTensors, this rank's part."""
-    leaves = tree().tree_leaves(result)
+    leaves, spec = tree().tree_flatten(result)
     record: dict[str, Any] = {f"result {position}": leaf for position, leaf in enumerate(leaves)}
+    record["result structure"] = str(spec)
+    record["random numbers of Python and numpy"] = RandomState.of_python()
     names: dict[int, str] = {}
     with disable_torch_function():
         for root in found.modules:
@@ -137,6 +141,8 @@ class Tolerance:
     floor: float = 0.0
     ignored: torch.Tensor | None = None
     switched: tuple[float, float] | None = None
+    # Numbers of Python come from no kernel, and so are the same.
+    has_exact_numbers: bool = False
 
     def allows(self, off: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
         """May a tensor of this type differ from the expected one by `off`?"""
@@ -171,7 +177,7 @@ def first_difference(mine: dict[str, Any], theirs: dict[str, Any], same_kernels:
         elif name.startswith(("parameter", "state")):
             difference = _difference(mine[name], theirs[name], Tolerance(ignored=unclear.get(parameter)))
         else:
-            difference = _difference(mine[name], theirs[name], Tolerance())
+            difference = _difference(mine[name], theirs[name], Tolerance(has_exact_numbers=same_kernels))
         if difference is not None:
             return f"{name} {difference}"
     return None
@@ -203,12 +209,13 @@ def _is_unclear(mine: torch.Tensor, theirs: torch.Tensor, largest: float) -> tor
 
 def _difference(mine: Any, theirs: Any, tolerance: Tolerance) -> str | None:
     """Describe how a value differs from the expected one; None if it does not."""
-    if isinstance(theirs, float) and isinstance(mine, float):
+    if isinstance(theirs, float) and isinstance(mine, float) and not tolerance.has_exact_numbers:
         mine = torch.tensor(mine)
         theirs = torch.tensor(theirs)
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
         is_comparable = isinstance(theirs, (bool, int, float, complex, str, bytes, type(None)))
-        is_same = type(mine) is type(theirs) and (mine == theirs or not is_comparable)
+        both_are_nan = is_comparable and mine != mine and theirs != theirs
+        is_same = type(mine) is type(theirs) and (not is_comparable or mine == theirs or both_are_nan)
         return None if is_same else f"is {_described(mine)} instead of {_described(theirs)}"
     if (mine.shape, mine.dtype, mine.layout) != (theirs.shape, theirs.dtype, theirs.layout):
         return f"is {_described(mine)} instead of {_described(theirs)}"

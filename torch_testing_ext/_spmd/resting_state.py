@@ -386,7 +386,7 @@ def dtensor_at_rest(plain: torch.Tensor, layout: Layout, name: str, mesh: Device
     if plain.grad is not None:
         dense = plain.grad if plain.grad.layout is torch.strided else plain.grad.to_dense()
         rest.grad = resting_like(rest, layout.local_part(dense))
-    return managed, rest  # type: ignore[return-value]
+    return managed, rest
 
 
 @functools.cache
@@ -445,6 +445,8 @@ class RestingState:
         self.roster: Roster | None = None
         self.rests: list[Any] = []
         self._steps: list[RowOptimizer] = []
+        # Of each of `rests`, when the call began.
+        self._grads: list[tuple[int, int]] = []
         self.bytes: dict[str, int] = {}
 
     # -- into a call
@@ -464,10 +466,12 @@ class RestingState:
 
     def _enter(self, roster: Roster, slots: Iterable[ParamSlot], resting: list[ManagedParam]) -> None:
         self._fill(resting)
+        self._grads = [_gradient_of(rest) for rest in self.rests]
         for managed, rest in zip(resting, self.rests, strict=True):
             self._take_gradient(managed, rest)
-        # One rank has no buckets, which add them.
-        if roster.is_eager(READS_KEPT) or self.wire.world == 1:
+        kept = [id(managed.kept) for managed in resting if managed.kept is not None]
+        # One rank has no buckets, which add them; they would add a gradient of two parameters twice.
+        if roster.is_eager(READS_KEPT) or self.wire.world == 1 or len({*kept}) < len(kept):
             self._gather_kept()
             if roster.reads & READS_KEPT:
                 self.watch.kept.clear()
@@ -608,6 +612,8 @@ class RestingState:
         resting = [managed for managed in roster.params if managed.rests_as_dtensor]
         current = [managed.plain for managed in resting if managed.sharded]
         self.add_sums([plain for plain in current if storage_key(plain) not in self.watch.stale])
+        pairs = zip(resting, self.rests, self._grads, strict=True)
+        reached = [managed.name for managed, rest, grad in pairs if _gradient_of(rest) != grad]
         # By the identity of the gradient: parameters may share one.
         grads: dict[int, Any] = {}
         for position, managed in enumerate(resting):
@@ -620,6 +626,11 @@ class RestingState:
             rekey(optimizer, _form_of(lambda managed: managed.rest))
         for managed in resting:
             free_memory(managed)
+        if reached:
+            raise SPMDError(
+                f"A backward of the step reached parameter {reached[0]} through an operation between calls.",
+                remedy="Compute it in the step, or detach it.",
+            )
 
     def _leave_param(self, managed: ManagedParam, rest: Any, grads: dict[int, Any]) -> Any:
         plain, local = managed.plain, local_tensor(rest)
@@ -668,6 +679,12 @@ def free_memory(managed: ManagedParam) -> None:
         managed.memory_of_gradient = MemoryReference(grad) if has_memory else None
         plain.grad = None
         plain.data = plain.new_empty(0)
+
+
+def _gradient_of(rest: Any) -> tuple[int, int]:
+    """The identity of a gradient, and the number of writes to it."""
+    grad = rest.grad
+    return (0, 0) if grad is None else (id(grad), version_of(grad))
 
 
 def _memory_for(reference: MemoryReference | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

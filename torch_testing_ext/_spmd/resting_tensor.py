@@ -5,24 +5,28 @@ by DTensor's own operations. Everything else, and an operation with plain tensor
 the rank's rows of what it has changed: a model is called, read and averaged as if it were plain.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from torch_testing_ext._torch.tracing import (
     backward_accumulates,
     below_subclass_functions,
     dtensor_like,
+    gather_into,
     local_tensor,
+    outside_dynamo,
     set_local_tensor,
     storage_key,
     version_of,
 )
 
-from .gradient_buckets import RECORD, managed_by
+from .gradient_buckets import RECORD, as_real, managed_by
 from .parallel_modes import SPMDError
 
 # They look at no values, or only pass them on.
@@ -58,6 +62,7 @@ class RestingTensor(DTensor):
     __slots__ = ()
 
     @classmethod
+    @outside_dynamo
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch on rows or on whole tensors."""
         kwargs = kwargs or {}
@@ -73,9 +78,7 @@ class RestingTensor(DTensor):
             _refuse_in_call(args, kwargs)
             if (name in _BY_ROWS or name.startswith("_foreach_")) and not _has_plain(name, args, kwargs):
                 try:
-                    result = _mapped(func(*args, **kwargs), rest_as)
-                    _allow_swap(name, args[0], result)
-                    return result
+                    return _run_by_rows(name, func, args, kwargs)
                 except NotImplementedError:
                     # DTensor has no rule for it.
                     pass
@@ -113,6 +116,28 @@ def resting_like(dtensor: Any, local: torch.Tensor) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# A function that runs on rows.
+
+
+def _run_by_rows(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    result = _mapped(func(*args, **kwargs), _as_result)
+    if name.endswith("_"):
+        # DTensor's own operations do not count writes to rows.
+        for value in _tensors((args, kwargs)):
+            if isinstance(value, DTensor):
+                increment_version(local_tensor(value))
+    _allow_swap(name, args[0], result)
+    return result
+
+
+def _as_result(value: torch.Tensor) -> torch.Tensor:
+    """A result as one that later functions may take: sums of rows become those of all ranks."""
+    if type(value) is DTensor and any(placement.is_partial() for placement in value.placements):
+        value = value.redistribute(placements=[Replicate()] * len(value.placements))
+    return rest_as(value)  # type: ignore[no-any-return]
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # A function that runs on whole tensors.
 
 
@@ -121,8 +146,9 @@ class _Gathered:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor, self.local = tensor, local_tensor(tensor)
+        takes_gradient = tensor.requires_grad and torch.is_grad_enabled()
+        # A tensor of inference mode would not count its writes.
         with torch.inference_mode(False):
-            takes_gradient = tensor.requires_grad and torch.is_grad_enabled()
             self.whole: torch.Tensor = _WithGradient.apply(tensor) if takes_gradient else _gather(tensor)  # type: ignore[no-untyped-call]
         # A replicated tensor is its own part.
         self.is_own = storage_key(self.whole) == storage_key(self.local)
@@ -163,7 +189,9 @@ class _WholeRun:
         everything = [*self._gathered.values(), *self._views]
         for gathered in everything:
             gathered.write_back()
-        by_identity = {id(gathered.whole): gathered.tensor for gathered in self._gathered.values()}
+        by_identity: dict[int, torch.Tensor] = {}
+        for gathered in self._gathered.values():
+            by_identity[id(gathered.whole)] = gathered.tensor
         by_storage = {storage_key(gathered.whole): gathered for gathered in everything if not gathered.is_own}
 
         def outward(value: torch.Tensor) -> torch.Tensor:
@@ -191,27 +219,48 @@ class _WithGradient(torch.autograd.Function):
     """Gathers a tensor. A backward leaves it the mean of the ranks' gradients, as DDP and FSDP do."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any) -> torch.Tensor:  # type: ignore[override]
-        ctx.mesh, ctx.placements = tensor.device_mesh, tensor.placements
+    def forward(ctx: Any, tensor: Any) -> torch.Tensor:
+        ctx.mesh, ctx.placements, ctx.rows = tensor.device_mesh, tensor.placements, local_tensor(tensor)
         whole = _gather(tensor.detach())
         return whole.view_as(whole) if whole is local_tensor(tensor) else whole
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         if not backward_accumulates():
             raise SPMDError(
                 "torch.autograd.grad was called outside of the compiled step for a parameter that rests as a DTensor.",
                 remedy="Call it in the step, or call backward().",
+            )
+        managed = in_call.get(storage_key(ctx.rows))
+        if managed is not None:
+            raise SPMDError(
+                f"A backward of the step reached parameter {managed.name} through an operation between calls.",
+                remedy="Compute it in the step, or detach it.",
             )
         gradient = gradient.contiguous() / ctx.mesh.size()
         partial = DTensor.from_local(gradient, ctx.mesh, [Partial()], run_check=False)
         return rest_as(partial.redistribute(placements=ctx.placements))
 
 
+@torch.no_grad()
 def _gather(tensor: Any) -> torch.Tensor:
-    with torch.no_grad():
-        whole: torch.Tensor = tensor.detach().full_tensor()
-        return whole.as_subclass(torch.Tensor)
+    """The whole tensor, of a replicated one its own memory."""
+    local, mesh = local_tensor(tensor), tensor.device_mesh
+    if tensor.placements == (Replicate(),):
+        return local
+    if tensor.placements != (Shard(0),):
+        other: torch.Tensor = tensor.detach().full_tensor()
+        return other
+    # By no function of autograd, which torch.func could not transform.
+    chunk = -(-tensor.shape[0] // mesh.size())
+    mine = local.new_zeros((chunk, *local.shape[1:]))
+    mine[: len(local)].copy_(local)
+    everything = local.new_empty((mesh.size() * chunk, *local.shape[1:]))
+    gather_into(as_real(everything.view(-1)), as_real(mine.view(-1)), mesh.get_group()).wait()
+    whole = everything[: tensor.shape[0]]
+    if whole.stride() != tensor.stride():
+        whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=local.dtype, device=local.device).copy_(whole)
+    return whole
 
 
 def part_of(like: Any, whole: torch.Tensor) -> torch.Tensor:
@@ -224,7 +273,12 @@ def part_of(like: Any, whole: torch.Tensor) -> torch.Tensor:
 # Functions that have a meaning of their own.
 
 
-def _set_data(tensor: Any, value: torch.Tensor) -> None:
+def _slot(name: str) -> Any:
+    """The descriptor of an attribute of tensors."""
+    return inspect.getattr_static(torch.Tensor, name)
+
+
+def _set_data(tensor: Any, value: Any) -> None:
     _refuse_in_call((tensor,), {})
     if not isinstance(value, DTensor):
         if value.shape != tensor.shape:
@@ -237,7 +291,7 @@ def _set_data(tensor: Any, value: torch.Tensor) -> None:
     if value.placements != tensor.placements:
         value = value.redistribute(placements=tensor.placements)
     if value.dtype != tensor.dtype:
-        torch.Tensor.data.__set__(tensor, value)  # type: ignore[attr-defined]
+        _slot("data").__set__(tensor, value)
     set_local_tensor(tensor, local_tensor(value))
 
 
@@ -245,7 +299,7 @@ def _set_gradient(tensor: Any, value: torch.Tensor | None) -> None:
     if value is not None and not isinstance(value, DTensor):
         dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
         value = resting_like(tensor, part_of(tensor, dense).clone())
-    torch.Tensor.grad.__set__(tensor, value)  # type: ignore[attr-defined]
+    _slot("grad").__set__(tensor, value)
 
 
 _SETTERS: dict[str, Callable[..., Any]] = {"data": _set_data, "grad": _set_gradient}
@@ -339,7 +393,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
         return type(value)(_mapped(inner, function) for inner in value)
     if isinstance(value, tuple):
         # Results of torch, such as torch.return_types.max.
-        return type(value)([_mapped(inner, function) for inner in value])  # type: ignore[call-arg]
+        return type(value)([_mapped(inner, function) for inner in value])
     if type(value) is dict:
         return {key: _mapped(inner, function) for key, inner in value.items()}
     return value

@@ -340,6 +340,8 @@ class FoundState:
     modules: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
+    # Those of them that are arguments, or in containers of arguments.
+    inputs: list[torch.Tensor] = field(default_factory=list)
 
 
 def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
@@ -363,6 +365,7 @@ def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
         if depth:
             waiting.extend((inner, depth - 1) for inner in _inside(value, names))
     found.modules = _roots(found.modules)
+    found.inputs = [leaf for leaf in tree().tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     return found
 
 

@@ -19,14 +19,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from torch_testing_ext._process.words import first_names, size_in_words
-from torch_testing_ext._torch.tracing import tree
+from torch_testing_ext._torch.tracing import disable_torch_function, tree
 
-from .averaging import Averager, CallHeader, MeetingPoint, UseWatch
+from .averaging import Averager, CallHeader, MeetingPoint, UseWatch, parameters_behind, unmanaged_parameters
 from .gradient_buckets import (
     BackwardPlan,
     BucketStore,
     ManagedParam,
     Wire,
+    forget_parameter,
     manage_parameter,
     managed_by,
     mark_work,
@@ -54,6 +55,7 @@ from .roster import (
     state_tensors,
     tensors_of,
 )
+from .snapshots import StateSnapshot
 
 # --------------------------------------------------------------------------------------------------------------------
 # The report of a step that the engine runs: what is averaged and gathered in a call, in which buckets, and why.
@@ -375,8 +377,52 @@ class StateEngine:
             return self.run(step, mode, args, kwargs) if is_outermost else step.function(*args, **kwargs)
 
     def run(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> Any:
+        found = find_state(step.function, args, kwargs)
+        undo = self._undo_of(step, found)
+        try:
+            return self._run(step, mode, found, args, kwargs)
+        except SPMDError:
+            if undo is not None:
+                undo()
+            raise
+
+    def _undo_of(self, step: Any, found: FoundState) -> Callable[[], None] | None:
+        """A function that undoes a call which may be refused when it has changed something.
+
+        It may do so if its inputs are computed from parameters of others, or if it trains under `no_grad`.
+        """
+        has_gradients = torch.is_grad_enabled()
+        behind = unmanaged_parameters(found.inputs, ()) if has_gradients else []
+        if has_gradients and not behind:
+            return None
+        tensors = tensors_of(registered(found.modules)[0], found.optimizers)
+        own = {id(tensor) for tensor in tensors if not isinstance(tensor, DTensor)}
+        if own.issuperset(map(id, behind)) and (has_gradients or not self._may_train(step)):
+            return None
+        fresh = [tensor for tensor in tensors if managed_by(tensor) is None]
+        optimizers = [optimizer for optimizer in found.optimizers if optimizer not in self.maker.optimizers]
+        before = StateSnapshot(found, behind)
+
+        def undo() -> None:
+            history = self.history_of(step)
+            for managed in filter(None, map(managed_by, fresh)):
+                forget_parameter(managed)
+            for roster in history.rosters:
+                roster.take_sums()
+            if (fresh or optimizers) and history.rosters:
+                self.forget(history.rosters[-1], history, optimizers)
+            before.restore()
+
+        return undo
+
+    def _may_train(self, step: Any) -> bool:
+        """Has a step called `backward()` in its last call, if it has been called?"""
+        rosters = self.history_of(step).rosters
+        return not rosters or rosters[-1].plan_of("inside", 0) is not None
+
+    def _run(self, step: Any, mode: DataParallel, found: FoundState, args: Any, kwargs: Any) -> Any:
         with torch.inference_mode(False):
-            roster, found = self._enter(step, mode, args, kwargs)
+            roster = self._enter(step, mode, found)
         failed, result = True, None
         try:
             result = self._run_python(step, roster, args, kwargs)
@@ -408,10 +454,9 @@ class StateEngine:
 
     # -- before the step
 
-    def _enter(self, step: Any, mode: DataParallel, args: Any, kwargs: Any) -> tuple[Roster, FoundState]:
-        """Begin a call: find its state, and meet the other ranks."""
+    def _enter(self, step: Any, mode: DataParallel, found: FoundState) -> Roster:
+        """Begin a call: take its state, and meet the other ranks."""
         record = self.history_of(step)
-        found = find_state(step.function, args, kwargs)
         # Its first bucket opens the call.
         opening = record.rosters[-1].opening if record.rosters else None
         may_train = torch.is_grad_enabled() and record.calls > 0
@@ -430,7 +475,7 @@ class StateEngine:
             roster.reads |= self.meeting.reads
             self.resting.enter(roster, slots)
         self._hook(roster)
-        return roster, found
+        return roster
 
     def enrol(
         self,
@@ -456,8 +501,10 @@ class StateEngine:
         try:
             plan = None if roster is not None else self.maker.admit(mode, found, slots, buffers, tensors)
             if roster is None or roster.rests:
-                admit_hooks(tensors)
+                with disable_torch_function():
+                    admit_hooks(tensors)
                 admit_held(found.tensors)
+                _admit_graphs(found.inputs, tensors)
             check(tensors, new)
         except Exception as error:
             self.meeting.refuse(error)
@@ -541,6 +588,18 @@ class StateEngine:
                 f"of shapes {', '.join(map(str, left[:4]))}. Their gradients were not averaged.",
                 remedy="Pass the module that owns them to the step, or hold it in a variable that the step names. "
                 "If they are the rank's own, return loss.detach(), which does not keep them.",
+            )
+
+
+def _admit_graphs(inputs: Iterable[torch.Tensor], params: Iterable[torch.Tensor]) -> None:
+    """Refuse inputs that were computed from the DTensors of parameters, whose gradients are not those of the step."""
+    behind = parameters_behind(inputs) if torch.is_grad_enabled() else []
+    own = {id(param) for param in params} if behind else set()
+    for managed in (managed_by(leaf) for leaf in behind if id(leaf) in own):
+        if managed is not None and managed.rests_as_dtensor:
+            raise SPMDError(
+                f"A tensor that the step gets was computed from parameter {managed.name} between calls, with a graph.",
+                remedy="Compute it in the step, or detach it.",
             )
 
 

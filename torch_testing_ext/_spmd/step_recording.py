@@ -19,7 +19,7 @@ from torch_testing_ext._machine.accelerators import RandomState
 from torch_testing_ext._process.words import first_names, size_in_words
 from torch_testing_ext._torch import tracing
 
-from .captured_state import CallArguments, CapturedState, InputSource, ModuleContents, local_part
+from .captured_state import CallArguments, CapturedState, InputSource, local_part
 from .gradient_buckets import Wire, managed_by
 from .lowering import (
     AVERAGE,
@@ -41,6 +41,7 @@ from .lowering import (
 )
 from .parallel_modes import GraphPass, Layout, Override, SPMDError, raised_by_user, replace_submodules, user_line_of
 from .resting_state import put_parameter, rekey, why_whole
+from .snapshots import ModuleContents
 
 # --------------------------------------------------------------------------------------------------------------------
 # Sharded parameters while a step is recorded: whole for the step, the rank's rows for optimizers that work by

@@ -89,7 +89,7 @@ class MemoryReference:
     def __init__(self, tensor: torch.Tensor) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._place = tensor.storage_offset(), tensor.shape, tensor.stride()
         self._dtype = tensor.dtype
 
@@ -104,7 +104,7 @@ class MemoryReference:
         if storage is None:
             return None
         empty = torch.empty(0, dtype=self._dtype, device=storage.device)
-        return empty.set_(storage, *self._place)  # type: ignore[call-overload, no-any-return]
+        return empty.set_(storage, *self._place)
 
 
 def python_dispatcher() -> Any:

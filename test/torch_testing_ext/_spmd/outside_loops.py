@@ -422,6 +422,150 @@ for each in (
 validating_model(Normed)
 
 
+def setting_items(model, optimizer, batch, call):
+    first, last = inner(model)[0], inner(model)[2]
+    with torch.no_grad():
+        first.weight[0, 0] = 0.3
+        first.weight[1] = torch.arange(6.0) / 10
+        first.weight.data[2:4, 1] = 0.2
+        last.bias[-1] += 0.5
+
+
+@torch.no_grad()
+def writing_through_views(model, optimizer, batch, call):
+    first, last = inner(model)[0], inner(model)[2]
+    first.weight[0].zero_()
+    first.weight.view(-1)[3:5] += 1
+    first.weight.t().mul_(0.9)
+    last.weight.data.t()[1].fill_(0.1)
+    for row in last.weight:
+        row.mul_(0.99)
+    row = first.weight[3]
+    row.add_(1)
+    part = row[:2]
+    part.zero_()
+    first.weight.mul_(0.5)
+    return row.clone(), part.sum(), first.weight.max(), first.weight.argmax()
+
+
+def reading_values(model, optimizer, batch, call):
+    w = inner(model)[0].weight.detach()
+    tensors = w.topk(2)[0], w.sort()[0], w.mean(0), w.cumsum(0), torch.cat([w, w]), w @ w.t(), w.sum(1), w.norm(dim=1)
+    numbers = w.std(), w.median(), w.max(), w.var(unbiased=False), w.amin(), w.norm(1), torch.linalg.svdvals(w)
+    return w.tolist(), w.numpy().sum().item(), tensors, numbers, [row.sum() for row in w], len(w), bool((w == w).all())
+
+
+def as_a_vector(model, optimizer, batch, call):
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 0.9, model.parameters())
+
+
+def initializing_at_random(model, optimizer, batch, call):
+    torch.manual_seed(100 + call)
+    if call == 1:
+        nn.init.orthogonal_(inner(model)[0].weight)
+        nn.init.trunc_normal_(inner(model)[2].weight)
+    if call == 2:
+        inner(model)[0].reset_parameters()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.01)
+
+
+def evaluating_an_average(model, optimizer, batch, call):
+    """The usual swap: the model gets the values of the average, and its own again."""
+    named = dict(inner(model).named_parameters())
+    average = model.__dict__.setdefault("average", {name: whole(p) for name, p in named.items()})
+    before = {name: p.data for name, p in named.items()}
+    for name, p in named.items():
+        average[name].lerp_(p.detach(), 0.5)
+        p.data = average[name]
+    with torch.no_grad():
+        loss = error(inner(model), batch)
+    for name, p in named.items():
+        p.data = before[name]
+    if call == CALLS - 1:
+        del model.__dict__["average"]
+    return loss
+
+
+def changing_gradients(model, optimizer, batch, call):
+    before = [p.grad.max().item() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = p.grad + torch.ones(p.shape)
+        p.grad[0] = 0
+        p.grad.mul_(0.5)
+    return before, [whole(p.grad) for p in model.parameters()]
+
+
+def another_optimizer(model, optimizer, batch, call):
+    torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9).step()
+
+
+def mapping_over_a_batch(model, optimizer, batch, call):
+    with torch.no_grad():
+        return torch.vmap(inner(model))(batch[0])
+
+
+def loading_into_a_plain_model(model, optimizer, batch, call):
+    plain = net()
+    plain.load_state_dict(inner(model).state_dict())
+    return plain(batch[0]).detach()
+
+
+def copying_in_half(model, optimizer, batch, call):
+    half = copy.deepcopy(inner(model)).bfloat16()
+    with torch.no_grad():
+        return half(batch[0].bfloat16()).float()
+
+
+for each in (
+    setting_items,
+    writing_through_views,
+    reading_values,
+    as_a_vector,
+    initializing_at_random,
+    evaluating_an_average,
+    changing_gradients,
+    another_optimizer,
+    mapping_over_a_batch,
+    loading_into_a_plain_model,
+    copying_in_half,
+):
+    training(each)
+
+
+OPTIMIZERS = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "foreach": lambda model: torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True),
+    "fused": lambda model: torch.optim.AdamW(model.parameters(), lr=0.1, fused=True),
+    "adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
+    "rprop": lambda model: torch.optim.Rprop(model.parameters()),
+}
+
+
+def optimizer_outside(name: str) -> None:
+    """Register a loop whose step only makes gradients: the loop itself clips them and steps the optimizer."""
+
+    def run(parallel: Any) -> Any:
+        model = parallel.model(net())
+        optimizer, results = OPTIMIZERS[name](model), []
+        # It names the optimizer, which so gets the DTensors.
+        step = parallel.step(lambda batch, _=optimizer: error(model, batch).backward())
+        for call in range(CALLS):
+            step(parallel.batch(call))
+            results.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+            optimizer.step()
+            optimizer.zero_grad()
+        return results, state(model)
+
+    LOOPS[f"{name}_outside"] = run
+
+
+for each_name in OPTIMIZERS:
+    optimizer_outside(each_name)
+
+
 @outside
 def training_outside(parallel):
     """A second loss is learnt by the plain model, without the step, by gradients that DDP averages."""
