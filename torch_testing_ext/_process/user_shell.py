@@ -136,10 +136,10 @@ def explain_early_threads() -> str:
         return ""
     modules = (sys.modules.get(name) for name in ("sitecustomize", "usercustomize"))
     files = [file for module in modules if module is not None and (file := getattr(module, "__file__", ""))]
-    by = " or ".join([*files, "a .pth file", "a plugin"])
+    by = ", ".join([*files, "a .pth file"])
     return (
-        f"The threads {', '.join(_threads_at_start)} were there before torch_testing_ext was imported, from {by}. "
-        f"Run the tests without it, for example with another PYTHONPATH"
+        f"Before torch_testing_ext was imported, threads were there already: {', '.join(_threads_at_start)}. {by} or a "
+        f"plugin starts them. Run the tests without that, for example with another PYTHONPATH"
     )
 
 

@@ -40,7 +40,7 @@ def configure(config: pytest.Config) -> None:
         # The variables are somebody else's: tests in ranks fail, and say so. The others run.
         if config.getoption("numprocesses", None):
             os.environ[peers.NO_RANK] = user_shell.to_variable(why)
-            config.add_cleanup(lambda: os.environ.pop(peers.NO_RANK, None))
+            config.add_cleanup(_forget_no_rank)
         return
     if config.getoption("numprocesses", None) or os.environ.get("PYTEST_XDIST_WORKER"):
         raise pytest.UsageError(
@@ -48,6 +48,10 @@ def configure(config: pytest.Config) -> None:
         )
     session = _FirstSession() if where.rank == 0 else _OtherSession(where.rank, config)
     config.pluginmanager.register(session, "torch_testing_ext launched session")
+
+
+def _forget_no_rank() -> None:
+    os.environ.pop(peers.NO_RANK, None)
 
 
 class _LaunchedSession:

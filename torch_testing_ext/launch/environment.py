@@ -153,20 +153,32 @@ def leased_variables(world_size: int, keep: bool = False) -> Iterator[dict[str, 
 def common_variables(world_size: int, port: int) -> dict[str, str]:
     """Return the variables common to all ranks. `port`: where rank 0 may listen."""
     size = str(world_size)
-    _check_interfaces(os.environ.get(_INTERFACES, ""))
+    _check_network(os.environ.get(_INTERFACES, ""))
     own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # Otherwise `env://` would look for the store of a launcher that has started this process.
     return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
 
 
 @functools.cache
-def _check_interfaces(text: str) -> None:
-    """Warn of network interfaces that gloo is to use and that are not there: its error does not name the variable."""
+def _check_network(chosen: str) -> None:
+    """Warn, once, if ranks will not be able to connect. `chosen`: the interfaces for gloo.
+
+    The errors that they will raise name neither the variable nor the interface.
+    """
     known = [name for _, name in socket.if_nameindex()]
-    missing = [name for name in text.split(",") if name and name not in known]
+    missing = [name for name in chosen.split(",") if name and name not in known]
     if missing:
         there = f"has no network interface {', '.join(missing)}, only {', '.join(known)}"
-        user_shell.warn_user(f"{_INTERFACES}={text}: this machine {there}. gloo will fail: unset the variable")
+        user_shell.warn_user(f"{_INTERFACES}={chosen}: this machine {there}. gloo will fail: unset the variable")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # It sends nothing.
+            probe.connect(("127.0.0.1", 9))
+        except OSError as error:
+            user_shell.warn_user(
+                f"ranks will not be able to connect, as nothing on this machine reaches 127.0.0.1 ({error.strerror}): "
+                f"enable its loopback interface (ip link set {system.LOOPBACK} up)"
+            )
 
 
 def set_variables_of_rank(rank: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings import Finding
 from torch_testing_ext._collectives.records import Call, RankRecord
+from torch_testing_ext._process import system
 from torch_testing_ext._process.files import is_harness, is_library, source_text, source_tree
 from torch_testing_ext._process.words import MOST_LINES, few, list_of
 
@@ -243,11 +244,13 @@ def without_harness(stacks: str) -> str:
     """A stack dump without the harness.
 
     Removes the stack of the process that forked this one, which lies below its first frame; the frames from there to
-    the test, also those of unittest; and the thread that answers for the flight recorder.
+    the test, also those of unittest; the thread that answers for the flight recorder; and what acts before an abort.
     """
     kept = []
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", stacks):
         title, *frames = itertools.takewhile(lambda line: "first" not in _marks(line), thread.splitlines() or [""])
+        while frames and f'"{system.__file__}"' in frames[0]:
+            del frames[0]
         own = _without_callers(frames, {"harness"})
         # unittest calls every test; but if it is all there is, then it is what hangs.
         if own := _without_callers(own, {"harness", "unittest"}) or own:

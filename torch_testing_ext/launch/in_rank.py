@@ -625,10 +625,7 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     system.before_abort(functools.partial(_tell, job.recorder(rank), job.in_flight(rank)))
     # Not a threading.Thread: a test that counts or joins threads should not see it.
     call = open_fifo(job.directory, rank) if job.terminal.path else -1
-    try:
-        _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, stops, call))
-    except RuntimeError as error:
-        raise RuntimeError(f"{error}. {system.LIMIT_OF_PROCESSES}") from None
+    _thread.start_new_thread(_answer, (job.recorder(rank), job.in_flight(rank), file, link, stops, call))
 
 
 def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, stops: StopContext, call: int) -> None:

@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.failure import Site
-from torch_testing_ext._process import messages
+from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, is_harness, source_tree
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.user_shell import Peaks
@@ -591,6 +591,10 @@ def _closed_descriptors(account: RankAccount) -> RankAccount:
     )
 
 
+# What a thread that cannot be started raises: in C++, as in gloo, and in Python. Neither names the limit.
+_NO_THREAD = ("Resource temporarily unavailable", "can't start new thread")
+
+
 def summarize(error: BaseException) -> str:
     """Type and first line of an exception, also of one whose str() fails."""
     name = type(error).__name__
@@ -599,6 +603,8 @@ def summarize(error: BaseException) -> str:
     except Exception as worse:
         return f"{name} (its str() raised {type(worse).__name__})"
     first = cut_middle(text.strip().partition("\n")[0], LONGEST_SUMMARY)
+    if isinstance(error, RuntimeError) and first in _NO_THREAD:
+        first = f"{first}. {system.LIMIT_OF_PROCESSES}"
     return f"{name}: {first}" if first else name
 
 

@@ -34,7 +34,7 @@ _PAUSE = 0.25
 _CONNECT_TIMEOUT = 5.0
 
 
-class Evidence(enum.Enum):
+class PeerEvidence(enum.Enum):
     """The result of a look for other ranks."""
 
     NONE = "nothing shows that there is another rank"
@@ -54,20 +54,19 @@ def why_no_rank() -> str:
         return ""
     if NO_RANK in os.environ:
         return user_shell.from_variable(os.environ[NO_RANK])
-    try:
-        return _wait_for_peer(launched)
-    finally:
-        if not launched.is_one_machine:
-            _store_of(launched).end_looking()
+    why_not = _wait_for_peer(launched)
+    if not launched.is_one_machine:
+        _store_of(launched).end_looking(is_rank=not why_not)
+    return why_not
 
 
 def _wait_for_peer(launched: Launched) -> str:
     """Return why this process is no rank; "" as soon as another rank has answered."""
     began = time.monotonic()
     is_said = False
-    while (evidence := look(launched)) is not Evidence.PEER:
+    while (evidence := look(launched)) is not PeerEvidence.PEER:
         waited = time.monotonic() - began
-        if waited > (LONGEST_WAIT_FOR_PEER if evidence is Evidence.NONE else LONGEST_WAIT_FOR_IMPORTS):
+        if waited > (LONGEST_WAIT_FOR_PEER if evidence is PeerEvidence.NONE else LONGEST_WAIT_FOR_IMPORTS):
             return _explain_left_variables(launched)
         if waited > LONGEST_WAIT_FOR_PEER and not is_said:
             is_said = True
@@ -76,22 +75,22 @@ def _wait_for_peer(launched: Launched) -> str:
     return ""
 
 
-def look(launched: Launched) -> Evidence:
+def look(launched: Launched) -> PeerEvidence:
     """Look for another rank of this launch, once."""
     if not system.LINUX:
         # Nothing is to be seen there.
-        return Evidence.PEER
+        return PeerEvidence.PEER
     elsewhere = None if launched.is_one_machine else _store_of(launched)
     if _shows_itself(launched) or (elsewhere is not None and elsewhere.has_peer):
-        return Evidence.PEER
+        return PeerEvidence.PEER
     if not os.path.exists("/proc/self/environ") or _may_come(launched):
-        return Evidence.PROMISE
+        return PeerEvidence.PROMISE
     if elsewhere is None:
-        return Evidence.NONE
+        return PeerEvidence.NONE
     if not elsewhere.has_address and system.ancestors() & variables.PROGRAMS:
         # The tests say what address the launcher has to be given.
-        return Evidence.PEER
-    return Evidence.PROMISE if elsewhere.is_promising() else Evidence.NONE
+        return PeerEvidence.PEER
+    return PeerEvidence.PROMISE if elsewhere.is_promising() else PeerEvidence.NONE
 
 
 # -- on this machine
@@ -137,7 +136,7 @@ class StoreConnection(threading.Thread):
         self._port = os.environ.get(variables.PORT, "")
         self._has_agent = os.environ.get(_OF_AGENT_STORE) == "True"
         self._is_ready = threading.Event()
-        self._is_looking = True
+        self._is_looking = self._is_wanted = True
         self._store: Any = None
         # The latest reason why there is no store yet.
         self._why_not = ""
@@ -170,9 +169,15 @@ class StoreConnection(threading.Thread):
             raise NoStore(f"rank 0 of this launch was not found{self.describe()}. {how_to_unset()}")
         return self._store
 
-    def end_looking(self) -> None:
-        """Look for no other rank any more. Python must not end while this thread is in the code of the store."""
+    def end_looking(self, is_rank: bool) -> None:
+        """Look for no other rank any more. A process that is no rank does not need the store, either.
+
+        Python must not end while this thread is in the code of the store.
+        """
         self._is_looking = False
+        self._is_wanted = is_rank
+        if is_rank:
+            self._is_ready.wait(_CONNECT_TIMEOUT)
         if self._store is not None:
             self.join(_CONNECT_TIMEOUT)
 
@@ -202,13 +207,14 @@ class StoreConnection(threading.Thread):
 
     def _wait_for_listener(self) -> None:
         """Wait until somebody listens: torch's own store prints long warnings until then."""
-        while True:
+        while self._is_wanted:
             try:
                 socket.create_connection((self._host, int(self._port)), _CONNECT_TIMEOUT).close()
                 return
             except OSError as error:
                 self._why_not = error.strerror or str(error)
             time.sleep(_PAUSE)
+        raise NoStore(self._why_not)
 
     def _look_for_peer(self) -> None:
         """The first rank leaves its number; another one says that it has seen that."""

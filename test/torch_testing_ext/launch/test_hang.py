@@ -7,6 +7,7 @@ from pathlib import Path
 import torch_testing_ext
 from torch_testing_ext._collectives.findings import differences
 from torch_testing_ext._collectives.records import GroupRecord, make_record, pack_record, read_entry, read_raw
+from torch_testing_ext._process import system
 from torch_testing_ext._process.files import source_text
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
@@ -278,6 +279,13 @@ class TestTidy(unittest.TestCase):
     def test_a_package_of_the_same_name_elsewhere_is_kept(self):
         dump = stack(("/home/me/torch_testing_ext/launch/in_rank.py", 5, "_run"), (TEST, 12, "test_x"))
         self.assertEqual(hang.without_harness(dump), dump.rstrip())
+
+    def test_what_acts_before_an_abort_is_removed(self):
+        """faulthandler dumps the stack below the handler of C++'s exceptions."""
+        handler = [(system.__file__, 98, "call"), (system.__file__, 97, "call")]
+        dump = stack(*handler, ("/torch/distributed_c10d.py", 2169, "new_group"), (TEST, 12, "test_x"))
+        expected = stack(("/torch/distributed_c10d.py", 2169, "new_group"), (TEST, 12, "test_x"))
+        self.assertEqual(hang.without_harness(dump), expected.rstrip())
 
     def test_an_empty_dump(self):
         self.assertEqual(hang.without_harness(""), "")

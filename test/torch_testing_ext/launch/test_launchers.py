@@ -3,16 +3,18 @@
 import os
 import socket
 import subprocess
+import threading
 import time
 import unittest
 from unittest import mock
 
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process import system
+from torch_testing_ext._torch import process_state
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment, peers
 from torch_testing_ext.launch.environment import Launched
-from torch_testing_ext.launch.peers import Evidence
+from torch_testing_ext.launch.peers import PeerEvidence
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
@@ -83,37 +85,37 @@ class PeersTest(unittest.TestCase):
         self.addCleanup(process.stdin.close)
 
     def test_alone(self):
-        self.assertSeen(Evidence.NONE)
+        self.assertSeen(PeerEvidence.NONE)
 
     def test_a_process_of_another_rank(self):
         """It may be another program, or have yet to import ours."""
         self.start(RANK="1")
         self.start(RANK="0", WORLD_SIZE="5")
         self.start(RANK="0", MASTER_PORT="2")
-        self.assertSeen(Evidence.NONE)
+        self.assertSeen(PeerEvidence.NONE)
         self.start(RANK="0")
-        self.assertSeen(Evidence.PROMISE)
+        self.assertSeen(PeerEvidence.PROMISE)
 
     def test_a_rank_that_imports_ours(self):
         self.launched(RANK="1").announce()
         self.addCleanup(lambda: environment._signs.pop().close())
-        self.assertSeen(Evidence.NONE)
-        self.assertSeen(Evidence.PEER, RANK="2")
+        self.assertSeen(PeerEvidence.NONE)
+        self.assertSeen(PeerEvidence.PEER, RANK="2")
 
     def test_the_coordinator(self):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.launched().address)
             listener.listen()
-            self.assertSeen(Evidence.PEER)
-            self.assertSeen(Evidence.NONE, RANK="0")
+            self.assertSeen(PeerEvidence.PEER)
+            self.assertSeen(PeerEvidence.NONE, RANK="0")
 
     def test_without_proc(self):
         """No process is seen, but sockets are."""
         with mock.patch.object(os.path, "exists", return_value=False):
-            self.assertSeen(Evidence.PROMISE)
+            self.assertSeen(PeerEvidence.PROMISE)
             self.launched(RANK="2").announce()
             self.addCleanup(lambda: environment._signs.pop().close())
-            self.assertSeen(Evidence.PEER)
+            self.assertSeen(PeerEvidence.PEER)
 
 
 class OtherMachinesTest(unittest.TestCase):
@@ -133,7 +135,7 @@ class OtherMachinesTest(unittest.TestCase):
 
     def end(self):
         for connection in self.connections:
-            connection.end_looking()
+            connection.end_looking(is_rank=False)
 
     def connection(self, rank, **more):
         own = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}
@@ -178,18 +180,27 @@ class OtherMachinesTest(unittest.TestCase):
         self.assertTrue(connection.is_promising())
 
     def test_somebody_else_listens(self):
-        """A server that says nothing: torch's store would wait for its answer without a limit."""
-        with socket.create_server(("127.0.0.1", self.port)) as listener:
+        """A server that says nothing: torch's store waits for its answer without a limit."""
+        has_answered = threading.Event()
+
+        def launcher_store(*_):
+            has_answered.wait()
+            raise RuntimeError("Ping failed\nframe #0")
+
+        with (
+            mock.patch.object(process_state, "launcher_store", launcher_store),
+            socket.create_server(("127.0.0.1", self.port)) as listener,
+        ):
             connection = self.connection(1)
-            # From the first look, and from torch.
-            accepted = [listener.accept()[0] for _ in range(2)]
-            self.assertFalse(connection.is_promising())
+            listener.accept()[0].close()
+            self.wait(lambda: "no store of torch" in connection.describe())
             with self.assertRaisesRegex(peers.NoStore, f"at 127.0.0.1:{self.port} .*is no store of torch"):
                 connection.store(0)
-            for sock in accepted:
-                sock.close()
+            self.assertFalse(connection.is_promising())
+            has_answered.set()
             connection.join()
         self.assertFalse(connection.is_promising())
+        self.assertEqual(connection.describe(), f" at 127.0.0.1:{self.port} (Ping failed)")
 
     def test_no_address(self):
         connection = self.connection(1, MASTER_PORT="")

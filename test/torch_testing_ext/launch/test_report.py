@@ -31,6 +31,7 @@ from torch_testing_ext.launch.own_report import (
     RaisedError,
     RankAccount,
     read_account,
+    summarize,
 )
 from torch_testing_ext.launch.verdict import Exit, assemble_report, report_of
 
@@ -93,6 +94,14 @@ class TestAccount(InDirectory):
             with self.subTest(text=text):
                 account = RankAccount(RankEnding.ERROR, 0.0, 0.0, text, text)
                 self.assertEqual(self.round_trip(account), account)
+
+    def test_a_thread_that_cannot_be_started(self):
+        """The errors of C++ and of Python name no limit."""
+        for text in ("Resource temporarily unavailable", "can't start new thread"):
+            self.assertRegex(
+                summarize(RuntimeError(text)), f"^RuntimeError: {text}. The limit of processes and threads "
+            )
+        self.assertEqual(summarize(RuntimeError("Resource")), "RuntimeError: Resource")
 
     def test_times_are_exact(self):
         account = RankAccount(RankEnding.PASSED, 123456.7890123, 1e9 / 3)

@@ -126,11 +126,11 @@ class DefaultTimeoutTest(unittest.TestCase):
         self.assertEqual((done.stdout, done.stderr), ("300\n", ""))
 
 
-class InterfaceTest(unittest.TestCase):
-    """gloo names the interface that is missing, but not the variable."""
+class NetworkTest(unittest.TestCase):
+    """gloo names neither the variable nor what is missing."""
 
     def warned(self, value):
-        environment._check_interfaces.cache_clear()
+        environment._check_network.cache_clear()
         user_shell.take_notes()
         with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME=value), contextlib.redirect_stderr(io.StringIO()):
             environment.common_variables(2, 1)
@@ -142,6 +142,12 @@ class InterfaceTest(unittest.TestCase):
         self.assertRegex(
             warning, "^GLOO_SOCKET_IFNAME=lo,missing0: this machine has no network interface missing0, only .*lo"
         )
+
+    def test_no_loopback_interface(self):
+        with mock.patch.object(environment.socket, "socket") as made:
+            made.return_value.__enter__.return_value.connect.side_effect = OSError(101, "Network is unreachable")
+            (warning,) = self.warned("")
+        self.assertIn("nothing on this machine reaches 127.0.0.1 (Network is unreachable)", warning)
 
     def test_an_interface_that_is_there(self):
         self.assertEqual(self.warned("lo"), [])
