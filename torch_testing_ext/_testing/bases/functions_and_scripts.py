@@ -33,7 +33,7 @@ from torch_testing_ext._collectives.findings import Finding, first_mismatch
 from torch_testing_ext._collectives.records import RawRecord, unpack_record
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_rules import masks_for, need_accelerators
+from torch_testing_ext._machine.device_rules import masks_for
 from torch_testing_ext._process import child_processes, messages, system, user_shell
 from torch_testing_ext._process.files import source_file
 from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN, without_launch
@@ -298,7 +298,7 @@ def masks_of_ranks(devices: int | str | None, world_size: int, backend: str | No
     if devices is not None and devices != AUTO and not is_number:
         raise ValueError(f"devices is {devices!r}; it must be 'auto', or a number of accelerators, 0 or more")
     if devices is None and backend is not None:
-        if not need_accelerators(backend):
+        if not accelerators.need_accelerators(backend):
             return {}
         devices = world_size
     elif devices is None:

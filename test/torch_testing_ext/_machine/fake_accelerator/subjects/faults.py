@@ -65,7 +65,8 @@ def test_the_input_is_not_moved():
 @in_two_ranks
 def test_ddp_of_a_model_on_another_device(dist_env):
     other = (dist_env.rank + 1) % 2
-    DistributedDataParallel(nn.Linear(2, 2).to(dist_env.device), device_ids=[other])  # fault
+    model = DistributedDataParallel(nn.Linear(2, 2).to(dist_env.device), device_ids=[other])
+    model(torch.ones(2, 2, device=dist_env.device))  # fault
 
 
 def test_targets_are_not_moved():
