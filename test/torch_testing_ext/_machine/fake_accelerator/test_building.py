@@ -188,6 +188,18 @@ class StartingTest(BuildingCase):
             starting.remove_memory_file(memory.parent, os.getpid())
             self.assertFalse(memory.exists())
 
+    def test_another_extension_is_refused_by_name(self) -> None:
+        """It would want the same place in torch."""
+        self.write("other-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+        self.write("other-1.dist-info/entry_points.txt", "[torch.backends]\nother_npu = other:autoload\n")
+        text = "beside other_npu, an extension of torch: run in"
+        with (
+            mock.patch("sys.path", [*sys.path, str(self.root)]),
+            self.assertRaisesRegex(FakeAcceleratorError, text),
+        ):
+            starting.start(2, self.announced.append)
+        self.assertEqual(self.number_of_calls(), 0)
+
     def test_no_search_path_begins_with_the_working_folder(self) -> None:
         with self.environ(XDG_CACHE_HOME=str(self.cache), PYTHONPATH=""), mock.patch("sys.path", [*sys.path]):
             starting.start(1, self.announced.append)
