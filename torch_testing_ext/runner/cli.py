@@ -139,19 +139,23 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
     from . import session
 
-    os.environ[DEVICES_OF_RUN] = configured.options.devices
-    if configured.options.fake_accelerators is not None and configured.options.action is not Action.DRY_RUN:
-        _start_fake_accelerators(configured.options.fake_accelerators)
+    options = configured.options
+    os.environ[DEVICES_OF_RUN] = options.devices
+    if options.fake_accelerators is not None and options.action is Action.DRY_RUN:
+        # A plan needs their number alone.
+        options = dataclasses.replace(options, fake_gpus=options.fake_accelerators)
+    elif options.fake_accelerators is not None:
+        _start_fake_accelerators(options.fake_accelerators)
     # They interrupt like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    root = configured.options.drop_in_root or root
-    if configured.options.watch:
+    root = options.drop_in_root or root
+    if options.watch:
         from .watching import watch
 
-        return watch(configured.options, root, guarded)
-    return session.run(configured.options, root)
+        return watch(options, root, guarded)
+    return session.run(options, root)
 
 
 def _start_fake_accelerators(count: int) -> None:

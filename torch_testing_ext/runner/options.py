@@ -241,24 +241,14 @@ class Options:
         return Path(os.path.commonpath(roots)) if roots else None
 
     @property
-    def made_up_devices(self) -> int | None:
-        """The number of devices to schedule tests on that do not exist; None if the run has those that there are."""
-        planned = self.fake_accelerators if self.action is Action.DRY_RUN else None
-        return planned if self.fake_gpus is None else self.fake_gpus
-
-    @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
         words = [user_shell.runner()]
         if not self.drop_in:
             words += self._of_cache
         words += [f"-m {user_shell.quote(expression)}" for expression in self.marks]
-        if self.cluster is not None:
-            words.append(f"--cluster {user_shell.quote(self.cluster)}")
-        if self.fake_gpus is not None:
-            words.append(f"--fake-gpus {self.fake_gpus}")
-        if self.fake_accelerators is not None:
-            words.append(f"--fake-accelerators {self.fake_accelerators}")
+        values = {"cluster": self.cluster, "fake-gpus": self.fake_gpus, "fake-accelerators": self.fake_accelerators}
+        words += [f"--{name} {user_shell.quote(str(value))}" for name, value in values.items() if value is not None]
         if self.ranks_per_gpu > 1:
             words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
         root = self.drop_in_root
@@ -612,9 +602,7 @@ OPTION_GROUPS = {
             Level.SETTING,
         ),
         "fake_gpus": OptionSpec(count, "schedule tests on N accelerators that do not exist", "N", Level.HELP_ALL),
-        "fake_accelerators": OptionSpec(
-            count, "run on N accelerators that torch believes in and the CPU computes (with --dry-run: plan)", "N"
-        ),
+        "fake_accelerators": OptionSpec(count, "give torch N accelerators, which the CPU computes", "N"),
         "ranks_per_gpu": OptionSpec(
             count, "let up to N ranks share each GPU, for tests that need more than there are", "N", Level.HELP_ALL
         ),

@@ -190,7 +190,7 @@ class LocalSite:
 
 
 def open_shared_memory() -> SharedMemory:
-    """What counts the memory of the fake accelerators of this run."""
+    """Open the file in which the processes of this run count the memory of fake accelerators."""
     from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
 
     return SharedMemory(Path(os.environ[fake_accelerator.MEMORY_FILE]))
@@ -210,7 +210,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
     if fake_accelerator.COUNT in os.environ and kind not in (None, fake_accelerator.KIND):
         raise UsageError(fake_accelerator.refusal(kind))
-    if options.made_up_devices is None:
+    if options.fake_gpus is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
             raise UsageError(problem)
@@ -228,7 +228,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
 def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
     """All GPUs of this machine, as NVML knows them; none if it cannot be asked, or need not be."""
-    if kind not in (None, "cuda") or options.made_up_devices is not None or not may_have_nvidia_gpus():
+    if kind not in (None, "cuda") or options.fake_gpus is not None or not may_have_nvidia_gpus():
         return ()
     try:
         nvml = open_nvml()

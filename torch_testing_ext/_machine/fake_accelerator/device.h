@@ -1,7 +1,7 @@
 // A device type that torch believes in, without hardware: its devices, streams and memory.
 //
-// A device pointer is a host pointer with a bit set that no address of a process has, and with the number of its device:
-// a host that reads it gets SIGSEGV, as with hardware. Operations (operations.cpp) clear these bits and run on the CPU.
+// A device pointer is a host pointer with a bit set that no address of a process has, and with the number of its
+// device: a host that reads it gets SIGSEGV, as with hardware. Operations clear these bits and run on the CPU.
 
 #pragma once
 #include <ATen/ATen.h>
@@ -31,8 +31,8 @@ const char* setting(const char* name, const char* otherwise) {
 std::atomic<bool> is_started{false}, is_bad_fork{false};
 thread_local DeviceIndex current = 0;
 
-// The numbers of the visible devices. The mask is read as CUDA reads its own: up to the first unknown entry, and nothing
-// is visible if a device is named twice. It is read again until the first use: a forked child may still be masked.
+// The numbers of the visible devices. The mask is read as CUDA reads its own: up to the first unknown entry, and
+// nothing is visible if a device is named twice. It is read until the first use: a forked child may still be masked.
 std::vector<int> visible() {
   static std::mutex mutex;
   static std::vector<int> numbers;
@@ -53,8 +53,8 @@ std::vector<int> visible() {
 
 // Every use of a device comes here first. Without a number, the device is the current one.
 DeviceIndex checked(int device = -1) {
-  TORCH_CHECK(!is_bad_fork, "Cannot re-initialize fake accelerators in forked subprocess. To use fake accelerators with "
-      "multiprocessing, you must use the 'spawn' start method");
+  TORCH_CHECK(!is_bad_fork, "Cannot re-initialize fake accelerators in forked subprocess. To use fake accelerators "
+      "with multiprocessing, you must use the 'spawn' start method");
   const auto count = static_cast<int>(visible().size());
   TORCH_CHECK(count, "No fake accelerator is visible: FAKEACC_VISIBLE_DEVICES is '",
       setting("FAKEACC_VISIBLE_DEVICES", ""), "', and there are ", setting("TORCH_TESTING_EXT_FAKE_ACCELERATORS", "0"),

@@ -79,8 +79,8 @@ class OnHost {
 // What a stream reads: all bits are set (NaN, or -1) in memory that another stream writes, for which it has not waited.
 Tensor read(const Tensor& device, const Tensor& host, StreamKey stream, const std::string& name) {
   if (!is_ours(device) || !streams.is_unfinished(stream, on_host(device.storage().data()))) return host;
-  TORCH_WARN("fake accelerator: ", name, " on stream ", stream.second, " reads a tensor that another stream writes, and "
-      "has not waited for that stream. With late streams, it reads wrong numbers");
+  TORCH_WARN("fake accelerator: ", name, " on stream ", stream.second, " reads a tensor that another stream writes, "
+      "and has not waited for that stream. With late streams, it reads wrong numbers");
   auto unfinished = host.clone();
   std::memset(unfinished.mutable_data_ptr(), 0xFF, unfinished.nbytes());
   return unfinished;

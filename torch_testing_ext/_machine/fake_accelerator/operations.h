@@ -133,7 +133,7 @@ Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
   if (is_ours(to)) {
     target.copy_(source);
     write(to, stream);
-  } else if (streams.late && non_blocking && Pinned::contains(to.data_ptr())) {
+  } else if (streams.late && non_blocking && to.is_contiguous() && Pinned::contains(to.data_ptr())) {
     const auto copied = source.clone();
     std::memset(to.mutable_data_ptr(), 0xFF, to.nbytes());
     streams.copy_later(stream, [to = Tensor(to), copied] { to.copy_(copied); });
@@ -163,7 +163,7 @@ ThreeTensors lstm_cell_backward(
   const auto grads = at::_thnn_differentiable_lstm_cell_backward(
       grad_hy, grad_cy, gates, at::zeros_like(gates), std::nullopt, std::nullopt, cx, cy);
   const auto& of_gates = std::get<0>(grads);
-  return {of_gates, std::get<4>(grads), has_bias ? of_gates.sum(0) : Tensor()};
+  return {of_gates, std::get<2>(grads), has_bias ? of_gates.sum(0) : Tensor()};
 }
 TwoTensors gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& hx, Optional bias, Optional bias_h) {
   const auto in = with_bias(input, bias), past = with_bias(hidden, bias_h);
@@ -212,9 +212,11 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::m
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 #define TO_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define TO_FLOAT32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define TO_FLOAT32_UNLESS_TOLD(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
 #define TO_WIDEST(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
   AT_FORALL_LOWER_PRECISION_FP(TO_LOWER_PRECISION)
   AT_FORALL_FP32(TO_FLOAT32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(TO_FLOAT32_UNLESS_TOLD)
   AT_FORALL_PROMOTE(TO_WIDEST)
 }
 }  // namespace

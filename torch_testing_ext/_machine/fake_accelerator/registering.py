@@ -30,8 +30,8 @@ def register() -> None:
         return
     if name != _UNUSED_NAME:
         raise FakeAcceleratorError(
-            f"a fake accelerator cannot be had beside {name}, an extension of torch: run without one, or where {name} "
-            "is not installed"
+            f"a fake accelerator cannot be had beside {name}, an extension of torch: run without one, or do not import "
+            f"what brings {name}"
         )
     present = torch.accelerator.current_accelerator(check_available=True)
     if present is not None:

@@ -19,7 +19,7 @@ _FLOCK = struct.Struct("@hhqqi")
 
 
 def uuid_of(number: int) -> str:
-    """What identifies a device of the run."""
+    """Return what identifies a device of the run."""
     return f"fake-{number:04d}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.metadata
 import os
 import shutil
 import sys
@@ -30,6 +31,7 @@ def start(count: int, announce: Callable[[str], None] = announce) -> None:
     Raises FakeAcceleratorError if there can be none.
     """
     check(count, os.environ)
+    _check_extensions()
     if LIBRARY_FOLDER not in os.environ:
         folder = building.library_folder(building.default_cache(), announce)
         os.environ[MEMORY_FILE] = str(_make_memory_file())
@@ -65,6 +67,16 @@ def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> N
             raise FakeAcceleratorError(
                 f"{MASK}={environ[MASK]} names {name}, which is not one of the {count} fake accelerators: unset it, or "
                 f"name 0 to {count - 1}"
+            )
+
+
+def _check_extensions() -> None:
+    """Raise FakeAcceleratorError if torch would load another extension, which wants the same place in torch."""
+    for entry in importlib.metadata.entry_points(group="torch.backends"):
+        if not entry.value.startswith(building.MODULE):
+            raise FakeAcceleratorError(
+                f"a fake accelerator cannot be had beside {entry.name}, an extension of torch: run in an environment "
+                "where it is not installed"
             )
 
 

@@ -721,7 +721,7 @@ def _known_results(plan: Plan, broken: Sequence[Attempt]) -> Iterator[Attempt]:
 
 
 def _notes(options: Options, inventory: Inventory) -> Iterator[str]:
-    """What to know of all tests of the run."""
+    """Lines for the header of the run, about all of its tests."""
     if inventory.kind == fake_accelerator.KIND:
         yield fake_accelerator.describe(len(inventory.names))
     if options.sanitize and (note := not_of_threads(read_kinds(options.sanitize))):

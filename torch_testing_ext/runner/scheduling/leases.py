@@ -94,9 +94,8 @@ def make_inventory(
     effect. Raises UsageError if --gpus names devices that are not
     visible, or if --ranks-per-gpu wants more ranks than a device can have.
     """
-    made_up = options.made_up_devices
-    if made_up is not None:
-        names = tuple(str(number) for number in range(made_up))
+    if options.fake_gpus is not None:
+        names = tuple(str(number) for number in range(options.fake_gpus))
         inventory = Inventory(names, kind, fake=True)
     elif kind is None or not count:
         inventory = _chosen(options.gpus, Inventory())

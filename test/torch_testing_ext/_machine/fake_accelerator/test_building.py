@@ -1,7 +1,9 @@
 """The cache of the fake accelerator's library, and what can go wrong while a stand-in for a compiler builds it."""
 
+import contextlib
 import fcntl
 import importlib.metadata
+import io
 import os
 import queue
 import struct
@@ -19,6 +21,8 @@ from torch_testing_ext._machine.fake_accelerator.building import Compiler, FakeA
 from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.runner import cli
+from torch_testing_ext.runner.model import ExitCode
 
 COMPILER = Path(__file__).parent / "subjects" / "compiler.sh"
 
@@ -188,11 +192,56 @@ class StartingTest(BuildingCase):
             starting.remove_memory_file(memory.parent, os.getpid())
             self.assertFalse(memory.exists())
 
+    def test_another_extension_is_refused_by_name(self) -> None:
+        """It would want the same place in torch."""
+        self.write("other-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+        self.write("other-1.dist-info/entry_points.txt", "[torch.backends]\nother_npu = other:autoload\n")
+        text = "beside other_npu, an extension of torch: run in"
+        with (
+            mock.patch("sys.path", [*sys.path, str(self.root)]),
+            self.assertRaisesRegex(FakeAcceleratorError, text),
+        ):
+            starting.start(2, self.announced.append)
+        self.assertEqual(self.number_of_calls(), 0)
+
     def test_no_search_path_begins_with_the_working_folder(self) -> None:
         with self.environ(XDG_CACHE_HOME=str(self.cache), PYTHONPATH=""), mock.patch("sys.path", [*sys.path]):
             starting.start(1, self.announced.append)
             self.assertEqual(os.environ["PYTHONPATH"], os.environ[names.LIBRARY_FOLDER])
             starting.remove_memory_file(Path(os.environ[names.MEMORY_FILE]).parent, os.getpid())
+
+
+class RunnerOptionTest(BuildingCase):
+    def main(self, *words: str) -> tuple[int, mock.Mock, mock.Mock]:
+        """The exit code of the runner, whose session and start of devices are mocks."""
+        with (
+            self.environ(),
+            mock.patch("signal.signal"),
+            mock.patch("torch_testing_ext.runner.session.run", return_value=0) as run,
+            mock.patch.object(starting, "start", side_effect=self.start) as start,
+        ):
+            return cli.main(words, self.root), run, start
+
+    def start(self, count: int) -> None:
+        starting.check(count, {})
+
+    def test_a_run_starts_them(self) -> None:
+        code, run, start = self.main("--fake-accelerators=4")
+        start.assert_called_once_with(4)
+        self.assertEqual((code, run.call_args.args[0].fake_gpus), (0, None))
+
+    def test_a_plan_needs_their_number_alone(self) -> None:
+        code, run, start = self.main("--dry-run", "--fake-accelerators=32")
+        start.assert_not_called()
+        self.assertEqual((code, run.call_args.args[0].fake_gpus), (0, 32))
+
+    def test_a_refusal_is_one_line(self) -> None:
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
+            code, run, _ = self.main("--fake-accelerators=32")
+        run.assert_not_called()
+        self.assertEqual(code, ExitCode.OUR_ERROR)
+        self.assertRegex(errors.getvalue(), "^.*: --fake-accelerators: there can be 1 to 16 fake .*, not 32\n$")
 
 
 class SharedMemoryTest(FolderCase):

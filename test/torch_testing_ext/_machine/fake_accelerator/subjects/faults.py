@@ -1,4 +1,7 @@
-"""Faults of devices, one in each test, in the line with the comment "fault": run with --fake-accelerators 4."""
+"""Faults of devices, one in each test, in the line with the comment "fault": run with --fake-accelerators 4.
+
+Ranks come first: a process that has used a device cannot fork ranks that use one.
+"""
 
 import ctypes
 
@@ -24,15 +27,27 @@ def test_one_of_a_list_is_on_the_cpu(dist_env):
     dist.all_gather(parts, torch.ones(1, device=dist_env.device))  # fault
 
 
-def test_cuda_is_hard_coded():
-    nn.Linear(2, 2).cuda()  # fault
-
-
 @in_two_ranks
 def test_the_index_of_the_rank_is_ignored(dist_env):
     model = nn.Linear(2, 2).to(dist_env.device)
     batch = torch.ones(2, 2, device=f"{KIND}:0")
     assert dist_env.rank == 0 or model(batch) is not None  # fault
+
+
+@in_two_ranks
+def test_ddp_of_a_model_on_another_device(dist_env):
+    other = (dist_env.rank + 1) % 2
+    model = DistributedDataParallel(nn.Linear(2, 2).to(dist_env.device), device_ids=[other])
+    model(torch.ones(2, 2, device=dist_env.device))  # fault
+
+
+@in_two_ranks
+def test_the_host_reads_memory_of_a_device(dist_env):
+    ctypes.string_at(torch.ones(2, device=dist_env.device).data_ptr(), 4)  # fault
+
+
+def test_cuda_is_hard_coded():
+    nn.Linear(2, 2).cuda()  # fault
 
 
 def test_a_buffer_is_left_behind():
@@ -62,12 +77,6 @@ def test_the_input_is_not_moved():
     nn.Linear(2, 2).to(KIND)(torch.ones(2, 2))  # fault
 
 
-@in_two_ranks
-def test_ddp_of_a_model_on_another_device(dist_env):
-    other = (dist_env.rank + 1) % 2
-    DistributedDataParallel(nn.Linear(2, 2).to(dist_env.device), device_ids=[other])  # fault
-
-
 def test_targets_are_not_moved():
     logits = torch.zeros(2, 3, device=KIND)
     nn.functional.cross_entropy(logits, torch.tensor([0, 1]))  # fault
@@ -88,8 +97,3 @@ def test_more_devices_than_there_are():
 def test_memory_is_leaked():
     leaked = [torch.ones(1000, device=KIND) for _ in range(3)]
     assert torch.accelerator.memory_allocated() == 0, len(leaked)  # fault
-
-
-@in_two_ranks
-def test_the_host_reads_memory_of_a_device(dist_env):
-    ctypes.string_at(torch.ones(2, device=dist_env.device).data_ptr(), 4)  # fault

@@ -1,4 +1,7 @@
-"""Streams that are late: run with --fake-accelerators 2 and TORCH_TESTING_EXT_FAKE_LATE_STREAMS=1."""
+"""Streams that are late: run with --fake-accelerators 2 and TORCH_TESTING_EXT_FAKE_LATE_STREAMS=1.
+
+Ranks come first: a process that has used a device cannot fork ranks that use one.
+"""
 
 import pytest
 import torch
@@ -16,6 +19,30 @@ def on_other_stream():
     with torch.fakeacc.stream(stream):
         x = torch.zeros(4, device=KIND) + 1
     return stream, x
+
+
+@pytest.mark.world_size(2)
+def test_collective(dist_env):
+    x = torch.ones(4, device=dist_env.device)
+    work = dist.all_reduce(x, async_op=True)
+    with pytest.warns(UserWarning, match="has not waited"):
+        assert (x + 1).isnan().all()
+    work.wait()
+    assert x.tolist() == [2] * 4
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
+def test_what_torch_waits_for_itself(dist_env, wrap, recwarn):
+    model = wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(dist_env.device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4, device=dist_env.device)).sum().backward()
+        optimizer.step()
+    for parameter in model.parameters():
+        assert not parameter.isnan().any()
+    assert [str(warning.message) for warning in recwarn if "fake accelerator" in str(warning.message)] == []
 
 
 def test_wait_stream_is_missing():
@@ -59,27 +86,3 @@ def test_copy_to_pinned_memory():
     assert pinned.isnan().all()
     torch.accelerator.synchronize()
     assert pinned.tolist() == [1] * 4
-
-
-@pytest.mark.world_size(2)
-def test_collective(dist_env):
-    x = torch.ones(4, device=dist_env.device)
-    work = dist.all_reduce(x, async_op=True)
-    with pytest.warns(UserWarning, match="has not waited"):
-        assert (x + 1).isnan().all()
-    work.wait()
-    assert x.tolist() == [2] * 4
-
-
-@pytest.mark.world_size(2)
-@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
-def test_what_torch_waits_for_itself(dist_env, wrap, recwarn):
-    model = wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(dist_env.device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4, device=dist_env.device)).sum().backward()
-        optimizer.step()
-    for parameter in model.parameters():
-        assert not parameter.isnan().any()
-    assert [str(warning.message) for warning in recwarn if "fake accelerator" in str(warning.message)] == []
