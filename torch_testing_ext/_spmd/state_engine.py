@@ -565,8 +565,7 @@ class StateEngine:
         finally:
             if roster.rests:
                 self.history_of(self.stack.outermost).gathered = self.resting.bytes
-                held = [*tree().tree_leaves(result), *found.tensors, *state_tensors(found.optimizers)]
-                self.resting.leave(found.modules, failed, held)
+                self.resting.leave(found.modules, failed, _held(result, found))
                 if failed:
                     # Ranks may have failed at different points.
                     roster.take_sums()
@@ -601,6 +600,14 @@ def _admit_graphs(inputs: Iterable[torch.Tensor], params: Iterable[torch.Tensor]
                 f"A tensor that the step gets was computed from parameter {managed.name} between calls, with a graph.",
                 remedy="Compute it in the step, or detach it.",
             )
+
+
+def _held(result: Any, found: FoundState) -> Iterator[Any]:
+    """What lives on after a call, and may share memory with a parameter."""
+    yield from tree().tree_leaves(result)
+    yield from found.tensors
+    # Those that run on rows keep no tensor of a parameter.
+    yield from state_tensors([optimizer for optimizer in found.optimizers if why_whole(optimizer) is not None])
 
 
 def _held_gradients(tensors: Iterable[torch.Tensor]) -> int:
