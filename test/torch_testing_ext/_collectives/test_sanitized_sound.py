@@ -508,7 +508,7 @@ class SoundProgramsTest(unittest.TestCase):
         self.assertIn("planted_sanitized.py:", said.getvalue())
 
     def test_an_error_that_is_caught_is_a_warning(self):
-        warning = "rank 1 passed without all_reduce #1 [4], which ranks 0, 2 have issued; rank 0 has caught the error"
+        warning = "rank 1 left before all_reduce #1, which ranks 0, 2 issued; rank 0 has caught the error"
         for name in ("caught", "expected"):
             with self.subTest(name), contextlib.redirect_stderr(io.StringIO()) as said:
                 outcome, message = outcome_with_tear_down(Hazard(name))
