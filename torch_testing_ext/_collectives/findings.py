@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
-from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of, verb_for
+from torch_testing_ext._process.words import MOST_LINES, EndWords, few, grouped, list_of, verb_for
 
 from .failure import Site
 from .records import Call, RankRecord, SharedGroup, ranks_grouped_by, shared_groups, whole_records
@@ -584,13 +584,14 @@ def _is_same_call(first: Wait, second: Wait) -> bool:
 def left_alone_sentence(gone: Sequence[int], ended: Ended, wait: Wait, waiting: Sequence[int]) -> str:
     """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
-    verb = verb_for(waiting, "waits", "wait")
+    left = f"{list_of(gone)} {'left' if how == EndWords.PASSED else how}"
+    wait_in = f"{list_of(waiting)} {verb_for(waiting, 'is', 'are')} waiting"
     if wait.call.kind == STORE:
-        return f"{list_of(gone)} {how} without setting {wait.keys_in_words}, for which {list_of(waiting)} {verb}"
+        return f"{left} without setting {wait.keys_in_words}; {wait_in} for it"
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
-        return f"{list_of(gone)} {how} without {doing} that for which {list_of(waiting)} {verb} ({wait.title})"
-    return f"{list_of(gone)} {how} without {wait.call}{_of_named_group(wait.group)}, in which {list_of(waiting)} {verb}"
+        return f"{left} without {doing}; {wait_in} in {wait.name}"
+    return f"{left} before {wait.name}{_of_named_group(wait.group)}; {wait_in} in it"
 
 
 def _cycle(deadlocked: Mapping[int, Wait]) -> list[int]:
@@ -669,8 +670,8 @@ def _behind(group: SharedGroup, calls: CallsByRank) -> Finding | None:
     if not behind:
         return None
     call = next(iter(in_front.values()))
-    who_waits = f"{list_of(list(in_front))} {verb_for(in_front, 'waits', 'wait')}"
-    sentence = f"{list_of(behind)} never reached {call}{_of_named_group(group)}, in which {who_waits}"
+    wait_in = f"{list_of(list(in_front))} {verb_for(in_front, 'is', 'are')} waiting in it"
+    sentence = f"{list_of(behind)} never reached {call.name}{_of_named_group(group)}; {wait_in}"
     lines = tuple(Doing(rank, f"in {call}", call.site) for rank, call in in_front.items())
     return Finding(FindingKind.BEHIND, sentence, lines, behind)
 
@@ -718,8 +719,7 @@ def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
 
 
 def _passed_without(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
-    have = verb_for(issuers, "has", "have")
-    return f"{list_of(gone)} passed without {call}{_of_named_group(group)}, which {list_of(issuers)} {have} issued"
+    return f"{list_of(gone)} left before {call.name}{_of_named_group(group)}, which {list_of(issuers)} issued"
 
 
 # -- only with logs

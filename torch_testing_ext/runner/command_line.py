@@ -224,10 +224,8 @@ class _Arguments:
             for field, spec in specs.items():
                 if self._has(field) and self._lists(field, spec, level):
                     for names, more in self._arguments(field, spec):
-                        shown = (
-                            names if level is Level.SETTING else tuple(name for name in names if name not in ALIASES)
-                        )
-                        group.add_argument(*shown, **more)
+                        hidden = () if level is Level.SETTING else ALIASES
+                        group.add_argument(*(name for name in names if name not in hidden), **more)
         _add_override(group, "-o")
         group.add_argument("-h", "--help", action="help", help="show this help and exit")
         if not self._command:
@@ -277,8 +275,8 @@ class _Arguments:
         if self._as_pytorch and spec.of_pytorch:
             yield spec.of_pytorch, {**_valued(field, spec), "nargs": "+", "action": "extend", "metavar": spec.metavar}
         flags = tuple(flag for flag in spec.flags if flag not in self._pytorch_flags)
-        is_flag = not self._command and spec.level in (Level.SETTING, Level.OF_COMMANDS)
-        if not flags or is_flag:
+        is_of_others = not self._command and spec.level in (Level.SETTING, Level.OF_COMMANDS)
+        if not flags or is_of_others:
             return
         if spec.read is read_boolean:
             yield flags, {"dest": field, "action": "store_const", "const": True, "help": spec.help}

@@ -221,28 +221,28 @@ def object_collective_against_all_reduce(self):
 # -- left alone
 
 
-@fault("error", "rank 1 passed without all_reduce #2 [3], in which ranks 0, 2 wait", "planted.py:")
+@fault("error", "rank 1 left before all_reduce #2; ranks 0, 2 are waiting in it", "planted.py:")
 def early_return(self):
     dist.barrier()
     if self.rank != 1:
         dist.all_reduce(ones(3))
 
 
-@fault("error", "rank 1 skipped without all_reduce #1 [3], in which ranks 0, 2 wait")
+@fault("error", "rank 1 skipped before all_reduce #1; ranks 0, 2 are waiting in it")
 def early_skip(self):
     if self.rank == 1:
         raise unittest.SkipTest("not here")
     dist.all_reduce(ones(3))
 
 
-@fault("error", "rank 1 of 3 raised", "ValueError: no such layer", "rank 1 raised without all_reduce #1 [3], in which")
+@fault("error", "rank 1 of 3 raised", "ValueError: no such layer", "rank 1 raised before all_reduce #1; ")
 def exception_before_the_collective(self):
     if self.rank == 1:
         raise ValueError("no such layer")
     dist.all_reduce(ones(3))
 
 
-@fault("failed", "AssertionError", "rank 1 failed without all_reduce #1 [3], in which", bases=PROCESSES)
+@fault("failed", "AssertionError", "rank 1 failed before all_reduce #1; ", bases=PROCESSES)
 def failure_before_the_collective(self):
     if self.rank == 1:
         self.assertEqual(1, 2)
@@ -266,7 +266,7 @@ def exit_in_the_middle_of_a_collective(self):
         work.wait()
 
 
-@fault("error", "rank 0 passed without all_reduce #1 [4] of group dp, in which rank 1 waits", bases=PROCESSES)
+@fault("error", "rank 0 left before all_reduce #1 of group dp; rank 1 is waiting in it", bases=PROCESSES)
 def group_destroyed_before_a_collective(self):
     group = dist.new_group([0, 1], group_desc="dp")
     dist.barrier()  # else rank 1 may still be connecting
@@ -276,13 +276,13 @@ def group_destroyed_before_a_collective(self):
         dist.all_reduce(ones(), group=group)
 
 
-@fault("error", "ranks 0, 2 passed without all_reduce #3 [4], in which rank 1 waits")
+@fault("error", "ranks 0, 2 left before all_reduce #3; rank 1 is waiting in it")
 def one_iteration_more(self):
     for _ in range(3 if self.rank == 1 else 2):
         dist.all_reduce(ones())
 
 
-@fault("error", "rank 1 passed without all_reduce #1 [4] of group dp, in which rank 0 waits", bases=PROCESSES)
+@fault("error", "rank 1 left before all_reduce #1 of group dp; rank 0 is waiting in it", bases=PROCESSES)
 def early_return_in_a_subgroup(self):
     group = dist.new_group([0, 1], group_desc="dp")
     if self.rank == 0:

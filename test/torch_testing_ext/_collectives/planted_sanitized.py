@@ -310,7 +310,7 @@ def tag_of_a_message(self):
         dist.recv(ones(), 0, tag=2)
 
 
-@fault("error", "rank 2 passed without receiving that for which rank 1 waits (send #1 to rank 2 [4])")
+@fault("error", "rank 2 left without receiving; rank 1 is waiting in send #1 to rank 2")
 def batch_of_messages_without_a_receive(self):
     after, before = (self.rank + 1) % WORLD_SIZE, (self.rank - 1) % WORLD_SIZE
     operations = [dist.P2POp(dist.isend, ones(), after), dist.P2POp(dist.irecv, ones(), before)]
@@ -318,7 +318,7 @@ def batch_of_messages_without_a_receive(self):
         work.wait()
 
 
-@fault("error", "rank 1 passed without sending that for which rank 2 waits (recv #4 from rank 1 [4])")
+@fault("error", "rank 1 left without sending; rank 2 is waiting in recv #4 from rank 1")
 def one_step_more_in_a_pipeline(self):
     for _ in range(4 if self.rank == 2 else 3):
         if self.rank > 0:
@@ -356,13 +356,13 @@ def receive_against_all_reduce(self):
         dist.send(ones(), 0)
 
 
-@fault("error", "rank 1 passed without sending that for which rank 0 waits (recv #1 from rank 1 [4])", bases=BOTH)
+@fault("error", "rank 1 left without sending; rank 0 is waiting in recv #1 from rank 1", bases=BOTH)
 def receive_from_a_rank_that_returned(self):
     if self.rank == 0:
         dist.recv(ones(), 1)
 
 
-@fault("error", "rank 1 of 3 raised", "ValueError: no such layer", "rank 1 raised without sending that for which")
+@fault("error", "rank 1 of 3 raised", "ValueError: no such layer", "rank 1 raised without sending; ")
 def receive_from_a_rank_that_raised(self):
     if self.rank == 1:
         raise ValueError("no such layer")
@@ -370,7 +370,7 @@ def receive_from_a_rank_that_raised(self):
         dist.recv(ones(), 1)
 
 
-@fault("error", "passed without sending that for which rank 0 waits (recv #1 from any rank [4])")
+@fault("error", "left without sending; rank 0 is waiting in recv #1 from any rank")
 def receive_from_any_rank(self):
     if self.rank == 0:
         dist.recv(ones())

@@ -145,7 +145,7 @@ def result_of_a_callback_without_a_wait(self):
     dist.barrier()
 
 
-@fault("failed", "nobody waited for the work", "rank 1 passed without all_reduce #1 [4], which ranks 0, 2 have issued")
+@fault("failed", "nobody waited for the work", "rank 1 left before all_reduce #1, which ranks 0, 2 issued")
 def async_all_reduce_without_a_wait_that_a_rank_leaves_out(self):
     if self.rank != 1:
         dist.all_reduce(ones(), async_op=True)
@@ -213,13 +213,13 @@ def work_without_a_wait_beside_reads(self):
     dist.barrier()
 
 
-@fault("failed", "ranks 1, 2 passed without all_reduce #1 [4], which rank 0 has issued", kinds=("calls",), bases=BOTH)
+@fault("failed", "ranks 1, 2 left before all_reduce #1, which rank 0 issued", kinds=("calls",), bases=BOTH)
 def async_all_reduce_that_others_leave_out(self):
     if self.rank == 0:
         dist.all_reduce(ones(), async_op=True)
 
 
-@fault("failed", "rank 2 passed without broadcast #1 [4], which ranks 0, 1 have issued", kinds=("calls",))
+@fault("failed", "rank 2 left before broadcast #1, which ranks 0, 1 issued", kinds=("calls",))
 def broadcast_that_a_rank_leaves_out(self):
     if self.rank != 2:
         dist.broadcast(ones(), 0, async_op=True)

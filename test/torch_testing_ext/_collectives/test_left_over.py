@@ -66,8 +66,8 @@ class LeftOverTest(unittest.TestCase):
 
     def test_a_warning(self):
         for name, text in (
-            ("async_broadcast_of_the_root", "ranks 1, 2 passed without broadcast #2 [4], which rank 0 has issued"),
-            ("async_all_reduce_of_one_rank", "ranks 0, 2 passed without all_reduce #1 [4], which rank 1 has issued"),
+            ("async_broadcast_of_the_root", "ranks 1, 2 left before broadcast #2, which rank 0 issued"),
+            ("async_all_reduce_of_one_rank", "ranks 0, 2 left before all_reduce #1, which rank 1 issued"),
         ):
             with self.subTest(name):
                 outcome, message, said = self.run_quietly(Alone(name))

@@ -100,7 +100,7 @@ class LogTest(unittest.TestCase):
         self.assertEqual(waiting_calls(records), {})
         self.assertIsNone(first_unmatched(records))
         found = first_left_alone(records, {0: "passed"}, [1])
-        self.assertIn("rank 0 passed without sending that for which rank 1 waits (recv #1 from rank 0", found.sentence)
+        self.assertIn("rank 0 left without sending; rank 1 is waiting in recv #1 from rank 0", found.sentence)
 
     def test_calls_before_an_error_of_torch_count_as_raised(self):
         (rank,) = self.ranks(1)

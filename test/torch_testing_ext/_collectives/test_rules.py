@@ -210,7 +210,7 @@ class TestManyRanks(unittest.TestCase):
 
     def test_a_rank_that_left(self):
         found, message = self.verdict_on(lambda rank: [entry(0, 0, over=False)] * (rank != 5), ended={5: "passed"})
-        said = "rank 5 passed without all_reduce #1 [4] of group dp, in which ranks 0-4, 6-63 wait"
+        said = "rank 5 left before all_reduce #1 of group dp; ranks 0-4, 6-63 are waiting in it"
         self.assertEqual(found.title, said)
         self.assertIn("ranks 0-4, 6-63: waiting for rank 5 in all_reduce #1", message)
 
@@ -270,7 +270,7 @@ class TestDeadlocked(unittest.TestCase):
 
     def test_a_member_that_has_ended(self):
         found = self.found([entry(0, 1, over=False)], [], [], ended=[1])
-        self.assertEqual(found.sentence, "rank 1 passed without all_reduce #1 [4] of group dp, in which rank 0 waits")
+        self.assertEqual(found.sentence, "rank 1 left before all_reduce #1 of group dp; rank 0 is waiting in it")
         self.assertEqual((found.kind, found.ranks), (FindingKind.LEFT_ALONE, (1,)))
 
     def test_waiting_for_a_rank_that_is_deadlocked(self):
@@ -304,7 +304,7 @@ class TestLeftAlone(unittest.TestCase):
         """The collective of a rank that has lost its peer counts as over."""
         records = world([entry(0, 0), entry(1, 0, count=3)], [entry(0, 0)], [entry(0, 0), entry(1, 0, count=3)])
         found = first_left_alone(records, {1: "passed"}, [0, 2])
-        self.assertEqual(found.sentence, "rank 1 passed without all_reduce #2 [3], in which ranks 0, 2 wait")
+        self.assertEqual(found.sentence, "rank 1 left before all_reduce #2; ranks 0, 2 are waiting in it")
         self.assertEqual(found.ranks, (1,))
 
     def test_all_have_come(self):
@@ -344,9 +344,9 @@ class TestDifferences(unittest.TestCase):
         self.assertEqual(differences([]), [])
 
     def test_ranks_that_stayed_behind(self):
-        never = "never reached all_reduce #2 [4]"
-        self.assertEqual(self.sentences(*map(self.calls, (2, 2, 1))), [f"rank 2 {never}, in which ranks 0, 1 wait"])
-        self.assertEqual(self.sentences(*map(self.calls, (1, 2, 0))), [f"ranks 0, 2 {never}, in which rank 1 waits"])
+        never = "never reached all_reduce #2"
+        self.assertEqual(self.sentences(*map(self.calls, (2, 2, 1))), [f"rank 2 {never}; ranks 0, 1 are waiting in it"])
+        self.assertEqual(self.sentences(*map(self.calls, (1, 2, 0))), [f"ranks 0, 2 {never}; rank 1 is waiting in it"])
 
     def test_what_is_shown_of_those_that_are_ahead(self):
         (found,) = differences(world(*map(self.calls, (1, 0, 1))))
@@ -377,7 +377,7 @@ class TestDifferences(unittest.TestCase):
         self.assertEqual(self.sentences(behind, ahead, behind, ahead, groups=pairs), [])
         self.assertEqual(
             self.sentences(behind, ahead, behind, behind, groups=pairs),
-            ["rank 3 never reached all_reduce #2 [4] of group dp, in which rank 1 waits"],
+            ["rank 3 never reached all_reduce #2 of group dp; rank 1 is waiting in it"],
         )
 
     def test_a_rank_outside_of_the_group_is_not_blamed(self):

@@ -8,12 +8,13 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import torch
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process.project_settings import AUTO, CPU, DEVICES_OF_RUN, default_devices
-from torch_testing_ext._pytest_ranks import item_in_parent
+from torch_testing_ext._pytest_ranks import item_in_parent, item_in_rank
 from torch_testing_ext._pytest_ranks.marks import BadMark, spec_for
 from torch_testing_ext.common_utils import run_tests
 
@@ -41,6 +42,21 @@ class MarkTest(unittest.TestCase):
 
     def test_some_ranks_are_on_another_machine(self) -> None:
         self.assertEqual(spec_for(4, {}, None, AUTO).on(2, here=2).devices, 4)
+
+    def test_device_and_backend_follow(self) -> None:
+        spec = spec_for(2, {}, None, AUTO)
+        of_cuda = {
+            "current_accelerator": lambda: torch.device("cuda"),
+            "device_count": lambda: 2,
+            "set_device_index": lambda index: None,
+        }
+        nothing = {"LOCAL_RANK": "1", "TORCH_TESTING_EXT_FAKE_DEVICES": "", "TORCH_TESTING_EXT_RANKS_PER_GPU": ""}
+        for available, device, backend in ((2, "cuda:1", "nccl"), (1, "cpu", "gloo")):
+            with mock.patch.multiple(torch.accelerator, **of_cuda), mock.patch.dict(os.environ, nothing):
+                here = spec.on(available)
+                rank_env = item_in_rank.RankEnv.of(here, 1)
+                self.assertEqual(rank_env.device, torch.device(device))
+                self.assertEqual(item_in_rank._backend_for(rank_env.device, here), backend)
 
     def test_a_wrong_value(self) -> None:
         with self.assertRaisesRegex(BadMark, "devices is 'cuda'; it must be 'auto', or a number of accelerators"):

@@ -67,7 +67,7 @@ def ranks(outputs: Sequence[str], stacks: str = "") -> tuple[RankLog, ...]:
 
 _BEHIND, _AHEAD = Site("/x/test_x.py", 25, "test_hang"), Site("/x/test_x.py", 26, "test_hang")
 HANG = FailureView(
-    "rank 2 never reached all_reduce #2 [4], in which ranks 0, 1, 3 wait",
+    "rank 2 never reached all_reduce #2; ranks 0, 1, 3 are waiting in it",
     rows=(
         RankRow((2,), "after all_reduce #1 [4]", _BEHIND),
         RankRow((0, 1, 3), "in all_reduce #2 [4]", _AHEAD),

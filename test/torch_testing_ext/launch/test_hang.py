@@ -73,8 +73,8 @@ class TestTitle(unittest.TestCase):
             running(rank, recorded(*(entry("all_reduce", n) for n in range(2 - rank)), rank=rank)) for rank in (0, 1)
         )
         message = self.verdict(ahead, behind, culprit=1)
-        self.assertIn("rank 1 never reached all_reduce #2 [4], in which rank 0 waits; timed out after 1.0 s\n", message)
-        self.assertIn("\n=> rank 1 never reached all_reduce #2 [4], in which rank 0 waits\n", f"{message}\n")
+        self.assertIn("rank 1 never reached all_reduce #2; rank 0 is waiting in it; timed out after 1.0 s\n", message)
+        self.assertIn("\n=> rank 1 never reached all_reduce #2; rank 0 is waiting in it\n", f"{message}\n")
 
     def test_ranks_that_disagree(self):
         kinds = ("all_reduce", "all_reduce", "all_gather")
@@ -104,7 +104,7 @@ class TestTitle(unittest.TestCase):
     def test_a_rank_that_is_over(self):
         waits = running(1, recorded(entry("all_reduce", 0), rank=1))
         message = self.verdict(over(0, recorded()), waits, culprit=0)
-        sentence = "rank 0 passed without all_reduce #1 [4], in which rank 1 waits"
+        sentence = "rank 0 left before all_reduce #1; rank 1 is waiting in it"
         self.assertTrue(message.startswith(f"{sentence}; timed out after "), message)
         self.assertEqual(message.count("=> "), 1)
 
@@ -138,7 +138,7 @@ where the running ranks are:
   rank 0: test_thing.py:12 in test_x; last collective: all_reduce #2 [4]
   rank 2: test_thing.py:10 in test_x; no collective yet
   rank 3: place unknown; its collectives are not known (it did not answer)
-=> rank 2 never reached all_reduce #2 [4], in which rank 0 waits""",
+=> rank 2 never reached all_reduce #2; rank 0 is waiting in it""",
         )
 
     def last(self, record):

@@ -116,8 +116,8 @@ class HangTest(TestCase):
         )
 
     def test_missing_rank(self):
-        message = self.hang("one_never_comes", "=> rank 3 never reached all_reduce #2 [4]", "(time.sleep(1000))")
-        self.assertIn("rank 3 never reached all_reduce #2 [4]", message.partition("; timed out")[0])
+        message = self.hang("one_never_comes", "=> rank 3 never reached all_reduce #2", "(time.sleep(1000))")
+        self.assertIn("rank 3 never reached all_reduce #2", message.partition("; timed out")[0])
 
     def test_rank_in_c_with_the_gil(self):
         message = self.hang(

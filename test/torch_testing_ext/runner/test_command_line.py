@@ -113,6 +113,15 @@ class FakeDevicesTest(CommandLineCase):
         self.assertEqual(out.splitlines()[-1], "10 passed, 0 failed, 1 skipped")
         self.assertIn("needs 4 devices, 3 available", out)
 
+    def test_ranks_that_say_nothing_of_devices(self):
+        """They have one each, unless the run says otherwise: by an option, which the processes of tests follow."""
+        source = "import os, pytest\n@pytest.mark.world_size(1)\n"
+        source += "def test_it(ranks): assert ranks.devices == int(os.environ['EXPECTED'])\n"
+        self.write("test/distributed/test_it.py", source)
+        for option, expected in (("-odevices=auto", "1"), ("-odevices=cpu", "0")):
+            with self.subTest(option):
+                self.finish(self.start("--fake-gpus=1", option, environ={"EXPECTED": expected}), 0)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -137,7 +137,9 @@ class TestOutcomes(TestCase):
     def test_a_stuck_rank(self) -> None:
         ran = run_class(Things, "prints", "hangs_in_one", "passes")
         message = ran.tests["hangs_in_one"].message
-        self.assertRegex(message, r": rank 1 never reached .*, in which ranks 0, 2 wait; timed out after \d+\.\d s\n")
+        self.assertRegex(
+            message, r": rank 1 never reached .*; ranks 0, 2 are waiting in it; timed out after \d+\.\d s\n"
+        )
         self.assertRegex(message, r"rank 1: continuous_subject.py:\d+ in hangs_in_one \(threading.Event\(\).wait\(\)\)")
         self.assertRegex(message, "(?s)rank 1's stacks, most recent call first:.*in hangs_in_one")
         self.assertEqual(ran.tests["passes"], ("passed", ""))

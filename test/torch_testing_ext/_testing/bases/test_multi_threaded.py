@@ -308,10 +308,10 @@ class TestHangs(ThreadsTest):
         seen = run(Things("hangs_in_one"), timeout=0.3)
         self.assertEqual(seen.outcome, "error")
         self.assertRegex(
-            seen.message, r": rank 1 never reached .*, in which ranks 0, 2 wait; timed out after \d+\.\d s\n"
+            seen.message, r": rank 1 never reached .*; ranks 0, 2 are waiting in it; timed out after \d+\.\d s\n"
         )
         self.assertRegex(seen.message, r"rank 1: .* in hangs_in_one \(NEVER.wait\(\)\); last collective: barrier #1")
-        self.assertIn("=> rank 1 never reached all_reduce #2 [4]", seen.message)
+        self.assertIn("=> rank 1 never reached all_reduce #2", seen.message)
         for rank in range(3):
             self.assertRegex(seen.message, f"(?s)rank {rank}'s stacks, most recent call first:.*in hangs_in_one")
         self.assertNotIn("_testing/bases/threaded_ranks.py", seen.message)
