@@ -88,7 +88,7 @@ class TorchrunTableTest(unittest.TestCase):
         self.assertIn("1 failed", theirs)
         self.assertNotIn("rank 1", theirs.lower())
         ours = self.ours.messages["test_hang"]
-        self.assertIn("rank 1 never reached barrier #1, in which rank 0 waits", ours)
+        self.assertIn("rank 1 never reached barrier #1; rank 0 is waiting in it", ours)
         self.assertRegex(ours, r"rank 1 .* test_rank_hangs\.py:13 in test_hang")
 
     def row_ranks_call_different_collectives(self) -> None:

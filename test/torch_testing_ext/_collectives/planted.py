@@ -476,7 +476,7 @@ def barrier_of_a_store_that_others_leave_out(self):
 
 
 @fault(
-    "error", "ranks 0, 2 passed without setting the key 'never' of a store, for which rank 1 waits", bases=("fresh",)
+    "error", "ranks 0, 2 left without setting the key 'never' of a store; rank 1 is waiting for it", bases=("fresh",)
 )
 def key_that_ranks_have_not_set(self):
     store = patient_store()
