@@ -21,8 +21,7 @@ from torch_testing_ext._torch.tracing import (
 from .gradient_buckets import forget_parameter, managed_by
 from .parallel_modes import DataParallel, Layout, SPMDError
 from .resting_state import shard_states, why_whole
-from .roster import FoundState, ParamSlot, Roster
-from .snapshots import StateSnapshot
+from .roster import FoundState, ParamSlot, Roster, StateSnapshot
 from .state_engine import StateEngine, StepHistory
 
 # --------------------------------------------------------------------------------------------------------------------

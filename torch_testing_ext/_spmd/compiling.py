@@ -18,8 +18,7 @@ from torch_testing_ext._torch.tracing import disable_torch_function, is_fake, tr
 from .averaging import CallHeader
 from .captured_state import CallArguments, CapturedState, Enrolment, local_part
 from .parallel_modes import DataParallel, GraphPass, Override, ParallelMode, SPMDError, check_choice
-from .roster import FoundState, find_state
-from .snapshots import StateSnapshot
+from .roster import FoundState, StateSnapshot, find_state
 from .state_engine import EngineReport, EngineStep, StateEngine, current_engine
 from .step_recording import ENGINE, GraphPasses, StepProgram, StepReport, make_program, report_of
 

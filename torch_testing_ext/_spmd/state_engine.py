@@ -41,6 +41,7 @@ from .roster import (
     FoundState,
     ParamSlot,
     Roster,
+    StateSnapshot,
     admit_held,
     admit_hooks,
     admit_inference,
@@ -55,7 +56,6 @@ from .roster import (
     state_tensors,
     tensors_of,
 )
-from .snapshots import StateSnapshot
 
 # --------------------------------------------------------------------------------------------------------------------
 # The report of a step that the engine runs: what is averaged and gathered in a call, in which buckets, and why.

@@ -41,7 +41,7 @@ from .lowering import (
 )
 from .parallel_modes import GraphPass, Layout, Override, SPMDError, raised_by_user, replace_submodules, user_line_of
 from .resting_state import put_parameter, rekey, why_whole
-from .snapshots import ModuleContents
+from .roster import ModuleContents
 
 # --------------------------------------------------------------------------------------------------------------------
 # Sharded parameters while a step is recorded: whole for the step, the rank's rows for optimizers that work by

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from torch_testing_ext._process import user_shell
 
 from .options import (
-    ALIASES,
     OPTION_GROUPS,
     OPTION_TABLE,
     Level,
@@ -148,6 +147,15 @@ class ParsedWords:
     values: Mapping[str, Any]
     # Names and texts of settings, by -o.
     overrides: Sequence[tuple[str, str]]
+
+
+# In --help-all, not in --help.
+ALIASES = frozenset(
+    (
+        *("--override-ini", "--fail-fast", "--max-fail", "--reruns", "--stress-count", "--no-capture", "--junit-xml"),
+        *("--collect-only", "--co", "--keyword", "--marks"),
+    )
+)
 
 
 class _Parser(argparse.ArgumentParser):

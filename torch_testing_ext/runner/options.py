@@ -789,13 +789,6 @@ OPTION_GROUPS = {
         ),
     },
 }
-# In --help-all, not in --help.
-ALIASES = frozenset(
-    (
-        *("--override-ini", "--fail-fast", "--max-fail", "--reruns", "--stress-count", "--no-capture", "--junit-xml"),
-        *("--collect-only", "--co", "--keyword", "--marks"),
-    )
-)
 for _group in OPTION_GROUPS.values():
     for _field, _spec in _group.items():
         _is_flag = _spec.read is read_boolean or _spec.metavar

@@ -33,7 +33,6 @@ from torch_testing_ext.runner.scheduling.leases import (
     Queue,
     all_mig_instances,
     make_inventory,
-    notes_on_sharing,
     with_gpus,
 )
 from torch_testing_ext.runner.scheduling.plan import Plan
@@ -43,7 +42,7 @@ from .model import Attempt, Importing, Reporter, RunHeader, Test, Warned
 from .options import CannotRun, Options, UsageError, Warm
 
 if TYPE_CHECKING:
-    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
+    from torch_testing_ext._machine.fake_accelerator.starting import SharedMemory
     from torch_testing_ext.runner.engine.engine import Engine, MemoryReturn
     from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
 
@@ -191,9 +190,23 @@ class LocalSite:
 
 def open_shared_memory() -> SharedMemory:
     """Open the file in which the processes of this run count the memory of fake accelerators."""
-    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
+    from torch_testing_ext._machine.fake_accelerator.starting import SharedMemory
 
     return SharedMemory(Path(os.environ[fake_accelerator.MEMORY_FILE]))
+
+
+def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:
+    """Warnings for the user before ranks share devices."""
+    if inventory.ranks_per_device == 1:
+        return []
+    version = ".".join(str(number) for number in nccl) or "of this torch"
+    if inventory.shared_backend == "gloo":
+        consequence = f"they use gloo, as NCCL {version} does not allow that; tests of NCCL itself are skipped"
+    else:
+        consequence = (
+            f"NCCL {version} allows that as an experiment, and may hang if they need too much of a GPU at once"
+        )
+    return [f"{inventory.ranks_per_device} ranks may share each GPU (--ranks-per-gpu): {consequence}"]
 
 
 def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tuple[str, ...]]:

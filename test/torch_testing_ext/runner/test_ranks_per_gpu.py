@@ -16,7 +16,8 @@ from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import Options, UsageError
 from torch_testing_ext.runner.report import text
-from torch_testing_ext.runner.scheduling.leases import Leases, Queue, environment_of, make_inventory, notes_on_sharing
+from torch_testing_ext.runner.run_site import notes_on_sharing
+from torch_testing_ext.runner.scheduling.leases import Leases, Queue, environment_of, make_inventory
 from torch_testing_ext.runner.scheduling.plan import plan
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import torch
 
 from . import KIND
 from .building import load_library
-from .shared_memory import uuid_of
+from .starting import uuid_of
 
 _library = load_library(torch.__version__)
 # Its stubs differ between versions.

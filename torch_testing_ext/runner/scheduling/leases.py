@@ -214,20 +214,6 @@ def all_mig_instances(
     return tuple(uuids)
 
 
-def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:
-    """Warnings for the user before ranks share devices."""
-    if inventory.ranks_per_device == 1:
-        return []
-    version = ".".join(str(number) for number in nccl) or "of this torch"
-    if inventory.shared_backend == "gloo":
-        consequence = f"they use gloo, as NCCL {version} does not allow that; tests of NCCL itself are skipped"
-    else:
-        consequence = (
-            f"NCCL {version} allows that as an experiment, and may hang if they need too much of a GPU at once"
-        )
-    return [f"{inventory.ranks_per_device} ranks may share each GPU (--ranks-per-gpu): {consequence}"]
-
-
 def _named(names: Sequence[str]) -> str:
     return f" ({', '.join(names)})" if names else ""
 
