@@ -84,9 +84,9 @@ def verified(
 
 def record_run(result: Any, found: FoundState) -> dict[str, Any]:
     """A copy of what a run returned, and of the state that it left: of DTensors, this rank's part."""
-    leaves, spec = tree().tree_flatten(result)
+    leaves = tree().tree_leaves(result)
     record: dict[str, Any] = {f"result {position}": leaf for position, leaf in enumerate(leaves)}
-    record["result structure"] = str(spec)
+    record["result structure"] = _structure_of(result)
     record["random numbers of Python and numpy"] = RandomState.of_python()
     names: dict[int, str] = {}
     with disable_torch_function():
@@ -95,6 +95,16 @@ def record_run(result: Any, found: FoundState) -> dict[str, Any]:
         for number, optimizer in enumerate(found.optimizers):
             _record_optimizer(record, names, optimizer, number)
         return {name: _copy(local_part(value)) for name, value in record.items()}
+
+
+def _structure_of(value: Any) -> str:
+    """The containers in what a step returned. Programs return a `torch.Size` as a tuple."""
+    name = "tuple" if isinstance(value, torch.Size) else type(value).__name__
+    if isinstance(value, dict):
+        return f"{name}({', '.join(f'{key!r}: {_structure_of(inner)}' for key, inner in value.items())})"
+    if isinstance(value, (list, tuple)):
+        return f"{name}({', '.join(map(_structure_of, value))})"
+    return "*"
 
 
 def _record_module(record: dict[str, Any], names: dict[int, str], root: torch.nn.Module) -> None:
