@@ -42,7 +42,7 @@ from .model import Attempt, Importing, Reporter, RunHeader, Test, Warned
 from .options import CannotRun, Options, UsageError, Warm
 
 if TYPE_CHECKING:
-    from torch_testing_ext._machine.fake_accelerator.starting import SharedMemory
+    from torch_testing_ext._machine.fake_accelerator.building import SharedMemory
     from torch_testing_ext.runner.engine.engine import Engine, MemoryReturn
     from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
 
@@ -190,7 +190,7 @@ class LocalSite:
 
 def open_shared_memory() -> SharedMemory:
     """Open the file in which the processes of this run count the memory of fake accelerators."""
-    from torch_testing_ext._machine.fake_accelerator.starting import SharedMemory
+    from torch_testing_ext._machine.fake_accelerator.building import SharedMemory
 
     return SharedMemory(Path(os.environ[fake_accelerator.MEMORY_FILE]))
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from . import KIND
-from .building import load_library
-from .starting import uuid_of
+from .building import load_library, uuid_of
 
 _library = load_library(torch.__version__)
 # Its stubs differ between versions.

@@ -17,8 +17,13 @@ from kit.files import FolderCase
 
 import torch_testing_ext._machine.fake_accelerator as names
 from torch_testing_ext._machine.fake_accelerator import building, starting
-from torch_testing_ext._machine.fake_accelerator.building import Compiler, FakeAcceleratorError, Torch, key_of
-from torch_testing_ext._machine.fake_accelerator.starting import SharedMemory
+from torch_testing_ext._machine.fake_accelerator.building import (
+    Compiler,
+    FakeAcceleratorError,
+    SharedMemory,
+    Torch,
+    key_of,
+)
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import cli
@@ -247,7 +252,7 @@ class RunnerOptionTest(BuildingCase):
 class SharedMemoryTest(FolderCase):
     def test_what_a_process_had_is_free_when_it_has_ended(self) -> None:
         file = self.root / "memory"
-        starting.make_file(file)
+        building.make_file(file)
         locked, end = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
