@@ -603,7 +603,7 @@ def _admit_graphs(inputs: Iterable[torch.Tensor], params: Iterable[torch.Tensor]
 
 
 def _held(result: Any, found: FoundState) -> Iterator[Any]:
-    """What lives on after a call, and may share memory with a parameter."""
+    """The values that live on after a call, and may share memory with a parameter."""
     yield from tree().tree_leaves(result)
     yield from found.tensors
     # Those that run on rows keep no tensor of a parameter.
