@@ -17,6 +17,7 @@ from torch_testing_ext._machine.machine_resources import DeviceLocks, default_fo
 from torch_testing_ext._machine.nvml import (
     Gpu,
     NvmlError,
+    all_mig_instances,
     matching_gpus,
     may_have_nvidia_gpus,
     open_nvml,
@@ -29,7 +30,6 @@ from torch_testing_ext.runner.scheduling.leases import (
     Leases,
     Priority,
     Queue,
-    all_mig_instances,
     make_inventory,
     notes_on_sharing,
     with_gpus,
@@ -207,7 +207,9 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     # Without a device, CUDA cannot use any instance.
     mig = all_mig_instances(os.environ, kind, gpus) if count else ()
     count = max(count, len(mig))
-    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines)
+    inventory = make_inventory(
+        options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines, seen.backend
+    )
     inventory = with_gpus(inventory, gpus, os.environ)
     warnings = [*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl)]
     if seen.why_none and options.fake_gpus is None:
