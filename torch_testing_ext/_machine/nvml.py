@@ -271,6 +271,25 @@ def _core(uuid: str) -> str:
     return core
 
 
+def all_mig_instances(
+    environ: Mapping[str, str],
+    kind: str | None,
+    gpus: Sequence[Gpu],
+) -> tuple[str, ...]:
+    """The instances that a run may lease where all GPUs are in MIG mode and no mask chooses some of them.
+
+    CUDA itself shows a process the first one only.
+    """
+    if kind not in (None, "cuda") or "CUDA_VISIBLE_DEVICES" in environ:
+        return ()
+    uuids = []
+    for gpu in gpus:
+        if not gpu.mig:
+            return ()
+        uuids += [instance.uuid for instance in gpu.instances]
+    return tuple(uuids)
+
+
 def preferred_devices(free: Sequence[str], count: int, gpus: Mapping[str, Gpu]) -> tuple[str, ...]:
     """The `count` devices that work best together, of those that are free; the first ones if nothing is known."""
     groups = itertools.combinations(free, count)

@@ -190,17 +190,18 @@ def when_cuda_is_first_used(call: Callable[[], None]) -> None:
     cuda._lazy_call(call)
 
 
-def fold_device_numbers(count: int) -> None:
-    """Let this process select CUDA device N modulo `count`: a rank may name a device by its own number.
+def fold_device_numbers(count: int, kind: str) -> None:
+    """Let this process select the accelerator N modulo `count`: a rank may name a device by its own number.
 
-    For `torch.cuda.set_device` and `torch.accelerator.set_device_index`: torch's DeviceMesh, too, selects a device by
-    the number of the rank. Tensors on a device with a larger number remain an error of CUDA.
+    For `torch.cuda.set_device`, or that of another type, and `torch.accelerator.set_device_index`: torch's DeviceMesh,
+    too, selects a device by the number of the rank. Tensors on a device with a larger number remain an error of torch.
     """
-    cuda: Any = torch.cuda
+    module: Any = torch.get_device_module(kind)
     accelerator: Any = torch.accelerator
-    if getattr(cuda.set_device, "folds", False):
+    if getattr(accelerator.set_device_index, "folds", False):
         return  # a process that is a rank in several tests
-    cuda.set_device = _folding(cuda.set_device, count)
+    if hasattr(module, "set_device"):
+        module.set_device = _folding(module.set_device, count)
     accelerator.set_device_index = _folding(accelerator.set_device_index, count)
 
 

@@ -671,7 +671,7 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
 
 
 def _nccl(reports: Sequence[RankReport]) -> str:
-    """What NCCL's status says of the ranks; "" without one."""
+    """The part of an account that shows NCCL's status of the ranks; "" without one."""
     lines = []
     for report in reports:
         if report.nccl is not None:

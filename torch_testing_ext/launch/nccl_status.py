@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class NcclRank:
-    """What NCCL says of one process: the most serious that any of its communicators says."""
+    """The state of one process in NCCL: of its communicators, the most serious one counts."""
 
     # It gives no answer to NCCL, or not for one of its communicators.
     is_missing: bool = False
@@ -41,7 +41,7 @@ class NcclRank:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it, as a part of a sentence; "" if nothing is."""
+        """The trouble that it has, as a part of a sentence; "" without any."""
         if self.is_dead:
             return "NCCL takes it for dead"
         if self.is_missing:
@@ -102,7 +102,7 @@ def read_status(answer: bytes) -> NcclStatus | None:
 
 
 def _process(communicator: str, process: Mapping[str, Any]) -> NcclRank:
-    """What one communicator says of a process, which is one of its `ranks` or of its `missing_ranks`."""
+    """The state of a process in one communicator, which lists it in its `ranks` or its `missing_ranks`."""
     status = process["status"]
     if "considered_dead" in status:
         return NcclRank(is_missing=True, is_dead=bool(status["considered_dead"]))
@@ -151,7 +151,7 @@ ERROR_OF_NCCL = "DistBackendError"
 
 
 def hint(shared_memory: str = "/dev/shm") -> str:
-    """What to try next where NCCL has failed or hangs, and nothing else tells why."""
+    """Advice for a failure or a hang of NCCL that nothing else explains."""
     try:
         folder = os.statvfs(shared_memory)
     except OSError:

@@ -19,6 +19,7 @@ from torch_testing_ext._machine.machine_resources import DeviceLocks, default_fo
 from torch_testing_ext._machine.nvml import (
     Gpu,
     NvmlError,
+    all_mig_instances,
     matching_gpus,
     may_have_nvidia_gpus,
     open_nvml,
@@ -31,7 +32,6 @@ from torch_testing_ext.runner.scheduling.leases import (
     Leases,
     Priority,
     Queue,
-    all_mig_instances,
     make_inventory,
     with_gpus,
 )
@@ -200,7 +200,9 @@ def notes_on_sharing(inventory: Inventory, nccl: tuple[int, ...]) -> list[str]:
     if inventory.ranks_per_device == 1:
         return []
     version = ".".join(str(number) for number in nccl) or "of this torch"
-    if inventory.shared_backend == "gloo":
+    if inventory.shared_backend not in ("gloo", "nccl"):
+        consequence = f"they use {inventory.shared_backend}, which has to allow that"
+    elif inventory.shared_backend == "gloo":
         consequence = f"they use gloo, as NCCL {version} does not allow that; tests of NCCL itself are skipped"
     else:
         consequence = (
@@ -230,7 +232,9 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     # Without a device, CUDA cannot use any instance.
     mig = all_mig_instances(os.environ, kind, gpus) if count else ()
     count = max(count, len(mig))
-    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines)
+    inventory = make_inventory(
+        options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines, seen.backend
+    )
     inventory = with_gpus(inventory, gpus, os.environ)
     warnings = [*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl)]
     if seen.why_none and options.fake_gpus is None:

@@ -183,6 +183,26 @@ class TestPersistentRanks(unittest.TestCase):
             self.assertEqual(self.selected(Persistent, 1), ["group"])
 
 
+class TestSharing(unittest.TestCase):
+    """Ranks that share devices. Covered on a GPU by the check `suites-ranks-per-gpu`."""
+
+    @with_accelerators(2, **{device_rules.RANKS_PER_GPU: "2"})
+    def test_a_rank_names_a_device_by_its_own_number(self):
+        selected = []
+        with (
+            mock.patch.object(torch.accelerator, "set_device_index", selected.append),
+            mock.patch.object(torch.get_device_module(KIND), "set_device", selected.append, create=True),
+        ):
+            groups_and_devices.prepare_shared_devices(3, 4)
+            torch.accelerator.set_device_index(3)
+            torch.get_device_module(KIND).set_device(torch.device(KIND, 2))
+            groups_and_devices.prepare_shared_devices(3, 4)
+            torch.accelerator.set_device_index(1)
+        self.assertEqual(selected, [1, 0, 1])
+        self.assertEqual(groups_and_devices.backend_of(KIND, 4), BACKEND)
+        self.assertEqual((needs.at_least_x_gpu(4), needs.at_least_x_gpu(5)), (True, False))
+
+
 class TestMasks(unittest.TestCase):
     """Masks by kind. Covered on a GPU by the check `masks`."""
 

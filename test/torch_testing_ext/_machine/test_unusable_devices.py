@@ -43,6 +43,9 @@ def cuda_that_shows(count, by_nvml=2, error="No CUDA GPUs are available"):
             raise AssertionError("Invalid device id")
         return types.SimpleNamespace(name="H100", total_memory=80 << 30, major=9, minor=0, uuid=f"uuid-{number}")
 
+    # A torch that is built for CUDA would get its own functions back when the noting ends.
+    device_state.stop_noting()
+    device_state._originals.clear()
     with ExitStack() as stack:
         for owner, name, value in (
             (torch.version, "cuda", "13.2"),
@@ -114,7 +117,6 @@ class TestMaskOfInstances(unittest.TestCase):
 
     def count_and_note(self, mask):
         with cuda_that_shows(1), mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=mask):
-            device_state._originals.clear()
             device_state.note_first_use()
             return torch._C._cuda_getDeviceCount(), accelerators.unsafe_to_fork()
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from kit.files import write
 from kit.processes import files_not_kept
-from kit.with_accelerators import environ_of_accelerators
+from kit.with_accelerators import FOLDER, environ_of_accelerators
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.engine.engine import Engine, LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
@@ -71,7 +73,10 @@ class Project:
         # Files of tests are few and small: what collapsing saves with each fork is less than it takes.
         warm_up = WarmUp((*ALWAYS, *preloaded), collapse=False)
         environ = environ_of_accelerators(accelerators) if accelerators else {}
-        self.preloaded_server = FileProcesses(self.root, warm_up, drop_in, environ).__enter__()
+        # The server gets the path of this process, not that of PYTHONPATH.
+        path = [*sys.path, str(FOLDER)] if accelerators else sys.path
+        with mock.patch.object(sys, "path", path):
+            self.preloaded_server = FileProcesses(self.root, warm_up, drop_in, environ).__enter__()
         self._files = 0
 
     @classmethod

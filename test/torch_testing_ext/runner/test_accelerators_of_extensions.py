@@ -22,6 +22,7 @@ class TestRun(unittest.TestCase):
             inventory, warnings = run_site.find_devices(project.preloaded_server, Options())
         self.assertEqual((inventory.kind, inventory.names, warnings), ("testacc", ("0", "1"), ()))
         self.assertEqual(dict(inventory.identities), {"0": "testacc-0", "1": "testacc-1"})
+        self.assertEqual(project.preloaded_server.count_devices().backend, "testccl")
         self.assertEqual([facts.name for facts in inventory.facts], ["Test accelerator"] * 2)
 
         file = project.write(subject(__file__, "on_accelerators.py"))

@@ -10,7 +10,7 @@ from kit.invented import make_unit
 from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.device_rules import problem_of_mask
-from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError
+from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, all_mig_instances
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import CannotRun, Options, UsageError
@@ -18,7 +18,6 @@ from torch_testing_ext.runner.processes.worker_messages import DevicesCounted
 from torch_testing_ext.runner.scheduling.leases import (
     Inventory,
     Leases,
-    all_mig_instances,
     environment_of,
     make_inventory,
     with_gpus,

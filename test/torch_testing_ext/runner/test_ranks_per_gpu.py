@@ -91,6 +91,10 @@ class RanksPerGpuTest(unittest.TestCase):
         self.assertEqual(inventory(H100, T4, ranks=30, gpus=1).most_ranks, 30)
 
     def test_other_accelerators(self):
+        own = make_inventory(Options(ranks_per_gpu=4), {}, "testacc", 1, backend="testccl")
+        self.assertEqual(own.shared_backend, "testccl")
+        note = "4 ranks may share each GPU (--ranks-per-gpu): they use testccl, which has to allow that"
+        self.assertEqual(notes_on_sharing(own, ()), [note])
         with self.assertRaisesRegex(UsageError, "--ranks-per-gpu: gloo has no collectives for xpu devices"):
             make_inventory(Options(ranks_per_gpu=2), {}, "xpu", 1)
         self.assertEqual(make_inventory(Options(ranks_per_gpu=2), {}, None, 0).most_ranks, 0)

@@ -180,9 +180,14 @@ def check_backend(name: str, world_size: int) -> None:
 
 def prepare_shared_devices(rank: int, world_size: int) -> None:
     """In a new rank: prepare for devices that it shares with other ranks."""
-    if not are_shared(world_size) or accelerators.accelerator_type() != "cuda":
+    kind = accelerators.accelerator_type()
+    if kind is None or kind == "xpu" or not are_shared(world_size):
         return
     devices = accelerators.device_count()
+    device_state.fold_device_numbers(devices, kind)
+    if kind != "cuda":
+        # Its own backend has to let ranks share, and its allocator their memory.
+        return
     ranks = device_rules.ranks_on_device(rank, world_size, devices)
     chosen = backend_of_shared_devices()
     if chosen == "nccl":
@@ -193,7 +198,6 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
         # For groups whose backend is left to torch.
         names["cuda"] = chosen
         device_state.gather_lists_one_by_one()
-    device_state.fold_device_numbers(devices)
     own = device_rules.device_of(rank, devices)
 
     def at_first_use() -> None:

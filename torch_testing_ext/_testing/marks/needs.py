@@ -99,7 +99,7 @@ class Need:
     falls_back: bool = False
 
     def devices_of(self, available: int) -> int:
-        """How many accelerators the test uses on a machine that has `available`: more than there are if it skips."""
+        """Count the accelerators that the test uses of `available`: more than there are if it skips."""
         on_cpu = self.allow_cpu and (available == 0 or (self.falls_back and available < self.devices))
         return 0 if on_cpu else self.devices
 

@@ -356,5 +356,8 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
     nccl = device_state.nccl_version() if count else ()
-    channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, confines, why_none))
+    backend = torch.distributed.Backend.default_device_backend_map.get(accelerators.accelerator_type() or "", "")
+    channel.send(
+        worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, backend, confines, why_none)
+    )
     os._exit(0)

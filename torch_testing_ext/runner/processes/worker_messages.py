@@ -212,6 +212,7 @@ class DevicesCounted:
     uuids: tuple[str, ...] = ()  # of each; empty if they cannot be found out
     facts: tuple[DeviceFacts, ...] = ()  # likewise
     nccl: tuple[int, ...] = ()  # the version of NCCL
+    backend: str = ""  # their own one
     confines: bool = True  # a mask restricts a process to some of them
     why_none: str = ""  # why none of the devices can be used
     failure: str = ""  # why there is no answer

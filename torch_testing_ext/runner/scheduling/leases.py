@@ -87,12 +87,13 @@ def make_inventory(
     nccl: tuple[int, ...] = (),
     mig: tuple[str, ...] = (),
     confines: bool = True,
+    backend: str = "",
 ) -> Inventory:
     """`kind`, `count`, `uuids` and `facts` are what a process with this environment sees, as far as it is known.
 
     `nccl`: the version of NCCL. `mig`: see `all_mig_instances`. `confines`: whether the mask of these devices has an
-    effect. Raises UsageError if --gpus names devices that are not
-    visible, or if --ranks-per-gpu wants more ranks than a device can have.
+    effect. `backend`: their own. Raises UsageError if --gpus names devices that are not visible, or if --ranks-per-gpu
+    wants more ranks than a device can have.
     """
     if options.fake_gpus is not None:
         names = tuple(str(number) for number in range(options.fake_gpus))
@@ -111,15 +112,15 @@ def make_inventory(
         known_facts = tuple(facts) if len(facts) == len(names) else ()
         visible = Inventory(names, kind, identities=by_uuid(names, uuids), facts=known_facts)
         inventory = _chosen(options.gpus, visible)
-    return _shared(options, inventory, nccl)
+    return _shared(options, inventory, nccl, backend)
 
 
-def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> Inventory:
+def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...], backend: str) -> Inventory:
     """With as many ranks on a device as --ranks-per-gpu says."""
     ranks = options.ranks_per_gpu
     if ranks == 1 or not inventory.names:
         return inventory
-    if not inventory.fake and inventory.kind not in ("cuda", "hip"):
+    if inventory.kind == "xpu" and not inventory.fake:
         raise UsageError(f"--ranks-per-gpu: gloo has no collectives for {inventory.kind} devices")
     # The facts of devices may be unknown.
     for name, facts in zip(inventory.names, inventory.facts, strict=False):
@@ -128,7 +129,10 @@ def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...]) -> In
         why = why_too_many(ranks, facts.memory, name)
         if why:
             raise UsageError(f"--ranks-per-gpu {ranks}: {why}")
-    backend = shared_backend(nccl, inventory.kind == "hip")
+    if inventory.fake or inventory.kind in ("cuda", "hip"):
+        backend = shared_backend(nccl, inventory.kind == "hip")
+    if not backend:
+        raise UsageError(f"--ranks-per-gpu: torch knows no backend for {inventory.kind} devices")
     return dataclasses.replace(inventory, ranks_per_device=ranks, shared_backend=backend)
 
 
@@ -193,25 +197,6 @@ def with_gpus(
     for facts_of_device, links in zip(inventory.facts, links_of_devices, strict=False):
         facts.append(dataclasses.replace(facts_of_device, nvlinks=links))
     return dataclasses.replace(inventory, gpus=by_name, facts=tuple(facts))
-
-
-def all_mig_instances(
-    environ: Mapping[str, str],
-    kind: str | None,
-    gpus: Sequence[Gpu],
-) -> tuple[str, ...]:
-    """The instances that a run may lease where all GPUs are in MIG mode and no mask chooses some of them.
-
-    CUDA itself shows a process the first one only.
-    """
-    if kind not in (None, "cuda") or "CUDA_VISIBLE_DEVICES" in environ:
-        return ()
-    uuids = []
-    for gpu in gpus:
-        if not gpu.mig:
-            return ()
-        uuids += [instance.uuid for instance in gpu.instances]
-    return tuple(uuids)
 
 
 def _named(names: Sequence[str]) -> str:

@@ -123,7 +123,7 @@ class BeginTest(OneGpuCase):
         self.use(
             mock.patch.object(torch, "cuda", cuda),
             mock.patch.object(device_state, "when_cuda_is_first_used", lambda call: call()),
-            mock.patch.object(device_state, "fold_device_numbers", self.folded.append),
+            mock.patch.object(device_state, "fold_device_numbers", lambda count, kind: self.folded.append(count)),
             mock.patch.dict(dist.Backend.default_device_backend_map),
             mock.patch.dict(os.environ, environ),
         )
