@@ -427,6 +427,10 @@ class Copy:
             if noticed or not failed:
                 # pytest cannot even start, or a test ended it.
                 return Verdict(noticed[0] if noticed else "pytest itself", True, len(files), time.monotonic() - began)
+            # The files before have passed.
+            failed_file = failed[0].partition("::")[0]
+            if failed_file in files:
+                files = files[files.index(failed_file) :]
         return Verdict("", True, 0, 0.0)
 
     def _can_be_collected(self, tier: str, files: Sequence[str]) -> bool:
