@@ -60,7 +60,7 @@ class StagedBackend final : public c10d::Backend {
   void abort() override { gloo_->abort(); }
   void shutdown() override { gloo_->shutdown(); }
   WorkPtr barrier(const c10d::BarrierOptions& options) override { return gloo_->barrier(options); }
-  WorkPtr send(Tensors& from, int rank, int tag) override { return run(&Backend::send, tag, from, rank); }
+  WorkPtr send(Tensors& from, int rank, int tag) override { return run<false>(&Backend::send, tag, from, rank); }
   WorkPtr recv(Tensors& to, int rank, int tag) override { return run(&Backend::recv, tag, to, rank); }
   WorkPtr recvAnysource(Tensors& to, int tag) override { return run(&Backend::recvAnysource, tag, to); }
 
@@ -92,7 +92,8 @@ class StagedBackend final : public c10d::Backend {
   }
 
  private:
-  template <class Method, class Options, class First, class... More>
+  // `first` is what the collective writes to, unless it only reads.
+  template <bool kWrites = true, class Method, class Options, class First, class... More>
   WorkPtr run(Method method, Options options, First& first, More&... more) {
     OnHost host(false);
     auto to = host(first);
@@ -107,7 +108,7 @@ class StagedBackend final : public c10d::Backend {
       }
     }
     auto inner = std::apply([&](auto&... rest) { return (gloo_.get()->*method)(to, rest..., options); }, others);
-    for (const auto& pair : outputs) write(pair.first, stream);
+    for (const auto& pair : outputs) if (kWrites) write(pair.first, stream);
     auto work = c10::make_intrusive<StagedWork>(inner, outputs, stream);
     // Not all of gloo's work has a future.
     std::thread([work, divisor] { work->finish_after_inner(divisor); }).detach();
@@ -120,6 +121,7 @@ class StagedBackend final : public c10d::Backend {
     streams.wait(stream, streams.seen_by(Streams::current_on(device)));
     for (auto& [tensor, on_host] : host.tensors) {
       const auto seen = read(tensor, on_host, stream, "a collective");
+      // Some reduce in place: the wrong numbers have to be in the tensor itself.
       if (!seen.is_same(on_host)) on_host.copy_(seen);
     }
     return stream;

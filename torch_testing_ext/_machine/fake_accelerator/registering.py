@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._torch import device_state
 
 from . import COUNT, KIND, LIBRARY_FOLDER, refusal
@@ -33,7 +34,9 @@ def register() -> None:
             f"a fake accelerator cannot be had beside {name}, an extension of torch: run without one, or do not import "
             f"what brings {name}"
         )
-    present = torch.accelerator.current_accelerator(check_available=True)
+    # Asking the driver of CUDA would make this process unsafe to fork.
+    may_be_another = accelerators.device_may_exist()
+    present = torch.accelerator.current_accelerator(check_available=True) if may_be_another else None
     if present is not None:
         raise FakeAcceleratorError(refusal(present.type))
     library = load_library(torch.__version__)

@@ -119,7 +119,7 @@ class RunnerTest(DeviceCase):
             "-c",
             f"import os; os.chdir({str(self.root)!r}); from torch_testing_ext.runner.cli import console; "
             "raise SystemExit(console())",
-            *(*OPTIONS, "--cold", "-v", f"--results={report}", f"--junit={junit}", "test_first.py"),
+            *(*OPTIONS, "--warm=off", f"--results={report}", f"--junitxml={junit}", "test_first.py"),
         )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("1 test from 1 file on 4 devices", done.stdout)

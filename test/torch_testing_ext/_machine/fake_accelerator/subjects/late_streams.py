@@ -32,6 +32,22 @@ def test_collective(dist_env):
 
 
 @pytest.mark.world_size(2)
+def test_what_is_sent_may_be_read(dist_env):
+    x = torch.ones(4, device=dist_env.device)
+    if dist_env.rank == 0:
+        work = dist.isend(x, 1)
+        assert (x + 1).tolist() == [2] * 4
+        work.wait()
+    else:
+        received = torch.zeros(4, device=dist_env.device)
+        work = dist.irecv(received, 0)
+        with pytest.warns(UserWarning, match="has not waited"):
+            assert (received + 1).isnan().all()
+        work.wait()
+        assert received.tolist() == [1] * 4
+
+
+@pytest.mark.world_size(2)
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
 def test_what_torch_waits_for_itself(dist_env, wrap, recwarn):
     model = wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(dist_env.device))
