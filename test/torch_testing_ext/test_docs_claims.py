@@ -131,6 +131,7 @@ class OptionsTest(unittest.TestCase):
 
     def test_options_in_prose_exist(self) -> None:
         known = {flag for spec in OPTION_TABLE.values() for flag in (*spec.flags, *spec.of_pytorch)}
+        known |= {flag for spec in OPTION_TABLE.values() for value in spec.values for flag in value.names}
         known |= set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(pytest_plugin))) | {"--help", "--help-all"}
         for page in PAGES:
             for code in spans(page):

@@ -1,5 +1,6 @@
 """How ranks of a launch on several machines find their coordinator, and that nobody else does."""
 
+import dataclasses
 import os
 import socket
 from unittest import mock
@@ -7,10 +8,18 @@ from unittest import mock
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process.messages import Channel
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch import peers
 from torch_testing_ext.launch.coordinator import Coordinator, FromCoordinator, RankJoined, WrongRound, connect
 from torch_testing_ext.launch.environment import Launched
 
 RANK_0, RANK_1 = (Launched(rank, 2, is_one_machine=False, local_rank=0, key="key") for rank in range(2))
+
+
+def leave_stores():
+    """End the connections of this process to the store of the launch."""
+    for launched in (RANK_0, RANK_1):
+        peers._store_of(launched).end_looking(is_rank=False)
+    peers._store_of.cache_clear()
 
 
 class SeveralMachinesTest(TestCase):
@@ -23,8 +32,9 @@ class SeveralMachinesTest(TestCase):
         coordinator = Coordinator(RANK_0, theirs, is_reported=False)
         coordinator.start()
         self.addCleanup(ours.close)
-        # Its threads would prevent that others of our tests fork.
+        # Their threads, and those of the store, would prevent that others of our tests fork.
         self.addCleanup(coordinator.close)
+        self.addCleanup(leave_stores)
         abandon = self.enterContext(mock.patch.object(Launched, "abandon"))
         connection, address = connect(RANK_1)
         self.assertEqual(address, coordinator.address)
@@ -45,8 +55,10 @@ class SeveralMachinesTest(TestCase):
 
     def test_without_a_place_to_meet(self):
         del os.environ["MASTER_PORT"]
+        # A process has one connection for each launch.
+        of_another_launch = dataclasses.replace(RANK_1, key="another key")
         with self.assertRaisesRegex(WrongRound, "set them to the machine of rank 0 and a port that is free"):
-            connect(RANK_1)
+            connect(of_another_launch)
 
 
 if __name__ == "__main__":
