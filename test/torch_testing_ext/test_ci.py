@@ -105,7 +105,7 @@ class CIRunTest(unittest.TestCase):
 
     def test_failures_are_shown_again_at_the_end(self):
         xml = '<testsuite><testcase classname="a.B" name="test_c"><failure>the cause</failure></testcase></testsuite>'
-        bad = f"""echo '{xml}' > "$TORCH_TESTING_EXT_RUN_JUNIT"; {self.counts(4, 1, 1)}; false"""
+        bad = f"""echo '{xml}' > "$TORCH_TESTING_EXT_RUN_JUNITXML"; {self.counts(4, 1, 1)}; false"""
         _, lines = self.ran(main=bad, test=self.counts(3, 0, 0), slow="echo it broke; false")
         at = lines.index("+ [main] 1 failed:")
         shown = [
@@ -133,7 +133,7 @@ class CIRunTest(unittest.TestCase):
                 self.assertIn(f"/contributor/test/tiers.py check {self.out}/test.costs", "\n".join(said[1]))
 
     def test_each_part_has_its_folder_and_its_versions(self):
-        said = 'echo "$PIP_CONSTRAINT|$TORCH_TESTING_EXT_RUN_JUNIT|$CI_JUNIT" && touch made && ls'
+        said = 'echo "$PIP_CONSTRAINT|$TORCH_TESTING_EXT_RUN_JUNITXML|$CI_JUNIT" && touch made && ls'
         self.ran("main", "test", main=said, test=said)
         main, test = ((self.out / f"{name}.log").read_text().splitlines() for name in ("main", "test"))
         constraints, newest = (self.project / ".ci" / f"{name}.txt" for name in ("constraints", "newest"))
