@@ -348,7 +348,7 @@ def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[st
         return tuple(map(str, range(count)))
     # In Level Zero, 0.1 is a part of a device.
     read = str.strip if kind == "xpu" else _as_cuda_reads
-    entries = [read(entry) for entry in _without_ranges(masks[0])]
+    entries = [read(entry) for entry in _without_ranges(masks[0], kind)]
     if is_mig(entries[0]):
         return _mig_instances(entries)
     return tuple(entries[:count])
@@ -385,11 +385,15 @@ def is_mig(name: str) -> bool:
     return name.startswith("MIG-")
 
 
-def _without_ranges(mask: str) -> list[str]:
-    """The entries of a mask, with all numbers of a range such as 0-3, as Neuron has them."""
+# CUDA and the others read 0-3 as 0.
+_KINDS_WITH_RANGES = ("neuron",)
+
+
+def _without_ranges(mask: str, kind: str) -> list[str]:
+    """The entries of a mask, with all numbers of a range such as 0-3."""
     entries: list[str] = []
     for entry in mask.split(","):
-        numbers = re.fullmatch(r"\s*(\d+)-(\d+)\s*", entry)
+        numbers = re.fullmatch(r"\s*(\d+)-(\d+)\s*", entry) if kind in _KINDS_WITH_RANGES else None
         entries += map(str, range(int(numbers[1]), int(numbers[2]) + 1)) if numbers else [entry]
     return entries
 
@@ -425,7 +429,7 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
         mask = environ.get(variable)
         if mask is None:
             continue
-        problem = _problem(_entries(mask), count, known)
+        problem = _problem(_entries(mask, kind), count, known)
         if problem:
             return f"{variable}={mask} {problem}"
         if kind != "hip":
@@ -438,10 +442,10 @@ Known = Callable[[str], bool]
 _BELOW = {"hip": ("ROCR_VISIBLE_DEVICES",)}
 
 
-def _entries(mask: str) -> list[str]:
+def _entries(mask: str, kind: str) -> list[str]:
     """The entries of a mask, up to one that hides the rest."""
     entries: list[str] = []
-    for text in _without_ranges(mask):
+    for text in _without_ranges(mask, kind):
         # In Level Zero, 0.1 is a part of a device.
         entry = text.strip() if "." in text else _as_cuda_reads(text)
         if entry in _HIDES_THE_REST:

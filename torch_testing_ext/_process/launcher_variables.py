@@ -42,6 +42,8 @@ LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SRUN)
 # What starts the ranks of one machine for Slurm, Open MPI, MPICH and their kin. Linux cuts names after 15 letters.
 PROGRAMS = {
     "slurmstepd",
+    # torchrun, as a script and as its main thread is named.
+    *("torchrun", "pt_elastic"),
     *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"),
     *("mpiexec.hydra", "hydra_pmi_proxy"),
 }

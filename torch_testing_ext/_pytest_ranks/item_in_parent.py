@@ -241,14 +241,16 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     if why:
         raise pytest_internals.skip_at_test(why)
     fake = environment.read_settings().fake_devices
+    launched = launch.this_launch()
+    here = None if launched is None else int(os.environ.get(TORCHRUN.local_world_size, spec.world_size))
     if spec.is_auto:
-        launched = launch.this_launch()
-        here = None if launched is None else int(os.environ.get(TORCHRUN.local_world_size, spec.world_size))
-        spec = spec.on(len(fake) or accelerators.device_count(), here)
+        spec = spec.on(len(fake) or accelerators.most_ranks(), here)
+    # The other ranks of a launch may be on other machines.
+    needed = spec.devices if here is None or not spec.is_auto else min(spec.devices, here)
     kind = "fake devices" if fake else accelerators.accelerator_type()
     item.stash[PLACE] = f"{spec.devices} {kind}" if spec.devices else CPU
-    are_fake = spec.devices <= len(fake)
-    skip = None if are_fake else needs.devices(spec.devices).unmet()
+    are_fake = needed <= len(fake)
+    skip = None if are_fake else needs.devices(needed).unmet()
     if skip is not None:
         error = pytest_internals.skip_at_test(skip.message)
         error.want = needs.Skipped(skip).want
@@ -267,10 +269,13 @@ def where_ranks_run(folder: Path) -> str:
         return "ranks: on the CPU with gloo, by the setting devices, unless the mark of a test says otherwise"
     fake = environment.read_settings().fake_devices
     count = len(fake) or accelerators.device_count()
+    most = len(fake) or accelerators.most_ranks()
     if not count:
         return "ranks: on the CPU with gloo, since there is no accelerator"
     kind = "fake" if fake else accelerators.accelerator_type()
     devices = f"{count} {kind} device" if count == 1 else f"{count} {kind} devices"
+    if most > count:
+        return f"ranks: on {devices}, which up to {most} ranks share; a test with more runs on the CPU with gloo"
     return f"ranks: on {devices}, one for each; a test with more ranks runs on the CPU with gloo"
 
 

@@ -144,7 +144,10 @@ def spec_for(
     devices = _checked_devices(keywords.get("devices"))
     timeout = keywords.get("timeout")
     _checked_timeout(timeout)
-    if devices is None and (_needs_accelerators(backend) or _class_uses_accelerators(of_class)):
+    # A backend of accelerators has no use for the CPU.
+    if devices in (None, AUTO) and _needs_accelerators(backend):
+        devices = size
+    if devices is None and _class_uses_accelerators(of_class):
         devices = size
     if devices is None and backend is None and of_class is None:
         devices = default

@@ -121,12 +121,13 @@ def resting_like(dtensor: Any, local: torch.Tensor) -> Any:
 
 def _run_by_rows(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     result = _mapped(func(*args, **kwargs), _as_result)
-    if name.endswith("_"):
+    # Of the names with two underscores, those of `+=` and the like write, those such as `__rsub__` do not.
+    if name.endswith("_") and (not name.endswith("__") or name.startswith("__i")):
         # DTensor's own operations do not count writes to rows.
         for value in _tensors((args, kwargs)):
             if isinstance(value, DTensor):
                 increment_version(local_tensor(value))
-    _allow_swap(name, args[0], result)
+    _allow_swap(name, next(_tensors((args, kwargs)), None), result)
     return result
 
 

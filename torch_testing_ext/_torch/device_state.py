@@ -336,11 +336,11 @@ def _watch(module: Any, name: str, what: str) -> None:
         return
 
     @functools.wraps(original)
-    def entrance(*args: Any) -> Any:
+    def entrance(*args: Any, **kwargs: Any) -> Any:
         if name == _COUNT and _is_mig(os.environ.get(_MASK, "")) and count_elsewhere is not None:
             return count_elsewhere()
         _note(what, sys._getframe(1))
-        return original(*args)
+        return original(*args, **kwargs)
 
     _replace(module, name, entrance)
 
@@ -357,7 +357,7 @@ def _replace(module: Any, name: str, new: Any) -> None:
 
 def stop_noting() -> None:
     """Put the functions of torch back. Ranks have nothing to note: nobody forks them."""
-    for module, name, original in _originals:
+    for module, name, original in reversed(_originals):
         setattr(module, name, original)
 
 

@@ -180,14 +180,21 @@ class StoreConnection(threading.Thread):
             self._is_ready.wait(_CONNECT_TIMEOUT)
         if self._store is not None:
             self.join(_CONNECT_TIMEOUT)
+        if not is_rank:
+            # One that this process has made would keep the port.
+            self._store = None
 
     def run(self) -> None:
-        if not self.has_address:
-            return
         try:
-            self._store = self._connect()
+            if not self.has_address:
+                return
+            store = self._connect()
+            if self._is_wanted:
+                self._store = store
+            # Before others use the store: a call of theirs that waits keeps it.
+            second = self._show_itself(store)
             self._is_ready.set()
-            self._look_for_peer()
+            self._look_for_peer(store, second)
         except Exception as error:
             self._why_not = str(error).partition("\n")[0] or type(error).__name__
         finally:
@@ -216,14 +223,17 @@ class StoreConnection(threading.Thread):
             time.sleep(_PAUSE)
         raise NoStore(self._why_not)
 
-    def _look_for_peer(self) -> None:
-        """The first rank leaves its number; another one says that it has seen that."""
+    def _show_itself(self, store: Any) -> str:
+        """The first rank leaves its number; another one says that it has seen that. Returns the key of the latter."""
         own = str(self._launched.rank)
         first, second = f"{self._launched.key} first", f"{self._launched.key} second"
-        if self._store.compare_set(first, "", own).decode() != own:
-            self._store.set(second, own)
+        if store.compare_set(first, "", own).decode() != own:
+            store.set(second, own)
+        return second
+
+    def _look_for_peer(self, store: Any, second: str) -> None:
         while self._is_looking and not self.has_peer:
-            self.has_peer = self._store.check([second])
+            self.has_peer = store.check([second])
             time.sleep(_STEP)
 
 
@@ -244,7 +254,9 @@ def store_of(launched: Launched) -> Any:
 
 def _names() -> list[tuple[str, str]]:
     """The variables of rank and size that this process has, of every launcher."""
-    return [(launcher.rank, launcher.world_size) for launcher in variables.LAUNCHERS if launcher.sign in os.environ]
+    names = [(launcher.rank, launcher.world_size) for launcher in variables.LAUNCHERS if launcher.sign in os.environ]
+    # A test or a conftest may have removed them meanwhile.
+    return names or [("RANK", "WORLD_SIZE")]
 
 
 def how_to_unset() -> str:

@@ -318,7 +318,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "settings",
         "in [tool.torch_testing_ext] of pyproject.toml, or on the command line by -o NAME=VALUE;\n"
-        "each option without a dash before it is a setting, too",
+        "most of the options above are settings, too: --show-config lists their names",
     )
     for field, spec in OPTION_TABLE.items():
         if spec.level is Level.SETTING:

@@ -93,7 +93,7 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
 
 
 def _may_use_warm_server(options: Options) -> bool:
-    if options.drop_in or options.warm is Warm.NEVER or fake_accelerator.COUNT in os.environ:
+    if options.drop_in or options.warm is Warm.NEVER or os.environ.get(fake_accelerator.COUNT):
         return False
     return options.warm is Warm.START or "CI" not in os.environ
 
@@ -223,7 +223,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
             return int(name) < len(gpus)
         return bool(matching_gpus(name, gpus))
 
-    if fake_accelerator.COUNT in os.environ and kind not in (None, fake_accelerator.KIND):
+    if os.environ.get(fake_accelerator.COUNT) and kind not in (None, fake_accelerator.KIND):
         raise UsageError(fake_accelerator.refusal(kind))
     if options.fake_gpus is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)

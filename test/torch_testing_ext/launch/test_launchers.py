@@ -136,6 +136,8 @@ class OtherMachinesTest(unittest.TestCase):
     def end(self):
         for connection in self.connections:
             connection.end_looking(is_rank=False)
+            # While its thread is there, other tests of this process cannot fork ranks.
+            connection.join(30)
 
     def connection(self, rank, **more):
         own = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}

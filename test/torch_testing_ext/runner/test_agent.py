@@ -266,6 +266,7 @@ class SlowReaderTest(unittest.TestCase):
 
     def test_sending_does_not_wait(self):
         """All arrives in order when it reads again."""
+        self.addCleanup(self.nodes.close)
         sent = [FindTests((str(number) * 50_000,), 0, number) for number in range(20)]
         for message in sent:
             self.node.send(message)

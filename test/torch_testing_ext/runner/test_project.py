@@ -46,7 +46,7 @@ def tearDownModule():
 
 def whole_run() -> FinishedRun:
     """One run of all tests with all reports."""
-    reports = {"junit": "x.xml", "report": "x.html", "trace": "trace.json", "results": "results.json"}
+    reports = {"junitxml": "x.xml", "html": "x.html", "perfetto": "trace.json", "results": "results.json"}
     options = [word for option, name in reports.items() for word in (f"--{option}", name)]
     folder = Path(shared_folder().name, "whole")
     folder.mkdir()

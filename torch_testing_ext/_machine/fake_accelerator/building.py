@@ -107,7 +107,12 @@ def headers_of_python() -> Path:
 
 def default_cache() -> Path:
     """The folder of this user that keeps libraries between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # One that is relative does not count, as XDG says.
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+        if not os.path.isabs(base):
+            raise FakeAcceleratorError("there is no home folder for the fake accelerator: set HOME or XDG_CACHE_HOME")
     return Path(base) / "torch_testing_ext" / "fake_accelerator"
 
 
@@ -148,19 +153,20 @@ def library_folder(cache: Path, announce: Callable[[str], None]) -> Path:
     torch = find_torch()
     compiler = find_compiler()
     folder = cache / key_of(torch, compiler, [HERE / name for name in SOURCES])
-    if not (folder / LIBRARY).exists():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            with _locked(folder.with_name(f"{folder.name}.lock"), announce):
-                if not (folder / LIBRARY).exists():
-                    announce(f"building the fake accelerator for torch {torch.version}, about 40 s, once")
-                    _build(torch, compiler, folder)
-        except OSError as error:
-            why = f"{error.strerror or error}, at {error.filename}" if error.filename else str(error)
-            raise FakeAcceleratorError(
-                f"the fake accelerator cannot be kept in {cache} ({why}): make it writable and see that there is room, "
-                "or set XDG_CACHE_HOME to another folder"
-            ) from None
+    try:
+        if (folder / LIBRARY).exists():
+            return folder
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(f"{folder.name}.lock"), announce):
+            if not (folder / LIBRARY).exists():
+                announce(f"building the fake accelerator for torch {torch.version}, about 40 s, once")
+                _build(torch, compiler, folder)
+    except OSError as error:
+        why = f"{error.strerror or error}, at {error.filename}" if error.filename else str(error)
+        raise FakeAcceleratorError(
+            f"the fake accelerator cannot be kept in {cache} ({why}): make it writable and see that there is room, "
+            "or set XDG_CACHE_HOME to another folder"
+        ) from None
     return folder
 
 

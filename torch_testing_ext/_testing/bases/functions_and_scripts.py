@@ -297,10 +297,10 @@ def masks_of_ranks(devices: int | str | None, world_size: int, backend: str | No
     is_number = isinstance(devices, int) and not isinstance(devices, bool) and devices >= 0
     if devices is not None and devices != AUTO and not is_number:
         raise ValueError(f"devices is {devices!r}; it must be 'auto', or a number of accelerators, 0 or more")
-    if devices is None and backend is not None:
-        if not accelerators.need_accelerators(backend):
-            return {}
+    if devices in (None, AUTO) and backend is not None and accelerators.need_accelerators(backend):
         devices = world_size
+    elif devices is None and backend is not None:
+        return {}
     elif devices is None:
         devices = default_devices(Path(user_shell.working_folder() or os.sep))
     if devices == AUTO:

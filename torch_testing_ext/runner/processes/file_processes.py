@@ -159,7 +159,9 @@ class PreloadedServerClient:
         """
         if self.is_warm or not system.has_pids_of_host():
             return True
-        return pid == os.getpid() or pid in system.descendants(os.getpid())
+        # NVML may still know a process of a test that has ended.
+        is_gone = not os.path.exists(f"/proc/{pid}")
+        return is_gone or pid == os.getpid() or pid in system.descendants(os.getpid())
 
     # -- the process
 

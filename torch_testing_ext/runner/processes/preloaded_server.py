@@ -351,8 +351,10 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
         channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
     # While this process can still fork one that asks.
-    why_none = accelerators.why_no_device()
-    confines = accelerators.masks_confine() if count > 1 else True
+    why_none, confines = "", True
+    with suppress(accelerators.DriverDoesNotAnswer):
+        why_none = accelerators.why_no_device()
+        confines = accelerators.masks_confine() if count > 1 else True
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
     nccl = device_state.nccl_version() if count else ()

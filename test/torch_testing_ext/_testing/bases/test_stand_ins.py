@@ -97,7 +97,7 @@ class StandInsTest(unittest.TestCase):
             with (
                 self.subTest(accelerators=count),
                 mock.patch("torch_testing_ext._machine.accelerators.device_count", return_value=count),
-                mock.patch("torch_testing_ext._testing.bases.functions_and_scripts.spawn") as started,
+                mock.patch("torch_testing_ext._testing.bases.functions_and_scripts._spawn") as started,
             ):
                 with contextlib.nullcontext() if wanted else self.assertRaises(unittest.SkipTest):
                     spawn_for_all_world_sizes(with_files)
