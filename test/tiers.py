@@ -41,7 +41,8 @@ from slow_tests import is_slow
 TIERS = ("core", "full", "slow")
 CORE_SECONDS = 1.0
 FULL_SECONDS = 60.0
-TOLERANCE = 2.0
+# One measurement of the same test was up to 2.8 times another, on a busy machine.
+TOLERANCE = 4.0
 COSTS = Path(__file__).with_name("test_costs.tsv")
 # Another number is recorded only if it differs by more than both: the file then changes where tests have changed.
 _NOISE_SHARE = 0.25

@@ -150,10 +150,10 @@ class CheckTest(unittest.TestCase):
         return [test.name for test in tiers.outgrown(measured, Costs(rows))]
 
     def test_within_the_tolerance(self):
-        self.assertEqual(self.names({CHEAP: passed(1.9), COSTLY: passed(100.0), SLOW: passed(999.0)}), [])
+        self.assertEqual(self.names({CHEAP: passed(3.9), COSTLY: passed(200.0), SLOW: passed(999.0)}), [])
 
     def test_outgrown(self):
-        measured = {CHEAP: passed(2.1), COSTLY: passed(121.0), NEW: passed(9.0)}
+        measured = {CHEAP: passed(4.1), COSTLY: passed(241.0), NEW: passed(9.0)}
         self.assertEqual(self.names(measured), [NEW, CHEAP, COSTLY])
         lines, fails = tiers._describe_check(measured, COSTS)
         self.assertTrue(fails)
@@ -166,8 +166,8 @@ class CheckTest(unittest.TestCase):
     def test_what_tests_share(self):
         """Whoever comes first, and whichever tests run: all of the class have outgrown their tier, or none."""
         first, row = f"{MODULE}::A::test_a", f"{MODULE}::A::{SHARED}"
-        self.assertEqual(self.names({first: passed(0.2), row: passed(2.6)}, SHARING), [])
-        self.assertEqual(self.names({first: passed(0.2), row: passed(4.0)}, SHARING), [first])
+        self.assertEqual(self.names({first: passed(0.2), row: passed(5.6)}, SHARING), [])
+        self.assertEqual(self.names({first: passed(0.2), row: passed(8.4)}, SHARING), [first])
 
     def test_new_tests_are_named(self):
         lines, fails = tiers._describe_check({NEW: passed(0.1), f"{MODULE}::{SHARED}": passed(0.1)}, COSTS)
@@ -176,13 +176,13 @@ class CheckTest(unittest.TestCase):
 
     def test_a_slower_machine(self):
         others = {f"x.py::test_{number}": 0.5 for number in range(20)}
-        measured = {CHEAP: passed(2.6), **{name: passed(0.7) for name in others}}
+        measured = {CHEAP: passed(5.4), **{name: passed(0.7) for name in others}}
         self.assertEqual(self.names(measured, {**ROWS, **others}), [])
-        self.assertEqual(self.names({**measured, CHEAP: passed(2.9)}, {**ROWS, **others}), [CHEAP])
+        self.assertEqual(self.names({**measured, CHEAP: passed(5.8)}, {**ROWS, **others}), [CHEAP])
 
     def test_a_faster_machine_has_the_same_bars(self):
         others = {f"x.py::test_{number}": 0.5 for number in range(20)}
-        measured = {CHEAP: passed(1.9), **{name: passed(0.1) for name in others}}
+        measured = {CHEAP: passed(3.9), **{name: passed(0.1) for name in others}}
         self.assertEqual(self.names(measured, {**ROWS, **others}), [])
 
 
