@@ -152,9 +152,13 @@ def _devices() -> tuple[str | None, int]:
 
 
 def _masks() -> tuple[tuple[str, str], ...]:
-    """The masks that are set. They decide which devices the runtime shows: an answer holds while they stay the same."""
-    environ = os.environ
-    return tuple((name, environ[name]) for name in sorted(device_rules.all_masks()) if name in environ)
+    """All that may be a mask. They decide which devices the runtime shows: an answer holds while they stay the same."""
+    of_user = os.environ.get(device_rules.OTHER_MASKS, "")
+    return tuple(
+        (name, value)
+        for name, value in sorted(os.environ.items())
+        if "VISIBLE" in name or "AFFINITY" in name or name in of_user
+    )
 
 
 @functools.cache

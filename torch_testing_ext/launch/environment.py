@@ -305,8 +305,9 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if RANKS_PER_GPU in environ:
         # Raises an error unless it is a number.
         ranks_per_device(environ)
-    # Likewise, unless its entries are understood.
-    masks_by_user(environ)
+    if OTHER_MASKS in environ:
+        # Likewise, unless its entries are understood.
+        masks_by_user(environ)
     _check_default_timeout(environ.get(DEFAULT_TIMEOUT, ""))
     return Settings(**chosen)
 
