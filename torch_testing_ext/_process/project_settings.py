@@ -4,6 +4,7 @@ import configparser
 import functools
 import importlib
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,56 @@ def toml_module() -> ModuleType | None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# Our sections of the files.
+
+
+class SettingsError(ValueError):
+    """A file with settings cannot be read; the message names it and says why."""
+
+
+def setup_cfg_section(root: Path) -> dict[str, str]:
+    """The settings in setup.cfg; empty without any. Raises SettingsError."""
+    file = root / "setup.cfg"
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(file, encoding="utf-8")
+    except (configparser.Error, OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} cannot be read: {error}") from None
+    return dict(parser[SECTION]) if parser.has_section(SECTION) else {}
+
+
+def pyproject_section(root: Path) -> dict[str, Any] | None:
+    """The settings in pyproject.toml; None if it has no section of ours. Raises SettingsError."""
+    file = root / "pyproject.toml"
+    try:
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} cannot be read: {error}") from None
+    if f"tool.{SECTION}" not in text.replace(" ", ""):
+        return None
+    toml = _toml_reader(file)
+    try:
+        tool = toml.loads(text).get("tool", {})
+    except toml.TOMLDecodeError as error:
+        raise SettingsError(f"{file} cannot be read: {error}") from None
+    section = tool.get(SECTION) if isinstance(tool, dict) else None
+    if not isinstance(section, dict | None):
+        raise SettingsError(f"{file}: [tool.{SECTION}] is no table")
+    return section
+
+
+def _toml_reader(file: Path) -> ModuleType:
+    toml = toml_module()
+    if toml is not None:
+        return toml
+    version = ".".join(map(str, sys.version_info[:2]))
+    raise SettingsError(
+        f"{file} configures {SECTION}, but Python {version} cannot read TOML. Install tomli, or move the settings "
+        f"to the section [{SECTION}] of setup.cfg, which every Python can read."
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # The setting `devices`: what ranks use where nothing else says it.
 
 AUTO, CPU = "auto", "cpu"
@@ -78,15 +129,8 @@ def default_devices(folder: Path) -> str:
 def _of_project(folder: Path) -> str:
     root = project_root(folder)
     section: dict[str, Any] = {}
-    # Errors are for those who read all settings.
-    with suppress(configparser.Error, OSError, UnicodeDecodeError):
-        parser = configparser.ConfigParser(interpolation=None)
-        parser.read(root / "setup.cfg", encoding="utf-8")
-        section.update(parser[SECTION] if parser.has_section(SECTION) else {})
-    toml = toml_module()
-    text = text_of(root / "pyproject.toml")
-    # TOMLDecodeError is a ValueError.
-    with suppress(ValueError, AttributeError):
-        if toml is not None and SECTION in text:
-            section.update(toml.loads(text).get("tool", {}).get(SECTION, {}))
+    for read in (setup_cfg_section, pyproject_section):
+        # Errors are for those who read all settings.
+        with suppress(SettingsError):
+            section.update(read(root) or {})
     return str(section.get("devices", AUTO))

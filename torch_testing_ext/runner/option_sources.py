@@ -6,15 +6,14 @@ import glob
 import random
 import re
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU
+from torch_testing_ext._process import project_settings
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.project_settings import RUNNER_PREFIX, SECTION, files_in, toml_module
 
@@ -98,6 +97,7 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 # The options that one source sets: by field, the value and its exact source.
 Layer = dict[str, tuple[Any, str]]
+_Section = TypeVar("_Section")
 
 
 @dataclass(frozen=True)
@@ -262,14 +262,8 @@ def _defaults(root: Path) -> Layer:
 
 
 def _setup_cfg(root: Path) -> Layer:
-    file = root / "setup.cfg"
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read(file, encoding="utf-8")
-    except (configparser.Error, OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
-    section = dict(parser[SECTION]) if parser.has_section(SECTION) else {}
-    return _from_file(section, file, root)
+    section = _read_section(project_settings.setup_cfg_section, root)
+    return _from_file(section, root / "setup.cfg", root)
 
 
 def _pyproject(root: Path) -> Layer:
@@ -295,32 +289,14 @@ def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def pyproject_section(root: Path) -> dict[str, Any] | None:
     """The settings in the file, if it has any. Raises UsageError."""
-    file = root / "pyproject.toml"
-    try:
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
-    if f"tool.{SECTION}" not in text.replace(" ", ""):
-        return None
-    toml = _toml_reader(file)
-    try:
-        section = toml.loads(text).get("tool", {}).get(SECTION)
-    except toml.TOMLDecodeError as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
-    if not isinstance(section, dict | None):
-        raise UsageError(f"{file}: [tool.{SECTION}] is no table")
-    return section
+    return _read_section(project_settings.pyproject_section, root)
 
 
-def _toml_reader(file: Path) -> ModuleType:
-    toml = toml_module()
-    if toml is not None:
-        return toml
-    version = ".".join(map(str, sys.version_info[:2]))
-    raise UsageError(
-        f"{file} configures {SECTION}, but Python {version} cannot read TOML. Install tomli, or move the settings "
-        f"to the section [{SECTION}] of setup.cfg, which every Python can read."
-    )
+def _read_section(read: Callable[[Path], _Section], root: Path) -> _Section:
+    try:
+        return read(root)
+    except project_settings.SettingsError as error:
+        raise UsageError(str(error)) from None
 
 
 def _from_file(section: Mapping[str, str], file: Path, root: Path) -> Layer:
