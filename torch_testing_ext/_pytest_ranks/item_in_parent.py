@@ -241,12 +241,13 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     if why:
         raise pytest_internals.skip_at_test(why)
     fake = environment.read_settings().fake_devices
-    launched = launch.this_launch()
-    here = None if launched is None else int(os.environ.get(TORCHRUN.local_world_size, spec.world_size))
+    needed = spec.devices
     if spec.is_auto:
+        launched = launch.this_launch()
+        here = None if launched is None else int(os.environ.get(TORCHRUN.local_world_size, spec.world_size))
         spec = spec.on(len(fake) or accelerators.most_ranks(), here)
-    # The other ranks of a launch may be on other machines.
-    needed = spec.devices if here is None or not spec.is_auto else min(spec.devices, here)
+        # The other ranks of a launch may be on other machines.
+        needed = spec.devices if here is None else min(spec.devices, here)
     kind = "fake devices" if fake else accelerators.accelerator_type()
     item.stash[PLACE] = f"{spec.devices} {kind}" if spec.devices else CPU
     are_fake = needed <= len(fake)

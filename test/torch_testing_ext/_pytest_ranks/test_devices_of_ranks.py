@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
+import types
 import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
+from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process.project_settings import AUTO, CPU, DEVICES_OF_RUN, default_devices
 from torch_testing_ext._pytest_ranks import item_in_parent, item_in_rank
 from torch_testing_ext._pytest_ranks.marks import BadMark, spec_for
+from torch_testing_ext._testing.bases import launched_ranks
 from torch_testing_ext.common_utils import run_tests
 
 FAKE = {"TORCH_TESTING_EXT_FAKE_DEVICES": "a,b,c"}
@@ -42,6 +46,23 @@ class MarkTest(unittest.TestCase):
 
     def test_some_ranks_are_on_another_machine(self) -> None:
         self.assertEqual(spec_for(4, {}, None, AUTO).on(2, here=2).devices, 4)
+
+    def test_a_machine_needs_the_devices_of_its_own_ranks(self) -> None:
+        """Four ranks on two machines with two devices each: no skip."""
+        item = types.SimpleNamespace(stash={}, funcargs={})
+        for devices, expected in ((2, 4), (1, 0)):
+            with (
+                mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2", "TORCH_TESTING_EXT_FAKE_DEVICES": ""}),
+                mock.patch.multiple(accelerators, device_count=lambda: devices, accelerator_type=lambda: "cuda"),  # noqa: B023
+                mock.patch.object(launched_ranks, "wrong_size", return_value=""),
+                mock.patch.object(launch, "this_launch", return_value=object()),
+                mock.patch.object(item_in_parent, "rank_side", return_value=()),
+            ):
+                try:
+                    spec = item_in_parent.set_up(item, spec_for(4, {}, None, AUTO))
+                except pytest.skip.Exception as skip:
+                    self.fail(f"skipped: {skip}")
+            self.assertEqual(spec.devices, expected)
 
     def test_device_and_backend_follow(self) -> None:
         spec = spec_for(2, {}, None, AUTO)
