@@ -19,6 +19,7 @@ import pytest
 from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
+from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for
 from torch_testing_ext.launch.environment import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
@@ -141,16 +142,15 @@ def spec_for(
         environ = _environ_of_class(of_class, size)
         keywords = {**_keywords_of_class(of_class), **keywords}
     backend = _checked_backend(keywords.get("backend"))
-    devices = _checked_devices(keywords.get("devices"))
+    try:
+        devices = checked_devices(keywords.get("devices"))
+    except ValueError as error:
+        raise BadMark(str(error)) from None
     timeout = keywords.get("timeout")
     _checked_timeout(timeout)
-    # A backend of accelerators has no use for the CPU.
-    if devices in (None, AUTO) and _needs_accelerators(backend):
-        devices = size
+    devices = devices_for(devices, size, backend, default if of_class is None else None)
     if devices is None and _class_uses_accelerators(of_class):
         devices = size
-    if devices is None and backend is None and of_class is None:
-        devices = default
     is_auto = devices == AUTO
     isolated, scope = _checked_isolation(keywords)
     return RankSpec(
@@ -170,14 +170,6 @@ def _checked_backend(backend: Any) -> str | None:
     if backend is None or (isinstance(backend, str) and backend):
         return backend
     raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
-
-
-def _checked_devices(devices: Any) -> int | str | None:
-    if devices is None or devices == AUTO:
-        return devices  # type: ignore[no-any-return]  # checked here
-    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 0:
-        raise BadMark(f"devices is {devices!r}; it must be 'auto', or a number of accelerators, 0 or more")
-    return devices
 
 
 def _checked_timeout(timeout: Any) -> float | None:
@@ -545,12 +537,6 @@ def _environ_of_class(cls: type[DistributedExec], size: int) -> dict[str, str | 
 
 def _class_uses_accelerators(cls: type[DistributedExec] | None) -> bool:
     return cls is not None and (cls.requires_cuda_env or _has_accelerators())
-
-
-def _needs_accelerators(backend: str | None) -> bool:
-    from torch_testing_ext._machine import accelerators
-
-    return accelerators.need_accelerators(backend)
 
 
 def _has_accelerators() -> bool:

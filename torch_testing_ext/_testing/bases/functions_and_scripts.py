@@ -42,7 +42,7 @@ from torch_testing_ext._process.project_settings import AUTO, default_devices
 from torch_testing_ext._process.run_limited import CommandEnd, run_limited
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.marks import needs
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, kinds_on, may_differ
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
 from torch_testing_ext.launch.probes import Logs, records_of
 from torch_testing_ext.launch.rank_watch import RankEvidence, with_collectives
@@ -294,15 +294,10 @@ def spawn(
 
 def masks_of_ranks(devices: int | str | None, world_size: int, backend: str | None = None) -> dict[str, str]:
     """The variables that hide accelerators from ranks that are to use the CPU. Raises a skip if there are too few."""
-    is_number = isinstance(devices, int) and not isinstance(devices, bool) and devices >= 0
-    if devices is not None and devices != AUTO and not is_number:
-        raise ValueError(f"devices is {devices!r}; it must be 'auto', or a number of accelerators, 0 or more")
-    if devices in (None, AUTO) and backend is not None and accelerators.need_accelerators(backend):
-        devices = world_size
-    elif devices is None and backend is not None:
+    default = default_devices(Path(user_shell.working_folder() or os.sep))
+    devices = devices_for(checked_devices(devices), world_size, backend, default)
+    if devices is None:
         return {}
-    elif devices is None:
-        devices = default_devices(Path(user_shell.working_folder() or os.sep))
     if devices == AUTO:
         devices = world_size if accelerators.most_ranks() >= world_size else 0
     skip = needs.devices(devices).unmet() if isinstance(devices, int) and devices else None

@@ -1,9 +1,10 @@
-"""Decorators that set something for one test, or the tests of a class: the timeout, the checks of its collectives."""
+"""What tests say of themselves: decorators for the timeout and the checks of collectives; and their devices."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
+from torch_testing_ext._process.project_settings import AUTO
 
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
@@ -77,3 +78,30 @@ def kinds_of_test(test: Any) -> tuple[str, ...]:
 
 def _method(test: Any) -> Any:
     return getattr(test, test._testMethodName, None)
+
+
+def checked_devices(devices: Any) -> int | str | None:
+    """Return what a test says of its devices: a number, `AUTO`, or None for nothing. Raises ValueError."""
+    is_number = isinstance(devices, int) and not isinstance(devices, bool) and devices >= 0
+    if devices is not None and devices != AUTO and not is_number:
+        raise ValueError(f"devices is {devices!r}; it must be 'auto', or a number of accelerators, 0 or more")
+    return devices  # type: ignore[no-any-return]  # checked here
+
+
+def devices_for(
+    devices: int | str | None, world_size: int, backend: str | None, default: str | None
+) -> int | str | None:
+    """Complete what a test says of its devices, if it says nothing: by its backend, or else by this default.
+
+    A backend of accelerators needs one for each rank, and has no use for the CPU; with any other one, nothing is said.
+    """
+    if devices in (None, AUTO) and backend is not None and _needs_accelerators(backend):
+        return world_size
+    return default if devices is None and backend is None else devices
+
+
+def _needs_accelerators(backend: str) -> bool:
+    # It imports torch, which marks without a backend do not need.
+    from torch_testing_ext._machine import accelerators
+
+    return accelerators.need_accelerators(backend)
