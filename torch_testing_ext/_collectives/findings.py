@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -585,13 +585,16 @@ def left_alone_sentence(gone: Sequence[int], ended: Ended, wait: Wait, waiting: 
     """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
     left = f"{list_of(gone)} {'left' if how == EndWords.PASSED else how}"
-    wait_in = f"{list_of(waiting)} {verb_for(waiting, 'is', 'are')} waiting"
-    if wait.call.kind == STORE:
-        return f"{left} without setting {wait.keys_in_words}; {wait_in} for it"
+    if wait.is_at_store:
+        return f"{left} without setting {wait.keys_in_words}; {_are_waiting(waiting)} for it"
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
-        return f"{left} without {doing}; {wait_in} in {wait.name}"
-    return f"{left} before {wait.name}{_of_named_group(wait.group)}; {wait_in} in it"
+        return f"{left} without {doing}; {_are_waiting(waiting)} in {wait.name}"
+    return f"{left} before {_call_in_group(wait)}; {_are_waiting(waiting)} in it"
+
+
+def _are_waiting(ranks: Collection[int]) -> str:
+    return f"{list_of(list(ranks))} {verb_for(ranks, 'is', 'are')} waiting"
 
 
 def _cycle(deadlocked: Mapping[int, Wait]) -> list[int]:
@@ -670,8 +673,7 @@ def _behind(group: SharedGroup, calls: CallsByRank) -> Finding | None:
     if not behind:
         return None
     call = next(iter(in_front.values()))
-    wait_in = f"{list_of(list(in_front))} {verb_for(in_front, 'is', 'are')} waiting in it"
-    sentence = f"{list_of(behind)} never reached {call.name}{_of_named_group(group)}; {wait_in}"
+    sentence = f"{list_of(behind)} never reached {call.name}{_of_named_group(group)}; {_are_waiting(in_front)} in it"
     lines = tuple(Doing(rank, f"in {call}", call.site) for rank, call in in_front.items())
     return Finding(FindingKind.BEHIND, sentence, lines, behind)
 
@@ -710,7 +712,7 @@ def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
             continue
         gone = tuple(rank for rank in group.ranks if rank not in issued)
         first = next(iter(issued.values()))
-        sentence = _passed_without(gone, first, group, list(issued))
+        sentence = _left_before(gone, first, group, list(issued))
         if has_raised:
             sentence += f"; {list_of(caught)} {verb_for(caught, 'has', 'have')} caught the error"
         finding = Finding(FindingKind.UNMATCHED, sentence, _doing(issued), gone, is_hazard=True)
@@ -718,7 +720,7 @@ def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
     return _first_of(candidates)
 
 
-def _passed_without(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
+def _left_before(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
     return f"{list_of(gone)} left before {call.name}{_of_named_group(group)}, which {list_of(issuers)} issued"
 
 
@@ -753,7 +755,7 @@ def _unmatched(wait: Wait) -> str:
         verb = "received" if wait.call.kind == "send" else "sent"
         return f"nobody has {verb} the message of rank {wait.rank}'s {wait.title}"
     issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
-    return _passed_without(wait.missing, wait.call, wait.group, issuers)
+    return _left_before(wait.missing, wait.call, wait.group, issuers)
 
 
 def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
