@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,24 @@ def finish(check: Any, process: subprocess.Popen, name: str = "run") -> Finished
 
 def run_test(check: Any, *argv: str, name: str = "run", environ: dict[str, str] | None = None) -> Finished:
     return finish(check, start_run_test(check, *argv, name=name, environ=environ), name)
+
+
+def run_with_memory(c: Any, *words: str) -> Finished:
+    """Run tests, and expect that the GPUs have their memory back after the run. Skips the check without NVML."""
+    from torch_testing_ext._machine.nvml import NvmlError, open_nvml
+    from torch_testing_ext.runner.engine.engine import MARGIN
+
+    try:
+        nvml = open_nvml()
+    except NvmlError as error:
+        c.skip(f"memory cannot be checked: {error}")
+
+    def used() -> int:
+        return sum(usage.memory or 0 for usage in nvml.usage().values())
+
+    with closing(nvml):
+        before = used()
+        finished = run_test(c, *words)
+        more = used() - before
+    c.expect(more <= MARGIN, "the GPUs have their memory back after the run", more)
+    return finished
