@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from loops import CALLS, ByEngine, adam, error, net, sgd, state, update, whole
+from loops import CALLS, ByEngine, adam, error, net, sgd, state, update, whole, zeroing_in_place
 from outside_loops import inner
 from torch import nn
 
@@ -103,14 +103,6 @@ class Keeping(torch.optim.Optimizer):
                 param.add_(values["kept"], alpha=-0.05)
             param.add_(param.grad, alpha=-0.1)
             values["kept"] = self.keep(param)
-
-
-def zeroing_in_place(model, optimizer, batch):
-    optimizer.zero_grad(set_to_none=False)
-    loss = error(model, batch)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
 
 
 def decaying_first(model, optimizer, batch):
