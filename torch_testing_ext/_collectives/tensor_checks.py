@@ -14,7 +14,7 @@ import warnings
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +29,7 @@ from torch.optim import optimizer as hooks_of_optimizers
 from torch_testing_ext._torch import flight_recorder, operation_hook, sharding
 from torch_testing_ext._torch.operation_hook import OpSpec
 from torch_testing_ext._torch.sharding import Replica
+from torch_testing_ext._torch.tensors import tensors_in
 
 from .failure import Site
 from .sanitizer_findings import END, Look, Sum
@@ -204,21 +205,12 @@ class Check:
         """The test of this rank has returned."""
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument that may be one, a list, or a list of lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    else:
-        for item in value:
-            yield from tensors_of(item)
-
-
 def inputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [] if spec.inputs is None else list(tensors_of(args[spec.inputs]))
+    return [] if spec.inputs is None else list(tensors_in(args[spec.inputs]))
 
 
 def outputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [] if spec.outputs is None else list(tensors_of(args[spec.outputs]))
+    return [] if spec.outputs is None else list(tensors_in(args[spec.outputs]))
 
 
 def shapes_in_words(tensors: list[torch.Tensor]) -> str:

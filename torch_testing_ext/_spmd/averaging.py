@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from torch_testing_ext._torch.tensors import tensors_in
 from torch_testing_ext._torch.tracing import (
     at_end_of_backward,
     disable_torch_function,
@@ -308,7 +309,8 @@ class ReadWatch(TorchFunctionMode):
             # Another rank may read before it.
             self.settle(False)
         if (self.stale or self.updated) and _reads(func):
-            self._notice({storage_key(tensor) for tensor in _tensors((args, kwargs))})
+            tensors = (tensor for tensor in tensors_in((args, kwargs)) if tensor.layout is torch.strided)
+            self._notice({storage_key(tensor) for tensor in tensors})
         return func(*args, **kwargs)
 
     def _notice_gradient(self, managed: ManagedParam) -> None:
@@ -366,18 +368,6 @@ def _reads(func: Any) -> bool:
     if name in _PROPERTIES:
         name = getattr(getattr(func, "__self__", None), "__name__", "")
     return name not in _HARMLESS
-
-
-def _tensors(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided:
-            yield value
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _tensors(inner)
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _tensors(inner)
 
 
 def _only_drops() -> bool:

@@ -6,7 +6,7 @@ the rank's rows of what it has changed: a model is called, read and averaged as 
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from torch_testing_ext._torch.tensors import tensors_in
 from torch_testing_ext._torch.tracing import (
     backward_accumulates,
     below_subclass_functions,
@@ -66,12 +67,11 @@ class RestingTensor(DTensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch on rows or on whole tensors."""
         kwargs = kwargs or {}
-        is_slot = getattr(func, "__name__", "") in _SLOTS
-        name = getattr(getattr(func, "__self__", None) if is_slot else func, "__name__", "")
+        name = _name_of(func)
         if name in _OWN:
             return _OWN[name](*args, **kwargs)
         with below_subclass_functions():
-            if is_slot and func.__name__ == "__set__":
+            if getattr(func, "__name__", "") == "__set__":
                 return _SETTERS.get(name, func)(*args)
             if name in _PASSING:
                 return func(*args, **kwargs)
@@ -94,13 +94,17 @@ class ViewOfWhole(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with below_subclass_functions():
-            views = [value for value in _tensors((args, kwargs)) if isinstance(value, ViewOfWhole)]
-            is_slot = getattr(func, "__name__", "") in _SLOTS
-            name = getattr(getattr(func, "__self__", None) if is_slot else func, "__name__", "")
-            if name in _PASSING:
+            views = [value for value in tensors_in((args, kwargs)) if isinstance(value, ViewOfWhole)]
+            if _name_of(func) in _PASSING:
                 return func(*args, **kwargs)
             run = _WholeRun(func, args, kwargs, [view._gathered for view in views])
             return run.result()
+
+
+def _name_of(func: Any) -> str:
+    """The name of a function; where an attribute is read or set, that of the attribute."""
+    name = getattr(func, "__name__", "")
+    return getattr(getattr(func, "__self__", None), "__name__", "") if name in _SLOTS else name
 
 
 def rest_as(dtensor: Any) -> Any:
@@ -121,14 +125,19 @@ def resting_like(dtensor: Any, local: torch.Tensor) -> Any:
 
 def _run_by_rows(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     result = _mapped(func(*args, **kwargs), _as_result)
-    # Of the names with two underscores, those of `+=` and the like write, those such as `__rsub__` do not.
-    if name.endswith("_") and (not name.endswith("__") or name.startswith("__i")):
+    if _writes(name):
         # DTensor's own operations do not count writes to rows.
-        for value in _tensors((args, kwargs)):
+        for value in tensors_in((args, kwargs)):
             if isinstance(value, DTensor):
                 increment_version(local_tensor(value))
-    _allow_swap(name, next(_tensors((args, kwargs)), None), result)
+    _allow_swap(name, next(tensors_in((args, kwargs)), None), result)
     return result
+
+
+def _writes(name: str) -> bool:
+    """Does a function of this name write into an argument?"""
+    # Of the names with two underscores, those of `+=` and the like do; those such as `__rsub__` do not.
+    return name.endswith("_") and (not name.endswith("__") or name.startswith("__i"))
 
 
 def _as_result(value: torch.Tensor) -> torch.Tensor:
@@ -339,7 +348,7 @@ def _refuse_in_call(args: Any, kwargs: Any) -> None:
     """Refuse the rows of a parameter that a call has whole: they are those of the call before."""
     if not in_call:
         return
-    for value in _tensors((args, kwargs)):
+    for value in tensors_in((args, kwargs)):
         managed = in_call.get(storage_key(local_tensor(value))) if isinstance(value, DTensor) else None
         if managed is not None:
             raise SPMDError(
@@ -364,23 +373,12 @@ def _allow_swap(name: str, tensor: Any, converted: Any) -> None:
 # Arguments and results.
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _tensors(inner)
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _tensors(inner)
-
-
 def _has_plain(name: str, args: Any, kwargs: Any) -> bool:
     """Is a plain tensor among the arguments? Rows may be changed by one without dimensions, such as a learning rate."""
-    plain = [value for value in _tensors((args, kwargs)) if not isinstance(value, DTensor)]
+    plain = [value for value in tensors_in((args, kwargs)) if not isinstance(value, DTensor)]
     if not plain:
         return False
-    updates_rows = name.endswith("_") and isinstance(next(_tensors(args), None), DTensor)
+    updates_rows = _writes(name) and isinstance(next(tensors_in(args), None), DTensor)
     return not updates_rows or any(value.dim() > 0 for value in plain)
 
 

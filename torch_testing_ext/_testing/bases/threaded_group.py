@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from torch_testing_ext._collectives.records import (
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._torch import flight_recorder, process_state
+from torch_testing_ext._torch.tensors import tensors_in
 from torch_testing_ext.launch import Cause
 
 if TYPE_CHECKING:
@@ -158,14 +159,6 @@ def split(tensor: Tensor, sizes: Sequence[int] | Tensor | None, count: int) -> l
 # -- the arguments of a collective in threads: `(outputs, inputs)`, or the tensors of one that works in place
 
 
-def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
-    if isinstance(arguments, torch.Tensor):
-        yield arguments
-    elif isinstance(arguments, (list, tuple)):
-        for part in arguments:
-            yield from tensors_of(part)
-
-
 @dataclass(frozen=True)
 class SanitizedOptions:
     """Further properties in which the ranks must agree in a sanitized collective.
@@ -210,8 +203,8 @@ def written_and_read(
     """The tensors that a collective writes in this rank of the group, and those that it reads: perhaps the same."""
     if isinstance(arguments, tuple) and arguments:
         outputs, inputs = arguments
-        return list(tensors_of(outputs)), list(tensors_of(inputs))
-    tensors = list(tensors_of(arguments))
+        return list(tensors_in(outputs)), list(tensors_in(inputs))
+    tensors = list(tensors_in(arguments))
     if kind != "broadcast":
         return tensors, tensors
     if options.get("root") == rank:
@@ -221,7 +214,7 @@ def written_and_read(
 
 def finish_on_device(arguments: Any) -> None:
     """Streams belong to threads: work that one has queued on a tensor must end before another touches the tensor."""
-    devices = {tensor.device for tensor in tensors_of(arguments)}
+    devices = {tensor.device for tensor in tensors_in(arguments)}
     for device in devices:
         if device.type not in ("cpu", "meta"):
             torch.accelerator.current_stream(device).synchronize()
@@ -493,7 +486,7 @@ class Rendezvous:
 
     def _enter(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> tuple[_Collective, _Issued]:
         self._counts[rank] += 1
-        tensors = list(tensors_of(arguments))
+        tensors = list(tensors_in(arguments))
         issued = _Issued(
             kind,
             next(self._world.record_ids),
@@ -627,7 +620,7 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._run("barrier", (), lambda arguments: None)
 
     def broadcast(self, tensor_list: Any, opts: Any) -> dist.Work:
-        tensors = list(tensors_of(tensor_list))
+        tensors = list(tensors_in(tensor_list))
         return self._run("broadcast", tensors, broadcast, root=opts.rootRank)
 
     def allreduce(self, tensor_list: Any, opts: Any = None) -> dist.Work:

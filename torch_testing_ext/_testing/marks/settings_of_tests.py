@@ -1,4 +1,4 @@
-"""What tests say of themselves: decorators for the timeout and the checks of collectives; and their devices."""
+"""Settings of single tests: decorators for the timeout and the checks of collectives; and the rules of their devices."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
