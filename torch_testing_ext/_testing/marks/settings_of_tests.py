@@ -1,4 +1,4 @@
-"""Settings of single tests: decorators for the timeout and the checks of collectives; and the rules of their devices."""
+"""Settings of single tests: decorators for the timeout and the checks of collectives; the rules of their devices."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
