@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
+from torch_testing_ext._process import files
 
 from . import LIBRARY_FOLDER
 
@@ -173,11 +174,9 @@ def library_folder(cache: Path, announce: Callable[[str], None]) -> Path:
 @contextmanager
 def _locked(lock: Path, announce: Callable[[str], None]) -> Iterator[None]:
     with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not files.try_lock(file):
             announce("waiting for another process, which builds the fake accelerator")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            files.lock(file)
         yield
 
 
