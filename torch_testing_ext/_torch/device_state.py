@@ -357,7 +357,8 @@ def _replace(module: Any, name: str, new: Any) -> None:
 
 def stop_noting() -> None:
     """Put the functions of torch back. Ranks have nothing to note: nobody forks them."""
-    for module, name, original in reversed(_originals):
+    while _originals:
+        module, name, original = _originals.pop()
         setattr(module, name, original)
 
 

@@ -45,7 +45,6 @@ def cuda_that_shows(count, by_nvml=2, error="No CUDA GPUs are available"):
 
     # A torch that is built for CUDA would get its own functions back when the noting ends.
     device_state.stop_noting()
-    device_state._originals.clear()
     with ExitStack() as stack:
         for owner, name, value in (
             (torch.version, "cuda", "13.2"),

@@ -17,6 +17,7 @@ from unittest import mock
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import child_processes
+from torch_testing_ext._torch import device_state
 
 from .processes import ROOT
 
@@ -54,6 +55,8 @@ def with_accelerators(count: int = 0, **environ: str) -> Callable[[Callable[...,
         @functools.wraps(test)
         def in_child(self: unittest.TestCase) -> None:
             with have_accelerators(count, **environ):
+                # A test that counted devices in this worker may have ended the noting.
+                device_state.note_first_use()
                 register()
                 test(self)
 
