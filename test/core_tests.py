@@ -34,7 +34,7 @@ CORE: dict[str, str] = {
     "a compiled step": "distributed/_composable/test_replicate_with_compiler.py::ReplicateTest::test_compile_cpu",
     "programs of ranks that part": f"{OURS}_spmd/test_programs_part.py::TestProgramsPart::test_branches",
     "a suite of FSDP and tensor parallel": (
-        "distributed/fsdp/test_fully_shard_tp_integration.py::TestFullyShardTPIntegration::test_fully_shard_tp_collectives"
+        "distributed/properties/test_fully_shard_tp_integration.py::TestFullyShardTPIntegration::test_fully_shard_tp_collectives"
     ),
     "the examples": f"{OURS}test_examples.py::ExamplesTest::test_all_pass",
 }

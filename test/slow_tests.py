@@ -30,7 +30,7 @@ SLOW = {
         f"{OURS}_collectives/test_*.py::SoundProgramsTest::test_*_compiled",
     ),
     "the examples of properties: run_test.py runs them as the README's main command does": (
-        "distributed/*_properties.py::*",
+        "distributed/properties/*_properties.py::*",
         f"{OURS}faults/test_property_suites_catch_faults.py::*",
     ),
     "a hundred edits, each followed by a warm and a cold run; test_each_kind_of_edit stays": (

@@ -1,7 +1,7 @@
 """The suites that use accelerators where there are enough."""
 
 SUITES = (
-    "test/distributed/fsdp/test_fully_shard_tp_integration.py",
+    "test/distributed/properties/test_fully_shard_tp_integration.py",
     "test/distributed/fsdp/test_fsdp_tp_integration.py",
     "test/distributed/tensor/parallel/test_ddp_2d_parallel.py",
     "test/distributed/tensor/parallel/test_tp_examples.py",

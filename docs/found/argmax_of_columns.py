@@ -2,7 +2,7 @@
 
 Seen on torch 2.13.0, 2.14.1 and 2.15.0. It returns the maximum of the lowest rank, while torch.argmax promises the
 first one. Torch 2.11.0 raises an error in gloo instead. Found by
-test/distributed/tensor/test_dtensor_ops_properties.py.
+test/distributed/properties/test_dtensor_ops_properties.py.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """

@@ -3,7 +3,7 @@
 Seen on torch 2.13.0 and 2.15.0; 2.11.0 refuses this convolution. Each rank convolves with its own output channels, but
 the result claims to be replicated: no rank has all channels, and none says so. The sharding rule asks for replicated
 weights; the handler of convolutions does not redistribute them. Found by
-test/distributed/tensor/test_dtensor_opinfo_properties.py.
+test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """

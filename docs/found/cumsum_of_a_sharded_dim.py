@@ -2,7 +2,7 @@
 
 Seen on torch 2.13.0; 2.14.1 and 2.15.0 are right. Each rank sums its own part, and no rank adds the preceding parts,
 because torch does not recognise -1 as the sharded dim. It does recognise the dim as a positive number. Found by
-test/distributed/tensor/test_dtensor_ops_properties.py.
+test/distributed/properties/test_dtensor_ops_properties.py.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """

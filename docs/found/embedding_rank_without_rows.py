@@ -3,7 +3,7 @@
 Seen on torch 2.13.0, 2.14.1 and 2.15.0, on CPU. With four rows over three ranks the last rank has none, and its lookup
 raises "index_select(): self indexing axis dim should be positive", while the others wait for it in the all-reduce. With
 fewer rows than ranks, DTensor takes another path, which works. Found by
-test/distributed/tensor/parallel/test_tp_properties.py, with five rows over four ranks.
+test/distributed/properties/test_tp_properties.py, with five rows over four ranks.
 
 Run this file: it prints what the last rank got, and exits with 1 if that was an error.
 """

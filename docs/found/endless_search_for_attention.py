@@ -5,7 +5,7 @@ arguments. Several operations inside have decompositions of their own, and are t
 
 Seen on torch 2.13.0 and 2.15.0, where a call took 12 seconds of an idle core and two minutes of a busy one; 2.11.0
 refuses it at once. Found by
-test/distributed/tensor/test_dtensor_opinfo_properties.py.
+test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it exits with 1 if the call has not ended after 4 seconds, and shows where it is.
 """

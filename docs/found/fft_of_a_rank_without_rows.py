@@ -5,7 +5,7 @@ configuration parameters" for a tensor without elements. The other ranks have th
 collective. The same goes for all 18 transforms of torch.fft.
 
 Seen on torch 2.12.0 and 2.13.0, on CPU; torch 2.11.0 and 2.15.0 are right. Found by
-test/distributed/tensor/test_dtensor_opinfo_properties.py.
+test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it prints what the last rank got, and exits with 1 if that was an error.
 """

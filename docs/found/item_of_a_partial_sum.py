@@ -3,7 +3,7 @@
 A loss that was computed on shards is often a partial sum, and `loss.item()` is what training loops log: every rank logs
 another number, and none is the loss. `float(loss)` does the same.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/tensor/test_dtensor_opinfo_properties.py.
+Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """

@@ -2,7 +2,7 @@
 
 Seen on torch 2.13.0, 2.14.1 and 2.15.0. It is the mean of the ranks' means, in which an element of a short shard has
 more weight. The same goes for huber_loss, smooth_l1_loss, binary_cross_entropy (also with logits) and soft_margin_loss.
-Found by test/distributed/tensor/test_dtensor_ops_properties.py.
+Found by test/distributed/properties/test_dtensor_ops_properties.py.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """

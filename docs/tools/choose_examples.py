@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Choose the examples that a property suite replays in every run, and write them as a module of data.
 
-    python docs/tools/choose_examples.py test/distributed/test_c10d_properties.py
+    python docs/tools/choose_examples.py test/distributed/properties/test_c10d_properties.py
 
 Of each property of the suite, the tool draws examples by Hypothesis and computes the traits of each: operations, sizes,
 meshes, placements and options by name. It takes the example that adds most traits and pairs of traits to those chosen

@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 
 from torch_testing_ext.hypothesis_utils import MeshPlan, given, reject, replay, whole_numbers
 
-FOLDER = Path(__file__).resolve().parents[2] / "test" / "distributed" / "tensor"
+FOLDER = Path(__file__).resolve().parents[2] / "test" / "distributed" / "properties"
 DATA = FOLDER / "dtensor_opinfo_examples.py"
 sys.path.insert(0, str(FOLDER))
 MESHES = ((4,), (2, 2), (4,), (1, 4), (2, 2), (4, 1))  # those with ranks in one dim, or in two, more often

@@ -433,13 +433,13 @@ from spmd_programs import Recipe
 )
 
 SUITES = {
-    "test/distributed/_spmd/test_spmd_properties.py": SPMD,
-    "test/distributed/test_c10d_properties.py": C10D,
-    "test/distributed/test_functional_collectives_properties.py": FUNCTIONAL,
-    "test/distributed/tensor/test_redistribute_properties.py": REDISTRIBUTE,
-    "test/distributed/tensor/test_dtensor_ops_properties.py": OPS,
-    "test/distributed/tensor/parallel/test_tp_properties.py": TENSOR_PARALLEL,
-    "test/distributed/checkpoint/test_checkpoint_properties.py": CHECKPOINT,
-    "test/distributed/fsdp/test_fully_shard_properties.py": FULLY_SHARD,
-    "test/distributed/pipelining/test_schedule_properties.py": SCHEDULES,
+    "test/distributed/properties/test_spmd_properties.py": SPMD,
+    "test/distributed/properties/test_c10d_properties.py": C10D,
+    "test/distributed/properties/test_functional_collectives_properties.py": FUNCTIONAL,
+    "test/distributed/properties/test_redistribute_properties.py": REDISTRIBUTE,
+    "test/distributed/properties/test_dtensor_ops_properties.py": OPS,
+    "test/distributed/properties/test_tp_properties.py": TENSOR_PARALLEL,
+    "test/distributed/properties/test_checkpoint_properties.py": CHECKPOINT,
+    "test/distributed/properties/test_fully_shard_properties.py": FULLY_SHARD,
+    "test/distributed/properties/test_schedule_properties.py": SCHEDULES,
 }

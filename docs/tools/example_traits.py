@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 from torch_testing_ext._hypothesis.strategies import PartitionPlan
 from torch_testing_ext.hypothesis_utils import DTensorPlan, MeshPlan, PerRank
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "test" / "distributed"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "test" / "distributed" / "properties"))
 
 from collective_programs import Program, Step
 

@@ -53,7 +53,7 @@ class SlowTestsTest(unittest.TestCase):
 
     def test_by_their_whole_ids(self):
         self.assertTrue(is_slow("test/torch_testing_ext/launch/test_soak.py::SoakTest::test_nothing_accumulates"))
-        self.assertTrue(is_slow("test/distributed/test_c10d_properties.py::TestCollectives::test_a"))
+        self.assertTrue(is_slow("test/distributed/properties/test_c10d_properties.py::TestCollectives::test_a"))
         self.assertFalse(is_slow("test/torch_testing_ext/launch/test_verdict.py::TestVerdict::test_a"))
         self.assertFalse(is_slow("test/torch_testing_ext/launch/test_soak_more.py::SoakTest::test_a"))
 

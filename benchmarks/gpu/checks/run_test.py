@@ -9,7 +9,7 @@ LIMIT = 30
 def check(c):
     files = (
         "test/distributed/_spmd/test_data_parallel.py",
-        "test/distributed/checkpoint/test_checkpoint_properties.py",
+        "test/distributed/properties/test_checkpoint_properties.py",
     )
     found = runs.run_test(c, *files, "-otests=test/distributed", "--ranks-per-gpu=4", "--timeout=60")
     for verdict in ("passed", "failed", "skipped"):

@@ -20,7 +20,7 @@ from torch_testing_ext._torch import sharding
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
 fsdp1 = load("fsdp/test_fsdp_tp_integration.py")
-fsdp2 = load("fsdp/test_fully_shard_tp_integration.py")
+fsdp2 = load("properties/test_fully_shard_tp_integration.py")
 
 
 # -- faults

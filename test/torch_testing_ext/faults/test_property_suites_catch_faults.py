@@ -22,12 +22,12 @@ from torch_testing_ext._hypothesis import hypothesis_internals
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.hypothesis_utils import Phase, settings
 
-redistribute = load("tensor/test_redistribute_properties.py")
-c10d = load("test_c10d_properties.py")
-checkpoint = load("checkpoint/test_checkpoint_properties.py")
-fully_shard = load("fsdp/test_fully_shard_properties.py")
-opinfo = load("tensor/test_dtensor_opinfo_properties.py")
-functional = load("test_functional_collectives_properties.py")
+redistribute = load("properties/test_redistribute_properties.py")
+c10d = load("properties/test_c10d_properties.py")
+checkpoint = load("properties/test_checkpoint_properties.py")
+fully_shard = load("properties/test_fully_shard_properties.py")
+opinfo = load("properties/test_dtensor_opinfo_properties.py")
+functional = load("properties/test_functional_collectives_properties.py")
 calls = importlib.import_module("functional_calls")
 
 # -- faults

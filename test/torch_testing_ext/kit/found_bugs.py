@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 # For the tables of its suites. This folder is known by links, too, from which `..` would lead elsewhere.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "distributed" / "tensor"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "distributed" / "properties"))
 from known_versions import ALL as ALL, repaired as repaired
 
 # The first version of torch that is right; None if no version is.

@@ -12,7 +12,7 @@ from torch_testing_ext.runner.scheduling import selection as selection_module
 from torch_testing_ext.runner.scheduling.selection import Selection, test_files
 
 PARALLEL = "test/distributed/tensor/parallel/test_tp_examples.py"
-PROPERTIES = "test/distributed/tensor/parallel/test_tp_properties.py"
+PROPERTIES = "test/distributed/properties/test_tp_properties.py"
 TP = "test/distributed/tensor/test_tp.py"
 FSDP = "test/distributed/fsdp/test_fsdp.py"
 FILES = (FSDP, PARALLEL, PROPERTIES, TP)

@@ -3,7 +3,7 @@
 A run takes the programs of spmd_examples.py. To search for others, for hours:
 
     export DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=9000
-    python test/distributed/_spmd/test_spmd_properties.py --hypothesis-profile=search
+    python test/distributed/properties/test_spmd_properties.py --hypothesis-profile=search
 """
 
 import spmd_examples as examples
