@@ -12,10 +12,10 @@ from torch_testing_ext.runner.scheduling import selection as selection_module
 from torch_testing_ext.runner.scheduling.selection import Selection, test_files
 
 PARALLEL = "test/distributed/tensor/parallel/test_tp_examples.py"
-PROPERTIES = "test/distributed/properties/test_tp_properties.py"
+OTHER_2D = "test/distributed/tensor/parallel/test_tp_style.py"
 TP = "test/distributed/tensor/test_tp.py"
 FSDP = "test/distributed/fsdp/test_fsdp.py"
-FILES = (FSDP, PARALLEL, PROPERTIES, TP)
+FILES = (FSDP, PARALLEL, OTHER_2D, TP)
 TESTS = (
     make_test("test_mlp", PARALLEL, "ExamplesTest"),
     make_test("test_mlp_large", PARALLEL, "ExamplesTest"),
@@ -52,16 +52,16 @@ class FilesTest(unittest.TestCase):
     def test_names(self):
         for name, expected in (
             (PARALLEL, [PARALLEL]),
-            ("test/distributed/tensor", [PARALLEL, PROPERTIES, TP]),
-            ("distributed/tensor/parallel", [PARALLEL, PROPERTIES]),
-            ("distributed/tensor/parallel/", [PARALLEL, PROPERTIES]),
+            ("test/distributed/tensor", [PARALLEL, OTHER_2D, TP]),
+            ("distributed/tensor/parallel", [PARALLEL, OTHER_2D]),
+            ("distributed/tensor/parallel/", [PARALLEL, OTHER_2D]),
             ("distributed.tensor.parallel.test_tp_examples", [PARALLEL]),
             ("parallel/test_tp_examples", [PARALLEL]),
             ("test_tp_examples.py", [PARALLEL]),
             ("test_tp_examples", [PARALLEL]),
             ("test_tp", [TP]),  # an exact name excludes names that begin with it
-            ("test_tp_", [PARALLEL, PROPERTIES]),
-            ("tensor/par", [PARALLEL, PROPERTIES]),
+            ("test_tp_", [PARALLEL, OTHER_2D]),
+            ("tensor/par", [PARALLEL, OTHER_2D]),
             ("tensor/parallel/test_tp_e", [PARALLEL]),
             ("test_fsdp::FsdpTest", [FSDP]),
             ("::FsdpTest", list(FILES)),
