@@ -6,8 +6,10 @@ checkout is only read. git computes the diff and checks that the patch applies.
 """
 
 import argparse
+import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +43,15 @@ from vendoring import INSTEAD
 from torch_testing_ext.upstream import mapping, rewriting
 from torch_testing_ext.upstream.mapping import THEIR_KIT, Side, UserError, module_on, moved_name, source_of
 
+# The lines at the top of a file by which PyTorch finds its owners, and says whose it is.
+_HEADER = ("# Owner(s):", "# Copyright")
+# As PyTorch's linter formats its Python.
+_STYLE = (
+    "line-length = 88",
+    "lint.isort.order-by-type = false",
+    "lint.isort.force-sort-within-sections = false",
+    "lint.isort.lines-after-imports = 2",
+)
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
 
 
@@ -65,6 +76,7 @@ class OutgoingFile:
     path: Path  # in the checkout
     source: bytes
     refused: tuple[Refusal, ...]
+    lost: tuple[str, ...]  # lines of the checkout's header that it lacks
     notes: tuple[str, ...]
 
 
@@ -78,8 +90,12 @@ def prepare(file: Path, checkout: Path) -> OutgoingFile:
         if use in unmapped or not _exists(use, checkout)
     )
     path = rewriting.TESTS / rewriting.below_tests(file)
-    notes = (*rewritten.notes, *_convention_notes(rewritten.source, checkout / path))
-    return OutgoingFile(path, rewritten.source, refused, tuple(f"{file}: {note}" for note in notes))
+    target = checkout / path
+    there = target.read_bytes() if target.is_file() else None
+    source = rewritten.source if rewritten.source == there else _formatted(rewritten.source, there)
+    notes = (*rewritten.notes, *_convention_notes(source, there))
+    lost = tuple(line for line in _header(there or b"") if line not in _header(source))
+    return OutgoingFile(path, source, refused, lost, tuple(f"{file}: {note}" for note in notes))
 
 
 def instead_of(dotted: str) -> str:
@@ -98,9 +114,39 @@ def _exists(use: Use, checkout: Path) -> bool:
     return source is not None and (use.name in ("", STAR) or use.name in mapping.defined_in(source))
 
 
-def _convention_notes(source: bytes, target: Path) -> Iterator[str]:
-    if not target.exists() and b"# Owner(s):" not in source:
+def _convention_notes(source: bytes, there: bytes | None) -> Iterator[str]:
+    if there is None and b"# Owner(s):" not in source:
         yield 'PyTorch requires a line like `# Owner(s): ["oncall: distributed"]` at the top of a new test file'
+    if not _has_formatter():
+        yield "not formatted as PyTorch's linter would: `pip install ruff`, and run this again"
+
+
+def _header(source: bytes) -> list[str]:
+    """The owners and the copyright of a file."""
+    lines = source.decode(errors="replace").splitlines()
+    return [line.strip() for line in lines if line.startswith(_HEADER)]
+
+
+def _has_formatter() -> bool:
+    return importlib.util.find_spec("ruff") is not None
+
+
+def _formatted(source: bytes, there: bytes | None) -> bytes:
+    """Format a file as PyTorch's linter does, unless the checkout's version is not formatted so."""
+    if not _has_formatter() or (there is not None and _run_formatter(there) != there):
+        return source
+    return _run_formatter(source)
+
+
+def _run_formatter(source: bytes) -> bytes:
+    options = [word for setting in _STYLE for word in ("--config", setting)]
+    for words in (["check", "--select", "I", "--fix", "--exit-zero", "--quiet"], ["format"]):
+        command = [sys.executable, "-m", "ruff", words[0], "--isolated", *options, *words[1:], "-"]
+        done = subprocess.run(command, input=source, capture_output=True, check=False)
+        if done.returncode != 0:
+            raise UserError(f"ruff {words[0]} failed: {done.stderr.decode(errors='replace').strip()}")
+        source = done.stdout
+    return source
 
 
 def common_files(ours: Path, checkout: Path) -> list[Path]:
@@ -261,6 +307,13 @@ def run(options: argparse.Namespace) -> int:
     for note in (note for file in prepared for note in file.notes):
         print(note, file=sys.stderr)
     refused = [refusal for file in prepared for refusal in file.refused]
+    lost = [
+        f"{file.path}: this line of the checkout's file is missing: {line}" for file in prepared for line in file.lost
+    ]
+    if lost:
+        print("\n".join(lost), file=sys.stderr)
+        print("Not ready to send. Add these lines to the top of the file.", file=sys.stderr)
+        return 1
     contents = {file.path: file.source for file in prepared}
     if options.vendor:
         contents |= vendoring.appended([refusal.name for refusal in refused], options.pytorch)

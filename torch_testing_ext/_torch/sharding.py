@@ -246,16 +246,6 @@ def keeps_parameters_after_forward(model: Any) -> bool:
     return model.sharding_strategy in NO_RESHARD_AFTER_FORWARD_STRATEGIES
 
 
-def compiled_autograd(compiler: Callable[[Any], Any], dynamic: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Within this context, backward passes are captured as one graph and passed to `compiler`.
-
-    `torch._dynamo.compiled_autograd._enable`: all, instead of `enable` before 2.7.
-    """
-    from torch._dynamo import compiled_autograd
-
-    return compiled_autograd._enable(compiler, dynamic=dynamic)
-
-
 def compiling_in_this_process() -> contextlib.AbstractContextManager[Any]:
     """A context in which inductor compiles without worker processes. `torch._inductor.config.compile_threads`: all."""
     import torch._inductor.config

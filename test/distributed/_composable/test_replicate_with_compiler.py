@@ -1,3 +1,4 @@
+# Owner(s): ["oncall: distributed"]
 """Compiled `replicate` and DDP: torch.compile for forward, compiled autograd for backward with its all-reduces.
 
 The compiled models train next to an eager `replicate` with the C++ reducer, and must match its numbers. Tests named
@@ -25,6 +26,7 @@ import torch._functorch.config
 import torch._inductor.config
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_triton_code
 from torch.distributed._composable.replicate import replicate
@@ -33,12 +35,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing import FileCheck
+from torch.utils._triton import has_triton
 from torch.utils.checkpoint import checkpoint
 
-from torch_testing_ext._machine import accelerators
-from torch_testing_ext._torch import sharding
 from torch_testing_ext.common_distributed import (
     MultiProcessTestCase,
+    at_least_x_gpu,
     requires_gloo,
     skip_if_lt_x_gpu,
     skip_if_rocm_multiprocess,
@@ -70,7 +72,7 @@ def _compile_once() -> None:
 
     It costs a rank more than its own graphs. Not with an accelerator: initializing that does not survive a fork.
     """
-    if shutil.which(CXX) is not None and accelerators.accelerator_type() is None:
+    if shutil.which(CXX) is not None and not at_least_x_gpu(1):
         # Autograd starts its threads now: none. Once fake tensors have been used, a build with CUDA seems to have eight
         # devices, each of which would get a thread with the first backward pass.
         torch.ones(1, requires_grad=True).backward()
@@ -88,14 +90,14 @@ def on_cpu(test: Callable) -> Callable:
 
 
 def needs_two_gpus(test: Callable) -> Callable:
-    needs_triton = lazy_skip_if(lambda: not sharding.has_triton(), "inductor needs Triton, and support for it here")
+    needs_triton = lazy_skip_if(lambda: not has_triton(), "inductor needs Triton, and support for it here")
     return skip_if_rocm_multiprocess(skip_if_lt_x_gpu(2)(needs_triton(test)))
 
 
 def accelerator() -> str:
-    kind = accelerators.accelerator_type()
-    assert kind is not None
-    return kind
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    return device.type
 
 
 # Inductor treats a captured backward as inference and would reorder it. PyTorch's tests disable this, too.
@@ -133,7 +135,7 @@ def compile_backward(dynamic: bool = True) -> contextlib.AbstractContextManager[
     compile_graph = functools.partial(
         torch.compile, backend=BACKEND, fullgraph=True, dynamic=None if dynamic else False
     )
-    return sharding.compiled_autograd(compile_graph, dynamic=dynamic)
+    return compiled_autograd._enable(compile_graph, dynamic=dynamic)
 
 
 class CompilerTestCase(MultiProcessTestCase):
@@ -389,8 +391,7 @@ class DDP_TP_Test(CompilerTestCase):
     @property
     def device_type(self) -> str:
         """The type of the accelerators, if there are enough for the ranks and inductor can compile for them."""
-        are_enough = accelerators.most_ranks() >= self.world_size
-        return accelerator() if are_enough and sharding.has_triton() else "cpu"
+        return accelerator() if at_least_x_gpu(self.world_size) and has_triton() else "cpu"
 
     @needs_cpp_compiler
     def test_ddp_tp(self):

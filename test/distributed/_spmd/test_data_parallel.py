@@ -1,3 +1,4 @@
+# Owner(s): ["oncall: distributed"]
 """A compiled train step has the same result as a step under DistributedDataParallel.
 
 PyTorch removed `torch.distributed._spmd` in 2.5, and had disabled this suite before. As in the original, both models
@@ -106,6 +107,28 @@ class TestDataParallel(DTensorTestBase):
 
     @with_comms
     def test_data_parallel_batch_dim_analysis(self):
+        # PyTorch's program: the output is flattened, and new tensors have its size.
+        class WrapperModule(nn.Module):
+            """Adds a tenth of the flattened output to it, and tensors that have no batch dim of their own."""
+
+            def __init__(self):
+                super().__init__()
+                self.mlp = SimpleMLP()
+
+            def forward(self, x):
+                out = self.mlp(x)
+                flat = out.clone().view(-1)
+                out = (flat + 0.1 * flat).view(out.shape)
+                size = {"device": out.device, "dtype": out.dtype}
+                weights = torch.arange(out.shape[1], **size) + torch.ones(out.shape, **size)
+                return weights * out + torch.zeros(out.shape[1], **size).repeat(out.shape[0], 1)
+
+        for style in ("replicate", "fully_shard"):
+            # The loss is a large sum: with 0.1, the first step would leave no gradient for the second.
+            self._check(style, lambda params: torch.optim.SGD(params, lr=1e-3), model=WrapperModule)
+
+    @with_comms
+    def test_data_parallel_folded_batch_dim(self):
         # Views that fold the batch into another dim and back, and new tensors of the batch's size, refer to the rank's
         # own batch, not to the batch of all ranks.
         class WrapperModule(nn.Module):

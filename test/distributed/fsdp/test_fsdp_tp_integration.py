@@ -1,3 +1,4 @@
+# Owner(s): ["oncall: distributed"]
 """FSDP1 around tensor parallelism trains like FSDP alone, with the expected communication, and syncs module states.
 
 On the CPU, the tests pass `device_id` to FSDP1, which would look for an accelerator otherwise.
@@ -6,6 +7,7 @@ On the CPU, the tests pass `device_id` to FSDP1, which would look for an acceler
 from __future__ import annotations
 
 import copy
+import sys
 from contextlib import nullcontext
 from unittest import mock
 
@@ -20,8 +22,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from torch_testing_ext.common_distributed import run_on_cpu_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest
-from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.common_utils import TEST_WITH_DEV_DBG_ASAN, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import MLPModule, RMSNormPython
+
+if not dist.is_available():
+    print("Distributed not available, skipping tests", file=sys.stderr)
+    sys.exit(0)
+
+if TEST_WITH_DEV_DBG_ASAN:
+    print("Skip dev-asan as torch + multiprocessing spawn have known issues", file=sys.stderr)
+    sys.exit(0)
 
 TP_SIZE = 2
 

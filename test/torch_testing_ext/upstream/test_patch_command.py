@@ -19,6 +19,7 @@ import outgoing
 THEIRS = (
     "# Owner(s): [\"oncall: distributed\"]\nfrom torch.testing._internal.common_utils import run_tests\n\nx = 'ß'\n"
 )
+FORMATTED = THEIRS.replace("\n\nx = 'ß'", '\n\n\nx = "ß"')
 OURS = THEIRS.replace("torch.testing._internal", "torch_testing_ext")
 
 
@@ -54,6 +55,28 @@ class PatchTest(CheckoutCase):
         self.apply(self.patch("test/test_x.py"))
         self.assertEqual(there.read_bytes(), (THEIRS + "last = 1\n").replace("\n", "\r\n").encode())
 
+    def test_a_header_is_never_dropped(self) -> None:
+        header = "# Copyright (c) Meta Platforms, Inc. and affiliates\n"
+        self.put(self.pytorch / "test/test_x.py", header + THEIRS)
+        self.put(self.ours / "test/test_x.py", OURS.partition("\n")[2])
+        for words in ([], ["--check"], ["--vendor"]):
+            _, complaints = self.upstream("patch", "--pytorch", self.pytorch, "test/test_x.py", *words, code=1)
+            for line in (header.strip(), THEIRS.splitlines()[0]):
+                self.assertIn(f"test_x.py: this line of the checkout's file is missing: {line}\n", complaints)
+        self.put(self.ours / "test/test_x.py", header + OURS)
+        self.assertEqual(self.patch("test/test_x.py"), b"")
+
+    def test_formatted_as_in_pytorch(self) -> None:
+        ours = OURS.replace("x = 'ß'", f"def function({', '.join(f'parameter_{n}' for n in range(8))}): ...")
+        self.put(self.ours / "test/test_x.py", ours)
+        self.assertIn("\n+def function(\n+    parameter_0,\n", self.patch("test/test_x.py").decode())
+
+    def test_a_file_that_is_formatted_otherwise_keeps_its_form(self) -> None:
+        there = self.put(self.pytorch / "test/test_x.py", THEIRS)
+        self.put(self.ours / "test/test_x.py", OURS + "y  =  1\n")
+        self.apply(self.patch("test/test_x.py"))
+        self.assertEqual(there.read_text(), THEIRS + "y  =  1\n")
+
     def test_git_am_applies_new_files(self) -> None:
         self.put(self.ours / "test/distributed/new/test_ü.py", OURS)
         self.put(self.ours / "test/test_y.py", OURS)
@@ -62,7 +85,7 @@ class PatchTest(CheckoutCase):
         identity = ["-c", "user.name=n", "-c", "user.email=n@localhost"]
         subprocess.run(["git", *identity, "am", "--quiet", self.top / "out.patch"], cwd=self.pytorch, check=True)
         for file in files:
-            self.assertEqual((self.pytorch / file).read_text(), THEIRS)
+            self.assertEqual((self.pytorch / file).read_text(), FORMATTED)
         subject = subprocess.run(["git", "log", "-1", "--format=%s"], cwd=self.pytorch, capture_output=True, check=True)
         self.assertEqual(subject.stdout.decode().strip(), "Add tests for größer")
 
