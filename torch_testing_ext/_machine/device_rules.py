@@ -429,7 +429,7 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
         mask = environ.get(variable)
         if mask is None:
             continue
-        problem = _problem(_entries(mask, kind), count, known)
+        problem = _problem(entries_of(mask, kind), count, known)
         if problem:
             return f"{variable}={mask} {problem}"
         if kind != "hip":
@@ -442,7 +442,7 @@ Known = Callable[[str], bool]
 _BELOW = {"hip": ("ROCR_VISIBLE_DEVICES",)}
 
 
-def _entries(mask: str, kind: str) -> list[str]:
+def entries_of(mask: str, kind: str) -> list[str]:
     """The entries of a mask, up to one that hides the rest."""
     entries: list[str] = []
     for text in _without_ranges(mask, kind):
