@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_testing_ext._machine.device_rules import (
-    OTHER_MASKS,
     RANKS_PER_GPU,
     DeviceFacts,
     bare_uuid,
@@ -22,11 +21,11 @@ from torch_testing_ext._machine.device_rules import (
     identity_of_device,
     is_mig,
     masks_for,
-    masks_of,
     shared_backend,
     visible_names,
     why_too_many,
 )
+from torch_testing_ext._machine.machine_resources import OTHER_MASKS, masks_of
 from torch_testing_ext._machine.nvml import Gpu, best_group, gpus_by_name, nvlinks, preferred_devices
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
 from torch_testing_ext.runner.options import Gpus, Options, UsageError, nearest
