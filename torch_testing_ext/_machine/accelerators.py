@@ -23,6 +23,7 @@ from torch_testing_ext._torch import device_state
 
 from . import device_rules
 from .device_rules import DeviceFacts, facts_from
+from .machine_resources import all_masks, is_known_mask
 
 # --------------------------------------------------------------------------------------------------------------------
 # The number and type of the accelerators, found without touching them from this process.
@@ -134,7 +135,7 @@ def device_facts() -> tuple[DeviceFacts, ...]:
 def masks_confine() -> bool:
     """Does a mask restrict a process to some of the devices? Tried, unless the variable is known to do so."""
     kind = runtime()
-    if kind is None or device_rules.is_known_mask(kind):
+    if kind is None or is_known_mask(kind):
         return True
     return bool(_answer("ask_with_mask", _masks()))
 
@@ -152,13 +153,9 @@ def _devices() -> tuple[str | None, int]:
 
 
 def _masks() -> tuple[tuple[str, str], ...]:
-    """All that may be a mask. They decide which devices the runtime shows: an answer holds while they stay the same."""
-    of_user = os.environ.get(device_rules.OTHER_MASKS, "")
-    return tuple(
-        (name, value)
-        for name, value in sorted(os.environ.items())
-        if "VISIBLE" in name or "AFFINITY" in name or name in of_user
-    )
+    """The masks that are set. They decide which devices the runtime shows: an answer holds while they stay the same."""
+    environ = os.environ
+    return tuple((name, environ[name]) for name in sorted(all_masks(environ)) if name in environ)
 
 
 @functools.cache

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch_testing_ext._process.words import size_in_words
 
+from .machine_resources import masks_of
+
 # --------------------------------------------------------------------------------------------------------------------
 # The names of torch.distributed's backends, as tests write them: "nccl2", "cpu:gloo,cuda:nccl".
 
@@ -292,53 +294,6 @@ def read_bytes(text: str) -> int:
 
 # An empty mask hides everything from CUDA, nothing from HIP: no device has this number.
 NONE = "-1"
-# By kind of accelerator: the variables that mask it, the one that takes precedence first.
-MASKS = {
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    # These number the devices that ROCR_VISIBLE_DEVICES leaves.
-    "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-    "xpu": ("ZE_AFFINITY_MASK",),
-    "hpu": ("HABANA_VISIBLE_MODULES",),
-    "mlu": ("MLU_VISIBLE_DEVICES",),
-    "musa": ("MUSA_VISIBLE_DEVICES",),
-    "neuron": ("NEURON_RT_VISIBLE_CORES",),
-    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
-}
-# Set by a user whose accelerator is not in the table: "tpu=TPU_VISIBLE_CHIPS,other=OTHER_DEVICES".
-OTHER_MASKS = "TORCH_TESTING_EXT_MASKS"
-
-
-def masks_of(kind: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The variables that mask accelerators of this kind, the one that takes precedence first.
-
-    An accelerator that neither the table nor the user has is supposed to use the name that most have.
-    """
-    masks = {**MASKS, **masks_by_user(environ)}
-    return masks.get(kind, (f"{kind.upper()}_VISIBLE_DEVICES",))
-
-
-def is_known_mask(kind: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Is the variable that masks accelerators of this kind known, and not only supposed?"""
-    return kind in MASKS or kind in masks_by_user(environ)
-
-
-def all_masks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Every variable that may mask an accelerator in a process with this environment."""
-    known = {name for names in (*MASKS.values(), *masks_by_user(environ).values()) for name in names}
-    supposed = {name for name in environ if name.endswith("_VISIBLE_DEVICES")}
-    # What a container gets, which is of no account in it.
-    return frozenset((known | supposed) - {"NVIDIA_VISIBLE_DEVICES"})
-
-
-def masks_by_user(environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The variables that the user has named, by kind of accelerator. Raises ValueError for what is not understood."""
-    masks: dict[str, tuple[str, ...]] = {}
-    for entry in filter(None, environ.get(OTHER_MASKS, "").split(",")):
-        kind, _, variable = entry.strip().partition("=")
-        if not kind or not variable:
-            raise ValueError(f"{OTHER_MASKS}: {entry!r} is not understood; write KIND=VARIABLE, such as npu=MY_DEVICES")
-        masks[kind] = (*masks.get(kind, ()), variable)
-    return masks
 
 
 def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[str, ...]:
@@ -429,7 +384,7 @@ def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, kn
         mask = environ.get(variable)
         if mask is None:
             continue
-        problem = _problem(_entries(mask, kind), count, known)
+        problem = _problem(entries_of(mask, kind), count, known)
         if problem:
             return f"{variable}={mask} {problem}"
         if kind != "hip":
@@ -442,7 +397,7 @@ Known = Callable[[str], bool]
 _BELOW = {"hip": ("ROCR_VISIBLE_DEVICES",)}
 
 
-def _entries(mask: str, kind: str) -> list[str]:
+def entries_of(mask: str, kind: str) -> list[str]:
     """The entries of a mask, up to one that hides the rest."""
     entries: list[str] = []
     for text in _without_ranges(mask, kind):

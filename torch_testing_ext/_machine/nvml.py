@@ -18,7 +18,7 @@ from torch_testing_ext._process import child_processes
 from torch_testing_ext._process.child_processes import wait_readable
 from torch_testing_ext._process.messages import Channel, socket_pair
 
-from .device_rules import DeviceFacts, bare_uuid
+from .device_rules import DeviceFacts, bare_uuid, entries_of
 
 # --------------------------------------------------------------------------------------------------------------------
 # Facts from NVML, NVIDIA's management library, about the GPUs of this machine: memory, processes, links, MIG.
@@ -288,6 +288,17 @@ def all_mig_instances(
             return ()
         uuids += [instance.uuid for instance in gpu.instances]
     return tuple(uuids)
+
+
+def count_of_mask(environ: Mapping[str, str], kind: str | None, gpus: Sequence[Gpu], count: int) -> int:
+    """The number of devices that a run may lease under a mask of numbers, if there are GPUs in MIG mode.
+
+    `count`: those that CUDA shows, which is one at most for a process with the whole mask; each number alone shows one.
+    """
+    if kind != "cuda" or not any(gpu.mig for gpu in gpus):
+        return count
+    named = [entry for entry in entries_of(environ.get("CUDA_VISIBLE_DEVICES", ""), "cuda") if entry.isdecimal()]
+    return max(count, len({entry for entry in named if int(entry) < len(gpus)}))
 
 
 def preferred_devices(free: Sequence[str], count: int, gpus: Mapping[str, Gpu]) -> tuple[str, ...]:

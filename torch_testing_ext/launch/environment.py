@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
 from torch_testing_ext._machine import fake_accelerator
-from torch_testing_ext._machine.device_rules import OTHER_MASKS, RANKS_PER_GPU, masks_by_user, ranks_per_device
-from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
+from torch_testing_ext._machine.machine_resources import OTHER_MASKS, leased_port, masks_by_user
 from torch_testing_ext._process import (
     launcher_variables,
     launcher_variables as variables,
@@ -305,9 +305,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if RANKS_PER_GPU in environ:
         # Raises an error unless it is a number.
         ranks_per_device(environ)
-    if OTHER_MASKS in environ:
-        # Likewise, unless its entries are understood.
-        masks_by_user(environ)
+    # Likewise, unless its entries are understood.
+    masks_by_user(environ)
     _check_default_timeout(environ.get(DEFAULT_TIMEOUT, ""))
     return Settings(**chosen)
 

@@ -1,7 +1,7 @@
 """NCCL's own status of a job: the answer of its RAS subsystem, which listens in the processes that use NCCL.
 
 Lines of text over TCP are the questions; the answer is JSON that ends with the connection. NCCL has had that since
-2.28.9, which is the oldest of the versions of torch that we support.
+2.28.7, and the oldest torch that we support comes with 2.28.9. The text with which an older one answers counts as none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _QUESTION = b"SET FORMAT json\nVERBOSE STATUS\n"
 # NCCL gives processes that do not answer 5 s, and says then which ones these are.
 ANSWER_TIMEOUT = 8.0
 _MOST_BYTES = 1 << 24
+# ncclSuccess and ncclInProgress.
+_NO_ERROR = (0, 7)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class NcclRank:
     is_missing: bool = False
     # NCCL has given it up.
     is_dead: bool = False
+    # It answers, and is not in a communicator that others have with it.
+    is_outside: bool = False
     # The number of NCCL's error, or 0.
     error: int = 0
     is_aborted: bool = False
@@ -48,7 +52,9 @@ class NcclRank:
             return "NCCL gets no answer from it"
         if self.error:
             return f"NCCL has error {self.error} in it"
-        return "NCCL has aborted its communicator" if self.is_aborted else ""
+        if self.is_aborted:
+            return "NCCL has aborted its communicator"
+        return "NCCL misses a communicator in it" if self.is_outside else ""
 
 
 @dataclass(frozen=True)
@@ -86,30 +92,59 @@ def _answer(address: tuple[str, int], timeout: float) -> bytes:
 
 
 def read_status(answer: bytes) -> NcclStatus | None:
-    """Read an answer: a line for the first question, and a document. None for what is neither, or not complete."""
-    _, _, document = answer.partition(b"\n")
+    """Read an answer: a line for the first question, and a document. None for what is neither, or not complete.
+
+    What is not as we know it is left out: other versions of NCCL may say more or less.
+    """
+    _, begin, rest = answer.partition(b"{")
     try:
-        status = json.loads(document)
-        communicators = status["communicators"]
-        found = [
-            (process["pid"], _process(communicator["hash"], process))
-            for communicator in communicators
-            for process in (*communicator["ranks"], *communicator["missing_ranks"])
-        ]
-        return NcclStatus(str(status["nccl_version"]), {pid: _joined(parts) for pid, parts in grouped(found).items()})
-    except (ValueError, KeyError, TypeError):
+        status = json.loads(begin + rest)
+    except (ValueError, RecursionError):
         return None
+    if not isinstance(status.get("communicators"), list):
+        return None
+    found = []
+    for communicator in _entries(status, "communicators"):
+        name = str(communicator.get("hash"))
+        found += [(_number(entry, "pid"), _rank(name, entry)) for entry in _entries(communicator, "ranks")]
+        found += [(_number(entry, "pid"), _missing(entry)) for entry in _entries(communicator, "missing_ranks")]
+    version = str(status.get("nccl_version", ""))
+    # NCCL has the pid -1 for a process of which it has lost sight.
+    return NcclStatus(version, {pid: _joined(parts) for pid, parts in grouped(found).items() if pid > 0})
 
 
-def _process(communicator: str, process: Mapping[str, Any]) -> NcclRank:
-    """The state of a process in one communicator, which lists it in its `ranks` or its `missing_ranks`."""
-    status = process["status"]
-    if "considered_dead" in status:
-        return NcclRank(is_missing=True, is_dead=bool(status["considered_dead"]))
-    calls = sum(process["collective_counts"].values())
-    return NcclRank(
-        error=int(status["async_error"]), is_aborted=bool(status["abort_flag"]), calls={communicator: calls}
-    )
+def _entries(parent: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = parent.get(name)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _part(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = parent.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(parent: Mapping[str, Any], name: str) -> int:
+    found = parent.get(name)
+    return found if isinstance(found, int) else 0
+
+
+def _rank(communicator: str, entry: Mapping[str, Any]) -> NcclRank:
+    """The state of a process in one communicator."""
+    status = _part(entry, "status")
+    states = [_number(status, name) for name in ("async_error", "init_state")]
+    errors = [state for state in states if state not in _NO_ERROR]
+    counts = _part(entry, "collective_counts")
+    calls = {communicator: sum(_number(counts, name) for name in counts)} if counts else {}
+    return NcclRank(error=errors[0] if errors else 0, is_aborted=status.get("abort_flag") is True, calls=calls)
+
+
+def _missing(entry: Mapping[str, Any]) -> NcclRank:
+    """The state of a process that other ranks of a communicator miss."""
+    status = _part(entry, "status")
+    is_dead = status.get("considered_dead") is True
+    # A process may answer, but not as a member: it has not come to the communicator yet, or has left it.
+    has_answered = status.get("unresponsive") is False and not is_dead
+    return NcclRank(is_missing=not has_answered, is_dead=is_dead, is_outside=has_answered)
 
 
 def _joined(parts: Sequence[NcclRank]) -> NcclRank:
@@ -119,6 +154,7 @@ def _joined(parts: Sequence[NcclRank]) -> NcclRank:
     return NcclRank(
         any(part.is_missing for part in parts),
         any(part.is_dead for part in parts),
+        any(part.is_outside for part in parts),
         max(part.error for part in parts),
         any(part.is_aborted for part in parts),
         calls,
@@ -128,20 +164,19 @@ def _joined(parts: Sequence[NcclRank]) -> NcclRank:
 def suspects(ranks: Mapping[int, NcclRank]) -> tuple[tuple[int, ...], str]:
     """The ranks on which the others seem to wait, and why, as the end of a sentence about them; none if all are alike.
 
-    Those that NCCL has lost; otherwise those that have called fewer collectives than others of a communicator.
+    Those that NCCL has lost; otherwise those that have called fewer collectives than others of a communicator, or that
+    are in none with the others.
     """
     dead = tuple(number for number, rank in ranks.items() if rank.is_dead)
     missing = tuple(number for number, rank in ranks.items() if rank.is_missing)
-    for lost, reason in ((dead, "NCCL takes for dead"), (missing, "NCCL gets no answer from")):
-        if lost and len(lost) < len(ranks):
-            return lost, reason
+    outside = tuple(number for number, rank in ranks.items() if rank.is_outside)
+    candidates = [(dead, "NCCL takes for dead"), (missing, "NCCL gets no answer from")]
     for communicator in dict.fromkeys(name for rank in ranks.values() for name in rank.calls):
         calls = {number: rank.calls[communicator] for number, rank in ranks.items() if communicator in rank.calls}
-        most = max(calls.values())
-        behind = tuple(number for number, count in calls.items() if count < most)
-        if behind:
-            return behind, "NCCL has seen fewer collectives of"
-    return (), ""
+        behind = tuple(number for number, count in calls.items() if count < max(calls.values()))
+        candidates.append((behind, "NCCL has seen fewer collectives of"))
+    candidates.append((outside, "NCCL misses a communicator in"))
+    return next(((found, why) for found, why in candidates if 0 < len(found) < len(ranks)), ((), ""))
 
 
 # What NCCL may need of /dev/shm: containers have 64 MiB unless they are told otherwise.

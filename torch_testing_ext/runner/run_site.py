@@ -20,6 +20,7 @@ from torch_testing_ext._machine.nvml import (
     Gpu,
     NvmlError,
     all_mig_instances,
+    count_of_mask,
     matching_gpus,
     may_have_nvidia_gpus,
     open_nvml,
@@ -225,6 +226,8 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
     if os.environ.get(fake_accelerator.COUNT) and kind not in (None, fake_accelerator.KIND):
         raise UsageError(fake_accelerator.refusal(kind))
+    # What a process sees is less than there is to lease where GPUs are in MIG mode.
+    count = count_of_mask(os.environ, kind, gpus, count)
     if options.fake_gpus is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
@@ -236,6 +239,8 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
         options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines, seen.backend
     )
     inventory = with_gpus(inventory, gpus, os.environ)
+    if count > seen.count:
+        inventory = dataclasses.replace(inventory, at_once=seen.count)
     warnings = [*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl)]
     if seen.why_none and options.fake_gpus is None:
         known = f", though NVML knows {words.count(len(gpus), 'GPU')}" if gpus else ""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
 
-from torch_testing_ext._machine import accelerators, device_rules, flags
+from torch_testing_ext._machine import accelerators, device_rules, flags, machine_resources
 from torch_testing_ext._machine.machine_resources import LEASED
 from torch_testing_ext._pytest_ranks.item_in_parent import leased_devices
 from torch_testing_ext._testing.bases import groups_and_devices
@@ -216,17 +216,17 @@ class TestMasks(unittest.TestCase):
         ):
             with self.subTest(kind=kind, mask=mask):
                 self.assertEqual(device_rules.visible_names(mask, kind, count), names)
-                expected = dict.fromkeys(device_rules.masks_of(kind, mask), names[-1])
+                expected = dict.fromkeys(machine_resources.masks_of(kind, mask), names[-1])
                 self.assertEqual(device_rules.masks_for(names[-1:], kind, mask), expected)
         self.assertEqual(device_rules.masks_for((), None), {})
 
     def test_masks_of_the_user(self):
-        environ = {device_rules.OTHER_MASKS: "other=OTHER_CHIPS, tpu=TPU_VISIBLE_CHIPS", "OTHER_CHIPS": "3"}
-        self.assertEqual(device_rules.masks_of("tpu", environ), ("TPU_VISIBLE_CHIPS",))
+        environ = {machine_resources.OTHER_MASKS: "other=OTHER_CHIPS, tpu=TPU_VISIBLE_CHIPS", "OTHER_CHIPS": "3"}
+        self.assertEqual(machine_resources.masks_of("tpu", environ), ("TPU_VISIBLE_CHIPS",))
         self.assertEqual(device_rules.visible_names(environ, "other", 1), ("3",))
-        self.assertLessEqual({"OTHER_CHIPS", "CUDA_VISIBLE_DEVICES"}, device_rules.all_masks(environ))
+        self.assertLessEqual({"OTHER_CHIPS", "CUDA_VISIBLE_DEVICES"}, machine_resources.all_masks(environ))
         with self.assertRaisesRegex(ValueError, "'tpu' is not understood; write KIND=VARIABLE"):
-            device_rules.masks_of("tpu", {device_rules.OTHER_MASKS: "tpu"})
+            machine_resources.masks_of("tpu", {machine_resources.OTHER_MASKS: "tpu"})
 
     def test_a_mask_that_names_a_device_that_is_not_there(self):
         for kind, environ in (
@@ -236,6 +236,20 @@ class TestMasks(unittest.TestCase):
         ):
             problem = device_rules.problem_of_mask(environ, kind, 1)
             self.assertEqual(problem, "{}={} names a device that is not there: 9".format(*next(iter(environ.items()))))
+
+    @with_accelerators(4)
+    def test_an_answer_holds_for_the_masks_of_the_table(self):
+        """One table says what is a mask. The driver is asked again when one of them changes, and for nothing else."""
+        of_user = f"{KIND}={MASK},tpu=TPU_CHIPS"
+        with have_accelerators(4, **{machine_resources.OTHER_MASKS: of_user, "NVIDIA_VISIBLE_DEVICES": "all"}):
+            self.assertEqual(accelerators.device_count(), 4)
+            for mask in sorted(machine_resources.all_masks()):
+                with mock.patch.dict(os.environ, {mask: "0"}), mock.patch.object(accelerators, "answer_to") as ask:
+                    ask.return_value = (KIND, 1)
+                    self.assertEqual((accelerators.device_count(), ask.call_count), (1, 1), mask)
+            for other in ("VISIBLE", "GOMP_CPU_AFFINITY", "NVIDIA_VISIBLE_DEVICES"):
+                with mock.patch.dict(os.environ, {other: "0"}):
+                    self.assertEqual(accelerators.device_count(), 4)
 
     @with_accelerators(4)
     def test_a_supposed_mask_is_tried(self):

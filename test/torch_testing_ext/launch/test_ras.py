@@ -31,8 +31,8 @@ def process(rank, pid, calls, **status):
     return {**place, "status": status, "collective_counts": {"Broadcast": 1, "AllReduce": calls - 1}}
 
 
-def missing(rank, pid, dead=False):
-    status = {"unresponsive": True, "considered_dead": dead}
+def missing(rank, pid, dead=False, answers=False):
+    status = {"unresponsive": not answers, "considered_dead": dead}
     return {"rank": rank, "host": "127.0.0.1", "pid": pid, "cuda_dev": rank, "nvml_dev": rank, "status": status}
 
 
@@ -117,9 +117,28 @@ class TestAsking(unittest.TestCase):
 
     def test_odd_answers(self):
         """No GPU is involved. An NCCL that does not know the first line answers the second with text."""
-        text = b"ERROR: Unknown command\nNCCL version 2.27.3 compiled with CUDA 12.9\n"
-        for odd in (b"", b"\xff\xfe\n\n\n", b"OK\n", b"OK\n[]", b"OK\n{}", b'OK\n{"communicators": [3]}', text):
+        text = b"ERROR: Unknown command SET FORMAT json\nNCCL version 2.27.3 compiled with CUDA 12.9\n"
+        deep = b"OK\n" + 100_000 * b'{"a":'
+        for odd in (b"", b"\xff\xfe\n\n\n", b"OK\n", b"OK\n[]", b"OK\n{}", b'OK\n{"communicators": 3}', text, deep):
             self.assertIsNone(nccl_status.read_status(odd), odd)
+
+    def test_parts_that_are_missing_or_odd(self):
+        """No GPU is involved. What is known of the other processes counts."""
+        good = process(0, 100, 4)
+        for odd in (
+            {},
+            {"pid": 101},
+            {"pid": 101, "status": "gone", "collective_counts": [1]},
+            {"pid": 101, "status": {"async_error": 1e999}, "collective_counts": {"AllReduce": None}},
+            {"pid": [101]},
+            None,
+        ):
+            for ranks, lost in (([good, odd], []), ([good], [odd])):
+                found = communicator(*ranks, lost=lost)
+                status = nccl_status.read_status(answer_of(3, {}, found))
+                self.assertEqual({"0xc13a": 4}, status.processes[100].calls)
+        without = {key: value for key, value in communicator(good).items() if key != "missing_ranks"}
+        self.assertEqual([100], [*nccl_status.read_status(answer_of(without)).processes])
 
     def test_ras_that_is_turned_off(self):
         """No GPU is involved."""
@@ -146,6 +165,15 @@ class TestSuspects(unittest.TestCase):
             ([communicator(zero, lost=[missing(1, 101, dead=True)])], ((1,), "NCCL takes for dead")),
             ([communicator(zero, one), communicator(zero, other, name="0xb")], ((1,), fewer)),
             ([communicator(lost=[missing(0, 100), missing(1, 101)])], ((), "")),
+            # Rank 1 has not come to the communicator yet, or has left it.
+            ([communicator(zero, lost=[missing(1, 101, answers=True)])], ((1,), "NCCL misses a communicator in")),
+            # Rank 1 has left a communicator before rank 0, which is late everywhere.
+            (
+                [communicator(other, process(0, 100, 1)), communicator(lost=[missing(1, 101, answers=True)])],
+                ((0,), fewer),
+            ),
+            # One that NCCL has lost sight of.
+            ([communicator(zero, lost=[missing(1, -1, dead=True)])], ((), "")),
         ):
             with self.subTest(expected=expected):
                 self.assertEqual(expected, self.suspects(*communicators))
@@ -155,11 +183,16 @@ class TestSuspects(unittest.TestCase):
         for rank, expected in (
             (process(0, 1, 1), ""),
             (process(0, 1, 1, async_error=6), "NCCL has error 6 in it"),
+            (process(0, 1, 1, init_state=3), "NCCL has error 3 in it"),
+            # In progress, which is none.
+            (process(0, 1, 1, async_error=7, init_state=7), ""),
             (process(0, 1, 1, abort_flag=True), "NCCL has aborted its communicator"),
             (missing(0, 1), "NCCL gets no answer from it"),
             (missing(0, 1, dead=True), "NCCL takes it for dead"),
+            (missing(0, 1, answers=True), "NCCL misses a communicator in it"),
         ):
-            status = nccl_status.read_status(answer_of(communicator(rank)))
+            lost = [rank] if "unresponsive" in rank["status"] else []
+            status = nccl_status.read_status(answer_of(communicator(*([] if lost else [rank]), lost=lost)))
             self.assertEqual(expected, status.processes[1].trouble)
 
 

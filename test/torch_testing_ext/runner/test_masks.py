@@ -213,6 +213,17 @@ class TestFindingDevices(unittest.TestCase):
         inventory, _ = self.discover("cuda", 1, MIG)
         self.assertEqual(("cuda", 4), (inventory.kind, len(inventory.names)))
 
+    def test_mig_with_a_mask_of_numbers(self):
+        """No machine of benchmarks/gpu/run has such GPUs. CUDA shows one instance to a process with both."""
+        for gpus in (MIG, (*MIG[:1], *linked(2)[1:])):
+            inventory, _ = self.discover("cuda", 1, gpus, CUDA_VISIBLE_DEVICES="0,1")
+            self.assertEqual((("0", "1"), 1), (inventory.names, inventory.most_at_once))
+            self.assertEqual({"CUDA_VISIBLE_DEVICES": "1"}, environment_of(Lease(("1",), (0,)), inventory))
+        with self.assertRaisesRegex(UsageError, "CUDA_VISIBLE_DEVICES=0,7 names a device that is not there: 7"):
+            self.discover("cuda", 1, MIG, CUDA_VISIBLE_DEVICES="0,7")
+        inventory, _ = self.discover("cuda", 2, linked(2), CUDA_VISIBLE_DEVICES="0,1")
+        self.assertEqual(2, inventory.most_at_once)
+
     def test_devices_that_cuda_cannot_use(self):
         """No machine of benchmarks/gpu/run has such a driver."""
         too_old = "The NVIDIA driver on your system is too old (found version 11040)"

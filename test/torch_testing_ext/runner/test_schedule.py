@@ -106,17 +106,31 @@ class LeasesTest(unittest.TestCase):
         self.assertEqual((leases.free_devices, leases.free_slots), (1, 1))
 
     def test_ranks_on_devices_leave_fewer_slots(self):
-        """They wait for none, and leave one to the tests on the CPU."""
         leases = Leases(tuple("01234567"), 8)
         wide = leases.take(make_unit(0, 4, ranks=4))
-        self.assertEqual(leases.free_slots, 4)
-        other = leases.take(make_unit(1, 4, ranks=4))
-        self.assertEqual(leases.free_slots, 1)
-        leases.take(make_unit(2, ranks=1))
+        narrow = leases.take(make_unit(1, ranks=1))
+        self.assertEqual(leases.free_slots, 3)
+        other = leases.take(make_unit(2, 4, ranks=4))
         self.assertEqual(leases.free_slots, 0)
         leases.give_back(wide)
         leases.give_back(other)
         self.assertEqual(leases.free_slots, 7)
+        leases.give_back(narrow)
+        self.assertEqual(leases.free_slots, 8)
+
+    def test_one_unit_on_the_cpu_runs_beside_ranks_on_devices(self):
+        """Of any width: there may be ranks on devices until the end of the run."""
+        leases = Leases(("0", "1"), 4)
+        leases.take(make_unit(0, 2, ranks=8))
+        queue = Queue([make_unit(1, ranks=1), make_unit(2, ranks=4), make_unit(3, ranks=3)], leases)
+        started = []
+        for _ in range(3):
+            unit = queue.take(leases.free_devices, leases.free_slots)
+            lease = leases.take(unit)
+            started.append(unit.number)
+            self.assertIsNone(queue.take(leases.free_devices, leases.free_slots))
+            leases.give_back(lease)
+        self.assertEqual(started, [2, 3, 1])
 
     def test_given_back(self):
         leases = Leases(("a", "b"), 1)
@@ -150,7 +164,7 @@ def machine(draw):
     def needs(draw):
         seconds = draw.one_of([None, draw.number(0, 100)])
         on_devices = devices and draw.one_of([True, False])
-        return (draw.whole(1, devices), 1, seconds) if on_devices else (0, draw.whole(1, 10), seconds)
+        return (draw.whole(1, devices), draw.whole(1, 10), seconds) if on_devices else (0, draw.whole(1, 10), seconds)
 
     units = [make_unit(number, *need) for number, need in enumerate(draw.several(needs, 0, 30))]
     first = draw.whole(0, len(units))

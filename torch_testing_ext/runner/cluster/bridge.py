@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._machine.device_rules import all_masks
+from torch_testing_ext._machine.machine_resources import all_masks
 from torch_testing_ext._process import private_folders, system
 from torch_testing_ext._process.child_processes import wait_readable
 from torch_testing_ext._process.messages import Channel, socket_pair, unexpected

@@ -20,8 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch_testing_ext
-from torch_testing_ext._machine.device_rules import all_masks
-from torch_testing_ext._machine.machine_resources import LEASED
+from torch_testing_ext._machine.machine_resources import LEASED, all_masks
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.launch.environment import PREFIX, RUNNER_PREFIX
 

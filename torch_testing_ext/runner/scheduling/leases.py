@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_testing_ext._machine.device_rules import (
-    OTHER_MASKS,
     RANKS_PER_GPU,
     DeviceFacts,
     bare_uuid,
@@ -22,11 +21,11 @@ from torch_testing_ext._machine.device_rules import (
     identity_of_device,
     is_mig,
     masks_for,
-    masks_of,
     shared_backend,
     visible_names,
     why_too_many,
 )
+from torch_testing_ext._machine.machine_resources import OTHER_MASKS, masks_of
 from torch_testing_ext._machine.nvml import Gpu, best_group, gpus_by_name, nvlinks, preferred_devices
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
 from torch_testing_ext.runner.options import Gpus, Options, UsageError, nearest
@@ -57,6 +56,8 @@ class Inventory:
     ranks_per_device: int = 1
     # Of ranks that share devices.
     shared_backend: str = ""
+    # How many of them CUDA shows to a process that may use all, where GPUs are in MIG mode.
+    at_once: int | None = None
 
     def identity_of(self, name: str) -> str:
         """The identity of a device on this machine: its UUID if it is known, else its kind and its number."""
@@ -69,7 +70,7 @@ class Inventory:
             return max(node.most_at_once for node in self.nodes)
         if any(is_mig(name) for name in self.names):
             return 1
-        return len(self.names)
+        return len(self.names) if self.at_once is None else min(self.at_once, len(self.names))
 
     @property
     def most_ranks(self) -> int:
@@ -221,7 +222,7 @@ def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
 def slots_of(unit: Unit, slots: int) -> int:
     """The number of a node's CPU slots that a unit waits for: one per rank, at most all; none if its ranks use devices.
 
-    Ranks on devices take those that are left, and need no more.
+    Ranks on devices wait for none, and leave fewer to the others.
     """
     if unit.devices:
         return 0
@@ -286,11 +287,10 @@ class Leases:
 
     @property
     def free_slots(self) -> int:
+        """Ranks on devices take slots as well, but one unit on the CPU, of any width, may always run beside them."""
         taken = sum(len(lease.slots) for lease in self._held)
-        by_ranks_on_devices = sum(ranks for _, ranks in self._ranks_on_devices)
-        # One slot is always left to tests on the CPU, so that they do not wait for all others.
-        left = self.number_of_slots - min(by_ranks_on_devices, self.number_of_slots - 1)
-        return max(left - taken, 0)
+        by_ranks_on_devices = sum(ranks for _, ranks in self._ranks_on_devices) if taken else 0
+        return max(self.number_of_slots - by_ranks_on_devices - taken, 0)
 
     def take(self, unit: Unit) -> Lease:
         """Lease exactly what the unit needs, which must be free: the queue decides which unit fits."""
