@@ -23,6 +23,7 @@ PAGES = [ROOT / "README.md", *sorted(page for folder in FOLDERS for page in (DOC
 # With the pages for those who work on the package.
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((DOCS / "contribute").glob("*.md"))]
 MOST_WORDS = 18_000
+MOST_LINES_OF_README = 80
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -186,6 +187,7 @@ class ReadersTest(unittest.TestCase):
         """Without code."""
         words = {str(page.relative_to(ROOT)): len(BLOCK.sub("", text_of(page)).split()) for page in PAGES}
         self.assertLessEqual(sum(words.values()), MOST_WORDS, words)
+        self.assertLessEqual(len(text_of(PAGES[0]).splitlines()), MOST_LINES_OF_README)
 
     def test_two_clicks_lead_everywhere(self) -> None:
         """From README.md to each users' page."""
