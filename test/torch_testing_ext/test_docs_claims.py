@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import shlex
+import tempfile
 import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +130,16 @@ class OptionsTest(unittest.TestCase):
                 environ = dict(word.split("=", 1) for word in variables.split())
                 with mock.patch.object(option_sources, "_existing", tuple):  # the reader's checkouts are not here
                     option_sources.read_options(words, environ, ROOT, ROOT)
+
+    def test_settings_of_examples_are_read(self) -> None:
+        """Those of pyproject.toml."""
+        examples = {text for page in PAGES for language, text in BLOCK.findall(text_of(page)) if language == "toml"}
+        self.assertGreaterEqual(len(examples), 3)
+        for example in sorted(examples):
+            with self.subTest(example=example), tempfile.TemporaryDirectory() as folder:
+                Path(folder, "pyproject.toml").write_text(example, encoding="utf-8")
+                read = option_sources.read_options((), {}, Path(folder), Path(folder))
+                self.assertIn("pyproject.toml", read.sources.values())
 
     def test_options_in_prose_exist(self) -> None:
         known = {flag for spec in OPTION_TABLE.values() for flag in (*spec.flags, *spec.of_pytorch)}
