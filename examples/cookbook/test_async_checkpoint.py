@@ -8,7 +8,7 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 
 
-@pytest.mark.world_size(2)
+@pytest.mark.world_size(2, backend="gloo")  # async_save needs a backend for the CPU
 def test_training_goes_on(dist_env, tmp_path):
     weight = torch.full((4,), float(dist_env.rank))
     # Every rank saves a tensor of its own.

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import shlex
+import tempfile
 import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ PAGES = [ROOT / "README.md", *sorted(page for folder in FOLDERS for page in (DOC
 # With the pages for those who work on the package.
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((DOCS / "contribute").glob("*.md"))]
 MOST_WORDS = 18_000
+MOST_LINES_OF_README = 80
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -129,6 +131,16 @@ class OptionsTest(unittest.TestCase):
                 with mock.patch.object(option_sources, "_existing", tuple):  # the reader's checkouts are not here
                     option_sources.read_options(words, environ, ROOT, ROOT)
 
+    def test_settings_of_examples_are_read(self) -> None:
+        """Those of pyproject.toml."""
+        examples = {text for page in PAGES for language, text in BLOCK.findall(text_of(page)) if language == "toml"}
+        self.assertGreaterEqual(len(examples), 3)
+        for example in sorted(examples):
+            with self.subTest(example=example), tempfile.TemporaryDirectory() as folder:
+                Path(folder, "pyproject.toml").write_text(example, encoding="utf-8")
+                read = option_sources.read_options((), {}, Path(folder), Path(folder))
+                self.assertIn("pyproject.toml", read.sources.values())
+
     def test_options_in_prose_exist(self) -> None:
         known = {flag for spec in OPTION_TABLE.values() for flag in (*spec.flags, *spec.of_pytorch)}
         known |= {flag for spec in OPTION_TABLE.values() for value in spec.values for flag in value.names}
@@ -186,6 +198,7 @@ class ReadersTest(unittest.TestCase):
         """Without code."""
         words = {str(page.relative_to(ROOT)): len(BLOCK.sub("", text_of(page)).split()) for page in PAGES}
         self.assertLessEqual(sum(words.values()), MOST_WORDS, words)
+        self.assertLessEqual(len(text_of(PAGES[0]).splitlines()), MOST_LINES_OF_README)
 
     def test_two_clicks_lead_everywhere(self) -> None:
         """From README.md to each users' page."""

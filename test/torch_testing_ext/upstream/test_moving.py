@@ -44,14 +44,19 @@ def files_of(page: Path, when: str) -> dict[str, str]:
         if kind == "before":
             before[name] = code
         else:
-            after[name] = merged(before[name], code, how) if "the same" in how else code
+            after[name] = merged(before[name], code, how) if is_change(how) else code
     scripts = {name: code for name, code in before.items() if name not in ("test_sum.py", "conftest.py")}
     return before if when == "before" else {**scripts, **after}
 
 
+def is_change(how: str) -> bool:
+    """Does a page show only a change of the file?"""
+    return "only the lines that change" in how or "the same" in how
+
+
 def merged(before: str, change: str, how: str) -> str:
-    """The file before, with the definitions of `change`; `how` may name methods to leave out."""
-    left_out = set(re.findall(r"(?:without|and) (\w+)(?=[ ,])", how)) - {"no"}
+    """The file before, with the definitions of `change`; `how` may name functions to leave out."""
+    left_out = set(re.findall(r"(?:without|and) (\w+)(?=[ )])", how))
     new = ast.parse(change).body
     names = {each.name for each in new if isinstance(each, (ast.FunctionDef, ast.ClassDef))}
     kept: list[ast.stmt] = []

@@ -24,7 +24,7 @@ Elements = Iterator[Element]
 # --------------------------------------------------------------------------------------------------------------------
 # The run as JSON, for programs that need more than JUnit XML can express. Pure.
 #
-# Names and values are stable, since programs rely on them. `docs/reference/torchtest.md` lists them.
+# Names and values are stable, since programs rely on them. `docs/reference/reports.md` lists them.
 
 
 def render_json(history: History) -> str:

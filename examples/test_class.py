@@ -1,6 +1,6 @@
 """A test class whose methods run in four fresh ranks. To see how a failure reads, change 6.0 to 7.0.
 
-Run it: python examples/test_first.py
+Run it: python examples/test_class.py
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 
 
-class FirstTest(MultiProcessTestCase):
+class ReduceTest(MultiProcessTestCase):
     world_size = 4
 
     def setUp(self):
