@@ -21,6 +21,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ class _Renamed(argparse.Action):
     """The former name of an option: an error that says the new one."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        parser.error(f"{option} is not an option any more. Write {_RENAMED[str(option)]}")
+        parser.error(f"{option} is no longer an option. Use {_RENAMED[str(option)]}")
 
 
 def _kinds(text: str) -> str:
@@ -122,14 +123,15 @@ def _kinds(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    if not float(text) > 0:
-        raise ValueError(text)
-    return float(text)
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
 
 
 def _rank(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: 0, 1, 2 ...")
     return int(text)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
+from torch_testing_ext._process.words import nearest
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for
 from torch_testing_ext.launch.environment import too_many
@@ -135,8 +136,7 @@ def spec_for(
     """
     unknown = sorted(keywords.keys() - set(_KEYWORDS))
     if unknown:
-        known = ", ".join(_KEYWORDS)
-        raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {known}")
+        raise BadMark(f"it has no argument {unknown[0]}.{nearest(unknown[0], _KEYWORDS)}")
     environ: dict[str, str | None] = {}
     if of_class is not None:
         environ = _environ_of_class(of_class, size)
@@ -441,7 +441,8 @@ def _read_into_stash(item: Any, marks: _Marks) -> str:
 
 
 def _fault(mark: str, why: object) -> str:
-    return f"@pytest.mark.{mark}: {why}."
+    text = str(why)
+    return f"@pytest.mark.{mark}: {text}" + "." * (not text.endswith((".", "?")))
 
 
 def were_read(item: Any) -> bool:

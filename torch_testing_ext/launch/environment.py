@@ -24,6 +24,7 @@ from torch_testing_ext._process import (
     system,
     user_shell,
 )
+from torch_testing_ext._process.words import nearest
 
 from .in_rank import Job, Sanitize
 
@@ -294,7 +295,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     chosen = {}
     for name, text in environ.items():
         if name.startswith(PREFIX) and not name.startswith(RUNNER_PREFIX) and text and name not in KNOWN_NAMES:
-            raise ValueError(f"{name} is not a known setting; known are: {', '.join(KNOWN_NAMES)}")
+            raise ValueError(f"{name} is not a variable of torch_testing_ext.{nearest(name, KNOWN_NAMES)}")
         setting = KNOWN_SETTINGS.get(name) or _OWN_SETTINGS.get(name)
         if setting is None or not text:
             continue

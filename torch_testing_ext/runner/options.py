@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from configparser import ConfigParser
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,22 +21,9 @@ from .model import Policy
 # --------------------------------------------------------------------------------------------------------------------
 # The options of a run, as the rest of the runner reads them.
 
-# Similarity as difflib measures it; 1 means equal.
-NEAR = 0.5
-
 
 class UsageError(ValueError):
     """A mistake in the command line or the configuration; nothing runs."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean: a, b?`; the nearest known names if none is similar."""
-    names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, cutoff=NEAR)
-    if near:
-        return f" Did you mean: {', '.join(near)}?"
-    nearest_names = difflib.get_close_matches(name, names, cutoff=0.0)
-    return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""
 
 
 class CannotRun(RuntimeError):

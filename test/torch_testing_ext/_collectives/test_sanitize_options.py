@@ -86,7 +86,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(code, 1, said)
         self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
         code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
-        self.assertIn("'nans' is not a kind of check; known are: calls", said)
+        self.assertIn("'nans' is not a kind of check. Did you mean: nan", said)
         self.assertNotEqual(code, 0)
 
     def test_run_test(self):
@@ -97,7 +97,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertIn("python -m torch_testing_ext --cache cache --sanitize=default test_it.py::T::test_it", said)
         code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
         self.assertEqual(code, 4, said)
-        self.assertIn("'nans' is not a kind of check; known are: calls", said)
+        self.assertIn("'nans' is not a kind of check. Did you mean: nan", said)
 
     def test_run_test_warns_of_a_test_that_passes(self):
         command = ["torch_testing_ext.runner", "-o", "tests=.", "test_it.py", "--cache", "cache", "--sanitize"]

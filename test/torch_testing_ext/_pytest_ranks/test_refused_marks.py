@@ -29,7 +29,7 @@ REFUSED = {
     "in_list": ("@mark([2, 0])\ndef test_x(): ...", "the world size is 0"),
     "twice": ("@mark([2, 2])\ndef test_x(): ...", "contain one twice"),
     "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "it has the mark twice"),
-    "keyword": ("@mark(2, device=1)\ndef test_x(): ...", "unknown: device. Known are: backend, devices"),
+    "keyword": ("@mark(2, device=1)\ndef test_x(): ...", "it has no argument device. Did you mean: devices?"),
     "backend": ("@mark(2, backend=1)\ndef test_x(): ...", "backend is 1"),
     "devices": ("@mark(2, devices='all')\ndef test_x(): ...", "devices is 'all'"),
     "timeout": ("@mark(2, timeout=0)\ndef test_x(): ...", "timeout is 0"),

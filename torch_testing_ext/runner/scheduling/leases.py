@@ -28,8 +28,9 @@ from torch_testing_ext._machine.device_rules import (
     why_too_many,
 )
 from torch_testing_ext._machine.nvml import Gpu, best_group, gpus_by_name, nvlinks, preferred_devices
+from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
-from torch_testing_ext.runner.options import Gpus, Options, UsageError, nearest
+from torch_testing_ext.runner.options import Gpus, Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
 # The accelerators that a run may lease, and the environment that restricts a process to its lease. Pure.

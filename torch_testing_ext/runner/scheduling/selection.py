@@ -11,8 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
+from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Test, TestId
-from torch_testing_ext.runner.options import Options, UsageError, nearest
+from torch_testing_ext.runner.options import Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
 # Finds the test files: below the test directories, and below the paths that the user names.
