@@ -43,11 +43,11 @@ class NcclRank:
     def trouble(self) -> str:
         """The trouble that it has, as a part of a sentence; "" without any."""
         if self.is_dead:
-            return "NCCL takes it for dead"
+            return "NCCL considers it dead"
         if self.is_missing:
             return "NCCL gets no answer from it"
         if self.error:
-            return f"NCCL has error {self.error} in it"
+            return f"NCCL reports error {self.error}"
         return "NCCL has aborted its communicator" if self.is_aborted else ""
 
 
@@ -132,7 +132,7 @@ def suspects(ranks: Mapping[int, NcclRank]) -> tuple[tuple[int, ...], str]:
     """
     dead = tuple(number for number, rank in ranks.items() if rank.is_dead)
     missing = tuple(number for number, rank in ranks.items() if rank.is_missing)
-    for lost, reason in ((dead, "NCCL takes for dead"), (missing, "NCCL gets no answer from")):
+    for lost, reason in ((dead, "dead, according to NCCL:"), (missing, "NCCL gets no answer from")):
         if lost and len(lost) < len(ranks):
             return lost, reason
     for communicator in dict.fromkeys(name for rank in ranks.values() for name in rank.calls):
@@ -140,7 +140,7 @@ def suspects(ranks: Mapping[int, NcclRank]) -> tuple[tuple[int, ...], str]:
         most = max(calls.values())
         behind = tuple(number for number, count in calls.items() if count < most)
         if behind:
-            return behind, "NCCL has seen fewer collectives of"
+            return behind, "NCCL has seen fewer collectives from"
     return (), ""
 
 

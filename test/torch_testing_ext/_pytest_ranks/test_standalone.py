@@ -89,7 +89,7 @@ def test_a():
     def test_refused(self) -> None:
         run = run_pytest({"test_x.py": "import pytest\n@pytest.mark.standalone(2)\ndef test_x(): ..."})
         self.assertOutcomes(run, {"test_x": "error"})
-        self.assertIn("test_x.py::test_x: @pytest.mark.standalone: it takes nothing but timeout", run.text)
+        self.assertIn("test_x.py::test_x: @pytest.mark.standalone: its only argument is timeout", run.text)
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ class FaultTest(TestCase):
                     "error",
                     "rank 1 of 4 raised",
                     "ValueError: the reason",
-                    "ended by the parent, in a `finally`",
+                    "terminated, in a `finally`",
                     'raise ValueError("the reason")',
                     case=case,
                 )

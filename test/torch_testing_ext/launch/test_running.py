@@ -160,7 +160,7 @@ class RunningTest(TestCase):
             "TORCH_TESTING_EXT_STRAT is not a variable of torch_testing_ext. Did you mean: TORCH_TESTING_EXT_START",
             name,
         )
-        self.assertIn("'vfork' is not understood; known values: auto, fork, fork-fresh or spawn", value)
+        self.assertIn("'vfork' is not valid; use auto, fork, fork-fresh or spawn", value)
 
     def test_logs_are_kept(self):
         logs = self.directory / "logs"

@@ -87,14 +87,14 @@ class TestSettings(unittest.TestCase):
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaises(ValueError) as caught:
                     read_settings({environment.PREFIX + name: value})
-                message = f"TORCH_TESTING_EXT_{name}={value!r} is not understood; known values: {known}"
+                message = f"TORCH_TESTING_EXT_{name}={value!r} is not valid; use {known}"
                 self.assertEqual(str(caught.exception), message)
                 self.assertIsNone(caught.exception.__cause__)
 
     def test_digits_of_other_scripts(self):
         """int() accepts them, so they are accepted here."""
         self.assertEqual(read_settings({"TORCH_TESTING_EXT_DEBUG_RANK": "\u0663"}).debug_rank, 3)
-        with self.assertRaisesRegex(ValueError, "DEBUG_RANK='\u00b2' is not understood"):
+        with self.assertRaisesRegex(ValueError, "DEBUG_RANK='\u00b2' is not valid"):
             read_settings({"TORCH_TESTING_EXT_DEBUG_RANK": "\u00b2"})
 
     def test_other_variables_are_ignored(self):
@@ -114,7 +114,7 @@ class DefaultTimeoutTest(unittest.TestCase):
         for text in ("300", "0.5", ""):
             read_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
         for text in ("5m", "-1", "nan"):
-            with self.assertRaisesRegex(ValueError, f"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT='{text}' is not understood"):
+            with self.assertRaisesRegex(ValueError, f"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT='{text}' is not valid"):
                 read_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
 
     def test_it_is_no_error_of_the_import(self):
