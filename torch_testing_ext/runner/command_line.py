@@ -40,32 +40,33 @@ class CommandSpec:
 
 
 COMMANDS = {
-    "init": CommandSpec("set a project up, and run its first test"),
+    "init": CommandSpec("set up a project, and run its first test"),
     user_shell.SHOW: CommandSpec(
-        "print all that is known of the failures of a run",
+        "print the full reports of failures",
         "[options] [NAME ...]",
-        "Print all that is known of the failures of the latest run, or only those of the tests NAME.",
+        "Print the full report of each failure of the latest run, or of the tests NAME.",
         ("journal", "cache"),
     ),
     "report": CommandSpec(
-        "make reports of an earlier run",
+        "write reports of an earlier run",
         "[options] [JOURNAL]",
-        "Make reports of the latest run, or that of a journal, also if it was killed; print its summary.",
+        "Write reports of the latest run, or of the run of a JOURNAL, and print its summary."
+        "\nThe run may have been killed.",
         ("junitxml", "html", "perfetto", "results", "durations", "cache"),
         # In a run, it is the debugger's.
         {"--trace": "--perfetto"},
     ),
     "why": CommandSpec(
-        "say why --affected selects a test, or does not",
+        "explain why --affected selects a test or not",
         "[options] TEST ...",
-        "Say for each test why --affected selects it, or does not. Nothing runs.",
+        "Explain for each TEST why --affected selects it or not. Nothing runs.",
         ("affected", "drop_in", "cache"),
     ),
-    "moving": CommandSpec("convert the tests of another project"),
+    "moving": CommandSpec("convert tests that use another project's helpers"),
     "cluster clean": CommandSpec(
-        "remove what the nodes of a Ray cluster have kept",
+        "delete what runs left on the nodes of a Ray cluster",
         "[options]",
-        "Remove what the nodes of a Ray cluster have kept of projects that were sent to them.",
+        "Delete the projects that earlier runs left on the nodes of a Ray cluster.",
         ("cluster", "cluster_timeout"),
     ),
 }
@@ -73,7 +74,7 @@ EXIT_CODES = """\
 exit codes:
   0  no test failed                       4  usage error: nothing was run
   1  at least one test failed             5  nothing was selected
-  2  the run was interrupted              6  everything was skipped: not enough
+  2  the run was interrupted              6  all tests were skipped: not enough
   3  internal error of this program          devices"""
 _OF_PYTORCH = """\
 -i NAME ... and -x NAME ... include and exclude tests, as in PyTorch's
@@ -259,9 +260,9 @@ class _Arguments:
                         hidden = () if level is Level.SETTING else ALIASES
                         group.add_argument(*(name for name in names if name not in hidden), **more)
         _add_override(group, "-o")
-        group.add_argument("-h", "--help", action="help", help="show this help and exit")
+        group.add_argument("-h", "--help", action="help", help="show this help")
         if not self._command:
-            group.add_argument("--help-all", action="help", help="also list the rarer options, and all settings")
+            group.add_argument("--help-all", action="help", help="show all options and settings")
         if level is Level.SETTING:
             _add_settings(parser)
         parser.print_help()
@@ -348,8 +349,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     """List what only configuration files, variables and -o set."""
     group = parser.add_argument_group(
         "settings",
-        "in [tool.torch_testing_ext] of pyproject.toml, or on the command line by -o NAME=VALUE;\n"
-        "most of the options above are settings, too: --show-config lists their names",
+        "Write them in [tool.torch_testing_ext] of pyproject.toml, or -o NAME=VALUE.\n"
+        "Most options above are settings too; --show-config lists their names.",
     )
     for field, spec in OPTION_TABLE.items():
         if spec.level is Level.SETTING:

@@ -178,7 +178,7 @@ def _debugged(options: Options, sources: Mapping[str, str]) -> Options:
     if not (options.pdb or options.trace):
         return options
     if options.cluster is not None:
-        raise UsageError("--cluster and --pdb cannot be combined: the tests run where no terminal is")
+        raise UsageError("--cluster and --pdb cannot be combined: tests on a cluster have no terminal")
     return dataclasses.replace(options, pdb=True, jobs=1)
 
 

@@ -30,7 +30,7 @@ MODEL = {
     "TestClass.test_xpasses_by_a_mark_of_its_own": ("failed", "[XPASS(strict)]"),
     "TestClass.test_dies": ("failed", "killed by SIGKILL"),
     "TestClass.test_exits": ("failed", "exited with code 0"),
-    "TestClass.test_hangs": ("failed", "was ended after 2.0 s, its time limit"),
+    "TestClass.test_hangs": ("failed", "was terminated after 2.0 s, its time limit"),
     "TestClass.test_set_up_fails": ("failed", "in its set-up: KeyError: 'bad'"),
     "TestClass.test_tear_down_fails": ("failed", "in its tear-down: KeyError: 'worse'"),
     "TestClass.test_ranks_fail": ("failed", "rank 1 of 2 failed"),

@@ -119,7 +119,7 @@ class WithoutATerminalTest(FolderCase):
         self.write("test_it.py", TESTS)
         self.write("run_test.py", RUN_TEST)
         for words, how in (
-            (["-m", "pytest", "-q", "test_it.py::test_marked"], "no terminal is there: run the test in one"),
+            (["-m", "pytest", "-q", "test_it.py::test_marked"], "there is no terminal: run the test in one"),
             (["run_test.py", "test_it.py::test_marked"], "python run_test.py --pdb test_it.py::test_marked"),
         ):
             with self.subTest(words=words):

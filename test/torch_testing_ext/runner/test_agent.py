@@ -376,7 +376,7 @@ class StatesOfNodesTest(unittest.TestCase):
         self.assertEqual(list(self.nodes.ready), ["a"])
         self.assertEqual(self.launcher.said[0], ("refuse", "b"))
         (warning,) = self.nodes.troubles.warnings
-        self.assertIn("node b has other software than this machine, and is left alone:\n  b: torch is 1.0", warning)
+        self.assertIn("node b has different software than this machine, so it is not used:\n  b: torch is 1.0", warning)
         self.assertIn("b: torch is 1.0, here", self.nodes.troubles.why_none("no node is left"))
 
     def test_drained_while_it_starts(self):

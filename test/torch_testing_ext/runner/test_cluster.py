@@ -172,7 +172,7 @@ class TestOnRay(ClusterCase):
             pass
         out = self.finish(process, 0)
         self.assertEqual(out.splitlines()[-1], "1 passed, 0 failed, 0 skipped")
-        self.assertIn("node 127.0.0.4: it is about to be taken away: it gets no further tests", out)
+        self.assertIn("node 127.0.0.4: it is about to be taken away, so it gets no more tests", out)
         self.assertNotIn("node 127.0.0.4 was lost", out)
 
     def test_refused(self):

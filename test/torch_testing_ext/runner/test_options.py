@@ -151,7 +151,7 @@ class CommandLineTest(OptionsCase):
             ],
         )
         words = " ".join(text.split())
-        self.assertIn("time limit per test, unless @timeout overrides it (default: 300)", words)
+        self.assertIn("time limit of each test that does not set its own (default: 300)", words)
         self.assertLessEqual(len(text.splitlines()), 100)
         self.assertIn("-x ends the run at the first failure, as in pytest", words)
         for command in COMMANDS:

@@ -203,7 +203,7 @@ class ReportTest(WaysOutCase):
         self.finish(self.start("report", "kept"), 1)
         self.finish(self.start("report", "kept/all.jsonl"), 1)
         out = self.run_once("-ojournal=/dev/full/x")
-        self.assertIn("no results are kept there from here on", out)
+        self.assertIn("no more results are saved there", out)
         out = self.run_once("-ojournal=/dev/full")
         self.assertIn("No space left on device", out)
 

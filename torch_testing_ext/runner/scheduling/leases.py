@@ -168,7 +168,7 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
             if _is_uuid_of(wanted, uuid):
                 matches.append(name)
     if len(matches) > 1:
-        raise UsageError(f"--gpus: {wanted} may be any of the devices {', '.join(matches)}")
+        raise UsageError(f"--gpus: {wanted} matches several devices: {', '.join(matches)}")
     if not matches:
         raise UsageError(f"--gpus: {wanted} is not visible{_named(names)}.{nearest(wanted, names)}")
     return matches[0]

@@ -19,8 +19,8 @@ from torch_testing_ext.runner.options import Options, UsageError
 # Finds the test files: below the test directories, and below the paths that the user names.
 
 _NOWHERE = (
-    "{root} has no folder test or tests, no test_*.py and no testpaths of pytest: name a folder or a file, or set the "
-    "directories to search in pyproject.toml: [tool.torch_testing_ext] tests"
+    "no tests found: {root} has no folder test or tests and no test_*.py, and pytest has no testpaths. Name a folder "
+    "or file, or set tests in [tool.torch_testing_ext] of pyproject.toml"
 )
 
 # As pytest's norecursedirs, which has virtual environments, too.
@@ -396,7 +396,7 @@ def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
         if "/" not in name.path:
             candidates = {_parts(file)[-1] for file in known}
         alike = nearest(name.path, candidates)
-        raise UsageError(f"{name.text}: no test file has this name, or one that begins with it.{alike}")
+        raise UsageError(f"{name.text}: no test file has this name or starts with it.{alike}")
     return tuple(file for file in known if closeness[file] is closest)
 
 
@@ -458,7 +458,7 @@ def _predicate(
     for candidate in candidates:
         names += _parts_of(candidate)
     alike = nearest(name.inner, names)
-    raise UsageError(f"{name.text}: no test in these files has this name, or one that begins with it.{alike}")
+    raise UsageError(f"{name.text}: no test in these files has this name or starts with it.{alike}")
 
 
 def _meant(inner: str, candidates: Sequence[TestId]) -> set[TestId]:
