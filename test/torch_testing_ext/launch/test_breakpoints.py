@@ -149,7 +149,7 @@ class WithoutATerminalTest(FolderCase):
             for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
-                with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
+                with self.assertRaisesRegex(UsageError, "--pdb cannot stop: there is no terminal"):
                     options(*argv, **environ).require_terminal()
         master, terminal = os.openpty()
         self.addCleanup(os.close, master)

@@ -264,7 +264,7 @@ class FaultTest(TestCase):
             "ValueError: the reason",
             "rank 1: error",
             "rank 0: error",
-            "follows from rank 1",
+            "because of rank 1",
             "rank 1's traceback:",
             'raise ValueError("the reason")',
             "To run it alone:",

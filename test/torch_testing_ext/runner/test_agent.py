@@ -247,7 +247,7 @@ class LostNodesTest(unittest.TestCase):
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(agent, signal.SIGCONT)
-            self.assertIn("no sign of life", nodes.said[-1])
+            self.assertIn("it has not answered for", nodes.said[-1])
             file = nodes.write("import unittest\nclass T(unittest.TestCase):\n    def test_x(self): pass\n")
             self.assertEqual(nodes.run(file).outcomes, {"test_x": "passed"})
 

@@ -177,7 +177,7 @@ class MemoryReturn:
                 self._taken_by_others.add(name)
                 holders = ", ".join(describe_process(pid) for pid in others)
                 more = size_in_words(sum(others.values()))
-                self.warn(f"device {name}: other programs took {more} of its memory during a test: {holders}")
+                self.warn(f"device {name}: other programs have taken {more} of its memory during a test: {holders}")
         return tuple(held)
 
     def _usage(self) -> Mapping[str, Usage] | None:
