@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _FAKE,
         type=int,
         metavar="N",
-        help="give torch N fake accelerators, computed by the CPU",
+        help="emulate N accelerators on the CPU",
     )
     group.addoption(
         "--rank-timeout",

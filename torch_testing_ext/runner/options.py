@@ -152,6 +152,8 @@ class Options:
     # Of run_test.py: as PyTorch's.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    # As pytest's: beginnings of test ids.
+    deselect: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     # option_sources.py finds the project's.
@@ -535,13 +537,9 @@ OPTION_GROUPS = {
             of_pytorch=("-i", "--include"),
         ),
         "exclude": OptionSpec(
-            str,
-            "do not run these tests; may be repeated",
-            "NAME",
-            many=True,
-            also=("--deselect",),
-            of_pytorch=("-x", "--exclude"),
+            str, "do not run these tests; may be repeated", "NAME", many=True, of_pytorch=("-x", "--exclude")
         ),
+        "deselect": OptionSpec(str, "do not run tests whose id begins with ID; may be repeated", "ID", many=True),
         "keyword": OptionSpec(
             str,
             "run only tests whose names match, such as 'ddp and not slow_*'; may be repeated",
@@ -569,7 +567,7 @@ OPTION_GROUPS = {
                 ValueFlag(
                     ("--ff", "--failed-first"),
                     Rerun.FAILED_FIRST,
-                    "run all tests, those that failed in their last run first",
+                    "run tests that failed in their last run first",
                 ),
             ),
         ),
@@ -596,7 +594,7 @@ OPTION_GROUPS = {
             Level.SETTING,
         ),
         "fake_gpus": OptionSpec(count, "schedule tests as if there were N accelerators", "N", Level.HELP_ALL),
-        "fake_accelerators": OptionSpec(count, "give torch N fake accelerators, computed by the CPU", "N"),
+        "fake_accelerators": OptionSpec(count, "emulate N accelerators on the CPU", "N"),
         "ranks_per_gpu": OptionSpec(
             count, "let up to N ranks share a GPU if a test needs more GPUs than there are", "N", Level.HELP_ALL
         ),
@@ -616,7 +614,7 @@ OPTION_GROUPS = {
         ),
         "warm": OptionSpec(
             one_of(Warm),
-            "keep a server that has imported torch, for this and later runs (default: auto, use it if it runs)",
+            "use a server that has imported torch, and keep it for later runs (default: auto, use one that runs)",
             "auto|on|off",
             alone=Warm.START.value,
         ),
@@ -696,7 +694,7 @@ OPTION_GROUPS = {
             read_repeat, "run every test N times, or until one fails", "N|until-failure", also=("--stress-count",)
         ),
         "shuffle": OptionSpec(
-            read_shuffle, "run tests in random order; a SEED repeats an order", "SEED", alone=Shuffle.RANDOM.value
+            read_shuffle, "run tests in random order, repeatable by a SEED", "SEED", alone=Shuffle.RANDOM.value
         ),
     },
     "sanitizer": {
@@ -720,7 +718,7 @@ OPTION_GROUPS = {
             "open pdb where a test fails or calls breakpoint(), in any rank",
             configurable=False,
         ),
-        "trace": OptionSpec(read_boolean, "open pdb at the first line of each test, in one rank", configurable=False),
+        "trace": OptionSpec(read_boolean, "open pdb at the start of each test, in one rank", configurable=False),
         "debug_rank": OptionSpec(count_or_zero, "the rank that --trace stops", "RANK", configurable=False),
     },
     "output": {

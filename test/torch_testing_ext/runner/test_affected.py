@@ -121,11 +121,12 @@ class RecordsTest(RunsCase):
     def test_git(self):
         self.watch = False
         self.record()
-        self.assertIn("git does not say", self.why())
+        self.assertIn("git cannot say", self.why())
+        self.assertIn("has changed: fatal: not a git repository", self.earlier.warnings[0])
         self.assertEqual(len(self.earlier.warnings), 1)
 
         git(self.root, "init", "-q", "-b", "trunk")
-        self.assertIn("git does not say", self.why(), "there is no commit yet")
+        self.assertIn("git cannot say", self.why(), "there is no commit yet")
         self.write(".gitignore", "tmp\n.torch_testing_ext\nown.txt\n")
         git(self.root, "add", ".")
         git(self.root, "commit", "-qm", "first")

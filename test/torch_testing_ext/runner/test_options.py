@@ -50,7 +50,8 @@ class CommandLineTest(OptionsCase):
         for argv, field, value in (
             ((), "names", ()),
             (("a", "-v", "b"), "names", ("a", "b")),
-            (("--exclude", "a", "b", "--deselect", "c"), "exclude", ("a", "c")),
+            (("--exclude", "a", "b", "--exclude", "c"), "exclude", ("a", "c")),
+            (("--deselect", "a", "--deselect=b", "c"), "deselect", ("a", "b")),
             (("--exclude", "a", "b"), "names", ("b",)),
             (("-x", "a"), "maxfail", 1),
             (("--exitfirst",), "maxfail", 1),
@@ -197,7 +198,8 @@ class CommandLineTest(OptionsCase):
 
         self.assertEqual(pytorch("-i", "a", "b", "--include", "c").include, ("a", "b", "c"))
         options = pytorch("-x", "a", "b", "--exclude", "c", "d", "--deselect", "e", "f")
-        self.assertEqual((options.exclude, options.names, options.maxfail), (("a", "b", "c", "d", "e"), ("f",), None))
+        self.assertEqual((options.exclude, options.names, options.maxfail), (("a", "b", "c", "d"), ("f",), None))
+        self.assertEqual(options.deselect, ("e",))
         self.assertEqual(pytorch("--exitfirst").maxfail, 1)
         self.assertIn("In torchtest, -x ends the run", self.help("-h", as_pytorch=True))
         self.assertLessEqual(len(self.help("-h", as_pytorch=True).splitlines()), 100)

@@ -356,7 +356,7 @@ class Affected:
         try:
             names = self._names_by_git()
         except (OSError, subprocess.SubprocessError) as error:
-            message = str(getattr(error, "stderr", "") or error)
+            message = os.fsdecode(getattr(error, "stderr", None) or str(error))
             lines = message.strip().splitlines()
             why = lines[0] if lines else "it has failed"
             self._earlier.warnings.append(f"every test is selected, since git cannot say what has changed: {why}")

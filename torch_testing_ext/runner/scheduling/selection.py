@@ -322,6 +322,8 @@ class Selection:
     excluded: tuple[_Name, ...]
     matches: tuple[Matches, ...]
     marks: tuple[MatchesMarks, ...] = ()
+    # The beginnings of the ids of tests that do not run.
+    deselected: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, options: Options, root: Path, cwd: Path) -> Selection:
@@ -335,6 +337,7 @@ class Selection:
             excluded=read(options.exclude),
             matches=tuple(parse_expression(text) for text in options.keyword),
             marks=tuple(parse_marks(text) for text in options.marks),
+            deselected=options.deselect,
         )
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
@@ -355,7 +358,7 @@ class Selection:
         def is_wanted(test: Test) -> bool:
             if included and not any(matches(test.id) for matches in included):
                 return False
-            if any(matches(test.id) for matches in excluded):
+            if any(matches(test.id) for matches in excluded) or str(test.id).startswith(self.deselected):
                 return False
             return self._keyword_selects(test.id) and self._marks_select(test)
 
