@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m torch_testing
         return 2
     missing = [str(path) for path in options.paths if not path.exists()]
     if missing:
-        print(f"{prog}: there is no {', '.join(missing)}", file=sys.stderr)
+        print(f"{prog}: {', '.join(missing)} does not exist", file=sys.stderr)
         return 2
     return _convert_all(options.project, sorted(set(_files(options.paths))), options.diff)
 
@@ -32,14 +32,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m torch_testing
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Convert the tests of a project to torch_testing_ext, where that is mechanical. Files change in "
-        "place; a second run changes nothing. Lines with something left to do by hand are listed. docs/migrate/ has "
-        "examples of tests before and after.",
-        epilog="exit code: 0, or 1 if a file could not be read and is as it was",
+        description="Convert tests that use the helpers of PROJECT to torch_testing_ext. Files change in place; the "
+        "lines that you have to change yourself are listed. docs/migrate/ has examples.",
+        epilog="exit code: 0, or 1 if a file could not be converted",
     )
-    parser.add_argument("--diff", action="store_true", help="show what would change, and change nothing")
+    parser.add_argument("--diff", action="store_true", help="show the changes, and write nothing")
     parser.add_argument("project", choices=sorted(PROJECTS), metavar="PROJECT", help=", ".join(sorted(PROJECTS)))
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files, or folders with them")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a file or folder")
     return parser
 
 
@@ -93,9 +92,9 @@ def _tell(changed: list[Path], same: int, unread: list[str], by_hand: list[str],
     for line in unread:
         print(line, file=sys.stderr)
     if by_hand:
-        print("left to do by hand:", *by_hand, sep="\n  ", file=sys.stderr)
+        print("change these lines yourself:", *by_hand, sep="\n  ", file=sys.stderr)
     verb = "would change" if only_show else "changed"
-    print(f"{len(changed)} files {verb}, {same} are as they were", file=sys.stderr)
+    print(f"{len(changed)} files {verb}, {same} unchanged", file=sys.stderr)
 
 
 if __name__ == "__main__":

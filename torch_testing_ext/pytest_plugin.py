@@ -21,6 +21,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -45,49 +46,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         # Before pytest captures the output.
         this_launch()
     group = parser.getgroup("torch_testing_ext", "tests that run in ranks (torch_testing_ext)")
-    group.addoption(OPTION, action="store_true", help="run PyTorch test files on the classes of torch_testing_ext")
+    group.addoption(
+        OPTION, action="store_true", help="run PyTorch's own test files on the classes of torch_testing_ext"
+    )
     group.addoption(
         "--sanitize",
         nargs="?",
         const="default",
         type=_kinds,
         metavar="KINDS",
-        help="check the collectives of ranks more closely; a list such as --sanitize=calls,nan, or default, or all",
+        help="check the collectives of ranks more closely: default, all, or a list such as --sanitize=calls,nan",
     )
     group.addoption(
         _FAKE,
         type=int,
         metavar="N",
-        help="run tests on N accelerators that torch believes in, computed by the CPU",
+        help="emulate N accelerators on the CPU",
     )
     group.addoption(
         "--rank-timeout",
         type=_seconds,
         metavar="SECONDS",
-        help="time limit of each test that runs in ranks, unless its mark has a timeout (default: 300)",
+        help="time limit of each test in ranks whose mark has no timeout (default: 300)",
     )
     group.addoption(
         "--debug-rank",
         type=_rank,
         metavar="RANK",
-        help="the rank that has the terminal, for breakpoint(), --pdb and --trace (default with these two: 0); "
-        "there is no time limit then",
+        help="the rank that breakpoint(), --pdb and --trace debug (default for the last two: 0), without a time limit",
     )
     parser.addini(
         "dist_isolated",
-        "run each test that runs in ranks in a new interpreter of its own, as with isolated=True in its mark",
+        "run each test in ranks in a new interpreter, as isolated=True of its mark does",
         type="bool",
         default=False,
     )
     parser.addini(
         _COLLECT_ENV,
-        "launcher variables for the collection, such as `RANK=0 WORLD_SIZE=2`; a name alone: its reads are harmless",
+        "launcher variables to set during collection, such as `RANK=0 WORLD_SIZE=2`; a name alone ends the warning",
         type="args",
         default=[],
     )
     parser.addini(
         "dist_lease_folder",
-        "directory of the files by which tests share accelerators (default: one per user, below /tmp)",
+        "directory of the lock files with which tests share accelerators (default: one per user, below /tmp)",
         default="",
     )
     for flag in _RENAMED:
@@ -108,7 +110,7 @@ class _Renamed(argparse.Action):
     """The former name of an option: an error that says the new one."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        parser.error(f"{option} is not an option any more. Write {_RENAMED[str(option)]}")
+        parser.error(f"{option} is no longer an option. Use {_RENAMED[str(option)]}")
 
 
 def _kinds(text: str) -> str:
@@ -122,14 +124,15 @@ def _kinds(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    if not float(text) > 0:
-        raise ValueError(text)
-    return float(text)
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
 
 
 def _rank(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: 0, 1, 2 ...")
     return int(text)
 
 
@@ -228,26 +231,28 @@ def _is_launched() -> bool:
 
 _EXPLANATIONS = (
     "world_size(size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function'): run "
-    "the test in that many ranks, each a fresh process; a list of sizes makes one test for each. "
-    "backend: of the group that dist_env makes. "
-    "init: a function that makes it. devices: 'auto', an accelerator for each rank if there are enough, else the CPU; "
-    "0, the CPU; a number: skip the test on a machine with fewer. timeout: in seconds. "
+    "the test in this many ranks, each a fresh process; a list of sizes makes one test for each. "
+    "backend: of the group that dist_env creates. init: a function that creates the group instead. "
+    "devices: 'auto', an accelerator for each rank if there are enough, else the CPU; 0, the CPU; "
+    "a number: skip the test on a machine with fewer. timeout: in seconds. "
     "scope: 'class' or 'module', whose tests share ranks. "
-    "isolated: in a new interpreter of its own, instead of ranks that are forked off pytest's process "
-    "(torch_testing_ext)",
-    "standalone(*, timeout=None): run the test, and all of its fixtures, in a new interpreter of its own "
-    "(torch_testing_ext)",
+    "isolated: run it in a new interpreter, not in ranks forked from pytest's process (torch_testing_ext)",
+    "standalone(*, timeout=None): run the test and all of its fixtures in a new interpreter (torch_testing_ext)",
 )
 
 
 @pytest.fixture
 def dist_env() -> Iterator[Any]:
-    """The rank of a test with the mark `world_size`: rank, world_size, local_rank, device, backend, group, store."""
+    """The rank that runs a test with the mark `world_size`, with a process group.
+
+    It has rank, world_size, local_rank, device, backend, group and store.
+    """
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
     if in_rank is None or not in_rank.is_rank():
         pytest.fail(
-            "dist_env was asked for by request.getfixturevalue, outside of ranks. Name it as an argument of the test "
-            "or fixture, or ask for it in the code of the fixture itself, so that it is set up in the ranks",
+            "dist_env exists only in ranks, but request.getfixturevalue asked for it in the parent process. Name it as "
+            "an argument of the test or fixture, or ask for it in the code of the fixture itself, so that it is set up "
+            "in the ranks",
             pytrace=False,
         )
     yield from in_rank.this_dist_env()
@@ -255,7 +260,7 @@ def dist_env() -> Iterator[Any]:
 
 @pytest.fixture
 def ranks() -> Any:
-    """The rank of a test with the mark `world_size`, as dist_env but without a group; None in a test without it."""
+    """The rank that runs a test with the mark `world_size`, without a process group; None in other tests."""
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
     if in_rank is None or not in_rank.is_rank():
         return None
@@ -264,7 +269,7 @@ def ranks() -> Any:
 
 @pytest.fixture(name="spawn")
 def _spawn() -> Any:
-    """The function torch_testing_ext.ranks.spawn: `spawn(function, world_size, *args)`."""
+    """A function that runs another in ranks: `spawn(function, world_size, *args)`."""
     from torch_testing_ext import ranks
 
     return ranks.spawn
@@ -272,7 +277,7 @@ def _spawn() -> Any:
 
 @pytest.fixture(name="run_script")
 def _run_script() -> Any:
-    """The function torch_testing_ext.ranks.run_script: `run_script(path, *args, world_size=4)`."""
+    """A function that runs a script in ranks: `run_script(path, *args, world_size=4)`."""
     from torch_testing_ext import ranks
 
     return ranks.run_script

@@ -28,7 +28,7 @@ _LONGEST_TITLE = 3 * WIDTH
 _LONGEST_DOING = 46
 _WIDEST_RANKS = 20
 # Between a failure on one screen and its account, in one text.
-WHOLE_ACCOUNT = "\n\n-- the whole account --\n"
+WHOLE_ACCOUNT = "\n\n-- full report --\n"
 
 
 class Detail(NamedTuple):

@@ -370,7 +370,7 @@ def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: Ca
     for ranks, call in groups:
         parts.append(f"{list_of(ranks)} {verb_for(ranks, 'calls', 'call')} {_described(call)}")
     if rest:
-        parts.append(f"{list_of(rest)} call others")
+        parts.append(f"{list_of(rest)} call something else")
     where = f"call #{place} of {group.title}"
     brief = ", ".join(parts)
     if len(groups) == 2 and len(calls_there) == len(group.ranks) > 2:
@@ -528,10 +528,10 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: b
         parts.append(f"{subject} waits in {wait.group.title} ({wait.name}, {wait.call.line}) for rank {then}")
     if len(parts) > _LONGEST_CYCLE:
         hidden = len(parts) - _LONGEST_CYCLE
-        parts[_LONGEST_CYCLE - 1 : -1] = [f"which waits for {hidden + 1} more in turn"]
+        parts[_LONGEST_CYCLE - 1 : -1] = [f"which waits for {hidden + 1} more ranks"]
     sentence = ", ".join(parts)
     if suspected:
-        sentence = f"suspected: {sentence}"
+        sentence = f"suspected deadlock: {sentence}"
     return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(cycle))
 
 
@@ -546,14 +546,14 @@ def _key_that_nobody_sets(
     ]
     hidden = len(parts) - _MOST_WAYS
     if hidden > 0:
-        parts[_MOST_WAYS:] = [f"{hidden} more wait for others"]
+        parts[_MOST_WAYS:] = [f"{hidden} more wait for other keys"]
     sentence = f"{', '.join(parts)}, which nobody sets"
     others = [rank for rank in sorted(deadlocked) if rank not in keys]
     if others:
         calls = list(dict.fromkeys(_call_in_group(deadlocked[rank]) for rank in others))
         sentence += f"; {list_of(others)} {verb_for(others, 'waits', 'wait')} in {', '.join(calls[:_MOST_WAYS])}"
     if suspected:
-        sentence = f"suspected: {sentence}"
+        sentence = f"suspected deadlock: {sentence}"
     return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(sorted(keys)))
 
 
@@ -692,7 +692,7 @@ def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
     """A collective that some members have issued and others have not, although all ranks have passed.
 
     Nobody has missed it. Where something has raised, the ranks may have left it out for that. `has_raised`: only a
-    collective that has raised itself, in a rank that has caught the error.
+    collective that has raised itself, in a rank that caught the error.
     """
     if any(not record.is_whole for record in records):
         return None
@@ -714,7 +714,7 @@ def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
         first = next(iter(issued.values()))
         sentence = _left_before(gone, first, group, list(issued))
         if has_raised:
-            sentence += f"; {list_of(caught)} {verb_for(caught, 'has', 'have')} caught the error"
+            sentence += f"; {list_of(caught)} caught the error"
         finding = Finding(FindingKind.UNMATCHED, sentence, _doing(issued), gone, is_hazard=True)
         candidates.append(_Candidate(first.order, finding))
     return _first_of(candidates)
@@ -742,7 +742,7 @@ def first_unmatched(records: Records, has_raised: bool = False) -> Finding | Non
             continue
         sentence = _unmatched(wait)
         if has_raised:
-            sentence += f"; {list_of([wait.rank])} has caught the error"
+            sentence += f"; {list_of([wait.rank])} caught the error"
         lines = _doing({wait.rank: call})
         finding = Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard=has_raised)
         candidates.append(_Candidate(call.order, finding))
@@ -752,8 +752,8 @@ def first_unmatched(records: Records, has_raised: bool = False) -> Finding | Non
 def _unmatched(wait: Wait) -> str:
     """The sentence about a call of ranks that have passed, and its missing members."""
     if wait.call.is_p2p:
-        verb = "received" if wait.call.kind == "send" else "sent"
-        return f"nobody has {verb} the message of rank {wait.rank}'s {wait.title}"
+        what = "received" if wait.call.kind == "send" else "sent the message for"
+        return f"nobody {what} rank {wait.rank}'s {wait.title}"
     issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
     return _left_before(wait.missing, wait.call, wait.group, issuers)
 

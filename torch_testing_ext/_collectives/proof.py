@@ -109,11 +109,11 @@ def suspected_creation(records: Records) -> Finding | None:
 
 def _absent(group: GroupRecord, makers: Sequence[int], absent: Sequence[int]) -> Finding:
     """The finding about members that have not begun to make a group."""
-    makes = verb_for(makers, "makes", "make")
-    has = verb_for(absent, "has", "have")
+    are = verb_for(makers, "is", "are")
+    have = verb_for(absent, "has", "have")
     title = f"{group.title} ({list_of(group.members)})"
-    sentence = f"{list_of(makers)} {makes} {title}, which {list_of(absent)} {has} not begun to make"
-    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", (sentence,), tuple(absent))
+    sentence = f"{list_of(makers)} {are} creating {title}; {list_of(absent)} {have} not started to create it"
+    return Finding(FindingKind.DEADLOCK, f"suspected deadlock: {sentence}", (sentence,), tuple(absent))
 
 
 def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
@@ -136,13 +136,14 @@ def _unlike(groups: Sequence[tuple[int, GroupRecord]]) -> Finding:
     by_ranks = sorted((ranks, members) for members, ranks in by_members.items())
     (first_ranks, first_members), *others = by_ranks
     parts = [
-        f"{list_of(ranks)} {verb_for(ranks, 'makes', 'make')} one of {list_of(members)}" for ranks, members in others
+        f"{list_of(ranks)} {verb_for(ranks, 'creates', 'create')} one of {list_of(members)}"
+        for ranks, members in others
     ]
-    makes = verb_for(first_ranks, "makes", "make")
-    sentence = f"{list_of(first_ranks)} {makes} a group of {list_of(first_members)} where {', '.join(parts)}"
+    create = verb_for(first_ranks, "creates", "create")
+    sentence = f"{list_of(first_ranks)} {create} a group of {list_of(first_members)}, but {', '.join(parts)}"
     title = groups[0][1].title
     lines = tuple(f"{list_of(ranks)}: {title} of {list_of(members)}" for ranks, members in by_ranks)
-    return Finding(FindingKind.DEADLOCK, f"suspected: {sentence}", lines, tuple(first_ranks[:1]))
+    return Finding(FindingKind.DEADLOCK, f"suspected deadlock: {sentence}", lines, tuple(first_ranks[:1]))
 
 
 # --------------------------------------------------------------------------------------------------------------------

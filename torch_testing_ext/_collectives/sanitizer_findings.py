@@ -258,9 +258,9 @@ def _finding(name: str, looks: Mapping[int, Look], others: int) -> Finding:
     group_name, description, members, _, _ = json.loads(group)
     title = GroupRecord(group_name, description, tuple(members), 0).title
     if len(rest) == 1:
-        who = f"{list_of(few)} {verb_for(few, 'has', 'have')} parted from {list_of(rest[0])}"
+        who = f"{list_of(few)} {verb_for(few, 'has', 'have')} diverged from {list_of(rest[0])}"
     else:
-        who = f"{list_of(list(looks))} have parted from each other"
+        who = f"{list_of(list(looks))} have diverged from each other"
     more = ""
     if others:
         more = f" and {others} more tensor{'s' if others > 1 else ''}"

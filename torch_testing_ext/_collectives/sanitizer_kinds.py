@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from torch_testing_ext._process.words import nearest
+
 
 class SanitizeKind(enum.Enum):
     """One kind of check. The log of all calls, and its comparison across ranks, belong to each."""
@@ -38,7 +40,7 @@ def kinds_of(names: Iterable[str]) -> frozenset[SanitizeKind]:
             case known if known in KNOWN:
                 kinds |= {SanitizeKind(known), SanitizeKind.CALLS}
             case other:
-                raise ValueError(f"{other!r} is not a kind of check; known are: {', '.join(KNOWN)}")
+                raise ValueError(f"{other!r} is not a kind of check.{nearest(other, KNOWN)}")
     return frozenset(kinds)
 
 

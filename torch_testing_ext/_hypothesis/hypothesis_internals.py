@@ -149,9 +149,13 @@ Examples = Sequence[Example]
 
 
 def replay(examples: Examples | Mapping[int, Examples]) -> Callable[[Test], Test]:
-    """Have a property run these examples, and draw others only in a search.
+    """Decorator: run these examples, and draw others only in a search.
 
-    Examples that depend on the number of ranks are a mapping from this number to a sequence.
+        @replay([("the smallest", {"size": 1}), ("a prime", {"size": 7})])
+        @given(size=integers(1, 100))
+        def test_sizes(self, size): ...
+
+    A mapping has the examples for each world size: `replay({2: [...], 4: [...]})`.
     """
 
     def decorate(test: Test) -> Test:

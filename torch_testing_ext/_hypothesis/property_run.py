@@ -446,7 +446,7 @@ def _lead(
             prop(*body.args, **body.keywords)
         # Hypothesis refuses this of examples that it draws.
         if examples is not None and not leader.passed:
-            raise Unsatisfiable(f"the property rejected all {leader.count} examples: it has tested nothing")
+            raise Unsatisfiable(f"the property rejected all {leader.count} examples, so it tested nothing")
         if leader.needs_new_groups:
             # For the rest of the test.
             leader.recreate_groups()
@@ -578,7 +578,11 @@ def _conclude(participant: Participant, result: PropertyResult) -> None:
 
 
 def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Extend `hypothesis.given` to tests that run in ranks. For other tests, it is `hypothesis.given`."""
+    """Decorator: `hypothesis.given`, also for tests that run in ranks, which all get the same examples.
+
+    @given(tensor=tensors(), op=sampled_from(["sum", "max"]))
+    def test_reduce(self, tensor, op): ...
+    """
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         """Make the test, whose examples run in all ranks if it runs in one."""
@@ -628,7 +632,7 @@ def _is_rank(test: Any) -> bool:
 
 
 def note(value: object) -> None:
-    """Add a line to the report of this example, if it is the one that is reported. Equal notes of ranks are merged."""
+    """Print a value with this example if it is reported. Equal notes of several ranks are printed once."""
     if Participant.current is None:
         hypothesis.note(value)
     else:
@@ -636,7 +640,7 @@ def note(value: object) -> None:
 
 
 def target(observation: float, label: str = "") -> float:
-    """Have Hypothesis search for examples in which the observation of some rank is large."""
+    """Make Hypothesis look for examples in which `observation` is large on some rank."""
     if Participant.current is None:
         return hypothesis.target(observation, label=label)
     scores = Participant.current.scores

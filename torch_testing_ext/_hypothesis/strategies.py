@@ -31,14 +31,14 @@ NAMES = ("x", "y", "z")
 
 
 def world_size() -> int:
-    """Return how many ranks run the current property."""
+    """Return the number of ranks that run the current property."""
     if Participant.current is None:
         raise ValueError("this strategy works only in tests that run in ranks: there is no world of ranks to draw from")
     return Participant.current.world_size
 
 
 def over_world(make: Callable[[int], st.SearchStrategy[T]]) -> st.SearchStrategy[T]:
-    """A strategy that depends on the world size, which is known only when a value is drawn."""
+    """A strategy made from the world size, as in `over_world(lambda size: integers(0, size - 1))`."""
     return st.builds(world_size).flatmap(make)
 
 
@@ -47,7 +47,7 @@ def ranks() -> st.SearchStrategy[int]:
 
 
 def per_rank(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
-    """A value for each rank. The test's body gets the one of its own rank."""
+    """A value for each rank, drawn from `strategy`. The test gets the value of its own rank."""
 
     def make(size: int) -> st.SearchStrategy[Any]:
         of_each_rank = [strategy] * size

@@ -382,7 +382,7 @@ def ask_new_interpreter(question: str) -> Any:
         text = pipe.read()
     ended = child_processes.describe_exit(child.wait())
     if not text:
-        raise RuntimeError(f"cannot count the accelerators: the interpreter started to ask {ended}")
+        raise RuntimeError(f"cannot count the accelerators: the interpreter that asks for them {ended}")
     return json.loads(text)
 
 

@@ -214,7 +214,7 @@ def ranks_per_device(environ: Mapping[str, str] = os.environ) -> int:
     text = environ.get(RANKS_PER_GPU) or "1"
     number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise ValueError(f"{RANKS_PER_GPU}={text!r} is not understood; known values: a number of ranks: 1, 2, 3 ...")
+        raise ValueError(f"{RANKS_PER_GPU}={text!r} is not valid; use a number of ranks: 1, 2, 3 ...")
     return number
 
 

@@ -89,7 +89,7 @@ def pyproject_section(root: Path) -> dict[str, Any] | None:
         raise SettingsError(f"{file} cannot be read: {error}") from None
     section = tool.get(SECTION) if isinstance(tool, dict) else None
     if not isinstance(section, dict | None):
-        raise SettingsError(f"{file}: [tool.{SECTION}] is no table")
+        raise SettingsError(f"{file}: [tool.{SECTION}] is not a table")
     return section
 
 

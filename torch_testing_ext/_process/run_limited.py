@@ -50,6 +50,6 @@ def run_limited(
     except subprocess.TimeoutExpired:
         if at_limit is not None:
             at_limit(process)
-        return CommandEnd(None, f"was ended after {limit:.1f} s, its time limit")
+        return CommandEnd(None, f"was terminated after {limit:.1f} s, its time limit")
     finally:
         end(process)

@@ -304,7 +304,7 @@ class UserTerminal:
             return cls.read(from_variable(text))
         if "PYTEST_XDIST_WORKER" in os.environ:
             return cls(why_not="the workers of pytest-xdist have no terminal: run pytest without -n")
-        return cls(_at_start, "" if _at_start else "no terminal is there: run the test in one")
+        return cls(_at_start, "" if _at_start else "there is no terminal: run the test in one")
 
     @classmethod
     def read(cls, text: str) -> UserTerminal:

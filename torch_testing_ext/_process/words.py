@@ -5,6 +5,7 @@ All functions depend on their arguments alone. Libraries for this (humanize, inf
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import pairwise
@@ -17,6 +18,8 @@ Value = TypeVar("Value")
 MOST_LINES = 8
 # Names in a sentence.
 MOST_NAMES = 5
+# Similarity of names that are taken for one another, as difflib measures it; 1 means equal.
+NEAR = 0.5
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
@@ -59,6 +62,16 @@ def first_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
     """The first of some names, and how many more there are: `a, b, c and 4 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` Did you mean: a, b?`; the nearest known names if none is similar."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, cutoff=NEAR)
+    if near:
+        return f" Did you mean: {', '.join(near)}?"
+    nearest_names = difflib.get_close_matches(name, names, cutoff=0.0)
+    return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""
 
 
 def few(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:

@@ -300,7 +300,7 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
         item.user_properties.extend(extras[0].properties)
         tests_in_ranks.warn_again_of_ranks(reports)
         if any(of_rank.has_quit for of_rank in extras):
-            item.session.shouldstop = "the user has quit the debugger"
+            item.session.shouldstop = "you quit the debugger"
     finally:
         launch.discard(directory)
     if verdict.outcome is launch.Outcome.PASSED:

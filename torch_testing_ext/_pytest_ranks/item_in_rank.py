@@ -164,7 +164,7 @@ def _make_by(init: Callable[..., object], rank_env: RankEnv) -> str:
     else:
         init()
     if not dist.is_initialized():
-        raise RuntimeError(f"{getattr(init, '__qualname__', init)}, the init of the mark, has made no process group")
+        raise RuntimeError(f"{getattr(init, '__qualname__', init)}, the init of the mark, made no process group")
     return str(dist.get_backend())
 
 

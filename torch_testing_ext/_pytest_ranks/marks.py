@@ -18,6 +18,7 @@ import pytest
 
 from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
+from torch_testing_ext._process.words import nearest
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for
 from torch_testing_ext.launch.environment import too_many
@@ -135,8 +136,7 @@ def spec_for(
     """
     unknown = sorted(keywords.keys() - set(_KEYWORDS))
     if unknown:
-        known = ", ".join(_KEYWORDS)
-        raise BadMark(f"unknown: {', '.join(unknown)}. Known are: {known}")
+        raise BadMark(f"it has no argument {unknown[0]}.{nearest(unknown[0], _KEYWORDS)}")
     environ: dict[str, str | None] = {}
     if of_class is not None:
         environ = _environ_of_class(of_class, size)
@@ -198,7 +198,9 @@ def _checked_isolation(keywords: Mapping[str, Any]) -> tuple[bool, str]:
     if scope not in _SCOPES_OF_RANKS:
         raise BadMark(f"scope is {scope!r}; it must be one of {', '.join(_SCOPES_OF_RANKS)}")
     if isolated and scope != "function":
-        raise BadMark(f"isolated=True has new ranks for each test, and scope={scope!r} has not. Give one of them")
+        raise BadMark(
+            f"isolated=True starts new ranks for each test, but scope={scope!r} shares them. Give only one of the two"
+        )
     return isolated, scope
 
 
@@ -229,11 +231,11 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
     mark = item.get_closest_marker(NAME)
     if mark is None:
         if DIST_ENV in _ours(item):
-            raise BadMark(f"it uses {DIST_ENV}, which only ranks have. Mark it: @pytest.mark.{NAME}(2)")
+            raise BadMark(f"the test uses {DIST_ENV}, which exists only in ranks. Add @pytest.mark.{NAME}(2)")
         return None
     own_marks = [own for own in item.own_markers if own.name == NAME]
     if len(own_marks) > 1:
-        raise BadMark("it has the mark twice. Give one mark a list of sizes")
+        raise BadMark("the test has this mark twice. Give one mark a list of sizes")
     size = _size_of_argument(item) if _has_size_as_argument(item) else _size_of_mark(item, mark)
     spec = spec_for(size, mark.kwargs, checked_class(item.cls), default_devices(item.config.rootpath))
     _check_function(item)
@@ -247,11 +249,11 @@ def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
     size = _parameters(item).get(PARAMETER)
     if size is None and len(sizes) > 1:
         raise BadMark(
-            "a list of world sizes needs a test that pytest can parametrize, and has to be there when it does: the "
-            "methods of a unittest.TestCase, and what a hook marks after the collection, can have one number"
+            "pytest cannot parametrize this test, so it cannot have a list of world sizes. Give one number to a method "
+            "of a unittest.TestCase, and to a test that a hook marks after collection"
         )
     if size is not None and size not in sizes:
-        raise BadMark(f"it was made for {NAME}={size}, but a mark that was added later says {mark.args[0]}")
+        raise BadMark(f"the test was collected for {NAME}={size}, but a mark that was added later says {mark.args[0]}")
     return sizes[0] if size is None else size
 
 
@@ -265,18 +267,18 @@ def _check_function(item: pytest.Function) -> None:
     """Refuse a function of which a call would run nothing. A coroutine function is run by its rank."""
     function = item.obj
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise BadMark("it contains `yield`, so that calling it runs nothing of it. Return instead")
+        raise BadMark("the test contains `yield`, so calling it runs nothing. Use `return`")
     runs_coroutines = not is_of_unittest(item) or issubclass(item.cls, unittest.IsolatedAsyncioTestCase)
     if inspect.iscoroutinefunction(function) and not runs_coroutines:
-        raise BadMark("it is `async def`, which this class does not run. Use unittest.IsolatedAsyncioTestCase")
+        raise BadMark("the test is `async def`, which this class does not run. Use unittest.IsolatedAsyncioTestCase")
     if getattr(item.function, "is_hypothesis_test", False):
         raise BadMark(
-            "Hypothesis would draw other examples in each rank. Use a class of common_distributed and `given` of "
+            "Hypothesis would draw different examples in each rank. Use a class of common_distributed and `given` of "
             "torch_testing_ext.hypothesis_utils"
         )
     bases = [] if item.cls is None else [base.__name__ for base in item.cls.__mro__]
     if "RankedTestCase" in bases:
-        raise BadMark(f"{item.cls.__name__} runs its tests in ranks by itself. Remove the mark, or use a plain class")
+        raise BadMark(f"{item.cls.__name__} already runs its tests in ranks. Remove the mark, or use a plain class")
 
 
 # -- fixtures
@@ -344,28 +346,30 @@ def _check_fixtures(item: pytest.Function, spec: RankSpec) -> None:
         for definition in definitions[name]:
             _check_fixture(name, definition, spec, _need_of(name, definitions))
     if DIST_ENV in _parameters(item):
-        raise BadMark(f"it parametrizes {DIST_ENV}. A parameter cannot depend on the rank: read dist_env in the test")
+        raise BadMark(
+            f"the test parametrizes {DIST_ENV}, but a parameter cannot depend on the rank. Read dist_env in the test"
+        )
 
 
 def _check_fixture(name: str, definition: Any, spec: RankSpec, need: str) -> None:
     """Refuse a fixture that cannot be set up in the ranks of the test; it asks for `need`, a fixture of ranks."""
     if hasattr(definition.func, RANKS_CLASS):
         raise BadMark(
-            f"its fixture {name!r} runs in ranks of its own and needs {need}, which "
-            f"only the ranks of the test have. They have a process group unless init_distributed is False"
+            f"fixture {name!r} runs in ranks of its own, but needs {need}, which exists only in the ranks of the test. "
+            f"Its own ranks have a process group, unless init_distributed is False"
         )
     if _is_async(definition.func):
         raise BadMark(
-            f"its fixture {name!r} is `async` and needs {need}, which only ranks have: "
-            f"its event loop belongs to the parent process. Call asyncio.run() in the fixture"
+            f"fixture {name!r} is `async` and needs {need}, which exists only in ranks, but its event loop belongs to "
+            f"the parent process. Call asyncio.run() in the fixture"
         )
     scope = definition.scope
     if _SCOPES.index(scope) > _SCOPES.index(spec.scope):
         unit = "test" if spec.scope == "function" else spec.scope
         or_share = f", or the mark scope={scope!r}" if scope in _SCOPES_OF_RANKS else ""
         raise BadMark(
-            f"its fixture {name!r} has the scope {scope!r} and needs {need}, which "
-            f"only the ranks of one {unit} have. Give the fixture the scope {spec.scope!r}{or_share}"
+            f"fixture {name!r} has scope {scope!r}, but needs {need}, which exists only in the ranks of one {unit}. "
+            f"Give the fixture scope {spec.scope!r}{or_share}"
         )
 
 
@@ -424,7 +428,7 @@ def _read_into_stash(item: Any, marks: _Marks) -> str:
     if not isinstance(item, pytest.Function):
         names = [mark.name for mark in marks if mark.name in _OURS]
         kind = type(item).__name__
-        return _fault(names[0], f"it is a {kind}; only functions and methods can run so") if names else ""
+        return _fault(names[0], f"a {kind} cannot run in ranks, only functions and methods can") if names else ""
     try:
         spec = spec_of(item)
     except BadMark as error:
@@ -441,7 +445,8 @@ def _read_into_stash(item: Any, marks: _Marks) -> str:
 
 
 def _fault(mark: str, why: object) -> str:
-    return f"@pytest.mark.{mark}: {why}."
+    text = str(why)
+    return f"@pytest.mark.{mark}: {text}" + "." * (not text.endswith((".", "?")))
 
 
 def were_read(item: Any) -> bool:
@@ -467,7 +472,7 @@ def standalone_of(item: pytest.Function) -> Standalone | None:
         is_isolated = spec.isolated or item.config.getini("dist_isolated")
         return Standalone() if is_isolated else None
     if mark.args or mark.kwargs.keys() - {"timeout"}:
-        raise BadMark("it takes nothing but timeout, in seconds")
+        raise BadMark("its only argument is timeout=SECONDS")
     return Standalone(_checked_timeout(mark.kwargs.get("timeout")))
 
 
@@ -512,8 +517,8 @@ def checked_class(cls: Any) -> type[DistributedExec] | None:
     for name in not_called:
         if any(name in vars(base) for base in of_project):
             raise BadMark(
-                f"{cls.__name__} overrides {name}, which is not called here. Set world_size, backend, exec_timeout or "
-                f"init_distributed, or let a fixture that asks for {DIST_ENV} do what has to be done in the ranks"
+                f"{cls.__name__} overrides {name}, which is never called here. Set world_size, backend, exec_timeout "
+                f"or init_distributed, or do its work in a fixture that asks for {DIST_ENV}"
             )
     for name in _FLAGS:
         flag = getattr(cls, name)
@@ -570,7 +575,7 @@ def _size_of_argument(item: pytest.Function) -> int:
     parameters = _parameters(item)
     definitions = fixture_definitions(item).get(NAME, ())
     if NAME not in parameters or not all(is_parameter(definition) for definition in definitions):
-        raise BadMark(f"its argument {NAME} is a fixture, whose value is not known at collection. Parametrize it")
+        raise BadMark(f"its argument {NAME} is a fixture, whose value is unknown during collection. Parametrize it")
     return _single_size(parameters[NAME])
 
 
@@ -589,7 +594,7 @@ def _check_fixtures_in_ranks(item: pytest.Function) -> None:
         try:
             _check_fixture_in_ranks(cls)
         except BadMark as error:
-            raise BadMark(f"its fixture {cls.__name__}: {error}") from None
+            raise BadMark(f"fixture {cls.__name__}: {error}") from None
 
 
 def _check_fixture_in_ranks(cls: type[DistributedFixture]) -> None:
@@ -625,7 +630,7 @@ def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
         during = "its set-up" if made.when == "setup" else "its call"
         text = (
             f"{_without_parameters(item)}: @pytest.mark.{NAME} or standalone was added during {during}, which is "
-            f"too late. Add it in pytest_collection_modifyitems, or in a hook pytest_runtest_setup"
+            f"too late. Add it in pytest_collection_modifyitems or in pytest_runtest_setup"
         )
     made.outcome, made.longrepr = "failed", text
     # A refusal is not what was expected to fail.

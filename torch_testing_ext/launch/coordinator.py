@@ -31,7 +31,7 @@ from .verdict import Case, Expected, Outcome, RankReport, Verdict, failed_by_its
 # --------------------------------------------------------------------------------------------------------------------
 # Rounds: tests that all ranks of a launcher run together. Pure: messages come in, and what to do next comes out.
 
-HAS_LEFT = "its process has ended: it was killed, crashed or exited"
+HAS_LEFT = "its process was killed, crashed or exited"
 
 
 # -- what a rank says to the coordinator
@@ -231,7 +231,7 @@ class RoundState:
         if done:
             return f"rank {done[0]} of {self.world_size} has ended its tests (-x, or an error before them)"
         if missing and self.meeting_ends is not None and now >= self.meeting_ends:
-            return f"rank {missing[0]} of {self.world_size} has not begun {next(iter(names.values()))} in time"
+            return f"rank {missing[0]} of {self.world_size} did not start {next(iter(names.values()))} in time"
         return ""
 
     def short_accounts(self) -> tuple[RankAccount | None, ...]:
@@ -323,7 +323,7 @@ class Coordinator(threading.Thread):
                 self._loop.step(self._proceed())
         except BaseException as error:
             # Without a coordinator, no test can pass.
-            self._launched.abandon(f"the verdict on all ranks cannot be made: {error!r}")
+            self._launched.abandon(f"the results of the ranks cannot be combined: {error!r}")
 
     # -- connections
 
@@ -446,7 +446,7 @@ class Coordinator(threading.Thread):
         """Say at once which ranks have left: the launcher is about to end the other ranks."""
         name = self._round.begun[0].case.name
         for rank in self._round.lost:
-            self._launched.say(f"rank {rank} of {self._world_size} has left in {name}: {HAS_LEFT}")
+            self._launched.say(f"rank {rank} of {self._world_size} was lost in {name}: {HAS_LEFT}")
 
     def _judge(self, timed_out: bool) -> None:
         """Tell all ranks the verdict, and begin the next round."""
@@ -479,9 +479,7 @@ class Coordinator(threading.Thread):
     def _announce(self, verdict: Verdict) -> None:
         """Say at once and once why ranks cannot go on: the launcher ends all of them when it sees the first end."""
         text = verdict.message.partition("\n")[0] if self._is_reported else verdict.message
-        self._launched.say(
-            f"{text}\n\nThe ranks that still run cannot go on: their processes are ended, with rank 0's."
-        )
+        self._launched.say(f"{text}\n\nThe other ranks cannot continue, so all processes are terminated.")
 
     def _take_stacks(self, ranks: list[int]) -> None:
         self._tell(ranks, AskForStacks())

@@ -24,6 +24,7 @@ from torch_testing_ext._process import (
     system,
     user_shell,
 )
+from torch_testing_ext._process.words import nearest
 
 from .in_rank import Job, Sanitize
 
@@ -285,7 +286,7 @@ def _check_default_timeout(text: str) -> None:
     with suppress(ValueError):
         if not text or float(text) > 0:
             return
-    raise ValueError(f"{DEFAULT_TIMEOUT}={text!r} is not understood; known values: seconds, such as 300")
+    raise ValueError(f"{DEFAULT_TIMEOUT}={text!r} is not valid; use seconds, such as 300")
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -294,14 +295,14 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     chosen = {}
     for name, text in environ.items():
         if name.startswith(PREFIX) and not name.startswith(RUNNER_PREFIX) and text and name not in KNOWN_NAMES:
-            raise ValueError(f"{name} is not a known setting; known are: {', '.join(KNOWN_NAMES)}")
+            raise ValueError(f"{name} is not a variable of torch_testing_ext.{nearest(name, KNOWN_NAMES)}")
         setting = KNOWN_SETTINGS.get(name) or _OWN_SETTINGS.get(name)
         if setting is None or not text:
             continue
         try:
             chosen[setting.field] = setting.parse(text)
         except ValueError:
-            raise ValueError(f"{name}={text!r} is not understood; known values: {setting.values}") from None
+            raise ValueError(f"{name}={text!r} is not valid; use {setting.values}") from None
     if RANKS_PER_GPU in environ:
         # Raises an error unless it is a number.
         ranks_per_device(environ)
@@ -338,6 +339,6 @@ def too_many(world_size: int) -> str:
     if world_size <= MOST_RANKS:
         return ""
     return (
-        f"at most {MOST_RANKS} are possible: every rank is a process of this machine that has imported torch and is "
-        f"connected with all others"
+        f"at most {MOST_RANKS} are possible: each rank is a process on this machine that imports torch and "
+        f"connects to all others"
     )

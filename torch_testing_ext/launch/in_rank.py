@@ -234,7 +234,7 @@ class Sanitize:
         if self.shake is None:
             return ""
         again = f"--shake=1:{self.shake}, or TORCH_TESTING_EXT_SHAKE={self.shake}"
-        return f"The ranks were delayed with the seed {self.shake}; to have the same delays again: {again}"
+        return f"Collectives were delayed at random, with seed {self.shake}. To repeat the delays: {again}"
 
 
 @dataclass(frozen=True)

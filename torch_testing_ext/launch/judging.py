@@ -286,7 +286,7 @@ def _values(first: RankReport, reports: Sequence[RankReport]) -> Iterator[Value]
     said = [line.rstrip() for line in without_colours(first.error.details).strip().splitlines()[1:] if line.strip()]
     # The two values first, then where they were and what came before, then how much they differ.
     values = [line for line in said if line.startswith(("Expected", "Got"))]
-    of_rank = [f"(of rank {first.rank}; other ranks have other values)"] if _differ(first, reports) else []
+    of_rank = [f"(from rank {first.rank}; values differ on other ranks)"] if _differ(first, reports) else []
     where = [line for line in said if line.startswith("The failure occurred for")]
     # The last one is pytest's; the account has more.
     rest = [line for line in said if line not in (*values, *where) and not line.endswith("Use -v to get more diff")]
@@ -460,7 +460,7 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
     if not lost:
         return ""
     supervisor = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
-    return f"the collectives of {list_of(lost)} were not compared with those of others: more than {supervisor} keeps"
+    return f"the collectives of {list_of(lost)} were not compared: there are more than {supervisor} keeps"
 
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
@@ -564,7 +564,7 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     seconds = max((r.seconds for r in reports), default=0.0)
     # The signal that asks for stacks may end a wait: a rank that continues only because of it has not passed.
     ranks = [r.rank for r in running]
-    state = f"{_of_all(ranks, len(reports))} still running" if running else "the last ranks ended only then"
+    state = f"{_of_all(ranks, len(reports))} still running" if running else "the last ranks ended too late"
     suspected = _suspicion(reports, running, expected)
     blamed = _known(reports)[:1] or ([suspected] if suspected is not None else _differences(reports)[:1])
     after = f"timed out after {seconds:.1f} s"
@@ -598,8 +598,8 @@ def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expecte
 def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case) -> Verdict:
     """`ones` skipped, or had to be ended while they were running; the others did not."""
     others = [r.rank for r in reports if r not in ones]
-    verb = "skipped" if ones[0].ending is RankEnding.SKIPPED else "had to be ended"
-    besides = f", {list_of(others)} did not" if others else ""
+    verb, opposite = ("skipped", "did not") if ones[0].ending is RankEnding.SKIPPED else ("did not end", "did")
+    besides = f", {list_of(others)} {opposite}" if others else ""
     ranks = tuple(r.rank for r in ones)
     title = f"{list_of(ranks)} {verb}{besides}"
     return _verdict(Outcome.FAILED, Fault(title, reports, case, ranks), [])
@@ -651,18 +651,20 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
         f"{fault.title}\n({case.name}, {seconds:.1f} s after its start)",
         "\n".join(f"  {line}" for line in _table(in_order, first)),
         calls,
-        "\n".join(["the sanitizer has found:", *(f"  {sentence}" for sentence in few(others))]) if others else "",
+        "\n".join(["the sanitizer found:", *(f"  {sentence}" for sentence in few(others))]) if others else "",
         hang.explain_hang(reports, case.file, () if calls else _differences(reports)) if are_running else "",
         _nccl(reports),
-        *_once("traceback", shown, lambda r: r.traceback.rstrip(), lambda r: r.place_of_failure, "failed"),
-        *_once("last lines of output", with_output, _output_of, None, "printed"),
+        *_once(
+            "traceback", shown, lambda r: r.traceback.rstrip(), lambda r: r.place_of_failure, "failed in the same way"
+        ),
+        *_once("last lines of output", with_output, _output_of, None, "printed the same"),
         *(f"rank {r.rank} left running (now terminated): {'; '.join(r.leftovers)}" for r in reports if r.leftovers),
         *_once(
             "stacks, most recent call first",
             reports,
             lambda r: r.stacks.rstrip(),
             lambda r: hang.frames_of(r.stacks),
-            "wait",
+            "wait in the same place",
         ),
         case.note,
         f"To run it alone:\n  {case.rerun_command}" if case.rerun_command else "",
@@ -681,7 +683,7 @@ def _nccl(reports: Sequence[RankReport]) -> str:
 
 
 def _table(reports: Sequence[RankReport], first: int | None) -> list[str]:
-    """A line for each rank; ranks that failed alike by themselves share one."""
+    """A line for each rank; ranks that failed in the same way by themselves share one."""
 
     def key(report: RankReport) -> object:
         if report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
@@ -697,7 +699,7 @@ def _common_line(alike: Sequence[RankReport], first: int | None) -> str:
     report, ranks = alike[0], list_of([r.rank for r in alike])
     if len(alike) == 1 or report.ending not in (RankEnding.FAILED, RankEnding.ERROR) or _follows(report, first):
         return f"{ranks}: {_line(report, first)}"
-    return f"{ranks} failed alike {_after(alike)}: {report.why_failed}"
+    return f"{ranks} failed in the same way {_after(alike)}: {report.why_failed}"
 
 
 def _after(reports: Sequence[RankReport]) -> str:
@@ -720,13 +722,13 @@ def _once(
 
     found = []
     for first, *others in group_by([r for r in reports if text_of(r)], key):
-        alike = f"{list_of([first.rank, *(r.rank for r in others)])} {verb} alike; " if others else ""
+        alike = f"{list_of([first.rank, *(r.rank for r in others)])} {verb}; " if others else ""
         found.append(f"{alike}rank {first.rank}'s {what}:\n{text_of(first)}")
     return found
 
 
 def _line(report: RankReport, first: int | None) -> str:
-    return report.line() + (f" (lost its peer: follows from rank {first})" if _follows(report, first) else "")
+    return report.line() + (f" (lost its peer because of rank {first})" if _follows(report, first) else "")
 
 
 def _follows(report: RankReport, first: int | None) -> bool:

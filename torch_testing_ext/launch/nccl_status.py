@@ -47,11 +47,11 @@ class NcclRank:
     def trouble(self) -> str:
         """The trouble that it has, as a part of a sentence; "" without any."""
         if self.is_dead:
-            return "NCCL takes it for dead"
+            return "NCCL considers it dead"
         if self.is_missing:
             return "NCCL gets no answer from it"
         if self.error:
-            return f"NCCL has error {self.error} in it"
+            return f"NCCL reports error {self.error}"
         if self.is_aborted:
             return "NCCL has aborted its communicator"
         return "NCCL misses a communicator in it" if self.is_outside else ""
@@ -170,11 +170,11 @@ def suspects(ranks: Mapping[int, NcclRank]) -> tuple[tuple[int, ...], str]:
     dead = tuple(number for number, rank in ranks.items() if rank.is_dead)
     missing = tuple(number for number, rank in ranks.items() if rank.is_missing)
     outside = tuple(number for number, rank in ranks.items() if rank.is_outside)
-    candidates = [(dead, "NCCL takes for dead"), (missing, "NCCL gets no answer from")]
+    candidates = [(dead, "dead, according to NCCL:"), (missing, "NCCL gets no answer from")]
     for communicator in dict.fromkeys(name for rank in ranks.values() for name in rank.calls):
         calls = {number: rank.calls[communicator] for number, rank in ranks.items() if communicator in rank.calls}
         behind = tuple(number for number, count in calls.items() if count < max(calls.values()))
-        candidates.append((behind, "NCCL has seen fewer collectives of"))
+        candidates.append((behind, "NCCL has seen fewer collectives from"))
     candidates.append((outside, "NCCL misses a communicator in"))
     return next(((found, why) for found, why in candidates if 0 < len(found) < len(ranks)), ((), ""))
 

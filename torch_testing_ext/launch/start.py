@@ -412,7 +412,7 @@ class Launcher:
 
     def _why_not_forked(self) -> str | None:
         if not self._inherits:
-            return "these ranks inherit nothing"
+            return "its ranks must not inherit from it"
         return child_processes.was_forked() or child_processes.prepare_to_fork()
 
     def _warn_once(self, text: str, reason: str) -> None:
@@ -460,11 +460,11 @@ def _explain_failure(wanted: str, subject: Named, reasons: list[str]) -> NoRetur
     if "<locals>" in subject.qualname:
         why = "; ".join(reasons) or f"TORCH_TESTING_EXT_START={wanted}, or --sanitize=hash"
         raise CannotStart(
-            f"{subject.qualname} is defined in a function: only ranks forked from this process have it; {why}"
+            f"{subject.qualname} is defined inside a function, so its ranks must be forked from this process: {why}"
         )
     if wanted.startswith("fork"):
         raise CannotStart(f"TORCH_TESTING_EXT_START={wanted}, but ranks cannot be forked: {'; '.join(reasons)}")
-    raise CannotStart("no process that starts ranks could be made" + "".join(f"; {reason}" for reason in reasons))
+    raise CannotStart("; ".join(["the process that starts ranks could not be started", *reasons]))
 
 
 def _empty(directory: Path) -> None:
@@ -520,13 +520,13 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
     server = None
     if StartMethod.FORK in _METHODS_OF[wanted]:
         server, unusable = own.try_method(StartMethod.FORK, job.names[-1], inherited)
-        why_not = f"which is unsafe: {unusable}"
+        why_not = f"but that is not safe: {unusable}"
     elif job.differs_in_hash:
         why_not = "but --sanitize=hash needs new interpreters"
     else:
         why_not = f"but TORCH_TESTING_EXT_START={wanted}"
     if server is None:
-        raise CannotStart(f"these ranks inherit what this process has set up, so they have to be forked, {why_not}")
+        raise CannotStart(f"these ranks inherit the state of this process, so they must be forked, {why_not}")
     try:
         run = own.launch_on(server, job)
         run.owns_server = True

@@ -145,8 +145,8 @@ class RankReport:
             case RankEnding.KILLED:
                 return describe_exit(self.code, f" {after}", as_participle=True) + self._and_then()
             case RankEnding.STOPPED:
-                itself = f" (left with code {self.code} then)" if (self.code or 0) > 0 else ""
-                return f"still running {after}, ended by the parent{itself}{self._and_then()}"
+                itself = f" (it exited with code {self.code})" if (self.code or 0) > 0 else ""
+                return f"still running {after}, terminated{itself}{self._and_then()}"
             case RankEnding.LOST:
                 return f"lost {after}: {self.summary}"
 
@@ -157,7 +157,7 @@ class RankReport:
         if self.in_flight is None:
             return error
         has_aborted = self.code == -signal.SIGABRT
-        how = describe_exit(self.code, as_participle=True) if has_aborted else "ended by the parent"
+        how = describe_exit(self.code, as_participle=True) if has_aborted else "terminated"
         return f"{error}; then {how}, in a `finally` or an `__exit__`"
 
     def _and_then(self) -> str:

@@ -42,7 +42,7 @@ def _working_folder() -> Path:
         return Path.cwd()
     except OSError as error:
         why = error.strerror
-    raise CannotRun(f"the working folder cannot be used ({why}): it was deleted, or is closed to you")
+    raise CannotRun(f"the working folder cannot be used ({why}): it was deleted, or you may not read it")
 
 
 def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
@@ -182,7 +182,7 @@ def _show(configured: ConfiguredOptions) -> int:
     found = list(console_report.accounts_of_failures(places, options.names))
     if not found:
         named = f" of {' '.join(options.names)}" if options.names else ""
-        raise UsageError(f"show: no failure{named} in the latest run, whose results are in {places[0]}")
+        raise UsageError(f"show: no failure{named} in the latest run (results: {places[0]})")
     print("\n".join(found))
     return ExitCode.PASSED
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.words import NEAR
 
 from .options import (
     OPTION_GROUPS,
@@ -16,7 +19,6 @@ from .options import (
     Options,
     OptionSpec,
     UsageError,
-    nearest,
     read_boolean,
 )
 
@@ -33,33 +35,38 @@ class CommandSpec:
     description: str = ""
     # Their fields; without any, the command reads its words itself.
     options: tuple[str, ...] = ()
+    # By the flag that it had before, the flag now.
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 COMMANDS = {
-    "init": CommandSpec("set a project up, and run its first test"),
+    "init": CommandSpec("set up a project, and run its first test"),
     user_shell.SHOW: CommandSpec(
-        "print all that is known of the failures of a run",
+        "print the full reports of failures",
         "[options] [NAME ...]",
-        "Print all that is known of the failures of the latest run, or only those of the tests NAME.",
+        "Print the full report of each failure of the latest run, or of the tests NAME.",
         ("journal", "cache"),
     ),
     "report": CommandSpec(
-        "make reports of an earlier run",
+        "write reports of an earlier run",
         "[options] [JOURNAL]",
-        "Make reports of the latest run, or that of a journal, also if it was killed; print its summary.",
+        "Write reports of the latest run, or of the run of a JOURNAL, and print its summary."
+        "\nThe run may have been killed.",
         ("junitxml", "html", "perfetto", "results", "durations", "cache"),
+        # In a run, it is the debugger's.
+        {"--trace": "--perfetto"},
     ),
     "why": CommandSpec(
-        "say why --affected selects a test, or does not",
+        "explain why --affected selects a test or not",
         "[options] TEST ...",
-        "Say for each test why --affected selects it, or does not. Nothing runs.",
+        "Explain for each TEST why --affected selects it or not. Nothing runs.",
         ("affected", "drop_in", "cache"),
     ),
-    "moving": CommandSpec("convert the tests of another project"),
+    "moving": CommandSpec("convert tests that use another project's helpers"),
     "cluster clean": CommandSpec(
-        "remove what the nodes of a Ray cluster have kept",
+        "delete what runs left on the nodes of a Ray cluster",
         "[options]",
-        "Remove what the nodes of a Ray cluster have kept of projects that were sent to them.",
+        "Delete the projects that earlier runs left on the nodes of a Ray cluster.",
         ("cluster", "cluster_timeout"),
     ),
 }
@@ -67,7 +74,7 @@ EXIT_CODES = """\
 exit codes:
   0  no test failed                       4  usage error: nothing was run
   1  at least one test failed             5  nothing was selected
-  2  the run was interrupted              6  everything was skipped: not enough
+  2  the run was interrupted              6  all tests were skipped: not enough
   3  internal error of this program          devices"""
 _OF_PYTORCH = """\
 -i NAME ... and -x NAME ... include and exclude tests, as in PyTorch's
@@ -79,7 +86,7 @@ and -x NAME ... include and exclude tests, as in PyTorch's run_test.py."""
 # By the flag that an option had before, what to write now.
 RENAMED_FLAGS = {
     "--since": "--affected=REV",
-    "--why": "the command `why TEST`",
+    "--why": "the command why, as in torchtest why TEST",
     "--tests": "-o tests=DIR, or name the files",
     "--lease-folder": "-o lease-folder=DIR",
     "--shared-leases": "-o shared-leases=true",
@@ -102,16 +109,15 @@ RENAMED_FLAGS = {
     "--journal": "-o journal=FILE",
     "--json": "--list=json",
     "--allow-all-skipped": "-o allow-all-skipped=true",
-    "--include": "the names without an option",
-    "-i": "the names without an option",
+    "--include": "the names alone, as in torchtest NAME",
+    "-i": "the names alone, as in torchtest NAME",
 }
 for _field, _spec in OPTION_TABLE.items():
     if _field.startswith("cluster_") and _spec.level is Level.SETTING:
         RENAMED_FLAGS[_spec.flags[0]] = f"-o cluster.{_spec.flags[0].removeprefix('--cluster-')}=VALUE"
-RENAMED_SETTINGS = {
+_RENAMED_SETTINGS = {
     "include": "names on the command line",
     "since": "--affected=REV",
-    "max-fail": "maxfail",
     "slow": "slow-after",
     "until-failure": 'repeat = "until-failure"',
     "seed": "shuffle = SEED",
@@ -120,6 +126,19 @@ RENAMED_SETTINGS = {
     "report": "html",
     "trace": "perfetto",
 }
+
+
+def renamed_settings() -> dict[str, str]:
+    """By a name that is not that of a setting, but was, or that is a flag of the command line: what to write now."""
+    successors = dict(_RENAMED_SETTINGS)
+    for field, spec in OPTION_TABLE.items():
+        if spec.configurable:
+            name = setting_name(field)
+            successors.update((flag.lstrip("-"), name) for flag in spec.flags)
+            for value in spec.values:
+                shown = shown_value(value.value)
+                successors.update((flag.lstrip("-"), f"{name} = {shown}") for flag in value.names)
+    return successors
 
 
 def setting_name(field: str) -> str:
@@ -160,12 +179,16 @@ ALIASES = frozenset(
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        message = message.removeprefix("argument ").replace("ignored explicit argument", "it takes no value, such as")
         raise UsageError(f"{message} (--help lists the options)")
 
 
 def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWords:
     """The options in the words after a command. Raises UsageError; SystemExit for a help that it prints."""
     arguments = _Arguments(command, as_pytorch)
+    # After `--`, all words are names, whatever they begin with.
+    end = argv.index("--") if "--" in argv else len(argv)
+    argv, names = argv[:end], argv[end + 1 :]
     if "--help-all" in argv:
         arguments.print_help(Level.SETTING)
     if "-h" in argv or "--help" in argv:
@@ -176,6 +199,8 @@ def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWo
     values = {}
     for field, value in vars(parsed).items():
         values[field] = tuple(value) if isinstance(value, list) else value
+    if names:
+        values["names"] = (*values.get("names", ()), *names)
     overrides = values.pop("overrides", ())
     return ParsedWords(values, overrides)
 
@@ -235,9 +260,9 @@ class _Arguments:
                         hidden = () if level is Level.SETTING else ALIASES
                         group.add_argument(*(name for name in names if name not in hidden), **more)
         _add_override(group, "-o")
-        group.add_argument("-h", "--help", action="help", help="show this help and exit")
+        group.add_argument("-h", "--help", action="help", help="show this help")
         if not self._command:
-            group.add_argument("--help-all", action="help", help="also list the rarer options, and all settings")
+            group.add_argument("--help-all", action="help", help="show all options and settings")
         if level is Level.SETTING:
             _add_settings(parser)
         parser.print_help()
@@ -248,7 +273,7 @@ class _Arguments:
 
     def _lists(self, field: str, spec: OptionSpec, level: Level) -> bool:
         if self._command:
-            return field != "names" and not (spec.level is Level.SETTING and field != "journal")
+            return field != "names"
         levels = list(Level)
         return bool(self._pytorch_flags & set(spec.of_pytorch)) or levels.index(spec.level) <= levels.index(level)
 
@@ -261,16 +286,23 @@ class _Arguments:
     def advice_on(self, word: str) -> str:
         """The message on a flag that does not exist."""
         flag = word.partition("=")[0]
-        if self._command:
-            return f"{self._name}: {flag} does not apply (--help lists the options)"
-        successor = RENAMED_FLAGS.get(flag)
-        if successor:
-            return f"{flag} is not an option any more. Write {successor}"
-        flags = ["--help", "--help-all", "--override-ini"]
+        flags = ["--help", "--override-ini"] if self._command else ["--help", "--help-all", "--override-ini"]
+        settings = set()
         for field, spec in OPTION_TABLE.items():
-            for names, _ in self._arguments(field, spec):
-                flags += names
-        return f"{flag} is not an option.{nearest(flag, flags)} (--help lists the options)"
+            if self._has(field):
+                settings.add(f"-o {setting_name(field)}")
+                for names, _ in self._arguments(field, spec):
+                    flags += names
+        successor = (self._command.renamed if self._command else {}).get(flag) or RENAMED_FLAGS.get(flag)
+        if successor and (not self._command or successor.partition("=")[0] in {*flags, *settings}):
+            return f"{flag} is no longer an option. Use {successor}"
+        # By their letters alone: all flags begin alike.
+        by_name = {known.lstrip("-"): known for known in flags}
+        near = difflib.get_close_matches(flag.lstrip("-"), by_name, cutoff=NEAR)
+        advice = f" Did you mean: {', '.join(by_name[name] for name in near)}?" if near else ""
+        if self._command:
+            return f"{self._name} has no option {flag}.{advice} ({self._name} --help lists its options)"
+        return f"{flag} is not an option.{advice} (--help lists the options)"
 
     def _arguments(self, field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """The arguments of argparse's add_argument for an option: for each of its flags, or for the option itself."""
@@ -317,8 +349,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     """List what only configuration files, variables and -o set."""
     group = parser.add_argument_group(
         "settings",
-        "in [tool.torch_testing_ext] of pyproject.toml, or on the command line by -o NAME=VALUE;\n"
-        "most of the options above are settings, too: --show-config lists their names",
+        "Write them in [tool.torch_testing_ext] of pyproject.toml, or -o NAME=VALUE.\n"
+        "Most options above are settings too; --show-config lists their names.",
     )
     for field, spec in OPTION_TABLE.items():
         if spec.level is Level.SETTING:

@@ -3,14 +3,16 @@
 It overwrites nothing.
 """
 
+import configparser
 import importlib.metadata
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import text_of
@@ -29,7 +31,7 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
     """Set the project up, and return the exit code of its first test. `main` is the runner."""
     if argv:
         if argv[0] not in ("-h", "--help"):
-            raise UsageError(f"init takes no arguments, such as {argv[0]}")
+            raise UsageError(f"init takes no arguments: leave out {argv[0]}")
         print(f"usage: {user_shell.runner()} init\n\n{_template('help.txt')}", end="")
         return ExitCode.PASSED
     try:
@@ -94,9 +96,12 @@ def _write_job(root: Path) -> None:
     if (root / "setup.py").exists() or re.search(r"^\[(project|tool\.poetry)\]", settings, re.MULTILINE):
         # It is a package.
         needed.append(".")
-    texts = "\n".join([settings, text_of(root / "requirements.txt"), text_of(root / "setup.py")])
-    if not re.search(r"torch[-_.]testing[-_.]ext *(?:[\[@=<>~!\"',;]|$)", texts, re.IGNORECASE | re.MULTILINE):
-        # The project does not require it by itself.
+    bringing = [what for what, requirements in _requirements(root) if any(map(_IS_KIT.match, requirements))]
+    if bringing:
+        # The project requires it by itself; an extra of the project brings all that the project needs, too.
+        needed = [what for what in needed if what != "." or not bringing[0].startswith("'.[")]
+        needed += [what for what in bringing[:1] if what not in needed]
+    else:
         address = _address()
         if address is None:
             print(f"no job {_JOB}: it is not known from where CI can install torch-testing-ext")
@@ -105,6 +110,36 @@ def _write_job(root: Path) -> None:
         needed.append(f"'torch-testing-ext[pytest,ui] @ {address}'")
     install = "\n".join(f"      - run: pip install {package}" for package in needed)
     _write(root / _JOB, Template(_template("torchtest.yml")).substitute(install=install), root)
+
+
+_IS_KIT = re.compile(r"\s*torch[-_.]testing[-_.]ext\s*(?:[\[@=<>~!;#]|$)", re.IGNORECASE)
+
+
+def _requirements(root: Path) -> Iterator[tuple[str, Sequence[str]]]:
+    """The requirements of the project, each list with the words by which pip installs it."""
+    yield "-r requirements.txt", text_of(root / "requirements.txt").splitlines()
+    content = option_sources.toml_content(root / "pyproject.toml")
+    yield ".", _texts(option_sources.table(content, ("project",)).get("dependencies"))
+    # Poetry has them by name.
+    yield ".", _texts(option_sources.table(content, ("tool", "poetry", "dependencies")))
+    setup = configparser.ConfigParser(interpolation=None, strict=False)
+    with suppress(configparser.Error):
+        setup.read_string(text_of(root / "setup.cfg"))
+    yield ".", setup.get("options", "install_requires", fallback="").splitlines()
+    setup_py = text_of(root / "setup.py")
+    if "extras_require" not in setup_py:
+        yield ".", re.findall("[\"']([^\"']+)[\"']", setup_py)
+    for extra, requirements in option_sources.table(content, ("project", "optional-dependencies")).items():
+        yield f"'.[{extra}]'", _texts(requirements)
+    if setup.has_section("options.extras_require"):
+        for extra, lines in setup["options.extras_require"].items():
+            yield f"'.[{extra}]'", lines.splitlines()
+    for group, requirements in option_sources.table(content, ("dependency-groups",)).items():
+        yield f"--group {group}", _texts(requirements)
+
+
+def _texts(values: Any) -> list[str]:
+    return [value for value in values or () if isinstance(value, str)]
 
 
 def _address() -> str | None:

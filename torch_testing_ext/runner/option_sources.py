@@ -6,7 +6,7 @@ import glob
 import random
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,10 @@ from torch_testing_ext._machine.device_rules import RANKS_PER_GPU
 from torch_testing_ext._process import project_settings
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.project_settings import RUNNER_PREFIX, SECTION, files_in, toml_module
+from torch_testing_ext._process.words import nearest
 
-from .command_line import RENAMED_SETTINGS, ParsedWords, parse_words, setting_name, shown_value, written_name
-from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError, is_checkout, nearest, tests_of_checkout
+from .command_line import ParsedWords, parse_words, renamed_settings, setting_name, shown_value, written_name
+from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError, is_checkout, tests_of_checkout
 
 # --------------------------------------------------------------------------------------------------------------------
 # The folders of a project's tests, where its settings name none.
@@ -60,18 +61,28 @@ def _testpaths(file: Path) -> Sequence[str]:
 
 
 def _of_toml(text: str) -> Any:
-    toml = toml_module()
-    if toml is None:
-        return ()
-    content = toml.loads(text)
+    content = _content(text)
     for path in _TABLES:
-        table = _table(content, path)
-        if "testpaths" in table:
-            return table["testpaths"]
+        found = table(content, path)
+        if "testpaths" in found:
+            return found["testpaths"]
     return ()
 
 
-def _table(content: Any, path: Sequence[str]) -> Any:
+def _content(text: str) -> Any:
+    toml = toml_module()
+    return toml.loads(text) if toml else {}
+
+
+def toml_content(file: Path) -> Any:
+    """The content of a TOML file; empty if it cannot be read."""
+    # TOMLDecodeError is a ValueError.
+    with suppress(ValueError):
+        return _content(text_of(file))
+    return {}
+
+
+def table(content: Any, path: Sequence[str]) -> Any:
     """The table of this name; empty if there is none."""
     for name in path:
         if not isinstance(content, dict):
@@ -167,7 +178,7 @@ def _debugged(options: Options, sources: Mapping[str, str]) -> Options:
     if not (options.pdb or options.trace):
         return options
     if options.cluster is not None:
-        raise UsageError("--cluster and --pdb cannot be combined: the tests run where no terminal is")
+        raise UsageError("--cluster and --pdb cannot be combined: tests on a cluster have no terminal")
     return dataclasses.replace(options, pdb=True, jobs=1)
 
 
@@ -315,9 +326,13 @@ def _known_field(key: str, source: str) -> str:
     name = setting_name(field)
     if name in known:
         return field
-    successor = RENAMED_SETTINGS.get(name)
-    advice = f" Write {successor}." if successor else nearest(name, known)
-    raise UsageError(f"{source} {key} is not an option of [{SECTION}].{advice}")
+    raise UsageError(f"{source} {key} is not a setting of [{SECTION}].{_advice(name, name, known)}")
+
+
+def _advice(setting: str, name: str, known: Iterable[str]) -> str:
+    """What to write instead of a setting that there is not. `name`: as its source spells it, like the known ones."""
+    successor = renamed_settings().get(setting)
+    return f" Use {successor}." if successor else nearest(name, known)
 
 
 def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
@@ -327,9 +342,8 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
         if not name.startswith(PREFIX) or not text:
             continue
         if name not in known:
-            successor = RENAMED_SETTINGS.get(setting_name(name.removeprefix(PREFIX).lower()))
-            advice = f" It is now the setting {successor}." if successor else nearest(name, known)
-            raise UsageError(f"{name} is not an environment variable of the runner.{advice}")
+            advice = _advice(setting_name(name.removeprefix(PREFIX).lower()), name, known)
+            raise UsageError(f"{name} is not a variable of the runner.{advice}")
         field = known[name]
         layer[field] = _read(field, text, name, cwd), name
     return layer

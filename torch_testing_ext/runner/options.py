@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from configparser import ConfigParser
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,22 +21,9 @@ from .model import Policy
 # --------------------------------------------------------------------------------------------------------------------
 # The options of a run, as the rest of the runner reads them.
 
-# Similarity as difflib measures it; 1 means equal.
-NEAR = 0.5
-
 
 class UsageError(ValueError):
     """A mistake in the command line or the configuration; nothing runs."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean: a, b?`; the nearest known names if none is similar."""
-    names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, cutoff=NEAR)
-    if near:
-        return f" Did you mean: {', '.join(near)}?"
-    nearest_names = difflib.get_close_matches(name, names, cutoff=0.0)
-    return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""
 
 
 class CannotRun(RuntimeError):
@@ -166,6 +152,8 @@ class Options:
     # Of run_test.py: as PyTorch's.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    # As pytest's: beginnings of test ids.
+    deselect: tuple[str, ...] = ()
     keyword: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     # option_sources.py finds the project's.
@@ -422,7 +410,7 @@ def read_environment(text: str) -> str:
     """Names of variables, or patterns, separated by commas: all with a dash before them, or none."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len({name.startswith("-") for name in names}) > 1 or "-" in names:
-        raise ValueError(f"{text!r} is no list of names such as A,B_* (only these) or -A,-B_* (all but these)")
+        raise ValueError(f"{text!r} is not a list of names such as A,B_* (only these) or -A,-B_* (all but these)")
     return ",".join(names)
 
 
@@ -534,7 +522,7 @@ OPTION_GROUPS = {
     "selection": {
         "names": OptionSpec(
             str,
-            "file, directory, module or prefix of one; path::Class::test is one test",
+            "file, directory, module, or the beginning of its name; path::Class::test is one test",
             "NAME",
             many=True,
             configurable=False,
@@ -549,21 +537,19 @@ OPTION_GROUPS = {
             of_pytorch=("-i", "--include"),
         ),
         "exclude": OptionSpec(
-            str,
-            "do not run these tests; may be repeated",
-            "NAME",
-            many=True,
-            also=("--deselect",),
-            of_pytorch=("-x", "--exclude"),
+            str, "do not run these tests; may be repeated", "NAME", many=True, of_pytorch=("-x", "--exclude")
         ),
+        "deselect": OptionSpec(str, "do not run tests whose id begins with ID; may be repeated", "ID", many=True),
         "keyword": OptionSpec(
             str,
-            "run tests with matching names: words with *, and, or, not; may be repeated",
+            "run only tests whose names match, such as 'ddp and not slow_*'; may be repeated",
             "EXPR",
             many=True,
             also=("-k",),
         ),
-        "marks": OptionSpec(str, "run tests with matching marks, as 'not slow'", "EXPR", many=True, also=("-m",)),
+        "marks": OptionSpec(
+            str, "run only tests whose marks match, such as 'not slow'", "EXPR", many=True, also=("-m",)
+        ),
         "tests": OptionSpec(
             read_path,
             "directories to search for tests (default: pytest's testpaths, else test and tests)",
@@ -575,86 +561,92 @@ OPTION_GROUPS = {
         "rerun": OptionSpec(
             one_of(Rerun),
             values=(
-                ValueFlag(("--lf", "--last-failed"), Rerun.LAST_FAILED, "run only the failures of earlier runs"),
-                ValueFlag(("--ff", "--failed-first"), Rerun.FAILED_FIRST, "run the failures of earlier runs first"),
+                ValueFlag(
+                    ("--lf", "--last-failed"), Rerun.LAST_FAILED, "run only the tests that failed in their last run"
+                ),
+                ValueFlag(
+                    ("--ff", "--failed-first"),
+                    Rerun.FAILED_FIRST,
+                    "run tests that failed in their last run first",
+                ),
             ),
         ),
         "affected": OptionSpec(
             str,
-            "run tests that have read a file that has changed since their last run, or since the last commit (or REV)",
+            "run only tests that read a file that has changed since their last run or since the last commit (or REV)",
             "REV",
             configurable=False,
             alone="HEAD",
         ),
         "why": OptionSpec(str, "the tests to explain", "TEST", Level.OF_COMMANDS, many=True, configurable=False),
-        "watch": OptionSpec(read_boolean, "run affected tests after each save", configurable=False),
+        "watch": OptionSpec(read_boolean, "run the affected tests each time you save a file", configurable=False),
     },
     "resources": {
-        "jobs": OptionSpec(count, "CPU slots; each rank takes one (default: one per core)", "N", also=("-j",)),
+        "jobs": OptionSpec(count, "run up to N ranks at once on the CPU (default: one per core)", "N", also=("-j",)),
         "gpus": OptionSpec(
-            read_gpus, "accelerators to use: a number, or a list such as 0,2 (default: auto, all)", "N|LIST"
+            read_gpus, "use N accelerators, or those of a list such as 0,2 (default: auto, all)", "N|LIST"
         ),
         "devices": OptionSpec(
             project_settings.read_devices,
-            "ranks of tests that say nothing of devices: an accelerator for each if there are so many, else the CPU; "
-            "or always the CPU",
+            "devices of tests that name none: an accelerator for each rank if there are enough, else the CPU; or "
+            "always the CPU",
             "auto|cpu",
             Level.SETTING,
         ),
-        "fake_gpus": OptionSpec(count, "schedule tests on N accelerators that do not exist", "N", Level.HELP_ALL),
-        "fake_accelerators": OptionSpec(count, "give torch N accelerators, which the CPU computes", "N"),
+        "fake_gpus": OptionSpec(count, "schedule tests as if there were N accelerators", "N", Level.HELP_ALL),
+        "fake_accelerators": OptionSpec(count, "emulate N accelerators on the CPU", "N"),
         "ranks_per_gpu": OptionSpec(
-            count, "let up to N ranks share each GPU, for tests that need more than there are", "N", Level.HELP_ALL
+            count, "let up to N ranks share a GPU if a test needs more GPUs than there are", "N", Level.HELP_ALL
         ),
         "shared_leases": OptionSpec(
-            read_boolean, "use no accelerator that another run of this user on this machine uses", level=Level.SETTING
+            read_boolean, "do not use accelerators that your other runs on this machine use", level=Level.SETTING
         ),
         "memory_check": OptionSpec(
             read_boolean,
-            "wait until a test's accelerators have their memory back, and use none again that have not",
+            "after a test, wait until its accelerators have their memory back; stop using those that do not",
             level=Level.SETTING,
         ),
         "lease_folder": OptionSpec(
             read_path,
-            "directory of the files by which runs share accelerators (default: one per user, below /tmp)",
+            "directory of the lock files with which runs share accelerators (default: one per user, below /tmp)",
             "DIR",
             Level.SETTING,
         ),
         "warm": OptionSpec(
             one_of(Warm),
-            "import torch once for this and later runs (default: auto, if such a server runs)",
+            "use a server that has imported torch, and keep it for later runs (default: auto, use one that runs)",
             "auto|on|off",
             alone=Warm.START.value,
         ),
     },
     "cluster": {
         "cluster": OptionSpec(
-            read_cluster, "run on a cluster: slurm, or Ray at auto, HOST:PORT or ray://HOST:PORT", "ADDRESS"
+            read_cluster, "use a cluster: slurm, or Ray at auto, HOST:PORT or ray://HOST:PORT", "ADDRESS"
         ),
-        "cluster_nodes": OptionSpec(count, "nodes to use (default: all that are free)", "N"),
+        "cluster_nodes": OptionSpec(count, "use N nodes (default: all that are free)", "N"),
         "cluster_gpus_per_node": OptionSpec(
-            count, "number of accelerators to use of each node (default: all that are free)", "N", Level.SETTING
+            count, "use N accelerators of each node (default: all that are free)", "N", Level.SETTING
         ),
         "cluster_fake_gpus": OptionSpec(
             read_boolean,
-            "take the accelerators that Ray names for fake ones, to try a cluster that has none",
+            "treat the GPUs that Ray reports as fake, to try a cluster without GPUs",
             level=Level.SETTING,
         ),
         "cluster_timeout": OptionSpec(
-            read_seconds, "how long to wait for nodes that are in use", "SECONDS", Level.SETTING
+            read_seconds, "wait this long for nodes that are in use", "SECONDS", Level.SETTING
         ),
         "cluster_root": OptionSpec(
             read_path,
-            "the project's path on every node, on a shared file system (default: the project is sent to the nodes)",
+            "the project's path on each node, on a shared file system (default: send the project to the nodes)",
             "PATH",
             Level.SETTING,
         ),
         "cluster_setup": OptionSpec(
-            str, "shell command to run in the project once on each node", "COMMAND", Level.SETTING
+            str, "run this shell command in the project, once on each node", "COMMAND", Level.SETTING
         ),
         "cluster_fetch": OptionSpec(
             str,
-            "files of the project to bring back when tests create or change them on the nodes",
+            "bring back these files when tests create or change them on the nodes",
             "PATTERN",
             Level.SETTING,
             many=True,
@@ -662,47 +654,47 @@ OPTION_GROUPS = {
         "cluster_env": OptionSpec(
             read_environment,
             "send only these environment variables to the nodes (A,B_*), or all but these (-A,-B_*) (default: all but "
-            "those that describe this machine or look like secrets)",
+            "those that belong to this machine or look like secrets)",
             "NAME,...",
             Level.SETTING,
         ),
         "cluster_only": OptionSpec(
-            str, "use only nodes with this name, address or label of Ray", "NAME|LABEL=VALUE", Level.SETTING, many=True
+            str, "use only nodes with this name, address or Ray label", "NAME|LABEL=VALUE", Level.SETTING, many=True
         ),
         "cluster_not": OptionSpec(
-            str, "use no node with this name, address or label of Ray", "NAME|LABEL=VALUE", Level.SETTING, many=True
+            str, "use no node with this name, address or Ray label", "NAME|LABEL=VALUE", Level.SETTING, many=True
         ),
     },
     "execution": {
         "maxfail": OptionSpec(
             count,
-            "start no new tests after N failures",
+            "stop after N failures",
             "N",
             also=("--max-fail",),
-            values=(ValueFlag(("-x", "--exitfirst", "--fail-fast"), 1, "start no new tests after the first failure"),),
+            values=(ValueFlag(("-x", "--exitfirst", "--fail-fast"), 1, "stop after the first failure"),),
         ),
-        "timeout": OptionSpec(read_seconds, "time limit per test, unless @timeout overrides it", "SECONDS"),
+        "timeout": OptionSpec(read_seconds, "time limit of each test that does not set its own", "SECONDS"),
         "slow_after": OptionSpec(
-            read_seconds, "report a test that is still running after this time", "SECONDS", Level.SETTING
+            read_seconds, "report tests that are still running after this time", "SECONDS", Level.SETTING
         ),
         "retries": OptionSpec(count_or_zero, "retry a failed test up to N times", "N", also=("--reruns",)),
         "flaky": OptionSpec(
             one_of(CountAs),
-            "whether a test that passes on a retry counts as passed or failed",
+            "count a test that passes on a retry as passed or failed",
             "pass|fail",
             Level.HELP_ALL,
         ),
         "leaked": OptionSpec(
             one_of(CountAs),
-            "whether a test that passes but leaves processes running counts as passed or failed",
+            "count a test that passes but leaves processes running as passed or failed",
             "pass|fail",
             Level.SETTING,
         ),
         "repeat": OptionSpec(
-            read_repeat, "run every test N times, or until-failure", "N|until-failure", also=("--stress-count",)
+            read_repeat, "run every test N times, or until one fails", "N|until-failure", also=("--stress-count",)
         ),
         "shuffle": OptionSpec(
-            read_shuffle, "run tests in random order, or that of a seed", "SEED", alone=Shuffle.RANDOM.value
+            read_shuffle, "run tests in random order, repeatable by a SEED", "SEED", alone=Shuffle.RANDOM.value
         ),
     },
     "sanitizer": {
@@ -714,7 +706,7 @@ OPTION_GROUPS = {
         ),
         "sanitize_order": OptionSpec(
             one_of(OrderHazard),
-            "whether a test passes whose ranks issue collectives of overlapping groups in opposite orders",
+            "warn or fail if ranks issue collectives of overlapping groups in opposite orders",
             "warn|fail",
             Level.SETTING,
         ),
@@ -723,13 +715,11 @@ OPTION_GROUPS = {
     "debugging": {
         "pdb": OptionSpec(
             read_boolean,
-            "open a debugger where a test fails or calls breakpoint(), in any rank",
+            "open pdb where a test fails or calls breakpoint(), in any rank",
             configurable=False,
         ),
-        "trace": OptionSpec(
-            read_boolean, "open a debugger at the first line of each test, in one rank", configurable=False
-        ),
-        "debug_rank": OptionSpec(count_or_zero, "the rank of --trace", "RANK", configurable=False),
+        "trace": OptionSpec(read_boolean, "open pdb at the start of each test, in one rank", configurable=False),
+        "debug_rank": OptionSpec(count_or_zero, "the rank that --trace stops", "RANK", configurable=False),
     },
     "output": {
         "verbosity": OptionSpec(
@@ -741,7 +731,7 @@ OPTION_GROUPS = {
         ),
         "status_level": OptionSpec(
             one_of(StatusLevel),
-            "print a line only for tests that end so, or worse: none, fail, retry, slow, leak, pass, skip, all",
+            "print a line for tests with this result or a worse one: none, fail, retry, slow, leak, pass, skip, all",
             "LEVEL",
             Level.SETTING,
         ),
@@ -755,7 +745,7 @@ OPTION_GROUPS = {
         "results": OptionSpec(read_path, "write all results as JSON", "FILE"),
         "journal": OptionSpec(
             read_path,
-            "file that gets the results as they come (default: runs/TIME-PID/journal.jsonl below --cache)",
+            "file for the results, written as they come in (default: runs/TIME-PID/journal.jsonl in --cache)",
             "FILE",
             Level.SETTING,
         ),
@@ -764,12 +754,12 @@ OPTION_GROUPS = {
         "action": OptionSpec(
             one_of(Action),
             values=(
-                ValueFlag(("--list", "--collect-only", "--co"), Action.LIST, "list the tests; run nothing"),
-                ValueFlag(("--list=json",), Action.LIST_AS_JSON, "the same as JSON"),
+                ValueFlag(("--list", "--collect-only", "--co"), Action.LIST, "list the tests, and run nothing"),
+                ValueFlag(("--list=json",), Action.LIST_AS_JSON, "list the tests as JSON"),
                 ValueFlag(
                     ("--dry-run",),
                     Action.DRY_RUN,
-                    "print the schedule, or with --cluster what is sent",
+                    "print the schedule (with --cluster, what is sent), and run nothing",
                 ),
                 ValueFlag(("--show-config",), Action.SHOW_CONFIG, "print the value and the source of every option"),
             ),
@@ -777,13 +767,13 @@ OPTION_GROUPS = {
         ),
         "allow_all_skipped": OptionSpec(
             read_boolean,
-            "exit with 0 instead of 6 if everything was skipped: not enough devices",
+            "exit with 0 instead of 6 if all tests were skipped for lack of devices",
             level=Level.SETTING,
         ),
-        "cache": OptionSpec(read_path, "directory for recorded durations and failures", "DIR", Level.HELP_ALL),
+        "cache": OptionSpec(read_path, "directory for results and durations", "DIR", Level.HELP_ALL),
         "drop_in": OptionSpec(
             read_path,
-            "run tests written for PyTorch's own classes, a checkout, folder or file; may be repeated",
+            "run PyTorch's own tests: a checkout, folder or file; may be repeated",
             "PATH",
             many=True,
         ),

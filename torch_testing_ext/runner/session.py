@@ -206,7 +206,7 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
         chosen = dataclasses.replace(chosen, files=files, affected=affected)
         reports = (options.junitxml, options.html, options.perfetto, options.results)
         if not files and options.action is Action.RUN and not any(reports):
-            print("no test is affected: no file that a selected test has read has changed")
+            print("no test is affected: no file that the selected tests read has changed")
             return ExitCode.PASSED
     if options.action.lists:
         known = affected.unchanged_tests(chosen.files)

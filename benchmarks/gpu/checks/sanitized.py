@@ -8,7 +8,7 @@ LIMIT = 30
 SAID = {
     "test_counts_of_a_gather": "call #1 of the default group",
     "test_other_operation": "float32 max",
-    "test_a_bit_of_a_parameter": "parted from rank 1 between steps 2 and 3: bias [4]",
+    "test_a_bit_of_a_parameter": "diverged from rank 1 between steps 2 and 3: bias [4]",
 }
 
 

@@ -26,7 +26,7 @@ def train(model, optimizer, steps=4, between=lambda step: None):
 def parted(when, name):
     return (
         "failed",
-        f"rank 1 has parted from ranks 0, 2 {when}: {name}",
+        f"rank 1 has diverged from ranks 0, 2 {when}: {name}",
         "DDP in the default group",
         "planted_replicas.py:",
     )
@@ -60,7 +60,7 @@ def averaged_twice(self):
 
 @fault(
     "failed",
-    "ranks 0-2 have parted from each other before step 1: weight, tensor 1 [4, 4] (SGD in the default group)",
+    "ranks 0-2 have diverged from each other before step 1: weight, tensor 1 [4, 4] (SGD in the default group)",
     kinds=("replicas",),
 )
 def missing_seed_of_a_replicated_dtensor(self):

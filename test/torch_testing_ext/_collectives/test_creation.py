@@ -30,18 +30,20 @@ class SuspicionTest(unittest.TestCase):
 
     def test_other_members(self):
         found = self.suspected(record(0, making=("1", 0, 1)), record(1, making=("1", 1, 2)), record(2))
-        self.assertEqual(found, "suspected: rank 0 makes a group of ranks 0, 1 where rank 1 makes one of ranks 1, 2")
+        expected = "rank 0 creates a group of ranks 0, 1, but rank 1 creates one of ranks 1, 2"
+        self.assertEqual(found, f"suspected deadlock: {expected}")
 
     def test_only_some_have_made_one_before(self):
         world = (0, 1, 2)
         first = [record(rank, ("1", 0, 1), making=("2", *world)) for rank in (0, 1)]
         found = self.suspected(*first, record(2, making=("1", *world)))
-        expected = "suspected: ranks 0, 1 make a group of ranks 0, 1 where rank 2 makes one of ranks 0-2"
+        expected = "suspected deadlock: ranks 0, 1 create a group of ranks 0, 1, but rank 2 creates one of ranks 0-2"
         self.assertEqual(found, expected)
 
     def test_a_member_that_has_not_come(self):
         found = self.suspected(record(0, making=("1", 0, 1)), record(1), record(2))
-        self.assertEqual(found, "suspected: rank 0 makes group 1 (ranks 0, 1), which rank 1 has not begun to make")
+        expected = "rank 0 is creating group 1 (ranks 0, 1); rank 1 has not started to create it"
+        self.assertEqual(found, f"suspected deadlock: {expected}")
 
     def test_groups_that_are_right(self):
         splits = [record(0, making=("1", 0, 1)), record(1, making=("1", 0, 1)), record(2, ("1", 2, 3))]

@@ -33,7 +33,7 @@ class PartedTest(unittest.TestCase):
         )
         for values, when in table:
             with self.subTest(when=when):
-                said = f"rank 1 has parted from ranks 0, 2 {when}: w [4] (DDP in the default group)"
+                said = f"rank 1 has diverged from ranks 0, 2 {when}: w [4] (DDP in the default group)"
                 found = self.assert_said(said, looks([0] * 5), looks(values), looks([0] * 5))
                 self.assertEqual((found.ranks, found.is_hazard), ((1,), False))
                 self.assertEqual(str(found.lines[1]), "rank 1: w is 00000009   k.py:7 in f")
@@ -61,7 +61,7 @@ class PartedTest(unittest.TestCase):
     def test_a_rank_that_leaves_out_a_step(self):
         first, second = [2, 3, 4, 5, 6, 7, END], AROUND_TWO_STEPS
         found = first_parted({0: looks([0, 1, 1, 2, 2, 3, 3], first), 1: looks([0, 1, 8, 9, 9], (*second, END))})
-        self.assertIn("has parted from rank 1 between steps 1 and 2: w", found.sentence)
+        self.assertIn("has diverged from rank 1 between steps 1 and 2: w", found.sentence)
 
     def test_the_first_model_and_parameters_before_buffers(self):
         both = [*looks([0, 9, 9], [2, 3, END], "SGD 0"), *looks([9] * 5)]

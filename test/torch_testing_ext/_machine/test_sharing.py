@@ -71,7 +71,7 @@ class SharingTest(unittest.TestCase):
             self.assertEqual(device_rules.ranks_per_device(), 1)
             for text in ("0", "-1", "x", "1.5"):
                 device_rules.os.environ[device_rules.RANKS_PER_GPU] = text
-                with self.assertRaisesRegex(ValueError, f"RANKS_PER_GPU='{text}' is not understood; known"):
+                with self.assertRaisesRegex(ValueError, f"RANKS_PER_GPU='{text}' is not valid; use"):
                     device_rules.ranks_per_device()
 
     def test_amounts_of_memory(self):

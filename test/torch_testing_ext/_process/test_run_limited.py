@@ -42,7 +42,7 @@ class TestRunLimited(unittest.TestCase):
 
     def test_a_late_command_is_ended(self) -> None:
         ended = self.run_code("import time; print('begins', flush=True); time.sleep(1000)", 0.5)
-        self.assertEqual(ended, CommandEnd(None, "was ended after 0.5 s, its time limit"))
+        self.assertEqual(ended, CommandEnd(None, "was terminated after 0.5 s, its time limit"))
         self.assertEqual(self.calls, ["at limit", "end"])
 
     def test_it_is_ended_if_this_process_is_interrupted(self) -> None:

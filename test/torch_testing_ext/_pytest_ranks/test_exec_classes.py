@@ -56,11 +56,11 @@ REFUSED = {
     ),
     "launch": (
         "class TestX(DistributedTest):\n    def _launch_procs(self, *args): ...\n    def test_x(self): ...",
-        "TestX overrides _launch_procs, which is not called here",
+        "TestX overrides _launch_procs, which is never called here",
     ),
     "run": (
         "class TestX(DistributedTest):\n    def run(self, **kwargs): ...\n    def test_x(self): ...",
-        "TestX overrides run, which is not called here",
+        "TestX overrides run, which is never called here",
     ),
     "flag": (
         "class TestX(DistributedTest):\n    set_dist_env = 'no'\n    def test_x(self): ...",
@@ -80,11 +80,11 @@ REFUSED = {
     ),
     "fixture_size": (
         "class fix(DistributedFixture):\n    world_size = [1, 2]\n    def run(self): ...\ndef test_x(fix): ...",
-        "its fixture fix: its world size is [1, 2]; it runs once",
+        "fixture fix: its world size is [1, 2]; it runs once",
     ),
     "fixture_none": (
         "class fix(DistributedFixture):\n    world_size = None\n    def run(self): ...\ndef test_x(fix): ...",
-        "its fixture fix: the world size is None",
+        "fixture fix: the world size is None",
     ),
     "fixture_run": ("class fix(DistributedFixture): ...\ndef test_x(fix): ...", "it has no method `run`"),
     "fixture_launch": (
@@ -94,7 +94,7 @@ REFUSED = {
     "fixture_in_ranks": (
         "class fix(DistributedFixture):\n    def run(self, dist_env): ...\n"
         "class TestX(DistributedTest):\n    def test_x(self, fix): ...",
-        "its fixture 'fix' runs in ranks of its own and needs dist_env",
+        "fixture 'fix' runs in ranks of its own, but needs dist_env",
     ),
 }
 

@@ -17,9 +17,9 @@ class RankFixturesTest(PytestCase):
     def test_every_outcome(self) -> None:
         run = run_pytest({"test_x.py": SUBJECT})
         failed = {
-            "test_init_makes_none": ("failed", "print, the init of the mark, has made no process group"),
+            "test_init_makes_none": ("failed", "print, the init of the mark, made no process group"),
             "test_bad_init": ("error", "init is 'gloo'; it must be a function that makes the process group"),
-            "test_too_many": ("error", "at most 1024 are possible: every rank is a process of this machine"),
+            "test_too_many": ("error", "at most 1024 are possible: each rank is a process of this machine"),
         }
         for name, (outcome, text) in failed.items():
             self.assertEqual(run.outcomes.pop(name), outcome, run.text)

@@ -28,28 +28,28 @@ REFUSED = {
     "empty": ("@mark([])\ndef test_x(): ...", "the list of world sizes is empty"),
     "in_list": ("@mark([2, 0])\ndef test_x(): ...", "the world size is 0"),
     "twice": ("@mark([2, 2])\ndef test_x(): ...", "contain one twice"),
-    "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "it has the mark twice"),
-    "keyword": ("@mark(2, device=1)\ndef test_x(): ...", "unknown: device. Known are: backend, devices"),
+    "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "the test has this mark twice"),
+    "keyword": ("@mark(2, device=1)\ndef test_x(): ...", "it has no argument device. Did you mean: devices?"),
     "backend": ("@mark(2, backend=1)\ndef test_x(): ...", "backend is 1"),
     "devices": ("@mark(2, devices='all')\ndef test_x(): ...", "devices is 'all'"),
     "timeout": ("@mark(2, timeout=0)\ndef test_x(): ...", "timeout is 0"),
     "isolated": ("@mark(2, isolated=1)\ndef test_x(): ...", "isolated is 1; it must be True or False"),
     "coroutine": ("import unittest\nclass T(unittest.TestCase):\n    @mark(2)\n    async def test_x(self): ...",
-                  "it is `async def`, which this class does not run"),
-    "generator": ("@mark(2)\nasync def test_x():\n    yield", "it contains `yield`"),
+                  "the test is `async def`, which this class does not run"),
+    "generator": ("@mark(2)\nasync def test_x():\n    yield", "the test contains `yield`"),
     "hypothesis": ("from hypothesis import given, strategies\n@mark(2)\n@given(strategies.integers())\n"
-                   "def test_x(number): ...", "Hypothesis would draw other examples in each rank"),
-    "no_mark": ("def test_x(dist_env): ...", "it uses dist_env, which only ranks have. Mark it"),
+                   "def test_x(number): ...", "Hypothesis would draw different examples in each rank"),
+    "no_mark": ("def test_x(dist_env): ...", "the test uses dist_env, which exists only in ranks. Add"),
     "session": ("@pytest.fixture(scope='session')\ndef wide(dist_env): ...\n@mark(2)\ndef test_x(wide): ...",
-                "its fixture 'wide' has the scope 'session' and needs dist_env"),
+                "fixture 'wide' has scope 'session', but needs dist_env"),
     "module": ("@pytest.fixture\ndef a(capsys): ...\n@pytest.fixture(scope='module')\ndef b(a): ...\n"
-               "@mark(2)\ndef test_x(b): ...", "its fixture 'b' has the scope 'module' and needs capsys"),
+               "@mark(2)\ndef test_x(b): ...", "fixture 'b' has scope 'module', but needs capsys"),
     "parameter": ("@mark(2)\n@pytest.mark.parametrize('dist_env', [0, 1])\ndef test_x(dist_env): ...",
-                  "it parametrizes dist_env"),
+                  "the test parametrizes dist_env"),
     "unittest": ("import unittest\nclass T(unittest.TestCase):\n    @mark([1, 2])\n    def test_x(self): ...",
-                 "a list of world sizes needs a test that pytest can parametrize"),
+                 "so it cannot have a list of world sizes"),
     "ours": ("from torch_testing_ext.common_distributed import MultiProcessTestCase\n@mark(2)\n"
-             "class T(MultiProcessTestCase):\n    def test_x(self): ...", "T runs its tests in ranks by itself"),
+             "class T(MultiProcessTestCase):\n    def test_x(self): ...", "T already runs its tests in ranks"),
 }  # fmt: skip
 HEAD = "import pytest\nmark = pytest.mark.world_size\n"
 
@@ -88,10 +88,10 @@ class RefusalsTest(PytestCase):
         source = subject(__file__, "refused_marks.py")
         run = run_pytest({"conftest.py": conftest, "test_x.py": source}, "--doctest-modules")
         refused = {
-            "test_x.of_doctest": "it is a DoctestItem; only functions and methods can run so",
-            "test_other_size_from_hook[world_size=2]": "it has the mark twice",
-            "test_other_size_from_hook[world_size=3]": "it has the mark twice",
-            "test_list": "what a hook marks after the collection, can have one number",
+            "test_x.of_doctest": "a DoctestItem cannot run in ranks, only functions and methods can",
+            "test_other_size_from_hook[world_size=2]": "the test has this mark twice",
+            "test_other_size_from_hook[world_size=3]": "the test has this mark twice",
+            "test_list": "to a test that a hook marks after collection",
             "test_fixture": "was added during its set-up, which is too late",
             "test_body": "was added during its call, which is too late",
             "test_body_in_ranks": "was added during its call, which is too late",

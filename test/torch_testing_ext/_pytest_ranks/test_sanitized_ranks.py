@@ -38,7 +38,7 @@ class SanitizedRanksTest(PytestCase):
         for name in ("test_op", "test_spawned_op"):
             self.assertIn(BY_OP, run.messages[name])
             self.assertIn("max", run.messages[name])
-            self.assertIn("The ranks were delayed with the seed 7", run.messages[name])
+            self.assertIn("Collectives were delayed at random, with seed 7", run.messages[name])
         # What is to be known of a test that passes is not hidden with its output.
         self.assertRegex(run.text, "RankWarning: .*issue collectives in opposite orders")
 
@@ -64,7 +64,7 @@ class SanitizedRanksTest(PytestCase):
             self.assertIn(BY_NAN, run.messages[name])
         self.assertIn(BY_OP, run.messages["PersistentTest.test_op"])
         self.assertIn("issue collectives in opposite orders", run.messages["PersistentTest.test_order"])
-        self.assertIn("The ranks were delayed with the seed 7", run.messages["PersistentTest.test_op"])
+        self.assertIn("Collectives were delayed at random, with seed 7", run.messages["PersistentTest.test_op"])
         self.assertEqual([*self.folder.glob("**/*.sanitizer")], [])
 
 

@@ -34,10 +34,10 @@ class SharedRanksTest(PytestCase):
     def test_refused(self) -> None:
         run = run_pytest({"test_x.py": REFUSED})
         self.assertOutcomes(run, dict.fromkeys(("test_too_wide", "test_unknown", "test_isolated"), "error"))
-        wide = "only the ranks of one class have. Give the fixture the scope 'class', or the mark scope='module'"
+        wide = "exists only in the ranks of one class. Give the fixture scope 'class', or the mark scope='module'"
         self.assertIn(wide, run.messages["test_too_wide"])
         self.assertIn("scope is 'session'; it must be one of function, class, module", run.messages["test_unknown"])
-        self.assertIn("isolated=True has new ranks for each test", run.messages["test_isolated"])
+        self.assertIn("isolated=True starts new ranks for each test", run.messages["test_isolated"])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ MODEL = {
     "TestClass.test_xpasses_by_a_mark_of_its_own": ("failed", "[XPASS(strict)]"),
     "TestClass.test_dies": ("failed", "killed by SIGKILL"),
     "TestClass.test_exits": ("failed", "exited with code 0"),
-    "TestClass.test_hangs": ("failed", "was ended after 2.0 s, its time limit"),
+    "TestClass.test_hangs": ("failed", "was terminated after 2.0 s, its time limit"),
     "TestClass.test_set_up_fails": ("failed", "in its set-up: KeyError: 'bad'"),
     "TestClass.test_tear_down_fails": ("failed", "in its tear-down: KeyError: 'worse'"),
     "TestClass.test_ranks_fail": ("failed", "rank 1 of 2 failed"),
@@ -89,7 +89,7 @@ def test_a():
     def test_refused(self) -> None:
         run = run_pytest({"test_x.py": "import pytest\n@pytest.mark.standalone(2)\ndef test_x(): ..."})
         self.assertOutcomes(run, {"test_x": "error"})
-        self.assertIn("test_x.py::test_x: @pytest.mark.standalone: it takes nothing but timeout", run.text)
+        self.assertIn("test_x.py::test_x: @pytest.mark.standalone: its only argument is timeout", run.text)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class WithPluginsTest(PytestCase):
         self.assertOutcomes(run, {"test_async": "failed", "test_fixture": "error", "test_generator": "error"})
         self.assertIn("rank 1 of 2 failed: AssertionError: assert (1 + 1) == 1", run.messages["test_async"])
         for name, fixture in (("test_fixture", "group"), ("test_generator", "values")):
-            self.assertIn(f"test_x.py::{name}: @pytest.mark.world_size: its fixture {fixture!r} is `async`", run.text)
+            self.assertIn(f"test_x.py::{name}: @pytest.mark.world_size: fixture {fixture!r} is `async`", run.text)
 
 
 if __name__ == "__main__":

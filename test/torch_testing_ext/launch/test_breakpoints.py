@@ -119,7 +119,7 @@ class WithoutATerminalTest(FolderCase):
         self.write("test_it.py", TESTS)
         self.write("run_test.py", RUN_TEST)
         for words, how in (
-            (["-m", "pytest", "-q", "test_it.py::test_marked"], "no terminal is there: run the test in one"),
+            (["-m", "pytest", "-q", "test_it.py::test_marked"], "there is no terminal: run the test in one"),
             (["run_test.py", "test_it.py::test_marked"], "python run_test.py --pdb test_it.py::test_marked"),
         ):
             with self.subTest(words=words):
@@ -149,7 +149,7 @@ class WithoutATerminalTest(FolderCase):
             for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
-                with self.assertRaisesRegex(UsageError, "--pdb cannot stop: no terminal is there"):
+                with self.assertRaisesRegex(UsageError, "--pdb cannot stop: there is no terminal"):
                     options(*argv, **environ).require_terminal()
         master, terminal = os.openpty()
         self.addCleanup(os.close, master)

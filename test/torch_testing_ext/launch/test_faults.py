@@ -264,7 +264,7 @@ class FaultTest(TestCase):
             "ValueError: the reason",
             "rank 1: error",
             "rank 0: error",
-            "follows from rank 1",
+            "because of rank 1",
             "rank 1's traceback:",
             'raise ValueError("the reason")',
             "To run it alone:",
@@ -281,7 +281,7 @@ class FaultTest(TestCase):
                     "error",
                     "rank 1 of 4 raised",
                     "ValueError: the reason",
-                    "ended by the parent, in a `finally`",
+                    "terminated, in a `finally`",
                     'raise ValueError("the reason")',
                     case=case,
                 )

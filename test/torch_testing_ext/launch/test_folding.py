@@ -36,9 +36,13 @@ class OfAllTest(unittest.TestCase):
 class AlikeTest(unittest.TestCase):
     def assertFolded(self, *summaries):
         message = message_of(*map(failed, summaries))
-        self.assertIn(f"\n  ranks 0-{len(summaries) - 1} failed alike after 1.00 s: {summaries[0]}\n", message)
+        self.assertIn(
+            f"\n  ranks 0-{len(summaries) - 1} failed in the same way after 1.00 s: {summaries[0]}\n", message
+        )
         self.assertEqual(message.count("Traceback:"), 1)
-        self.assertIn(f"\nranks 0-{len(summaries) - 1} failed alike; rank 0's traceback:\nTraceback:\n", message)
+        self.assertIn(
+            f"\nranks 0-{len(summaries) - 1} failed in the same way; rank 0's traceback:\nTraceback:\n", message
+        )
 
     def assertNotFolded(self, *summaries):
         message = message_of(*map(failed, summaries))
@@ -90,7 +94,7 @@ class AlikeTest(unittest.TestCase):
 
     def test_a_failure_and_an_error_are_different(self):
         error = but(raised("AssertionError: 1 != 2"), code=10)
-        self.assertNotIn("failed alike after", message_of(failed(), error))
+        self.assertNotIn("failed in the same way after", message_of(failed(), error))
 
     def test_some_of_the_ranks(self):
         other = failed("AssertionError: another", 0.5)
@@ -101,14 +105,14 @@ class AlikeTest(unittest.TestCase):
 (TestThing.test_x, 1.2 s after its start)
 
   rank 3: failed after 0.50 s: AssertionError: another
-  ranks 0, 2, 4 failed alike after 1.00 to 1.20 s: AssertionError: 1 != 2
+  ranks 0, 2, 4 failed in the same way after 1.00 to 1.20 s: AssertionError: 1 != 2
   rank 1: passed after 1.00 s
 
 rank 3's traceback:
 Traceback:
 AssertionError: another
 
-ranks 0, 2, 4 failed alike; rank 0's traceback:
+ranks 0, 2, 4 failed in the same way; rank 0's traceback:
 Traceback:
 AssertionError: 1 != 2
 
@@ -118,23 +122,23 @@ To run it alone:
 
     def test_victims_stay_apart_from_what_made_them(self):
         message = message_of(victim(1.1), victim(1.0), victim(1.2))
-        self.assertNotIn("alike", message)
-        self.assertEqual(message.count("follows from rank 1"), 2)
+        self.assertNotIn("in the same way", message)
+        self.assertEqual(message.count("because of rank 1"), 2)
 
     def test_outputs(self):
         def saying(words):
             return but(failed(), output=words)
 
         message = message_of(saying("careful"), saying("careful"), saying("other"), saying("[rank3] careful"))
-        self.assertIn("\nranks 0, 1 printed alike; rank 0's last lines of output:\ncareful\n", message)
+        self.assertIn("\nranks 0, 1 printed the same; rank 0's last lines of output:\ncareful\n", message)
         self.assertIn("\nrank 2's last lines of output:\nother\n", message)
         self.assertIn("\nrank 3's last lines of output:\n[rank3] careful\n", message)
 
     def test_a_rank_that_still_runs_has_its_own_line(self):
         message = judge(world(failed(), failed(), stopped(), stopped()), True, CASE).message
-        self.assertIn("\n  ranks 0, 1 failed alike after 1.00 s: AssertionError: 1 != 2\n", message)
+        self.assertIn("\n  ranks 0, 1 failed in the same way after 1.00 s: AssertionError: 1 != 2\n", message)
         for rank in 2, 3:
-            self.assertIn(f"\n  rank {rank}: still running after 1.50 s, ended by the parent\n", message)
+            self.assertIn(f"\n  rank {rank}: still running after 1.50 s, terminated\n", message)
 
     def test_durations_are_accidents_between_attempts(self):
         first, second = (

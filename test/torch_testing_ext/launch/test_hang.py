@@ -98,7 +98,7 @@ class TestTitle(unittest.TestCase):
         ]
         message = self.verdict(*reports, culprit=0)
         self.assertRegex(
-            message, r"\Asuspected: rank 0 waits in .* for rank 1, which waits in .* for rank 0; timed out"
+            message, r"\Asuspected deadlock: rank 0 waits in .* for rank 1, which waits in .* for rank 0; timed out"
         )
 
     def test_a_rank_that_is_over(self):

@@ -134,7 +134,7 @@ class HangTest(TestCase):
     def test_all_threads_are_shown(self):
         message = self.hang("has_another_thread")
         # Their stacks are alike: one of them stands for all.
-        self.assertIn("ranks 0-3 wait alike; rank 0's stacks", message)
+        self.assertIn("ranks 0-3 wait in the same place; rank 0's stacks", message)
         self.assertEqual(message.count("hread 0x"), 2)
 
 

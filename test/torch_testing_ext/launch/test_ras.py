@@ -157,12 +157,12 @@ class TestSuspects(unittest.TestCase):
     def test_table(self):
         """Covered on a GPU by the checks `hang-explained` and `hang-sources`."""
         zero, one, other = process(0, 100, 4), process(1, 101, 4), process(1, 101, 2)
-        fewer = "NCCL has seen fewer collectives of"
+        fewer = "NCCL has seen fewer collectives from"
         for communicators, expected in (
             ([communicator(zero, one)], ((), "")),
             ([communicator(zero, other)], ((1,), fewer)),
             ([communicator(zero, lost=[missing(1, 101)])], ((1,), "NCCL gets no answer from")),
-            ([communicator(zero, lost=[missing(1, 101, dead=True)])], ((1,), "NCCL takes for dead")),
+            ([communicator(zero, lost=[missing(1, 101, dead=True)])], ((1,), "dead, according to NCCL:")),
             ([communicator(zero, one), communicator(zero, other, name="0xb")], ((1,), fewer)),
             ([communicator(lost=[missing(0, 100), missing(1, 101)])], ((), "")),
             # Rank 1 has not come to the communicator yet, or has left it.
@@ -182,13 +182,13 @@ class TestSuspects(unittest.TestCase):
         """No GPU is involved."""
         for rank, expected in (
             (process(0, 1, 1), ""),
-            (process(0, 1, 1, async_error=6), "NCCL has error 6 in it"),
-            (process(0, 1, 1, init_state=3), "NCCL has error 3 in it"),
+            (process(0, 1, 1, async_error=6), "NCCL reports error 6"),
+            (process(0, 1, 1, init_state=3), "NCCL reports error 3"),
             # In progress, which is none.
             (process(0, 1, 1, async_error=7, init_state=7), ""),
             (process(0, 1, 1, abort_flag=True), "NCCL has aborted its communicator"),
             (missing(0, 1), "NCCL gets no answer from it"),
-            (missing(0, 1, dead=True), "NCCL takes it for dead"),
+            (missing(0, 1, dead=True), "NCCL considers it dead"),
             (missing(0, 1, answers=True), "NCCL misses a communicator in it"),
         ):
             lost = [rank] if "unresponsive" in rank["status"] else []

@@ -365,14 +365,14 @@ class TestLine(unittest.TestCase):
                 report_on(0, RankEnding.KILLED, 0.5, code=-6, account=PASSED),
                 "killed by SIGABRT after 0.50 s; before that: the test had passed",
             ),
-            (report_on(0, RankEnding.STOPPED, 0.5, code=-15), "still running after 0.50 s, ended by the parent"),
+            (report_on(0, RankEnding.STOPPED, 0.5, code=-15), "still running after 0.50 s, terminated"),
             (
                 report_on(0, RankEnding.STOPPED, 0.5, code=3),
-                "still running after 0.50 s, ended by the parent (left with code 3 then)",
+                "still running after 0.50 s, terminated (it exited with code 3)",
             ),
             (
                 report_on(0, RankEnding.STOPPED, 0.5, code=-9, account=PASSED),
-                "still running after 0.50 s, ended by the parent; before that: the test had passed",
+                "still running after 0.50 s, terminated; before that: the test had passed",
             ),
             (report_on(0, RankEnding.LOST, 0.5, lost="server gone"), "lost after 0.50 s: server gone"),
         ]

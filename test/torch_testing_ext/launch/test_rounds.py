@@ -79,19 +79,19 @@ class RoundTest(unittest.TestCase):
         self.assertEqual(self.round.meeting_ends, 35.0)
         self.meeting(Meeting.INCOMPLETE, 34.9)
         self.meeting(Meeting.IMPOSSIBLE, 35.0)
-        self.assertEqual(self.round.why_refused(35.0), "rank 0 of 2 has not begun test_x in time")
+        self.assertEqual(self.round.why_refused(35.0), "rank 0 of 2 did not start test_x in time")
 
     def test_a_rank_that_left_before(self):
         self.round.on_leave(0, 1.0)
         self.begin(1)
         self.meeting(Meeting.IMPOSSIBLE)
-        self.assertIn("rank 0 of 2 is missing: its process has ended", self.round.why_refused(0.0))
+        self.assertIn("rank 0 of 2 is missing: its process was killed", self.round.why_refused(0.0))
 
     def test_a_rank_that_left_in_an_earlier_round(self):
         self.left[0] = 1.0
         self.begin(1)
         self.meeting(Meeting.IMPOSSIBLE)
-        self.assertIn("rank 0 of 2 is missing: its process has ended", self.round.why_refused(0.0))
+        self.assertIn("rank 0 of 2 is missing: its process was killed", self.round.why_refused(0.0))
 
     def test_a_rank_that_has_ended_its_tests(self):
         self.round = RoundState(3, 2, {}, done={0: ()})

@@ -156,8 +156,11 @@ class RunningTest(TestCase):
         )
         for printed in (name, value):
             self.assertIn("Ran 1 test", printed)
-        self.assertIn("TORCH_TESTING_EXT_STRAT is not a known setting; known are: TORCH_TESTING_EXT_START", name)
-        self.assertIn("'vfork' is not understood; known values: auto, fork, fork-fresh or spawn", value)
+        self.assertIn(
+            "TORCH_TESTING_EXT_STRAT is not a variable of torch_testing_ext. Did you mean: TORCH_TESTING_EXT_START",
+            name,
+        )
+        self.assertIn("'vfork' is not valid; use auto, fork, fork-fresh or spawn", value)
 
     def test_logs_are_kept(self):
         logs = self.directory / "logs"

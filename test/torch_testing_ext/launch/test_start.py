@@ -62,7 +62,7 @@ class StartTest(TestCase):
         with environ(TORCH_TESTING_EXT_START="spawn"):
             seen = outcome_of(local_class()("passes"))
         self.assertEqual(seen.outcome, "error")
-        self.assertIn("is defined in a function: only ranks forked from this process have it", seen.message)
+        self.assertIn("is defined inside a function, so its ranks must be forked from this process", seen.message)
         self.assertIsNone(start.launcher().server)  # the next test makes a server of its own
 
     def test_changing_the_start_method_changes_the_server(self):

@@ -114,7 +114,7 @@ class TestOutcomes(VerdictTestCase):
     def test_a_skip_that_the_others_wait_for(self):
         verdict = self.judge(skipped(), stopped())
         self.assertVerdict(verdict, Outcome.FAILED, 0, "rank 0 skipped, rank 1 did not")
-        self.assertInOrder(verdict.message, "rank 1: still running after 1.50 s, ended by the parent")
+        self.assertInOrder(verdict.message, "rank 1: still running after 1.50 s, terminated")
 
     def test_a_rank_that_was_ended_never_makes_a_pass(self):
         for expected in (Expected(), ANY_CODE, Expected(code=0)):
@@ -256,7 +256,7 @@ class TestCulprits(VerdictTestCase):
                 self.assertTrue(lines[3].startswith("  rank 1: "), lines[3])
                 for line, rank in ((lines[4], 0), (lines[5], 2)):
                     self.assertTrue(line.startswith(f"  rank {rank}: error after"), line)
-                    self.assertTrue(line.endswith("(lost its peer: follows from rank 1)"), line)
+                    self.assertTrue(line.endswith("(lost its peer because of rank 1)"), line)
 
     def test_a_victims_traceback_is_left_out(self):
         message = self.judge(victim(), killed(signal.SIGSEGV)).message
@@ -267,7 +267,7 @@ class TestCulprits(VerdictTestCase):
         verdict = self.judge(victim(1.1), victim(1.0), passed())
         self.assertVerdict(verdict, Outcome.ERROR, 1, "rank 1 of 3 raised", "rank 1's traceback:")
         self.assertNotIn("rank 0's traceback", verdict.message)
-        self.assertIn("(lost its peer: follows from rank 1)", verdict.message)
+        self.assertIn("(lost its peer because of rank 1)", verdict.message)
 
     def test_only_an_error_makes_a_victim(self):
         self.assertTrue(is_victim(victim()))
@@ -322,7 +322,7 @@ rank 1 of 2 was killed by SIGKILL (out of memory?)
 (TestThing.test_x, 1.5 s after its start)
 
   rank 1: killed by SIGKILL after 0.84 s (out of memory?)
-  rank 0: still running after 1.50 s, ended by the parent
+  rank 0: still running after 1.50 s, terminated
 
 where the running ranks are:
   rank 0: test_thing.py:9 in test_x; its collectives are not known (it did not answer)

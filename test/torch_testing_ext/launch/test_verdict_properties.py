@@ -62,7 +62,9 @@ class TestProperties(VerdictTestCase):
         if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
             return
         self.assertIn(CASE.rerun_command, verdict.message)
-        found = re.findall(r"^  ranks ([\d, -]+) failed alike after [^:]*: (.*)$", verdict.message, re.MULTILINE)
+        found = re.findall(
+            r"^  ranks ([\d, -]+) failed in the same way after [^:]*: (.*)$", verdict.message, re.MULTILINE
+        )
         folded = {rank: why for ranks, why in found for rank in read_numbers(ranks)}
         for rank, report in enumerate(reports):
             if rank in folded:

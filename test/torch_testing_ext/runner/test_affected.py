@@ -104,7 +104,7 @@ class RecordsTest(RunsCase):
         self.assertTrue(self.affected().file_is("test_a.py"), "one of its tests has not run")
         self.write("shared.py", "changed again")
         self.affected().record({TestId("test_a.py"): self.hashes("shared.py")}, [Test(self.test)])
-        self.assertIn("imports something else", self.why())
+        self.assertIn("imports other modules", self.why())
         self.record()
         with mock.patch.dict(os.environ, MY_VARIABLE="1"):
             listed = {TestId("test_a.py"): self.hashes("test_a.py", "shared.py")}
@@ -121,11 +121,12 @@ class RecordsTest(RunsCase):
     def test_git(self):
         self.watch = False
         self.record()
-        self.assertIn("git does not say", self.why())
+        self.assertIn("git cannot say", self.why())
+        self.assertIn("has changed: fatal: not a git repository", self.earlier.warnings[0])
         self.assertEqual(len(self.earlier.warnings), 1)
 
         git(self.root, "init", "-q", "-b", "trunk")
-        self.assertIn("git does not say", self.why(), "there is no commit yet")
+        self.assertIn("git cannot say", self.why(), "there is no commit yet")
         self.write(".gitignore", "tmp\n.torch_testing_ext\nown.txt\n")
         git(self.root, "add", ".")
         git(self.root, "commit", "-qm", "first")

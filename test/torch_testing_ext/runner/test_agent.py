@@ -247,7 +247,7 @@ class LostNodesTest(unittest.TestCase):
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(agent, signal.SIGCONT)
-            self.assertIn("no sign of life", nodes.said[-1])
+            self.assertIn("it has not answered for", nodes.said[-1])
             file = nodes.write("import unittest\nclass T(unittest.TestCase):\n    def test_x(self): pass\n")
             self.assertEqual(nodes.run(file).outcomes, {"test_x": "passed"})
 
@@ -376,7 +376,7 @@ class StatesOfNodesTest(unittest.TestCase):
         self.assertEqual(list(self.nodes.ready), ["a"])
         self.assertEqual(self.launcher.said[0], ("refuse", "b"))
         (warning,) = self.nodes.troubles.warnings
-        self.assertIn("node b has other software than this machine, and is left alone:\n  b: torch is 1.0", warning)
+        self.assertIn("node b has different software than this machine, so it is not used:\n  b: torch is 1.0", warning)
         self.assertIn("b: torch is 1.0, here", self.nodes.troubles.why_none("no node is left"))
 
     def test_drained_while_it_starts(self):

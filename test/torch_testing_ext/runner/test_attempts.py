@@ -51,7 +51,7 @@ class TestAttempts(TestCase):
             # Of a process that the test has started itself.
             ({"output": "RuntimeError: [Errno 98] EADDRINUSE: Address already in use"}, "a port was in use"),
             ({"ranks": (RankLog(0, "bind: address already in use", ""),)}, "a port was in use"),
-            ({"evicted": True}, "it was ended because node  was short of memory"),
+            ({"evicted": True}, "it was terminated because node  was short of memory"),
         ):
             with self.subTest(known_cause):
                 known = attempts()

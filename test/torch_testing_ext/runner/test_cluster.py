@@ -70,7 +70,7 @@ class TestOnRay(ClusterCase):
         self.assertEqual((two["devices"], two["output"]), (["0", "1"], "0,1"))
         self.assertEqual(tests["test_three"]["want"], "3 devices")
         self.assertTrue(list(Path(self.cluster.folder).glob("torch_testing_ext-nodes-*/*.tar")))
-        self.assertIn("it ran on node 127.0.0.", out)
+        self.assertIn("ran on node 127.0.0.", out)
         self.assertIn("compiled files that git ignores are not sent to the nodes: built.so", out)
         self.assertIn(
             f"python run_test.py --cluster {self.cluster.address} test/distributed/test_x.py::T::test_fails", out
@@ -172,7 +172,7 @@ class TestOnRay(ClusterCase):
             pass
         out = self.finish(process, 0)
         self.assertEqual(out.splitlines()[-1], "1 passed, 0 failed, 0 skipped")
-        self.assertIn("node 127.0.0.4: it is about to be taken away: it gets no further tests", out)
+        self.assertIn("node 127.0.0.4: it is about to be taken away, so it gets no more tests", out)
         self.assertNotIn("node 127.0.0.4 was lost", out)
 
     def test_refused(self):

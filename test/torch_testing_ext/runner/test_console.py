@@ -409,7 +409,7 @@ class StreamTest(unittest.TestCase):
             send(make_reporters(Options(), stream, environ), list(run_events([*bad, other])))
             annotations = [line for line in stream.getvalue().splitlines() if line.startswith("::")]
             self.assertEqual(len(annotations), 2, annotations)
-            self.assertIn("line=7,title=3 tests failed for one reason::", annotations[0])
+            self.assertIn("line=7,title=3 tests failed for the same reason::", annotations[0])
             text = summary.read_text()
         self.assertTrue(text.startswith("earlier step\n### 0 passed, 4 failed, 0 skipped in "), text)
         self.assertEqual(text.count("<details>"), 2)

@@ -91,7 +91,9 @@ class DefaultFoldersTest(FolderCase):
         """Whatever the settings say, and from which folder it is named."""
         self.write("checks/test_x.py", ""), self.write("checks/deep/test_y.py", "")
         both = ("checks/deep/test_y.py", "checks/test_x.py")
-        with self.assertRaisesRegex(UsageError, "has no folder test or tests, no test_.*: name a folder"):
+        with self.assertRaisesRegex(
+            UsageError, "no tests found: .* has no folder test or tests and no test_.*. Name a folder"
+        ):
             self.found()
         self.assertEqual(self.found("checks"), both)
         self.assertEqual(self.found("checks", cwd="checks"), both)

@@ -35,7 +35,7 @@ class EntryPointTest(unittest.TestCase):
     def test_usage_errors_have_no_traceback(self):
         for argv, said in (
             (("--shuffel",), "--shuffel is not an option. Did you mean: --shuffle"),
-            (("no_such_test",), "no_such_test: no test file has this name, or one that begins with it."),
+            (("no_such_test",), "no_such_test: no test file has this name or starts with it."),
             (("-k", "a and"), "-k 'a and': expected a part of a name, 'not' or '(', found the end"),
             (("-o", "tests=nowhere"), "nowhere does not exist; the setting `tests` names the directories to search"),
             ((sys.executable + ".py",), "no test file has this name"),

@@ -4,8 +4,11 @@ import contextlib
 import io
 import json
 import os
+import re
+import tempfile
 import unittest
 from email.message import Message
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -113,11 +116,37 @@ class InitTest(FolderCase):
         self.assertEqual(job.count("pip install"), 1)
         self.assertIn("      - run: pip install -r requirements.txt\n", job)
 
+    def test_a_project_that_requires_the_kit(self):
+        extra = '[project]\nname = "x"\n[project.optional-dependencies]\ntest = ["torch.testing_ext[ui]>=0.1"]\n'
+        groups = '[project]\nname = "x"\n[dependency-groups]\ndev = ["torch-testing-ext", {include-group = "a"}]\n'
+        for files, installed in (
+            ({"pyproject.toml": extra}, ["'.[test]'"]),
+            ({"pyproject.toml": groups}, [".", "--group dev"]),
+            ({"pyproject.toml": '[project]\ndependencies = ["Torch_Testing_Ext @ git+https://example.org"]'}, ["."]),
+            ({"pyproject.toml": '[tool.poetry]\n[tool.poetry.dependencies]\ntorch-testing-ext = "*"'}, ["."]),
+            ({"setup.py": "setup(install_requires=['torch-testing-ext'])"}, ["."]),
+            ({"setup.py": "", "setup.cfg": "[options.extras_require]\nci =\n  torch-testing-ext\n"}, ["'.[ci]'"]),
+            ({"setup.py": "setup(extras_require={'ci': ['torch-testing-ext']})"}, None),
+            ({"requirements.txt": "torch-testing-extras\n# torch-testing-ext\n"}, None),
+            ({"pyproject.toml": '[project]\ndescription = "torch-testing-ext"\n# torch-testing-ext'}, None),
+        ):
+            with self.subTest(files), tempfile.TemporaryDirectory() as folder:
+                self.root = Path(folder)
+                self.write("tests/test_a.py", "")
+                for name, text in files.items():
+                    self.write(name, text)
+                out, _ = self.init()
+                if installed is None:
+                    self.assertIn("no job .github", out)
+                    continue
+                job = self.read(".github/workflows/torchtest.yml")
+                self.assertEqual(re.findall(r"run: pip install (.*)", job), installed)
+
     def test_arguments(self):
         out, ran = self.init("--help")
         self.assertIn("init\n\nFind the tests of the project", out)
         self.assertEqual((ran, os.listdir(self.root)), ([], []))
-        with self.assertRaisesRegex(UsageError, "init takes no arguments, such as x"):
+        with self.assertRaisesRegex(UsageError, "init takes no arguments: leave out x"):
             self.init("x")
 
 

@@ -138,7 +138,7 @@ class TestGpusOption(unittest.TestCase):
         mask = {"CUDA_VISIBLE_DEVICES": "GPU-8932f,GPU-8932a,GPU-1"}
         self.assertEqual(("GPU-1",), self.chosen("GPU-11112222-d72c", environ=mask))
         for wrong, why in (
-            (("GPU-8932",), "GPU-8932 may be any of the devices 0, 1"),
+            (("GPU-8932",), "GPU-8932 matches several devices: 0, 1"),
             (("GPU-77",), "GPU-77 is not visible"),
             (("GPU-",), "GPU- is not visible"),
             (("7",), "7 is not visible"),

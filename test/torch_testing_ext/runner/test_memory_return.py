@@ -96,7 +96,7 @@ class MemoryReturnTest(unittest.TestCase):
         holder = describe_process(2**22 + 7)
         self.assertEqual(
             str(held),
-            f"device a still had 2.0 GiB more in use than before, held by {holder}, 0 s after its test had ended",
+            f"device a still had 2.0 GiB more in use than before (held by {holder}) 0 s after its test ended",
         )
 
     def test_what_others_take(self):
@@ -132,7 +132,7 @@ class MemoryReturnTest(unittest.TestCase):
 
     def test_nvml_fails_in_between(self):
         self.assertEqual(self.after_lease({"GPU-a": 0}, NvmlError("gone")), ((), 2))
-        self.assertEqual(self.warnings, ["device memory is not checked any more between tests: gone"])
+        self.assertEqual(self.warnings, ["device memory is no longer checked between tests: gone"])
 
     def test_without_nvml(self):
         memory, found = MemoryReturn(self.loop), []

@@ -90,7 +90,7 @@ class TestNodeMemory(unittest.TestCase):
         size = r"\d{3} MiB"
         self.assertRegex(
             fat.attempts[0].said,
-            r"it was ended [\d.]+ s into Fat.test_fat: the node was at 95 % of its 2.0 GiB of memory; "
+            r"it was terminated [\d.]+ s into Fat.test_fat: the node was at 95 % of its 2.0 GiB of memory; "
             f"of the 2 units there, this one used most: {size}",
         )
         self.assertNotIn("node a was lost", "\n".join(self.said))

@@ -155,7 +155,7 @@ class OneScreenTest(OneScreenCase):
 
     def check_summary(self, output):
         one_cause = re.search(
-            r"\n5 tests failed for one reason: FileNotFoundError: no data set at /data/tiny\n", output
+            r"\n5 tests failed for the same reason: FileNotFoundError: no data set at /data/tiny\n", output
         )
         self.assertIsNotNone(one_cause, output)
         self.assertIn(

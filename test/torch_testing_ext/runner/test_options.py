@@ -50,7 +50,8 @@ class CommandLineTest(OptionsCase):
         for argv, field, value in (
             ((), "names", ()),
             (("a", "-v", "b"), "names", ("a", "b")),
-            (("--exclude", "a", "b", "--deselect", "c"), "exclude", ("a", "c")),
+            (("--exclude", "a", "b", "--exclude", "c"), "exclude", ("a", "c")),
+            (("--deselect", "a", "--deselect=b", "c"), "deselect", ("a", "b")),
             (("--exclude", "a", "b"), "names", ("b",)),
             (("-x", "a"), "maxfail", 1),
             (("--exitfirst",), "maxfail", 1),
@@ -93,6 +94,8 @@ class CommandLineTest(OptionsCase):
             (("-q",), "verbosity", Verbosity.QUIET),
             (("-s",), "stream", True),
             (("--list",), "action", Action.LIST),
+            (("a", "--list", "--", "--list", "-h"), "names", ("a", "--list", "-h")),
+            (("--", "--help-all"), "action", Action.RUN),
         ):
             with self.subTest(argv=argv):
                 self.assertEqual(getattr(self.options(*argv), field), value)
@@ -100,6 +103,9 @@ class CommandLineTest(OptionsCase):
     def test_bad_values(self):
         for argv, pattern in (
             (("--shuffel",), "--shuffel is not an option. Did you mean: --shuffle"),
+            (("--lst",), "--lst is not an option. Did you mean: --list, "),
+            (("-z",), r"-z is not an option. \(--help lists the options\)"),
+            (("--pdb=1",), "^--pdb: it takes no value, such as '1'"),
             (("-j", "0"), "'0' is not a whole number of at least 1"),
             (("-j", "x"), "'x' is not a whole number"),
             (("--timeout", "0"), "'0' is not a positive number of seconds"),
@@ -116,7 +122,7 @@ class CommandLineTest(OptionsCase):
             (("--repeat", "for-ever"), "'for-ever' is not a whole number"),
             (("--warm=always",), "'always' is not one of auto, on, off"),
             (("-o", "jobs"), "'jobs' is not NAME=VALUE"),
-            (("-o", "jbos=2"), "-o jbos is not an option .* Did you mean: jobs"),
+            (("-o", "jbos=2"), "-o jbos is not a setting .* Did you mean: jobs"),
             (("-o", "jobs=x"), "-o jobs: 'x' is not a whole number"),
             (("-o", "cluster.timeout=1"), "-o cluster.timeout needs --cluster"),
         ):
@@ -146,7 +152,7 @@ class CommandLineTest(OptionsCase):
             ],
         )
         words = " ".join(text.split())
-        self.assertIn("time limit per test, unless @timeout overrides it (default: 300)", words)
+        self.assertIn("time limit of each test that does not set its own (default: 300)", words)
         self.assertLessEqual(len(text.splitlines()), 100)
         self.assertIn("-x ends the run at the first failure, as in pytest", words)
         for command in COMMANDS:
@@ -175,7 +181,16 @@ class CommandLineTest(OptionsCase):
                 self.assertNotIn("--jobs", text)
                 for flag in flags:
                     self.assertIn(flag, text)
-        self.assertRefused("show: --jobs does not apply", "--jobs=2", command="show")
+        self.assertIn("--cluster-timeout SECONDS", self.help("--help", command="cluster clean"))
+        self.assertRefused(r"show has no option --jobs. \(show --help lists its options\)", "--jobs=2", command="show")
+        self.assertRefused("report has no option --cach. Did you mean: --cache", "--cach=x", command="report")
+        for command, flag, successor in (
+            ("report", "--report", "--html"),
+            ("report", "--trace", "--perfetto"),
+            ("why", "--since", "--affected=REV"),
+        ):
+            self.assertRefused(f"^{flag} is no longer an option. Use {successor}$", f"{flag}=x", command=command)
+        self.assertRefused("show has no option --since", "--since=x", command="show")
 
     def test_the_one_difference_between_the_two_commands(self):
         def pytorch(*argv):
@@ -183,21 +198,22 @@ class CommandLineTest(OptionsCase):
 
         self.assertEqual(pytorch("-i", "a", "b", "--include", "c").include, ("a", "b", "c"))
         options = pytorch("-x", "a", "b", "--exclude", "c", "d", "--deselect", "e", "f")
-        self.assertEqual((options.exclude, options.names, options.maxfail), (("a", "b", "c", "d", "e"), ("f",), None))
+        self.assertEqual((options.exclude, options.names, options.maxfail), (("a", "b", "c", "d"), ("f",), None))
+        self.assertEqual(options.deselect, ("e",))
         self.assertEqual(pytorch("--exitfirst").maxfail, 1)
         self.assertIn("In torchtest, -x ends the run", self.help("-h", as_pytorch=True))
         self.assertLessEqual(len(self.help("-h", as_pytorch=True).splitlines()), 100)
-        self.assertRefused("-i is not an option any more. Write the names without an option", "-i", "a")
+        self.assertRefused("-i is no longer an option. Use the names alone, as in torchtest NAME", "-i", "a")
 
     def test_former_names_say_what_to_write(self):
         for flag, successor in RENAMED_FLAGS.items():
             with self.subTest(flag):
-                self.assertRefused(rf"^{flag} is not an option any more. Write {re.escape(successor)}$", f"{flag}=x")
+                self.assertRefused(rf"^{flag} is no longer an option. Use {re.escape(successor)}$", f"{flag}=x")
         self.assertRefused("--perfeto is not an option. Did you mean: --perfetto", "--perfeto=x")
         self.write("setup.cfg", "[torch_testing_ext]\nmax-fail = 2\n")
-        self.assertRefused("setup.cfg: max-fail is not an option .* Write maxfail")
+        self.assertRefused("setup.cfg: max-fail is not a setting .* Use maxfail")
         self.write("setup.cfg", "")
-        self.assertRefused("RUN_JUNIT is not .* now the setting junitxml", environ={"TORCH_TESTING_EXT_RUN_JUNIT": "x"})
+        self.assertRefused("RUN_JUNIT is not .* Use junitxml", environ={"TORCH_TESTING_EXT_RUN_JUNIT": "x"})
 
     def test_no_abbreviations(self):
         """Their meaning could change when an option is added."""
@@ -245,7 +261,7 @@ class LayersTest(OptionsCase):
             "pyproject.toml",
             '[tool.torch_testing_ext]\nexclude = ["a", "b"]\nshuffle = true\ngpus = 2\nfailed-first = 1\n',
         )
-        self.assertRefused("failed-first is not an option")
+        self.assertRefused("failed-first is not a setting of .torch_testing_ext.. Use rerun = failed-first.")
         self.write(
             "pyproject.toml",
             '[tool.torch_testing_ext]\nexclude = ["a", "b"]\nshuffle = true\nmaxfail = 2\n'
@@ -329,7 +345,7 @@ class LayersTest(OptionsCase):
 
     def test_misspelt(self):
         self.write("setup.cfg", "[torch_testing_ext]\ntime-out = 3\n")
-        self.assertRefused("setup.cfg: time-out is not an option .* Did you mean: timeout")
+        self.assertRefused("setup.cfg: time-out is not a setting .* Did you mean: timeout")
         self.write("setup.cfg", "[torch_testing_ext]\ntimeout = never\n")
         self.assertRefused("setup.cfg: timeout: 'never' is not a positive number of seconds")
         self.write("setup.cfg", "timeout = 3\n")

@@ -86,7 +86,7 @@ class RunTest(unittest.TestCase):
         first, second = (results[f"test_a.py::T::test_{name}"] for name in ("first", "second"))
         self.assertEqual((code, first["outcome"], second["outcome"]), (0, "passed", "flaky"), said)
         self.assertEqual([one["outcome"] for one in second["attempts"]], ["error", "passed"])
-        self.assertIn("test_a.py::T::test_second: a port was in use (EADDRINUSE); the test runs again while no", said)
+        self.assertIn("test_a.py::T::test_second: a port was in use (EADDRINUSE); the test runs again alone", said)
 
     def test_the_exception_tells_it(self):
         code, said, results = self.run_files(test_a=FIRST_TIME)

@@ -116,9 +116,9 @@ class ModelTest(unittest.TestCase):
                 self.assertIn(name, at_once)
                 self.assertIn(must.say, at_once)
                 (at,) = (at for at, line in enumerate(lines) if line.endswith((f": {name}", f"    {name}")))
-                if lines[at].startswith(" "):  # one of several tests that failed for one reason
+                if lines[at].startswith(" "):  # one of several tests that failed for the same reason
                     self.assertRegex(
-                        at_the_end, rf"\n\d tests failed for one reason: .*\n(?:    \S.*\n)*    {re.escape(name)}"
+                        at_the_end, rf"\n\d tests failed for the same reason: .*\n(?:    \S.*\n)*    {re.escape(name)}"
                     )
                 else:
                     self.assertTrue(lines[at].startswith(must.outcome.value), lines[at])

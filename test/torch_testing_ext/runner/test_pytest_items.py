@@ -36,7 +36,7 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "test_plugin_crashes": (ERROR, "LookupError: in a hook of the project\n", "conftest.py"),
         "test_stops_the_session": (ERROR, "pytest was asked to stop: it has seen enough"),
         "test_fails_the_session": (ERROR, "pytest was asked to stop: it is bad enough"),
-        "test_counts_a_failure": (ERROR, "has counted a failure that it did not report"),
+        "test_counts_a_failure": (ERROR, "a pytest plugin counted a failure that it did not report"),
         "test_closes_all": (ERROR, "closed file descriptors"),
         "test_warns": (ERROR, "UserWarning: made an error by pytest.ini"),
         "test_hangs": ("timeout", "test_hangs timed out after", "in test_hangs"),

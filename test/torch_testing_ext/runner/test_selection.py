@@ -191,6 +191,12 @@ class TestsTest(unittest.TestCase):
                 found = selection(*names, exclude=excluded).tests((skips, other), ("x.py", "y.py"))
                 self.assertEqual(found, expected)
 
+    def test_deselect(self):
+        """As pytest's: by the beginning of ids, where `exclude` takes the test of exactly that name."""
+        left = [f"{PARALLEL}::OtherTest::test_mlp", f"{FSDP}::FsdpTest::test_mlp"]
+        self.assertEqual(selected(deselect=(f"{PARALLEL}::ExamplesTest::test_mlp", "nothing")), left)
+        self.assertEqual(selected(deselect=(PARALLEL,)), left[1:])
+
     def test_exclude(self):
         left = [f"{PARALLEL}::ExamplesTest::test_mlp", f"{FSDP}::FsdpTest::test_mlp"]
         self.assertEqual(selected(exclude=("::OtherTest", "test_tp_examples::ExamplesTest::test_mlp_large")), left)

@@ -195,7 +195,7 @@ class OwnAllocationTest(SlurmCase):
         self.assertEqual(self.finish(process, 4), "")
         self.assertEqual(
             self.stderr,
-            "run_test.py: salloc --nodes=1 --ntasks-per-node=1 --exclusive --mem=0 has allocated nothing: "
+            "run_test.py: salloc --nodes=1 --ntasks-per-node=1 --exclusive --mem=0 allocated nothing: "
             "salloc: Pending job allocation 7\nsalloc: error: no such nodes\n",
         )
 
@@ -253,7 +253,7 @@ class OwnAllocationTest(SlurmCase):
                 self.assertEqual(
                     self.stderr,
                     f"run_test.py: --cluster slurm needs {program}, which is not in PATH: "
-                    "here is no allocation of Slurm to run in\n",
+                    "this is not inside a Slurm allocation\n",
                 )
                 self.write("bin/salloc", SALLOC)
                 (self.root / "bin/salloc").chmod(0o755)

@@ -111,7 +111,7 @@ class TestOneTest(TestCase):
         (handed_out,) = log.certain()
         (hit,), rest = log.finish(EVICTED)
         self.assertEqual((hit.test, hit.attempt.evicted, rest), (1, True, [2]))
-        self.assertIn("it was ended 7.0 s into T.test_1: the node was at 91 %", hit.attempt.said)
+        self.assertIn("it was terminated 7.0 s into T.test_1: the node was at 91 %", hit.attempt.said)
         self.assertFalse(handed_out.attempt.evicted)
         (alone,), _ = log_of(began(0)).finish(replace(EVICTED, evicted=False))
         self.assertFalse(alone.attempt.evicted)

@@ -145,7 +145,7 @@ class CommandTest(unittest.TestCase):
                 self.assertIn(f"{path}: not converted: ", err)
             code, out, err = self.run_command("deepspeed", good)
             self.assertEqual((code, out), (0, ""))
-            self.assertIn("0 files changed, 1 are as they were", err)
+            self.assertIn("0 files changed, 1 unchanged", err)
 
     def test_wrong_use(self) -> None:
         code, _, err = self.run_command("deepspeed", "/nowhere/at_all")

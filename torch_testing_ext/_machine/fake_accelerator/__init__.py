@@ -20,8 +20,8 @@ MEMORY_FILE = "_TORCH_TESTING_EXT_FAKE_MEMORY_FILE"
 def refusal(kind: str) -> str:
     """Say why there is no fake accelerator beside one of this kind."""
     return (
-        f"this machine has an accelerator ({kind}), so that a fake one cannot be had: run without it, or hide the "
-        "other, as with CUDA_VISIBLE_DEVICES="
+        f"this machine has an accelerator ({kind}), so fake ones cannot be used: leave them out, or hide the "
+        "real one, as with CUDA_VISIBLE_DEVICES="
     )
 
 

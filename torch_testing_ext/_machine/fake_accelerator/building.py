@@ -209,7 +209,7 @@ def _why_failed(compiler: Compiler, code: int, log: Path) -> str:
             "with too little memory, free 2 GB and try again"
         )
     return (
-        f"the fake accelerator cannot be built: {compiler.command[0]} failed (exit code {code}); what it said is in "
+        f"the fake accelerator cannot be built: {compiler.command[0]} failed (exit code {code}); its output is in "
         f"{log}. Try another compiler: CXX=clang++"
     )
 

@@ -31,7 +31,7 @@ def register() -> None:
         return
     if name != _UNUSED_NAME:
         raise FakeAcceleratorError(
-            f"a fake accelerator cannot be had beside {name}, an extension of torch: run without one, or do not import "
+            f"fake accelerators cannot be used with {name}, an extension of torch: leave them out, or do not import "
             f"what brings {name}"
         )
     # Asking the driver of CUDA would make this process unsafe to fork.

@@ -74,7 +74,7 @@ def _check_extensions() -> None:
     for entry in importlib.metadata.entry_points(group="torch.backends"):
         if not entry.value.startswith(building.MODULE):
             raise FakeAcceleratorError(
-                f"a fake accelerator cannot be had beside {entry.name}, an extension of torch: run in an environment "
+                f"fake accelerators cannot be used with {entry.name}, an extension of torch: run in an environment "
                 "where it is not installed"
             )
 

@@ -134,7 +134,12 @@ LEAVE_TIMEOUT = 10.0
 
 
 class MultiProcContinuousTest(ProcessRanksTestCase):
-    """A test case whose tests run in the same ranks, which have a process group before the first test.
+    """A test case whose tests share ranks, which have a process group before the first test.
+
+        class ReduceTest(MultiProcContinuousTest):
+            world_size = 2
+
+            def test_sum(self): ...
 
     `setUp` and `tearDown` run in the parent, the test methods in every rank. `world_size` defaults to the number of
     accelerators. With `isolated = True`, each test gets fresh ranks.

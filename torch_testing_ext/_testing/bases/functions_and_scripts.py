@@ -75,7 +75,7 @@ _END_TIMEOUT = 5.0
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """A script that has run to its end in every rank."""
+    """The output of a script that has ended in every rank."""
 
     # Stdout and stderr of each rank; of torchrun, one text for all.
     outputs: tuple[str, ...]
@@ -91,12 +91,15 @@ def run_script(
     launcher: str | None = None,
     ranks: int | None = None,
 ) -> ScriptRun:
-    """Run `python path *args` in each of `world_size` ranks, with torchrun's variables; raise their verdict unless all
-    end.
+    """Run a script in ranks, as torchrun does, and fail if it fails in a rank.
 
-    Ranks are forked off a new interpreter that has imported torch and has nothing else of this process. `env` is added
-    to the environment. `launcher="torchrun"` has torchrun start the ranks instead, which takes seconds; their
-    collectives are compared at the end only. `devices`: as for `spawn`. `ranks` is the former name of `world_size`.
+        run = run_script("train.py", "--steps", 2, world_size=4)
+        assert "loss" in run.outputs[0]
+
+    Each rank runs `python path *args` with torchrun's variables, and those of `env`, in a fork of a new interpreter
+    that has imported torch. `launcher="torchrun"` starts the ranks with torchrun itself, which takes seconds, and
+    compares their collectives only at the end. `timeout` and `devices` are as in `spawn`. `ranks` is the former name
+    of `world_size`.
     """
     if ranks is not None:
         warnings.warn(f"run_script(ranks={ranks}) is now run_script(world_size={ranks})", FutureWarning, stacklevel=2)
@@ -280,13 +283,18 @@ def spawn(
     backend: str | None = None,
     devices: int | str | None = None,
 ) -> None:
-    """Call `function(rank, *args)` in each of `world_size` fresh ranks; raise their common verdict unless all return.
+    """Call `function(rank, *args)` in each of `world_size` fresh ranks, and fail if it fails in a rank.
 
-    The ranks are forked off this process as it is now. Where that is not safe, they are new interpreters: the function
-    must then be importable, and the arguments are pickled. `timeout`: in seconds; by default that of tests, 300.
-    With `backend`, the ranks have a process group before the call. `devices`: "auto", an accelerator for each rank if
-    there are enough, else the CPU; 0, the CPU; a number: skip the test on a machine with fewer. By default that of the
-    project, which is "auto" unless it says "cpu"; a backend such as gloo leaves the ranks as they are.
+        def train(rank, steps): ...
+
+        spawn(train, 4, 10, backend="gloo")
+
+    With `backend`, the ranks have a process group before the call. `timeout` is in seconds (default: 300).
+    `devices="auto"` gives each rank an accelerator if there are enough, else the CPU; 0 is the CPU; with a number, the
+    test skips on a machine with fewer. The default is the project's setting `devices`, or what `backend` needs.
+
+    Ranks are forked from this process. If that is not safe, they are new interpreters: then the function must be
+    importable, and the arguments are pickled.
     """
     size = checked_world_size(world_size, "world_size")
     _spawn(function, size, args, timeout, backend, masks_of_ranks(devices, size, backend))
@@ -397,7 +405,7 @@ def _call(rank: int, function: Callable[..., Any], args: Sequence[Any], kwargs: 
 
 
 def debug_launcher(function: Callable[..., object], args: Sequence[Any] = (), num_processes: int = 2) -> None:
-    """Call `function(*args)` in ranks on the CPU, which have a group of gloo; for accelerate's function."""
+    """Call `function(*args)` in ranks on the CPU with a gloo group. Replaces accelerate's `debug_launcher`."""
     _spawn(_call_on_cpu, checked_world_size(num_processes, "num_processes"), (function, args), backend="gloo")
 
 
@@ -412,8 +420,9 @@ def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]
 def execute_subprocess_async(
     cmd: Sequence[Any], env: dict[str, str] | None = None, stdin: Any = None, timeout: float = 180, **shown: bool
 ) -> Any:
-    """Run the script of a command of `accelerate launch` in ranks, if its only options are the number of processes and
-    how often to look at them; any other command as accelerate does. For accelerate's function.
+    """Run the script of an `accelerate launch` command in ranks. Replaces accelerate's function.
+
+    A command with options other than `--num_processes` and `--monitor_interval` runs as accelerate runs it.
     """
     launched = _script_of([str(word) for word in cmd])
     if launched is None:
@@ -450,14 +459,14 @@ def _script_of(words: Sequence[str]) -> tuple[int, str, list[str]] | None:
 def mp_spawn(
     fn: Callable[..., object], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, **how: object
 ) -> None:
-    """Call `fn(rank, *args)` in ranks; for torch.multiprocessing.spawn. How processes would start does not matter."""
+    """Call `fn(rank, *args)` in ranks. Replaces `torch.multiprocessing.spawn`, and ignores its start method."""
     if not join:
         raise ValueError("mp_spawn waits for its ranks: join=False is not possible")
     _spawn(fn, checked_world_size(nprocs, "nprocs"), tuple(args))
 
 
 def elastic_launch(config: Any, entrypoint: Callable[..., Any]) -> Callable[..., dict[int, Any]]:
-    """Return a function that calls `entrypoint` in ranks, and has their results; for torch.distributed.launcher's."""
+    """Return a function that calls `entrypoint` in ranks and returns their results. Replaces torch's function."""
 
     def launched(*args: Any) -> dict[int, Any]:
         with Pool(config.max_nodes * config.nproc_per_node, backend=None) as pool:
@@ -470,7 +479,7 @@ def elastic_launch(config: Any, entrypoint: Callable[..., Any]) -> Callable[...,
 
 
 def run_with_pet(nproc: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Run the decorated test, a function or a coroutine function, in ranks; for torchsnapshot's decorator."""
+    """Run the decorated test, or the decorated coroutine, in ranks. Replaces torchsnapshot's decorator."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         def launched(*args: Any, **kwargs: Any) -> None:
@@ -490,7 +499,7 @@ run_with_pet_async = run_with_pet
 
 
 class MultiProcessTestBase(unittest.TestCase):
-    """A base with the methods of torchrec's: a test calls one of them with a function and keyword arguments for it."""
+    """A base that replaces torchrec's: a test passes a function and its keyword arguments to one of its methods."""
 
     def _run_multi_process_test(self, *, callable: Callable[..., object], world_size: int = 2, **kwargs: Any) -> None:
         """Call `callable(rank=, world_size=, **kwargs)` in each rank."""
@@ -522,10 +531,10 @@ def spawn_for_all_world_sizes(
     args: Sequence[Any] = (),
     deterministic: bool = False,
 ) -> None:
-    """Call `test_func(rank, world_size, file, other_file, *args)` in ranks, for each world size; for fairscale's.
+    """Call `test_func(rank, world_size, file, other_file, *args)` in ranks, for each world size. Replaces fairscale's.
 
-    The files do not exist yet; fairscale's `dist_init` has the ranks meet there. By default, there are as many ranks as
-    accelerators: 1, 2, 4 and 8 of them, as far as there are so many.
+    fairscale's `dist_init` makes the ranks meet at the two files, which do not exist yet. The default world sizes are
+    1, 2, 4 and 8, up to the number of accelerators.
     """
     if world_sizes is None:
         world_sizes = [size for size in (1, 2, 4, 8) if size <= accelerators.device_count()]
@@ -552,9 +561,12 @@ def _call_seeded(rank: int, function: Callable[..., object], deterministic: bool
 
 
 class Pool:
-    """A stand-in for a multiprocessing.Pool with a process for each rank: call i of `starmap` runs in rank i.
+    """A replacement for a `multiprocessing.Pool` whose processes are ranks: rank i runs call i of `starmap`.
 
-    Each `starmap` has fresh ranks, which have a process group. `initializer(*initargs)` is called in each before.
+        with Pool(2) as pool:
+            results = pool.starmap(work, [(0,), (1,)])
+
+    Each `starmap` starts fresh ranks with a process group, and calls `initializer(*initargs)` in them first.
     """
 
     def __init__(
@@ -571,7 +583,7 @@ class Pool:
             self._initializer = functools.partial(initializer, *initargs)
 
     def starmap(self, func: Callable[..., Any], iterable: Iterable[Sequence[Any]], chunksize: int = 1) -> list[Any]:
-        """Call `func(*arguments)` in a rank of its own for each element; return the results."""
+        """Call `func(*arguments)` for each element, each in a rank of its own, and return the results."""
         calls = [tuple(arguments) for arguments in iterable]
         if len(calls) != self.size:
             raise ValueError(f"starmap has {len(calls)} calls for {self.size} ranks: each rank runs one of them")

@@ -79,13 +79,13 @@ def recorded_account(
 
 
 def refuse_what_ran_nothing(result: object) -> None:
-    """Refuse what a call has returned if that call has run nothing: a coroutine or a generator."""
+    """Refuse what a call has returned if that call ran nothing: a coroutine or a generator."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         name = result.__qualname__
         if inspect.iscoroutine(result):
             # Python warns of a coroutine that was neither awaited nor closed.
             result.close()
-        raise TypeError(f"{name} has run nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()")
+        raise TypeError(f"{name} ran nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()")
 
 
 def account_for(

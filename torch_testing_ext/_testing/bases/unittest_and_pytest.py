@@ -203,7 +203,7 @@ def pytest_style_tests(
 
 
 def why_not_run(test: PytestStyleTest) -> str:
-    kind = f"a method of {test.cls}, which is no unittest.TestCase" if test.cls else "a function"
+    kind = f"a method of {test.cls}, which is not a unittest.TestCase" if test.cls else "a function"
     return f"not run: {test.method} is {kind}: unittest does not run it"
 
 

@@ -226,12 +226,12 @@ def first_unmet(func: Any) -> TestSkip | None:
 
 
 def requires_memory(amount: str) -> Callable[[F], F]:
-    """Skip on devices with less memory than `amount`, such as "20 GB" or "512 MiB"."""
+    """Decorator: skip on devices with less memory than `amount`, such as "20 GB" or "512 MiB"."""
     return _requires(DeviceNeeds(memory=read_bytes(amount)))
 
 
 def requires_sm(major: int, minor: int = 0) -> Callable[[F], F]:
-    """Skip on CUDA devices of a lower compute capability, such as 9, 0 for Hopper."""
+    """Decorator: skip on CUDA devices with a lower compute capability: `@requires_sm(9, 0)` needs Hopper."""
     for part in (major, minor):
         if isinstance(part, bool) or not isinstance(part, int) or part < 0:
             raise ValueError(f"requires_sm({major!r}, {minor!r}): write two numbers, such as requires_sm(9, 0)")
@@ -239,12 +239,12 @@ def requires_sm(major: int, minor: int = 0) -> Callable[[F], F]:
 
 
 def requires_peer_access() -> Callable[[F], F]:
-    """Skip unless there are several devices that can read each other's memory."""
+    """Decorator: skip unless there are several devices that can read each other's memory."""
     return _requires(DeviceNeeds(peer_access=True))
 
 
 def requires_nvlink() -> Callable[[F], F]:
-    """Skip unless there are several devices that NVLink connects with each other."""
+    """Decorator: skip unless NVLink connects several devices with each other."""
     return _requires(DeviceNeeds(nvlink=True))
 
 
@@ -316,14 +316,14 @@ def at_least_x_gpu(x: int) -> bool:
 
 
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[F], F]:
-    """Skip with fewer than `x` accelerators. With `allow_cpu`, a machine without any runs the test on the CPU."""
+    """Decorator: skip with fewer than `x` accelerators. With `allow_cpu`, run on the CPU if there are none."""
     return requires(devices(x, allow_cpu))
 
 
 def run_on_cpu_if_lt_x_gpu(x: int) -> Callable[[F], F]:
-    """Run the test on the CPU with fewer than `x` accelerators, for a test that asks its base for `device_type`.
+    """Decorator: run the test on the CPU if there are fewer than `x` accelerators. The test must use `device_type`.
 
-    PyTorch's `skip_if_lt_x_gpu(x, allow_cpu=True)` does so without any accelerator, and skips with 1 to `x` - 1.
+    PyTorch's `skip_if_lt_x_gpu(x, allow_cpu=True)` uses the CPU only without accelerators, and skips with 1 to `x` - 1.
     """
     return requires(devices(x, falls_back=True))
 

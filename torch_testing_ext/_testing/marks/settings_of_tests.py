@@ -21,7 +21,11 @@ def _set(attribute: str, value: object) -> Callable[[T], T]:
 
 
 def timeout(seconds: float) -> Callable[[T], T]:
-    """Decorator: limit the time of a test, or of each test in a class. A test's own timeout overrides its class's."""
+    """Decorator: limit the time of a test, or of each test in a class. A test's own timeout overrides its class's.
+
+    @timeout(60)
+    def test_slow(self): ...
+    """
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not seconds > 0:
         raise ValueError(f"@timeout({seconds!r}): the timeout must be a number of seconds greater than 0")
@@ -35,7 +39,11 @@ def timeout_of(test: Any) -> float | None:
 
 
 def collectives_may_differ(reason: str) -> Callable[[T], T]:
-    """Decorator: do not fail a test, or the tests of a class, whose ranks disagree in a collective."""
+    """Decorator: let ranks call different collectives in a test, or in the tests of a class.
+
+    @collectives_may_differ("tests the error")
+    def test_mismatch(self): ...
+    """
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError(
             f"@collectives_may_differ({reason!r}): say why, as in @collectives_may_differ('tests the error')"
@@ -49,9 +57,12 @@ def may_differ(*targets: Any) -> bool:
 
 
 def sanitize(*kinds: str) -> Callable[[T], T]:
-    """Decorator: sanitize a test, or the tests of a class, as by `--sanitize=KINDS`.
+    """Decorator: check a test, or the tests of a class, as `--sanitize=KINDS` does.
 
-    Without kinds, by the default ones. A test's own kinds are checked besides those of its class and of the run.
+        @sanitize("nan", "races")
+        def test_step(self): ...
+
+    `@sanitize()` checks the default kinds. The kinds of a test are added to those of its class and of the run.
     """
     if any(not isinstance(kind, str) for kind in kinds):
         raise ValueError("@sanitize takes the names of kinds, and has to be called: @sanitize() or @sanitize('nan')")

@@ -59,8 +59,8 @@ class NodeState(enum.Enum):
 
     STARTS = "its agent starts"
     READY = "it runs units"
-    DRAINS = "it gets no further units"
-    SENDS = "its units have ended, and it sends the files that they have changed"
+    DRAINS = "it gets no more tests"
+    SENDS = "its tests have ended, and it sends the files that they changed"
     DONE = "it has sent them"
 
 
@@ -125,7 +125,7 @@ class RemoteNode:
         """Call this once for each sign of life that should have come. Counted, not timed: we may have been stopped."""
         self._missing += 1
         if self._missing > agent_messages.MOST_MISSING:
-            self.lose(f"it has given no sign of life for {agent_messages.MOST_MISSING} s")
+            self.lose(f"it has not answered for {agent_messages.MOST_MISSING} s")
 
     def lose(self, why: str) -> None:
         """Give up the node: its agent ends, and its units are lost."""
@@ -162,7 +162,7 @@ class RemoteNode:
                 how += "; it printed: " + " | ".join(self._reader.ignored[-5:])
             self.lose(how)
         except NotAMessage as error:
-            self.lose(f"its agent sent something else than messages: {error}")
+            self.lose(f"its agent sent something that is not a message: {error}")
 
     def _on_message(self, message: agent_messages.FromAgent) -> None:
         """Handle what the agent says of its node; messages about a unit go to that."""
@@ -369,7 +369,7 @@ class Troubles:
         if self.different:
             lines = "\n".join(self.different)
             advice = "Install the same versions everywhere, or start the run on a node."
-            return f"the nodes have other software than this machine:\n{lines}\n{advice}"
+            return f"the nodes have different software than this machine:\n{lines}\n{advice}"
         if self.lost:
             last = self.lost[-1]
             if last not in failure and not last.endswith(failure):
@@ -517,7 +517,7 @@ class ClusterNodes:
         if name in self._nodes:
             self._leases.drain(name)
             self._nodes[name].state = NodeState.DRAINS
-            self.troubles.warn_about(name, "it is about to be taken away: it gets no further tests")
+            self.troubles.warn_about(name, "it is about to be taken away, so it gets no more tests")
 
     # -- what agents say
 
@@ -527,7 +527,7 @@ class ClusterNodes:
         if not different:
             return
         self.troubles.different += different
-        heading = f"node {node.name} has other software than this machine, and is left alone:"
+        heading = f"node {node.name} has different software than this machine, so it is not used:"
         why = "\n".join([heading, *different])
         node.close()
         self._forget(node.name, why)

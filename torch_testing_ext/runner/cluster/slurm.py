@@ -61,7 +61,7 @@ def slurm_launcher(
     if _nodes_listed(environ):
         _check_programs("")
         return steps(environ)
-    _check_programs(": here is no allocation of Slurm to run in", "salloc")
+    _check_programs(": this is not inside a Slurm allocation", "salloc")
     return AllocatingLauncher(_salloc(options, prepare.jobs), steps, folder, environ)
 
 
@@ -255,7 +255,7 @@ class AllocatingLauncher(NodeLauncher):
         why = tail(self._log, lines=3)
         if not why:
             why = child_processes.how_it_ended(self._process, KILL_TIMEOUT) or child_processes.describe_exit(None)
-        self._failure = f"{shlex.join(self.words)} has allocated nothing: {why}"
+        self._failure = f"{shlex.join(self.words)} allocated nothing: {why}"
 
     def release(self, name: str, refused: str = "") -> None:
         if self._launcher is not None:

@@ -172,7 +172,7 @@ class MemoryReturn:
             others = taken_by_others(self._baseline[name], usage[name], self.is_ours)
             why = why_held(self._baseline[name], usage[name], sum(others.values()))
             if why:
-                held.append(HeldDevice(name, f"{why} {self.timeout:g} s after its test had ended"))
+                held.append(HeldDevice(name, f"{why} {self.timeout:g} s after its test ended"))
             elif sum(others.values()) > MARGIN and name not in self._taken_by_others:
                 self._taken_by_others.add(name)
                 holders = ", ".join(describe_process(pid) for pid in others)
@@ -188,7 +188,7 @@ class MemoryReturn:
             by_uuid = self.nvml.usage()
         except NvmlError as error:
             self.nvml = None
-            self.warn(f"device memory is not checked any more between tests: {error}")
+            self.warn(f"device memory is no longer checked between tests: {error}")
             return None
         return {name: by_uuid[uuid] for name, uuid in self.uuids.items() if uuid in by_uuid}
 
@@ -224,7 +224,7 @@ def why_held(before: Usage, after: Usage, by_others: int = 0) -> str | None:
     holders = ", ".join(describe_process(pid) for pid in new)
     if not holders:
         holders = "no process that NVML names"
-    return f"still had {size_in_words(more)} more in use than before, held by {holders},"
+    return f"still had {size_in_words(more)} more in use than before (held by {holders})"
 
 
 def describe_process(pid: int) -> str:

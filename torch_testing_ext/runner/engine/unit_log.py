@@ -129,7 +129,7 @@ class Results:
                 self._lost[key] = why
                 lost_once.append(test)
             else:
-                message = f"it was lost twice with the node that it ran on: first, {before}; then, {why}"
+                message = f"it lost its node twice: first, {before}; then, {why}"
                 lost_twice.append((test, message))
         if lost_once:
             runs = "runs" if len(lost_once) == 1 else f"and {len(lost_once) - 1} more run"
@@ -173,11 +173,11 @@ def _key(attempt: Attempt) -> Key:
 def why_to_run_alone(attempt: Attempt) -> str:
     """The way in which another test may have caused this failure; empty if none can."""
     if attempt.end.port_in_use or _says_in_use(attempt):
-        return "a port was in use (EADDRINUSE); the test runs again while no other runs"
+        return "a port was in use (EADDRINUSE); the test runs again alone"
     if attempt.evicted:
         return (
-            f"it was ended because node {attempt.lease.node} was short of memory, which other tests used, too; "
-            "it runs again while no other runs"
+            f"it was terminated because node {attempt.lease.node} was short of memory, which other tests used too; "
+            "it runs again alone"
         )
     return ""
 
@@ -431,7 +431,7 @@ class UnitLog:
             case EndCause.LOST:
                 return TestOutcome.CRASHED, f"{it} was terminated{into}, because {end.lost}"
             case EndCause.MEMORY:
-                return TestOutcome.CRASHED, f"{it} was ended{into}: {end.lost}"
+                return TestOutcome.CRASHED, f"{it} was terminated{into}: {end.lost}"
             case _ if self.broke:
                 is_said = what is None or what in self.names
                 return TestOutcome.ERROR, self.broke if is_said else f"{what or into.strip()}: {self.broke}"

@@ -349,7 +349,7 @@ def run_tests(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Sen
         return False
     loop.report_rest(collection.wants_to_stop)
     if collection.failures_counted and not loop.has_failed:
-        loop.reports.fixture_failed("a plugin of pytest has counted a failure that it did not report")
+        loop.reports.fixture_failed("a pytest plugin counted a failure that it did not report")
     _finish(collection, loop)
     return True
 
@@ -359,7 +359,7 @@ def _find_again(
 ) -> list[tuple[int, Any]]:
     """The items of a new session. What it lacks, it reports."""
     by_nodeid = {item.nodeid: item for item in collection.items}
-    failures = "\n\n".join(text for _, text in collection.failures) or "its new session has not collected it"
+    failures = "\n\n".join(text for _, text in collection.failures) or "pytest did not collect it again"
     items = []
     for number, test in tests:
         item = by_nodeid.get(test.item.nodeid)

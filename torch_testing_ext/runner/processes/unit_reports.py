@@ -179,7 +179,7 @@ class ReportingResult(unittest.TestResult):
 
     def not_run(self, test: unittest.TestCase) -> None:
         """unittest leaves out a test; the latest set-up is the reason."""
-        left_out = (TestOutcome.ERROR, "unittest left it out, as if its set-up had failed", None)
+        left_out = (TestOutcome.ERROR, "unittest did not run it: its set-up has probably failed", None)
         failed = [problem for problem in self._problems if problem[0] is not TestOutcome.SKIPPED]
         outcome, told, want = [*failed, *self._problems, left_out][0]
         self._reports.not_run(self._number, outcome, told, want)

@@ -37,7 +37,7 @@ from .text import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, LineWriter, Style,
 # Failures as a screen shows them: each in a few lines, and those with one cause once. Pure.
 
 LAST_LINES = 20
-_OUTPUT = "last lines of the output of the test's process:"
+_OUTPUT = "last lines of the test's output:"
 
 
 def cause_of(attempt: Attempt) -> Hashable | None:
@@ -65,7 +65,7 @@ def by_cause(failures: Iterable[FinishedTest], policy: Policy) -> list[list[Fini
 
 def heading_of_group(group: Sequence[FinishedTest]) -> str:
     """A group of failures in words, with one name if it has one."""
-    return f"{text.count(len(group), 'test')} failed for one reason" if len(group) > 1 else ""
+    return f"{text.count(len(group), 'test')} failed for the same reason" if len(group) > 1 else ""
 
 
 def failing_attempts(finished: FinishedTest, policy: Policy) -> list[Attempt]:
@@ -80,7 +80,7 @@ def brief_details(attempt: Attempt, layout: ConsoleLayout) -> list[Line]:
     remarks = []
     node = text.node_of(attempt.lease)
     if node:
-        remarks.append(f"it ran on {node}")
+        remarks.append(f"ran on {node}")
     remarks += text.leftovers(attempt)
     if layout.whole:
         return _whole_details(layout.message(text.account(attempt)), remarks, output)
@@ -354,7 +354,7 @@ class FinalSummary:
     def _error(self) -> list[str]:
         if not self.summary.error:
             return []
-        heading = self.styler(Style.RED, "error of the runner itself:")
+        heading = self.styler(Style.RED, "internal error of the runner:")
         return [heading, text.printable(self.summary.error).rstrip()]
 
     def _warnings(self) -> list[str]:

@@ -496,7 +496,7 @@ class _Page:
             cause = xml_element("span", f"{text.reason(last_failure)} ", xml_element("span", *names, class_="facts"))
             rows.append(xml_element("li", xml_element("b", str(len(group))), cause))
         if rows:
-            yield _list_of_reasons("Failures with one cause", rows)
+            yield _list_of_reasons("Failures with the same cause", rows)
 
     def _chips(self) -> Elements:
         for outcome, number in self._counts.items():

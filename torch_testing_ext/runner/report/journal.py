@@ -269,7 +269,7 @@ class Journal:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             # As long as this process lives.
             if not files.try_lock(self._fd):
-                return self._give_up("another run writes it")
+                return self._give_up("another run is writing to it")
             # A journal that was there; a device or a pipe cannot be truncated.
             if os.fstat(self._fd).st_size:
                 os.ftruncate(self._fd, 0)
@@ -295,7 +295,7 @@ class Journal:
 
     def _give_up(self, why: object) -> None:
         self._close()
-        self.warn(f"{self.path}: no results are kept there from here on ({why}); reports are not affected")
+        self.warn(f"{self.path}: no more results are saved there ({why}); reports are not affected")
 
     def _close(self) -> None:
         fd, self._fd = self._fd, None
@@ -458,7 +458,7 @@ class _Reader:
             interrupted=True,
             unfinished=self._unfinished(),
             warnings=(
-                f"the run {how}: {self.path} has no end, and these are the results until then",
+                f"the run {how}: {self.path} is incomplete; these are the results so far",
                 *(f"{self.path}: {what}" for what in self.damaged),
                 *(record.text for record in self.records if isinstance(record, Warned)),
             ),

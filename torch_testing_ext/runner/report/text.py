@@ -404,7 +404,7 @@ def repetition(attempt: Attempt, repetitions: int) -> str:
 
 def why_unfinished(summary: Summary) -> str:
     if summary.error:
-        return "an error of the runner ended the run"
+        return "an internal error ended the run"
     return "the run was interrupted" if summary.interrupted else "the run stopped early"
 
 

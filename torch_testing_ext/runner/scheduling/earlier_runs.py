@@ -260,7 +260,7 @@ class Affected:
         if test.file not in self._digests:
             self._digests[test.file] = _digest(record[_SHARED])
         if reads["of"] != self._digests[test.file]:
-            return "its file imports something else than when it ran, or in another environment"
+            return "its file imports other modules than in its last run, or in another environment"
         return self._why_files(reads["files"])
 
     def explain(self, file: str, wanted: Iterable[Test]) -> Iterator[str]:
@@ -329,7 +329,7 @@ class Affected:
 
     def _why_files(self, files: Mapping[str, str]) -> str | None:
         if self._by_git is None:
-            return "git does not say what has changed"
+            return "git cannot say what has changed"
         change = self._change(files)
         if change is not None or not self._by_git:
             return change
@@ -356,10 +356,10 @@ class Affected:
         try:
             names = self._names_by_git()
         except (OSError, subprocess.SubprocessError) as error:
-            message = str(getattr(error, "stderr", "") or error)
+            message = os.fsdecode(getattr(error, "stderr", None) or str(error))
             lines = message.strip().splitlines()
             why = lines[0] if lines else "it has failed"
-            self._earlier.warnings.append(f"every test is selected, since git does not say what has changed: {why}")
+            self._earlier.warnings.append(f"every test is selected, since git cannot say what has changed: {why}")
             return None
         return frozenset(os.path.realpath(name) for name in names)
 

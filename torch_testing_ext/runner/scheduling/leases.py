@@ -27,8 +27,9 @@ from torch_testing_ext._machine.device_rules import (
 )
 from torch_testing_ext._machine.machine_resources import OTHER_MASKS, masks_of
 from torch_testing_ext._machine.nvml import Gpu, best_group, gpus_by_name, nvlinks, preferred_devices
+from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
-from torch_testing_ext.runner.options import Gpus, Options, UsageError, nearest
+from torch_testing_ext.runner.options import Gpus, Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
 # The accelerators that a run may lease, and the environment that restricts a process to its lease. Pure.
@@ -168,7 +169,7 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
             if _is_uuid_of(wanted, uuid):
                 matches.append(name)
     if len(matches) > 1:
-        raise UsageError(f"--gpus: {wanted} may be any of the devices {', '.join(matches)}")
+        raise UsageError(f"--gpus: {wanted} matches several devices: {', '.join(matches)}")
     if not matches:
         raise UsageError(f"--gpus: {wanted} is not visible{_named(names)}.{nearest(wanted, names)}")
     return matches[0]

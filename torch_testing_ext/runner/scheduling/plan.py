@@ -86,7 +86,7 @@ class Estimate:
 # Seconds that every unit takes in addition to its tests: even a thousand empty tests take time.
 OVERHEAD = 0.05
 
-NO_RESULT = "the runner lost this test: it was planned, and there is no result (an error of the runner)"
+NO_RESULT = "the runner lost this test: it was planned, but has no result (a bug in the runner)"
 
 _ABOUT_DEVICES = re.compile(r"\b(cuda|gpus?|accelerators?|nccl|xpu|rocm|hip)\b", re.IGNORECASE)
 # Names in the warning.

@@ -11,15 +11,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
+from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Test, TestId
-from torch_testing_ext.runner.options import Options, UsageError, nearest
+from torch_testing_ext.runner.options import Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
 # Finds the test files: below the test directories, and below the paths that the user names.
 
 _NOWHERE = (
-    "{root} has no folder test or tests, no test_*.py and no testpaths of pytest: name a folder or a file, or set the "
-    "directories to search in pyproject.toml: [tool.torch_testing_ext] tests"
+    "no tests found: {root} has no folder test or tests and no test_*.py, and pytest has no testpaths. Name a folder "
+    "or file, or set tests in [tool.torch_testing_ext] of pyproject.toml"
 )
 
 # As pytest's norecursedirs, which has virtual environments, too.
@@ -321,6 +322,8 @@ class Selection:
     excluded: tuple[_Name, ...]
     matches: tuple[Matches, ...]
     marks: tuple[MatchesMarks, ...] = ()
+    # The beginnings of the ids of tests that do not run.
+    deselected: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, options: Options, root: Path, cwd: Path) -> Selection:
@@ -334,6 +337,7 @@ class Selection:
             excluded=read(options.exclude),
             matches=tuple(parse_expression(text) for text in options.keyword),
             marks=tuple(parse_marks(text) for text in options.marks),
+            deselected=options.deselect,
         )
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
@@ -354,7 +358,7 @@ class Selection:
         def is_wanted(test: Test) -> bool:
             if included and not any(matches(test.id) for matches in included):
                 return False
-            if any(matches(test.id) for matches in excluded):
+            if any(matches(test.id) for matches in excluded) or str(test.id).startswith(self.deselected):
                 return False
             return self._keyword_selects(test.id) and self._marks_select(test)
 
@@ -395,7 +399,7 @@ def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
         if "/" not in name.path:
             candidates = {_parts(file)[-1] for file in known}
         alike = nearest(name.path, candidates)
-        raise UsageError(f"{name.text}: no test file has this name, or one that begins with it.{alike}")
+        raise UsageError(f"{name.text}: no test file has this name or starts with it.{alike}")
     return tuple(file for file in known if closeness[file] is closest)
 
 
@@ -457,7 +461,7 @@ def _predicate(
     for candidate in candidates:
         names += _parts_of(candidate)
     alike = nearest(name.inner, names)
-    raise UsageError(f"{name.text}: no test in these files has this name, or one that begins with it.{alike}")
+    raise UsageError(f"{name.text}: no test in these files has this name or starts with it.{alike}")
 
 
 def _meant(inner: str, candidates: Sequence[TestId]) -> set[TestId]:

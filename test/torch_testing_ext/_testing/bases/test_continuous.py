@@ -125,12 +125,12 @@ class TestOutcomes(TestCase):
 
     def test_a_rank_that_lost_a_peer_is_no_culprit(self) -> None:
         message = run_class(Things, "passes", "fails_in_one").tests["fails_in_one"].message
-        self.assertIn("(lost its peer: follows from rank 1)", message)
+        self.assertIn("(lost its peer because of rank 1)", message)
         self.assertRegex(message, "To run it alone:\n  python -m unittest .*Things.fails_in_one")
 
     def test_only_the_tests_own_output_is_shown(self) -> None:
         message = run_class(Things, "prints", "prints_and_fails").tests["prints_and_fails"].message
-        said = r"\n\nranks 0-2 printed alike; rank \d's last lines of output:\nthis is prints_and_fails\n\n"
+        said = r"\n\nranks 0-2 printed the same; rank \d's last lines of output:\nthis is prints_and_fails\n\n"
         self.assertRegex(message, said)
         self.assertNotRegex(message, "this is prints\n")
 

@@ -164,7 +164,7 @@ class TestAround(TestCase):
     def test_output_is_in_the_message(self):
         message = outcome_of(Quiet("talks")).message
         said = "by print\nby write\nby stderr without an end"
-        self.assertRegex(message, rf"\n\nranks 0, 1 printed alike; rank \d's last lines of output:\n{said}\n")
+        self.assertRegex(message, rf"\n\nranks 0, 1 printed the same; rank \d's last lines of output:\n{said}\n")
 
     def test_output_of_a_pass_is_not_shown(self):
         with tempfile.TemporaryFile() as file, _both_streams_to(file.fileno()):

@@ -189,7 +189,7 @@ class TestOutcomes(TestCase):
 
     def test_failures_and_errors_are_distinguished(self):
         self.check("fails", "failed", "rank 1 of 2 failed", "Scalars are not equal", "rank 0: passed")
-        self.check("raises", "error", "all 2 ranks raised", "KeyError: 'k'", "ranks 0, 1 failed alike")
+        self.check("raises", "error", "all 2 ranks raised", "KeyError: 'k'", "ranks 0, 1 failed in the same way")
 
     def test_raised_in_the_parent(self):
         for method, error in (("fails", RankFailure), ("raises", RankError)):

@@ -223,7 +223,7 @@ class TestOutcomes(ThreadsTest):
 
     def test_a_rank_left_alone_is_no_culprit(self) -> None:
         seen = run(Things("fails_in_one"))
-        alone = "left alone in barrier: rank 1 has failed (lost its peer: follows from rank 1)"
+        alone = "left alone in barrier: rank 1 has failed (lost its peer because of rank 1)"
         self.assertEqual(seen.message.count(alone), 2)
         self.assertRegex(seen.message, "To run it alone:\n  python -m unittest .*Things.fails_in_one")
 

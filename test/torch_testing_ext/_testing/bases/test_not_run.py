@@ -74,20 +74,20 @@ class NotRunTest(TestCase):
                     with self.subTest(cls=cls.__name__, name=name):
                         seen = outcome_of(cls(name))
                         self.assertEqual(seen.outcome, "error")
-                        self.assertIn(f"all 2 ranks raised TypeError: Calls.{name} has run nothing", seen.message)
+                        self.assertIn(f"all 2 ranks raised TypeError: Calls.{name} ran nothing", seen.message)
             finally:
                 cls.tearDownClass()
                 cls.doClassCleanups()
 
     def test_functions(self):
         for function in (coroutine, generator, asynchronous_generator):
-            with self.subTest(function.__name__), self.assertRaisesRegex(Exception, "has run nothing: it is `async"):
+            with self.subTest(function.__name__), self.assertRaisesRegex(Exception, "ran nothing: it is `async"):
                 spawn(function, 2)
 
     def test_properties(self):
         seen = outcome_of(InProcesses("drawn"))
         self.assertEqual(seen.outcome, "failed")
-        self.assertIn("InProcesses.drawn has run nothing", seen.message)
+        self.assertIn("InProcesses.drawn ran nothing", seen.message)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Hypothesis lets Python warn, too
             self.assertEqual(outcome_of(InOneProcess("drawn")).outcome, "error")

@@ -173,7 +173,7 @@ class SanitizedThreadsTest(unittest.TestCase):
         ):
             failures, said = self.run_one(Threads("shaken"))
         self.assertGreater(len(delays), 2)
-        self.assertIn("The ranks were delayed with the seed 5", failures[0])
+        self.assertIn("Collectives were delayed at random, with seed 5", failures[0])
         self.assertEqual(said.count("ranks that are threads are not checked for: hash\n"), 1, said)
 
     def test_the_header_of_a_run_says_what_is_left_out(self):
