@@ -160,7 +160,7 @@ EXTRAS = {
     "ray": ("ray>=2.40",),
     "ui": ("rich>=13",),
     "moving": ("libcst>=1.4",),
-    "upstream": ("libcst>=1.4",),
+    "upstream": ("libcst>=1.4", "ruff"),
 }
 
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+import torch
+
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import child_processes
 from torch_testing_ext._torch import device_state
@@ -55,8 +57,6 @@ def with_accelerators(count: int = 0, **environ: str) -> Callable[[Callable[...,
         @functools.wraps(test)
         def in_child(self: unittest.TestCase) -> None:
             with have_accelerators(count, **environ):
-                # A test that counted devices in this worker may have ended the noting.
-                device_state.note_first_use()
                 register()
                 test(self)
 
@@ -84,8 +84,19 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
     return in_parent
 
 
+def _forget_earlier_uses() -> None:
+    """In a fork: what this worker has done with devices does not count. It has none.
+
+    The import of a suite that compiles asks the driver of CUDA, if torch is built for it; another test has ended the noting.
+    """
+    torch.cuda._is_in_bad_fork = lambda: False
+    device_state._noted = None
+    device_state.note_first_use()
+
+
 def _run_and_exit(test: Callable[[], None], send: int) -> None:
     code = 1
+    _forget_earlier_uses()
     try:
         test()
         code = 0

@@ -216,7 +216,7 @@ class TestsTest(unittest.TestCase):
             selected("test_tp_examples::ExamplesTest::test_mlp::more")
 
     def test_names_in_a_broken_file_are_accepted(self):
-        self.assertEqual(selected("test_tp_properties::AnyTest"), [])
+        self.assertEqual(selected("test_tp_style::AnyTest"), [])
 
     def test_tests_that_a_broken_file_may_have(self):
         source = "class OneTest(T):\n    @pytest.mark.gpu\n    async def test_mlp(self): ...\n\ndef test_max(): ...\n"
