@@ -31,7 +31,7 @@ from torch_testing_ext._process import launcher_variables, user_shell
 OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
 _MARK = "world_size"
-_MARKS = (_MARK, "standalone")
+_MARKS = (_MARK, "standalone", "faults")
 _OURS = os.path.dirname(__file__) + os.sep
 _COLLECT_ENV = "dist_collect_env"
 _EXEC = "torch_testing_ext._testing.bases.distributed_exec"
@@ -234,6 +234,8 @@ _EXPLANATIONS = (
     "0, the CPU; a number: skip the test on a machine with fewer. timeout: in seconds. "
     "scope: 'class' or 'module', whose tests share ranks. "
     "isolated: in a new interpreter of its own, instead of ranks that are forked off pytest's process "
+    "(torch_testing_ext)",
+    "faults(*faults, within=None, must_reach=()): what happens to ranks of the test, of torch_testing_ext.faults "
     "(torch_testing_ext)",
     "standalone(*, timeout=None): run the test, and all of its fixtures, in a new interpreter of its own "
     "(torch_testing_ext)",

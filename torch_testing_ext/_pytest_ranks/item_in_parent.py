@@ -44,7 +44,7 @@ from torch_testing_ext.launch.persistent_ranks import PersistentRanks
 from torch_testing_ext.launch.rank_watch import RankEvidence
 
 from . import item_in_rank, pytest_internals
-from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, rank_side, scope_node
+from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_item, rank_side, scope_node
 from .reports import LONGEST_SECTION
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def _may_differ(item: Any) -> bool:
 
 
 def _sanitize(item: Any) -> Sanitize:
-    return sanitize_with(kinds_on(item.obj, item.cls))
+    return sanitize_with(kinds_on(item.obj, item.cls)).with_faults(plan_of_item(item))
 
 
 _ENDED = (
@@ -460,6 +460,8 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
 
 def _run_in_place(item: Any, spec: RankSpec) -> None:
     """Run a test in this process, which a launcher has started as a rank; raise the verdict of all ranks."""
+    if plan_of_item(item) is not None:
+        raise RankError("faults: a launcher has started the ranks, and ends all with one: run the test without it")
     own = launch.new_directory(item.nodeid)
     case = _case_of(item)
     try:

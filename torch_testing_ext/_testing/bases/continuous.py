@@ -25,7 +25,7 @@ from torch_testing_ext._machine.device_rules import NCCL
 from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_on
+from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, kinds_on
 from torch_testing_ext.launch import own_report
 
 from . import launched_ranks, tests_in_ranks
@@ -392,7 +392,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         ranks = self._running_ranks()
         if SanitizeKind.HASH in self._sanitize().kinds and not ranks.run.job.differs_in_hash:
             raise self._error("@sanitize('hash') must be on the class: its ranks start before the test")
-        self._files = ranks.start(self.id(), self._sanitize())
+        self._files = ranks.start(self.id(), self._sanitize().with_faults(faults_of_test(self, restarts=False)))
         self.addCleanup(self._abandon_task, ranks)
 
     def _running_ranks(self) -> PersistentRanks:

@@ -23,6 +23,7 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
+from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test, refuse_faults
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport, environment
 from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankEvidence, RankWatch, WatchAction
 
@@ -235,8 +236,15 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_faults(cls)
         # A fork server that starts later finds the class by this.
         launch.Named.of(cls)
+
+    @property
+    def incarnation(self) -> int:
+        """In a rank: how many processes of this rank have died by faults of the test before."""
+        context = launch.current_context()
+        return 0 if context is None else context.incarnation
 
     def _prepare_ranks(self) -> None:
         """Fork the server for the ranks of this test, unless it will start none."""
@@ -258,6 +266,7 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def _begin_round(self, world_size: int, directory: Path) -> Round:
         """Begin the test in a process that a launcher has started as a rank, together with the others."""
+        refuse_faults(self, "a launcher has started the ranks, and ends all with one: run the test without it")
         may_differ, sanitize = self._collectives_may_differ(), self._sanitize()
         return launched_ranks.begin(world_size, self._case(), directory, self._timeout(), self, may_differ, sanitize)
 
@@ -586,7 +595,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
                 "options": self._options_of_run(),
             },
             skips={code: skip.message for code, skip in SKIP_BY_CODE.items()},
-            sanitize=self._sanitize(),
+            sanitize=self._sanitize().with_faults(faults_of_test(self)),
         )
         self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
@@ -615,6 +624,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         if self._round is not None:
             self._verdict = self._run_in_place(self._round)
         elif self._launched is None and self.processes:
+            refuse_faults(self, f"{type(self).__qualname__} starts its ranks itself: remove its _start_processes")
             self._verdict = verdict_on_foreign_ranks(
                 self.processes,
                 self.pid_to_pipe,

@@ -285,7 +285,7 @@ def run_rank(
     decides about the process groups that are left. With `reports_imports`, rank 0 says which modules of torch it had
     to import, so that later ranks can inherit them.
     """
-    environment.set_variables_of_rank(context.rank)
+    environment.set_variables_of_rank(context.rank, context.incarnation)
     prepare_rank(context)
     count = len(sys.modules)
     try:
