@@ -6,8 +6,8 @@ import functools
 import inspect
 import pickle
 import signal
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from torch_testing_ext import fault_points
@@ -321,10 +321,125 @@ def _guarded(test: Any) -> Any:
     return run
 
 
-def plan_on(target: Any) -> FaultPlan | None:
-    """Return the plan that `@faults` gives to this function or method; None without one."""
-    plan: FaultPlan | None = getattr(target, _PLAN, None)
+def plan_on(target: Any) -> FaultPlan | Sweep | None:
+    """Return what `@faults` or `@fault_sweep` has given to this function or method; None without one."""
+    plan: FaultPlan | Sweep | None = getattr(target, _PLAN, None)
     return plan
+
+
+# -- sweeps
+
+
+@dataclass(frozen=True)
+class Points:
+    """All points of a kind that a rank passes while nothing is wrong."""
+
+    where: str
+    phase: str = "before"
+
+
+def calls(phase: str = "before") -> Points:
+    """All collectives and messages of a rank."""
+    return Points("call", call(1, phase=phase).phase)
+
+
+def steps(phase: str = "before") -> Points:
+    """All steps of optimizers of a rank."""
+    return Points("step", step(1, phase=phase).phase)
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """A fault of a sweep that the test is known not to survive."""
+
+    fault: Fault
+    reason: str
+
+
+def known(fault: Fault, reason: str) -> KnownFailure:
+    """Let this fault of a sweep fail, such as `kill(1, at=call(3))`. It is still tried, and must not pass."""
+    if not isinstance(fault, Fault) or fault.rank is None or fault.at is None:
+        raise ValueError("known() takes a fault with its rank and point: known(kill(1, at=call(3)), 'the reason')")
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError(f"known({fault}): say why it fails")
+    return KnownFailure(fault, reason)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Faults that are tried one by one, at each point of each of these ranks; without ranks, of all."""
+
+    faults: tuple[Fault, ...]
+    at: Points
+    ranks: tuple[int, ...] = ()
+    within: float | None = None
+    must_reach: tuple[str, ...] = ()
+    known: tuple[KnownFailure, ...] = ()
+
+    @property
+    def recording(self) -> FaultPlan:
+        """Nothing happens, so that the points are known."""
+        return FaultPlan()
+
+    def plans(self, passed: Mapping[int, Mapping[str, int]]) -> list[FaultPlan]:
+        """One plan for each fault, rank and point. `passed`: what each rank has passed while nothing was wrong."""
+        plans = []
+        for fault in self.faults:
+            for rank in self.ranks or sorted(passed):
+                for n in range(1, _number_of(self.at.where, passed.get(rank, {})) + 1):
+                    at = Point(self.at.where, n, phase=self.at.phase)
+                    plans.append(FaultPlan((replace(fault, rank=rank, at=at),), (), self.within, self.must_reach))
+        return plans
+
+    def why_known(self, fault: Fault) -> str:
+        """The reason for which this fault is known to fail; "" if it is not."""
+        return next((each.reason for each in self.known if each.fault == fault), "")
+
+    def why_not(self, world_size: int) -> str:
+        """See FaultPlan."""
+        chosen = [replace(fault, rank=rank) for fault in self.faults[:1] for rank in self.ranks]
+        return FaultPlan((*chosen, *(each.fault for each in self.known))).why_not(world_size)
+
+
+def _number_of(where: str, passed: Mapping[str, int]) -> int:
+    if where == "step":
+        return passed.get("step", 0)
+    return sum(times for name, times in passed.items() if name in OPERATIONS)
+
+
+def fault_sweep(
+    *planned: Any,
+    at: Points,
+    ranks: Any = "all",
+    within: float | None = None,
+    must_reach: Iterable[str] = (),
+    known: Iterable[KnownFailure] = (),
+) -> Callable[[T], T]:
+    """Decorator: run the test once as it is, and once for each of these faults, each rank and each of its points.
+
+    `at`: `calls()` or `steps()`. `ranks`: numbers, or "all". The test passes if all runs do, but those that are
+    `known` to fail.
+    """
+    made = [each() if callable(each) else each for each in planned]
+    if not made or not all(isinstance(each, Fault) and each.rank is None and each.at is None for each in made):
+        raise ValueError("@fault_sweep takes faults without rank and point: @fault_sweep(kill, stop(2), at=calls())")
+    if not isinstance(at, Points):
+        raise ValueError(f"@fault_sweep(at={at!r}): give calls() or steps()")
+    chosen = () if ranks == "all" else tuple(ranks)
+    checked = plan_of([replace(each, rank=0, at=Point("call", 1)) for each in made[:1]], within, must_reach)
+    sweep = Sweep(tuple(made), at, chosen, within, checked.must_reach, tuple(known))
+
+    def decorate(test: T) -> T:
+        guarded: Any = _guarded(test)
+        setattr(guarded, _PLAN, sweep)
+        return cast("T", guarded)
+
+    return decorate
+
+
+def first_plan(planned: FaultPlan | Sweep | None) -> FaultPlan | None:
+    """The plan of the first run of a test with these faults."""
+    return planned.recording if isinstance(planned, Sweep) else planned
 
 
 # -- for tests, in their ranks

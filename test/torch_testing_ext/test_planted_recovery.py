@@ -12,6 +12,11 @@ from torch_testing_ext.common_utils import run_tests
 class PlantedRecoveryTest(unittest.TestCase):
     """The methods are made below: one for each bug."""
 
+    @classmethod
+    def setUpClass(cls):
+        # The server is there from now on, and counted before and after.
+        outcome_of(FIXED[-1]())
+
     def check(self, planted):
         with nothing_left(self):
             seen = outcome_of(planted.case())

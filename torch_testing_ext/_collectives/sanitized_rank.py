@@ -460,7 +460,7 @@ class FaultsOfRank:
         if "store" in wheres:
             operation_hook.watch_stores(self._at_store, STORE_OPERATIONS)
         self._hooks: list[Any] = []
-        if "step" in wheres:
+        if "step" in wheres or not plan.faults:
             self._hooks = operation_hook.watch_steps(self._before_step, self._after_step)
         fault_points.rank = self  # type: ignore[assignment]
 
@@ -468,7 +468,7 @@ class FaultsOfRank:
         """The test has returned: write down what it has passed on its way."""
         for hook in self._hooks:
             hook.remove()
-        if self._pending:
+        if not self.incarnation:
             counts = {index: self._counts[index] for index in self._pending}
             self._log.event({"event": "seen", "counts": counts, "seen": dict(self._seen)})
 

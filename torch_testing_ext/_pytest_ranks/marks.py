@@ -20,7 +20,7 @@ from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for
-from torch_testing_ext.faults import FaultPlan, plan_of, plan_on
+from torch_testing_ext.faults import FaultPlan, Sweep, plan_of, plan_on
 from torch_testing_ext.launch.environment import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
@@ -246,14 +246,14 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
     plan = plan_of_item(item)
     if plan is not None:
         why = plan.why_not(size)
-        if plan.restarts and spec.scope != "function":
+        if isinstance(plan, FaultPlan) and plan.restarts and spec.scope != "function":
             why = why or f"restart({plan.restarts[0]}) needs ranks for each test, and scope is {spec.scope!r}"
         if why:
             raise BadMark(why)
     return spec
 
 
-def plan_of_item(item: Any) -> FaultPlan | None:
+def plan_of_item(item: Any) -> FaultPlan | Sweep | None:
     """The faults of a test, by the mark or the decorator. Raises BadMark."""
     mark = item.get_closest_marker(FAULTS)
     if mark is None:

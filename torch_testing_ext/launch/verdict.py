@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +16,8 @@ from torch_testing_ext._process.child_processes import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.user_shell import Peaks
-from torch_testing_ext._process.words import EndWords, grouped
-from torch_testing_ext.faults import Fault, FaultPlan
+from torch_testing_ext._process.words import MOST_LINES, EndWords, grouped
+from torch_testing_ext.faults import Fault, FaultPlan, Sweep
 
 from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, forget_memory_of_this_process
 
@@ -405,6 +405,47 @@ def without_recovery(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[st
         return None
     others = f"; reached were {', '.join(map(repr, sorted(reached)))}" if reached else ""
     return f"no rank has reached {', '.join(map(repr, missing))}{others}", ()
+
+
+def sweep_verdict(sweep: Sweep, run: Callable[[FaultPlan], tuple[Sequence[RankReport], Verdict]]) -> Verdict:
+    """Run a test as it is, and with each fault of a sweep; one verdict on all. `run` runs it once."""
+    reports, verdict = run(sweep.recording)
+    if verdict.outcome is not Outcome.PASSED:
+        return verdict.with_note("This was the run without faults, which shows at which points they are to happen.")
+    passed = {report.rank: report.faults.passed for report in reports}
+    lines, failed = [], []
+    for plan in sweep.plans(passed):
+        (fault,) = plan.faults
+        reports, verdict = run(plan)
+        victim = next(report for report in reports if report.rank == fault.rank)
+        where = "".join(f" {happened.place}" for happened in victim.faults.happened)
+        why = sweep.why_known(fault)
+        if victim.faults.missed:
+            how = "not tried: the call was over before"
+        elif verdict.outcome is Outcome.PASSED:
+            how = f"passes, though known to fail: {why}" if why else "recovered" if _noticed(reports) else "passed"
+        else:
+            title = verdict.failure.title if verdict.failure is not None else verdict.text
+            how = f"known to fail: {why}" if why else f"{verdict.outcome.value}: {title}"
+        lines.append(f"{fault}{where}: {how}")
+        if not victim.faults.missed and (verdict.outcome is Outcome.PASSED) == bool(why):
+            failed.append((lines[-1], verdict))
+    if not failed:
+        return Verdict(Outcome.PASSED)
+    (first, verdict), *_ = failed
+    title = f"{len(failed)} of {len(lines)} faults fail this test; the first: {first}"
+    rest = "\n".join(["the faults, one run each:", *(f"  {line}" for line in lines)])
+    failure = verdict.failure or FailureView.of_text(title)
+    account = f"{title}\n\n{rest}\n\n{failure.account}"
+    failure = replace(failure, title=title, account=account, remarks=(*lines[:MOST_LINES], *failure.remarks))
+    outcome = Outcome.FAILED if verdict.outcome is Outcome.PASSED else verdict.outcome
+    return replace(verdict, outcome=outcome, failure=failure)
+
+
+def _noticed(reports: Sequence[RankReport]) -> bool:
+    """Has a call of a rank raised that has passed?"""
+    records = [r.issued for r in reports if r.issued is not None and r.ending is RankEnding.PASSED]
+    return any(call.raised for record in records for calls in record.calls.values() for call in calls)
 
 
 def ended(report: RankReport) -> str:

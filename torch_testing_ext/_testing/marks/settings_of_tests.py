@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
 from torch_testing_ext._process.project_settings import AUTO
-from torch_testing_ext.faults import FaultPlan, plan_on
+from torch_testing_ext.faults import FaultPlan, Sweep, plan_on
 
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
@@ -78,8 +78,8 @@ def kinds_of_test(test: Any) -> tuple[str, ...]:
     return kinds_on(_method(test), type(test))
 
 
-def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | None:
-    """The plan that `@faults` gives to this test case. Raises its error if the ranks of the test cannot have it.
+def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None:
+    """What `@faults` or `@fault_sweep` gives to this test case. Raises its error if its ranks cannot have it.
 
     `restarts`: a rank can be started again.
     """
@@ -87,7 +87,7 @@ def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | None:
     if plan is None:
         return None
     why = plan.why_not(int(test.world_size))
-    if plan.restarts and not restarts:
+    if isinstance(plan, FaultPlan) and plan.restarts and not restarts:
         why = why or f"restart({plan.restarts[0]}) needs ranks of its own for each test: use MultiProcessTestCase"
     if why:
         raise test._error(f"@faults of {type(test).__qualname__}.{test._testMethodName}: {why}")
