@@ -72,7 +72,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     """What happens to one rank at one point."""
 
     kind: str
@@ -113,7 +113,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Restart:
+class PlannedRestart:
     """The rank is started again when it has died by a fault."""
 
     rank: int
@@ -123,7 +123,7 @@ class Restart:
 class FaultPlan:
     """All faults of a test, and what must follow."""
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
     restarts: tuple[int, ...] = ()
     within: float | None = None
     must_reach: tuple[str, ...] = ()
@@ -188,29 +188,31 @@ def _point(point: Point) -> Point:
 # -- faults
 
 
-def kill(rank: int | None = None, at: Point | None = None) -> Fault:
+def kill(rank: int | None = None, at: Point | None = None) -> PlannedFault:
     """The rank is killed by SIGKILL."""
-    return _fault(Fault("kill", rank, at))
+    return _fault(PlannedFault("kill", rank, at))
 
 
-def segv(rank: int | None = None, at: Point | None = None) -> Fault:
+def segv(rank: int | None = None, at: Point | None = None) -> PlannedFault:
     """The rank dies by a segmentation fault."""
-    return _fault(Fault("segv", rank, at))
+    return _fault(PlannedFault("segv", rank, at))
 
 
-def abort(rank: int | None = None, at: Point | None = None) -> Fault:
+def abort(rank: int | None = None, at: Point | None = None) -> PlannedFault:
     """The rank aborts, as C++ code does for an error that nobody catches."""
-    return _fault(Fault("abort", rank, at))
+    return _fault(PlannedFault("abort", rank, at))
 
 
-def exits(code: int, rank: int | None = None, at: Point | None = None) -> Fault:
+def exits(code: int, rank: int | None = None, at: Point | None = None) -> PlannedFault:
     """The rank's process exits at once with this code."""
     if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code <= 255:
         raise ValueError(f"exits({code!r}): an exit code is a number from 0 to 255")
-    return _fault(Fault("exits", rank, at, code=code))
+    return _fault(PlannedFault("exits", rank, at, code=code))
 
 
-def raises(error: BaseException | type[BaseException], rank: int | None = None, at: Point | None = None) -> Fault:
+def raises(
+    error: BaseException | type[BaseException], rank: int | None = None, at: Point | None = None
+) -> PlannedFault:
     """The call, step or mark raises this exception in the rank."""
     made = error() if isinstance(error, type) else error
     name = type(made).__name__
@@ -221,22 +223,22 @@ def raises(error: BaseException | type[BaseException], rank: int | None = None, 
         pickle.loads(packed)
     except Exception as why:
         raise ValueError(f"raises({name}): it cannot be pickled ({why}); define it at the level of a module") from None
-    return _fault(Fault("raises", rank, at, error=packed, error_type=name))
+    return _fault(PlannedFault("raises", rank, at, error=packed, error_type=name))
 
 
-def stop(seconds: float | None = None, rank: int | None = None, at: Point | None = None) -> Fault:
+def stop(seconds: float | None = None, rank: int | None = None, at: Point | None = None) -> PlannedFault:
     """The rank is stopped by SIGSTOP: for some seconds, or until another rank calls `heal(rank)`."""
-    return _fault(Fault("stop", rank, at, seconds))
+    return _fault(PlannedFault("stop", rank, at, seconds))
 
 
-def slow(seconds: float, rank: int | None = None, at: Point | None = None) -> Fault:
+def slow(seconds: float, rank: int | None = None, at: Point | None = None) -> PlannedFault:
     """The rank sleeps."""
-    return _fault(Fault("slow", rank, at, _required("slow", seconds)))
+    return _fault(PlannedFault("slow", rank, at, _required("slow", seconds)))
 
 
-def hold_gil(seconds: float, rank: int | None = None, at: Point | None = None) -> Fault:
+def hold_gil(seconds: float, rank: int | None = None, at: Point | None = None) -> PlannedFault:
     """The rank's Python code stands still in all threads; its C++ code goes on."""
-    return _fault(Fault("hold_gil", rank, at, _required("hold_gil", seconds)))
+    return _fault(PlannedFault("hold_gil", rank, at, _required("hold_gil", seconds)))
 
 
 def _required(kind: str, seconds: Any) -> float:
@@ -245,14 +247,14 @@ def _required(kind: str, seconds: Any) -> float:
     return float(seconds)
 
 
-def restart(rank: int) -> Restart:
+def restart(rank: int) -> PlannedRestart:
     """When a fault has ended the rank, a new process of it runs the test from its beginning. See `incarnation`."""
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise ValueError(f"restart({rank!r}): a rank is a number, 0 or more")
-    return Restart(rank)
+    return PlannedRestart(rank)
 
 
-def _fault(fault: Fault) -> Fault:
+def _fault(fault: PlannedFault) -> PlannedFault:
     rank, at = fault.rank, fault.at
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
         raise ValueError(f"{fault}: a rank is a number, 0 or more")
@@ -269,8 +271,8 @@ def _fault(fault: Fault) -> Fault:
 def plan_of(planned: Iterable[Any], within: float | None = None, must_reach: Iterable[str] = ()) -> FaultPlan:
     """Make a plan of the arguments of `@faults`. Raises ValueError, which names the remedy."""
     planned = tuple(planned)
-    chosen = tuple(each for each in planned if isinstance(each, Fault))
-    restarts = tuple(each.rank for each in planned if isinstance(each, Restart))
+    chosen = tuple(each for each in planned if isinstance(each, PlannedFault))
+    restarts = tuple(each.rank for each in planned if isinstance(each, PlannedRestart))
     if len(chosen) + len(restarts) < len(planned) or not chosen:
         raise ValueError("@faults takes faults, such as @faults(kill(rank=1, at=call(3)))")
     for fault in chosen:
@@ -352,13 +354,13 @@ def steps(phase: str = "before") -> Points:
 class KnownFailure:
     """A fault of a sweep that the test is known not to survive."""
 
-    fault: Fault
+    fault: PlannedFault
     reason: str
 
 
-def known(fault: Fault, reason: str) -> KnownFailure:
+def known(fault: PlannedFault, reason: str) -> KnownFailure:
     """Let this fault of a sweep fail, such as `kill(1, at=call(3))`. It is still tried, and must not pass."""
-    if not isinstance(fault, Fault) or fault.rank is None or fault.at is None:
+    if not isinstance(fault, PlannedFault) or fault.rank is None or fault.at is None:
         raise ValueError("known() takes a fault with its rank and point: known(kill(1, at=call(3)), 'the reason')")
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError(f"known({fault}): say why it fails")
@@ -369,7 +371,7 @@ def known(fault: Fault, reason: str) -> KnownFailure:
 class Sweep:
     """Faults that are tried one by one, at each point of each of these ranks; without ranks, of all."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[PlannedFault, ...]
     at: Points
     ranks: tuple[int, ...] = ()
     within: float | None = None
@@ -391,7 +393,7 @@ class Sweep:
                     plans.append(FaultPlan((replace(fault, rank=rank, at=at),), (), self.within, self.must_reach))
         return plans
 
-    def why_known(self, fault: Fault) -> str:
+    def why_known(self, fault: PlannedFault) -> str:
         """The reason for which this fault is known to fail; "" if it is not."""
         return next((each.reason for each in self.known if each.fault == fault), "")
 
@@ -421,7 +423,7 @@ def fault_sweep(
     `known` to fail.
     """
     made = [each() if callable(each) else each for each in planned]
-    if not made or not all(isinstance(each, Fault) and each.rank is None and each.at is None for each in made):
+    if not made or not all(isinstance(each, PlannedFault) and each.rank is None and each.at is None for each in made):
         raise ValueError("@fault_sweep takes faults without rank and point: @fault_sweep(kill, stop(2), at=calls())")
     if not isinstance(at, Points):
         raise ValueError(f"@fault_sweep(at={at!r}): give calls() or steps()")

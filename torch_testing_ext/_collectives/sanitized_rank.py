@@ -26,7 +26,7 @@ from torch_testing_ext import fault_points
 from torch_testing_ext._process import system
 from torch_testing_ext._torch import flight_recorder, operation_hook
 from torch_testing_ext._torch.operation_hook import FUNCTIONS_WITH_PARTS, OpSpec, parts_of
-from torch_testing_ext.faults import STORE_OPERATIONS, Fault, FaultPlan, Point
+from torch_testing_ext.faults import STORE_OPERATIONS, FaultPlan, PlannedFault, Point
 
 from .computed_results import Place, ResultSampler
 from .failure import Site
@@ -439,7 +439,7 @@ class FaultsOfRank:
         self._path = path.with_name(path.name.removesuffix(AGAIN))
         self.incarnation = int(path != self._path)
         # Those that have yet to happen, by their places in the plan. A rank that is started again has none.
-        self._pending: dict[int, Fault] = {}
+        self._pending: dict[int, PlannedFault] = {}
         if not self.incarnation:
             self._pending = {index: fault for index, fault in enumerate(plan.faults) if fault.rank == rank}
         self._held_for = {
@@ -493,7 +493,7 @@ class FaultsOfRank:
                 self._log.raised(number)
             self._happen(index)
 
-    def _at_call(self, among: dict[int, Fault], kind: str, group: int) -> list[tuple[int, Fault]]:
+    def _at_call(self, among: dict[int, PlannedFault], kind: str, group: int) -> list[tuple[int, PlannedFault]]:
         """The faults whose point is this call. Counts it."""
         found = []
         for index, fault in among.items():
@@ -522,7 +522,7 @@ class FaultsOfRank:
                 return
         self._happen(index)
 
-    def _hold(self, index: int, fault: Fault) -> None:
+    def _hold(self, index: int, fault: PlannedFault) -> None:
         """Wait until the call of another rank is in flight, of which this one is to be issued later."""
         reader = self._log_of(fault.rank)
         until = self._now() + LONGEST_HOLD

@@ -17,7 +17,7 @@ from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.user_shell import Peaks
 from torch_testing_ext._process.words import MOST_LINES, EndWords, grouped
-from torch_testing_ext.faults import Fault, FaultPlan, Sweep
+from torch_testing_ext.faults import FaultPlan, PlannedFault, Sweep
 
 from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, forget_memory_of_this_process
 
@@ -72,7 +72,7 @@ class HappenedFault:
     """A fault that has happened to a rank. `index`: its place in the plan; `place`: such as `at all_reduce #3`."""
 
     index: int
-    fault: Fault
+    fault: PlannedFault
     place: str
     at: float
 
