@@ -128,6 +128,17 @@ class FaultPlan:
     within: float | None = None
     must_reach: tuple[str, ...] = ()
 
+    @property
+    def victims(self) -> frozenset[int]:
+        """The ranks that have faults."""
+        return frozenset(fault.rank for fault in self.faults if fault.rank is not None)
+
+    @property
+    def stopped_for_good(self) -> frozenset[int]:
+        """The ranks that a fault stops until another rank heals them."""
+        stops = [fault for fault in self.faults if fault.kind == "stop" and fault.seconds is None]
+        return FaultPlan(tuple(stops)).victims
+
     def why_not(self, world_size: int) -> str:
         """Why this plan is impossible for so many ranks, with the remedy; "" if it is not."""
         ranks = [*((fault.rank, str(fault)) for fault in self.faults), *((r, f"restart({r})") for r in self.restarts)]

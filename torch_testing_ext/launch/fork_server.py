@@ -235,7 +235,7 @@ def open_streams(
 
 def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> int:
     """Start a rank as a new interpreter; returns its pid."""
-    job_file = job.directory / "job"
+    job_file = job.directory / f"job{job.incarnation}"
     if not job_file.exists():
         job_file.write_bytes(pickle.dumps(job))
     words = [str(job_file), str(rank), str(account.fd), str(link.fileno()), str(os.getpid())]

@@ -362,8 +362,8 @@ class RankWatch:
 # Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most
 # tests are over by then, and have not imported it.
 FIRST_LOOK = 0.75
-# Seconds between looks whether all ranks that still run are stopped.
-FROZEN_INTERVAL = 0.05
+# Seconds between looks at the faults of a test.
+LOOK_AT_FAULTS = 0.05
 
 
 def watch(
@@ -420,10 +420,10 @@ class RankWatcher:
     ):
         self.run = run
         self.records = records or RankRecords(run, began)
-        plan = self.records.plan
-        if plan is not None:
+        self.plan = self.records.plan or FaultPlan()
+        if self.records.plan is not None:
             # Ranks that go on without a peer issue other calls than it does.
-            expected = replace(expected, faults=plan, may_differ=True)
+            expected = replace(expected, faults=self.plan, may_differ=True)
         self.expected = expected
         self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
         self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
@@ -431,6 +431,8 @@ class RankWatcher:
         self.nccl: NcclStatus | None = None
         # When a rank has last been in the debugger.
         self._last_pause = 0.0
+        # A fault has happened, after which the test has less time.
+        self._is_limited = False
 
     @property
     def pending(self) -> list[int]:
@@ -455,7 +457,7 @@ class RankWatcher:
                 if self.take_endings():
                     self._on_news(now())
             elif not self._was_paused():
-                self._end_frozen()
+                self._look_at_faults()
                 reached = now()
 
     def take_endings(self) -> bool:
@@ -465,11 +467,8 @@ class RankWatcher:
         for rank in ranks:
             report, at = self.records.report(rank), self.records.exit_of(rank).at
             self.state.on_end(report, at)
-            if report.ending is RankEnding.FAULT and self.expected.faults is not None:
-                if self.expected.faults.within is not None:
-                    self.state.limit(at + self.expected.faults.within)
-                if rank in self.expected.faults.restarts and rank not in self.records.restarted:
-                    restarting.append(rank)
+            if report.ending is RankEnding.FAULT and rank in self.plan.restarts and rank not in self.records.restarted:
+                restarting.append(rank)
         self._take_exits()
         for rank in restarting:
             self.records.on_restart(rank)
@@ -479,35 +478,41 @@ class RankWatcher:
             self.looks.give_up()
         return bool(ranks)
 
-    # -- ranks that a fault has stopped for good
+    def _take_exits(self) -> None:
+        for rank in self.state.alive.difference(self.run.alive):
+            self.state.on_exit(rank)
+
+    # -- faults of the test
 
     def _until(self, until: float | None) -> float | None:
-        """When to look whether all ranks that still run are stopped by faults."""
-        if not self._may_be_frozen():
+        """When to look at the faults, which only the logs tell as long as a rank lives."""
+        if (self.plan.within is None or self._is_limited) and not self._may_be_frozen():
             return until
-        soon = now() + FROZEN_INTERVAL
+        soon = now() + LOOK_AT_FAULTS
         return soon if until is None else min(soon, until)
 
-    def _may_be_frozen(self) -> bool:
-        plan = self.expected.faults
-        if plan is None:
-            return False
-        stopping = {fault.rank for fault in plan.faults if fault.kind == "stop" and fault.seconds is None}
-        return bool(self.state.running) and self.state.running <= stopping
-
-    def _end_frozen(self) -> None:
-        """End ranks that nobody is left to heal."""
+    def _look_at_faults(self) -> None:
+        """Limit the time of the test after the first fault, and end ranks that nobody is left to heal."""
+        if self.plan.within is not None and not self._is_limited:
+            seen = [self.records.faults_seen(rank, self.plan) for rank in self.plan.victims]
+            moments = [happened.at for of_rank in seen for happened in of_rank.happened]
+            if moments:
+                self._is_limited = True
+                self.state.limit(min(moments) + self.plan.within)
         if not self._may_be_frozen():
             return
         frozen = [rank for rank in self.pending if self.records.is_stopped_by_fault(rank)]
         if len(frozen) == len(self.pending):
-            for rank in frozen:
-                self.records.frozen.add(rank)
-                self.run.signal(signal.SIGKILL, rank)
+            self._kill_frozen(frozen)
 
-    def _take_exits(self) -> None:
-        for rank in self.state.alive.difference(self.run.alive):
-            self.state.on_exit(rank)
+    def _may_be_frozen(self) -> bool:
+        return bool(self.state.running) and self.state.running <= self.plan.stopped_for_good
+
+    def _kill_frozen(self, ranks: Sequence[int]) -> None:
+        """End ranks that a fault has stopped. They would get SIGTERM when they go on."""
+        for rank in ranks:
+            self.records.frozen.add(rank)
+            self.run.signal(signal.SIGKILL, rank)
 
     def _on_news(self, at: float) -> None:
         self.looks.on_news(at)
@@ -569,7 +574,7 @@ class RankWatcher:
 
     def _terminate(self) -> None:
         began = now()
-        self.records.frozen.update(rank for rank in self.pending if self.records.is_stopped_by_fault(rank))
+        self._kill_frozen([rank for rank in self.pending if self.records.is_stopped_by_fault(rank)])
         self.records.stopped.update(dict.fromkeys(self.pending, began))
         # Some may have ended by themselves meanwhile.
         while self.run.alive and self.run.wait_for_event(began):
