@@ -13,6 +13,9 @@ from typing import Any, TypeVar, cast
 from torch_testing_ext import fault_points
 from torch_testing_ext.fault_points import fault_point as fault_point, reached as reached
 
+# Keeps these frames out of tracebacks.
+__unittest = True
+
 T = TypeVar("T")
 
 # Operations of c10d by the names that the log of calls has for them.

@@ -47,7 +47,7 @@ from torch_testing_ext.faults import (
     store,
 )
 from torch_testing_ext.launch import RankEnding, RankReport
-from torch_testing_ext.launch.verdict import FaultsSeen, without_fault
+from torch_testing_ext.launch.verdict import FaultsSeen, without_fault, without_recovery
 
 VICTIM = 1
 FAULTS = {
@@ -348,7 +348,15 @@ class VerdictTest(ServedCase):
         self.assertIn("store.wait", seen.message)
 
     def test_late(self):
-        self.check("late", "failed", "s after rank 2 was delayed at 'there' #1 by the fault; within=0.2")
+        self.check("late", "error", "after rank 2 was delayed at 'there' #1 by the fault: timed out after")
+
+    def test_late_by_less_than_is_seen_at_once(self):
+        plan = FaultPlan((slow(1, 0, at=mark("there")),), within=0.2)
+        seen = FaultsSeen.of([{"event": "fault", "fault": 0, "place": "at 'there' #1", "at": 10.0}], plan)
+        ranks = [RankReport(0, RankEnding.PASSED, faults=seen), RankReport(1, RankEnding.PASSED, ended=10.5)]
+        told = "rank 1 ended 0.5 s after rank 0 was delayed at 'there' #1 by the fault; within=0.2"
+        self.assertEqual(without_recovery(ranks, plan), (told, (1,)))
+        self.assertIsNone(without_recovery(ranks, replace(plan, within=1.0)))
 
     def test_line_that_must_run(self):
         told = "no rank has reached 'loaded'; reached were 'recovered'"
@@ -569,7 +577,9 @@ class BadInputTest(unittest.TestCase):
 
 
 COST = """
-import sys, time
+import importlib.util, sys, time
+# As in a program that has imported torch: the folders of packages have been read.
+importlib.util.find_spec("torch")
 began = time.process_time()
 from torch_testing_ext.fault_points import fault_point, reached
 took = time.process_time() - began
