@@ -32,7 +32,7 @@ from torch_testing_ext._process import launcher_variables, user_shell
 OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
 _MARK = "world_size"
-_MARKS = (_MARK, "standalone")
+_MARKS = (_MARK, "standalone", "faults")
 _OURS = os.path.dirname(__file__) + os.sep
 _COLLECT_ENV = "dist_collect_env"
 _EXEC = "torch_testing_ext._testing.bases.distributed_exec"
@@ -237,6 +237,8 @@ _EXPLANATIONS = (
     "a number: skip the test on a machine with fewer. timeout: in seconds. "
     "scope: 'class' or 'module', whose tests share ranks. "
     "isolated: run it in a new interpreter, not in ranks forked from pytest's process (torch_testing_ext)",
+    "faults(*faults, within=None, must_reach=()): what happens to ranks of the test; the faults are those of "
+    "torch_testing_ext.faults (torch_testing_ext)",
     "standalone(*, timeout=None): run the test and all of its fixtures in a new interpreter (torch_testing_ext)",
 )
 

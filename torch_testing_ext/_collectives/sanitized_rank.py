@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
+import signal
 import sys
 import threading
+import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,14 +22,17 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext import fault_points
+from torch_testing_ext._process import system
 from torch_testing_ext._torch import flight_recorder, operation_hook
 from torch_testing_ext._torch.operation_hook import FUNCTIONS_WITH_PARTS, OpSpec, parts_of
+from torch_testing_ext.faults import STORE_OPERATIONS, FaultPlan, PlannedFault, Point
 
 from .computed_results import Place, ResultSampler
 from .failure import Site
 from .records import Call, GroupRecord
-from .sanitizer_kinds import SanitizeKind
-from .sanitizer_log import NO_GROUP, LogWriter, text_of
+from .sanitizer_kinds import AGAIN, SanitizeKind
+from .sanitizer_log import NO_GROUP, LogReader, LogWriter, text_of
 from .tensor_checks import Check, Delays, NanCheck, Poison, ReplicaCheck, inputs_of, outputs_of
 from .watched_works import WaitCheck
 
@@ -194,6 +201,7 @@ class CallRecorder:
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._is_of_torch: dict[str, bool] = {}
         self.error = ""
+        self.faults: FaultsOfRank | None = None
 
     # -- the listener of the hook
 
@@ -204,10 +212,12 @@ class CallRecorder:
                 number, site, group = self._before(spec, args)
             for check in self._checks:
                 check.before(spec, args, site, group)
-            return number, site
         except Exception as error:
             self._keep(error)
             raise
+        if self.faults is not None:
+            self.faults.before_call(spec.kind, number, self._groups[group][0])
+        return number, site
 
     def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int, Any]:
         """Write an operation down. Returns its number, that of its line, and its group."""
@@ -241,6 +251,8 @@ class CallRecorder:
         except Exception as error:
             self._keep(error)
             raise
+        if self.faults is not None:
+            self.faults.after_call(known[0], result)
 
     def raised(self, known: tuple[int, int]) -> None:
         self._log.raised(known[0])
@@ -404,6 +416,230 @@ def _described(tensors: list[torch.Tensor]) -> tuple[Tensor, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# The faults of a rank happen at their points: calls have the numbers of the log.
+
+# Of a peer that is held until a call of another rank is in flight: it may not be that call of its own.
+LONGEST_HOLD = 5.0
+_PAUSE = 0.0005
+
+
+class FaultsOfRank:
+    """Has the faults of this rank happen, and writes down what the verdict must know of them.
+
+    It is what `fault_point`, `reached` and `heal` find in a test with faults.
+    """
+
+    # Taken before a test could replace them.
+    _now, _sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
+
+    def __init__(self, rank: int, plan: FaultPlan, log: LogWriter, path: Path):
+        self._rank = rank
+        self._plan = plan
+        self._log = log
+        self._path = path.with_name(path.name.removesuffix(AGAIN))
+        self.incarnation = int(path != self._path)
+        # Those that have yet to happen, by their places in the plan. A rank that is started again has none.
+        self._pending: dict[int, PlannedFault] = {}
+        if not self.incarnation:
+            self._pending = {index: fault for index, fault in enumerate(plan.faults) if fault.rank == rank}
+        self._held_for = {
+            index: fault
+            for index, fault in enumerate(plan.faults)
+            if fault.rank != rank and fault.at is not None and fault.at.phase == "during"
+        }
+        self._counts: Counter[int] = Counter()
+        # By group.
+        self._collectives: Counter[int] = Counter()
+        # What has been issued, for a fault that does not happen.
+        self._seen: Counter[str] = Counter()
+        self._reached: set[str] = set()
+        # By the number of a call that has begun.
+        self._in_flight: dict[int, int] = {}
+        self._happened: dict[int, str] = {}
+        wheres = {fault.at.where for fault in self._pending.values() if fault.at is not None}
+        if "store" in wheres:
+            operation_hook.watch_stores(self._at_store, STORE_OPERATIONS)
+        self._hooks: list[Any] = []
+        if "step" in wheres or not plan.faults:
+            self._hooks = operation_hook.watch_steps(self._before_step, self._after_step)
+        fault_points.rank = self  # type: ignore[assignment]
+
+    def finish(self) -> None:
+        """The test has returned: write down what it has passed on its way."""
+        for hook in self._hooks:
+            hook.remove()
+        if not self.incarnation:
+            counts = {index: self._counts[index] for index in self._pending}
+            self._log.event({"event": "seen", "counts": counts, "seen": dict(self._seen)})
+
+    # -- points
+
+    def before_call(self, kind: str, number: int, group: int) -> None:
+        """A call is about to be issued; it has this number in the log, and its group this one."""
+        self._seen[kind] += 1
+        is_message = kind in ("send", "recv")
+        self._collectives[group] += not is_message
+        for index, fault in self._at_call(self._held_for, kind, group):
+            del self._held_for[index]
+            self._hold(index, fault)
+        for index, fault in self._at_call(self._pending, kind, group):
+            number_in_group = "" if is_message else f" #{self._collectives[group]}"
+            self._happened[index] = f"{kind}{number_in_group}{_of_group(group)}"
+            if fault.at is not None and fault.at.phase != "before":
+                self._in_flight[number] = index
+                continue
+            if fault.is_deadly or fault.kind == "raises":
+                # It is not issued.
+                self._log.raised(number)
+            self._happen(index)
+
+    def _at_call(self, among: dict[int, PlannedFault], kind: str, group: int) -> list[tuple[int, PlannedFault]]:
+        """The faults whose point is this call. Counts it."""
+        found = []
+        for index, fault in among.items():
+            if fault.at is not None and _is_at(fault.at, kind, group, fault.rank):
+                self._counts[index] += 1
+                if self._counts[index] == fault.at.n:
+                    found.append((index, fault))
+        return found
+
+    def after_call(self, number: int, result: Any) -> None:
+        """A call has been issued, and may be in flight."""
+        index = self._in_flight.pop(number, None)
+        if index is None:
+            return
+        work = operation_hook.work_of(result)
+        at = self._pending[index].at
+        if at is not None and at.phase == "during":
+            if work is None or work.is_completed():
+                self._log.event({"event": "missed", "fault": index, "place": self._happened[index]})
+                return
+        elif work is not None:
+            try:
+                work.wait()
+            except Exception:
+                # The program gets this error where it waits.
+                return
+        self._happen(index)
+
+    def _hold(self, index: int, fault: PlannedFault) -> None:
+        """Wait until the call of another rank is in flight, of which this one is to be issued later."""
+        reader = self._log_of(fault.rank)
+        until = self._now() + LONGEST_HOLD
+        while self._now() < until and not _has_happened(reader, index):
+            self._sleep(_PAUSE)
+
+    def _log_of(self, rank: int | None) -> LogReader:
+        name = self._path.name.replace(f"rank{self._rank}.", f"rank{rank}.", 1)
+        return LogReader(self._path.with_name(name))
+
+    def _at_store(self, op: str, is_over: bool) -> None:
+        self._seen[f"store {op}"] += not is_over
+        self._pass("store", op, is_over)
+
+    def _before_step(self, *_: Any) -> None:
+        self._seen["step"] += 1
+        self._pass("step", "", is_over=False)
+
+    def _after_step(self, *_: Any) -> None:
+        self._pass("step", "", is_over=True)
+
+    def mark(self, name: str) -> None:
+        """The program passes this point."""
+        self._seen[f"mark {name}"] += 1
+        self._pass("mark", name, is_over=False)
+
+    def _pass(self, where: str, name: str, is_over: bool) -> None:
+        """Count a passage of points that are no calls, and have faults happen."""
+        for index, fault in list(self._pending.items()):
+            at = fault.at
+            if at is None or at.where != where or (at.phase == "after") != is_over:
+                continue
+            if (at.op or at.name or name) == name:
+                self._counts[index] += 1
+                if self._counts[index] == at.n:
+                    what = {"store": f"{name} on a store", "step": "optimizer step", "mark": repr(name)}[where]
+                    self._happened[index] = f"{what} #{at.n}"
+                    self._happen(index)
+
+    # -- faults
+
+    def _happen(self, index: int) -> None:
+        fault = self._pending.pop(index)
+        phase = fault.at.phase if fault.at is not None else ""
+        place = f"{'at' if phase == 'before' else phase} {self._happened[index]}"
+        self._log.event({"event": "fault", "fault": index, "place": place, "pid": os.getpid(), "at": self._now()})
+        if fault.kind == "raises":
+            raise pickle.loads(fault.error)
+        if fault.kind == "exits":
+            os._exit(fault.code)
+        elif fault.kind == "stop":
+            if fault.seconds is not None:
+                system.continue_after(fault.seconds)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "slow":
+            self._sleep(fault.seconds or 0.0)
+        elif fault.kind == "hold_gil":
+            system.hold_gil(fault.seconds or 0.0)
+        else:
+            system.die_by(-(fault.exit_code or 0))
+
+    # -- for the program
+
+    def reached(self, name: str) -> None:
+        """The program has come to this line."""
+        if name not in self._reached:
+            self._reached.add(name)
+            self._log.event({"event": "reached", "name": name})
+
+    def heal(self, rank: int) -> None:
+        """Let a rank go on that a fault stops: at once, or when that has happened."""
+        index = next(
+            (i for i, fault in enumerate(self._plan.faults) if fault.rank == rank and fault.kind == "stop"), -1
+        )
+        if index < 0:
+            raise ValueError(f"heal({rank}): no fault of this test stops that rank; give it stop(rank={rank}, at=...)")
+        reader = self._log_of(rank)
+        while not _has_happened(reader, index):
+            self._sleep(_PAUSE)
+        content = reader.read()
+        assert content is not None
+        pid = next(event["pid"] for event in content.events if event.get("fault") == index)
+        while not system.is_stopped(pid):
+            self._sleep(_PAUSE)
+        os.kill(pid, signal.SIGCONT)
+
+
+def _has_happened(reader: LogReader, index: int) -> bool:
+    if not reader.count_of_events():
+        return False
+    content = reader.read()
+    return content is not None and any(event.get("fault") == index for event in content.events)
+
+
+def _is_at(at: Point, kind: str, group: int, rank: int | None) -> bool:
+    """Is a call of this kind in this group one of those that a point counts?"""
+    if at.where != "call" or (at.op is not None and at.op != kind):
+        return False
+    made = flight_recorder.made_groups()
+    if not 0 <= group < len(made):
+        return not (at.group or at.members)
+    members = made[group].members
+    if rank not in members or (at.members and at.members != tuple(sorted(members))):
+        return False
+    description = made[group].description
+    return at.group in (None, made[group].name, description, description.removeprefix("mesh_"))
+
+
+def _of_group(group: int) -> str:
+    made = flight_recorder.made_groups()
+    if not 0 <= group < len(made):
+        return ""
+    record = GroupRecord(*made[group].fields[:-1])
+    return "" if record.is_default else f" of {record.title}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Begins and ends the sanitizer in a rank that is a process.
 
 
@@ -414,7 +650,9 @@ class RecorderError(RuntimeError):
 class RankSanitizer:
     """The sanitizer of this rank: a recorder, its log and its checks, which another test replaces."""
 
-    def __init__(self, rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path):
+    def __init__(
+        self, rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path, plan: FaultPlan | None
+    ):
         self._log = LogWriter(path)
         self._checks: list[Check] = []
         if shake is not None:
@@ -436,6 +674,8 @@ class RankSanitizer:
         self._recorder = CallRecorder(self._log, self._checks)
         self.has_shorter_timeouts = self._recorder.has_shorter_timeouts
         self._pid = os.getpid()
+        if plan is not None:
+            self._recorder.faults = FaultsOfRank(rank, plan, self._log, path)
         operation_hook.install()
         operation_hook.listen(self._recorder)
         flight_recorder.on_error_of_collectives(self._log.error_now)
@@ -463,6 +703,8 @@ class RankSanitizer:
         if os.getpid() != self._pid:
             return
         _leave_alone()
+        if self._recorder.faults is not None:
+            self._recorder.faults.finish()
         self._recorder.note_groups()
         for check in self._checks:
             check.finish()
@@ -481,12 +723,14 @@ def prepare_hook(wanted: bool) -> None:
         operation_hook.remove()
 
 
-def begin_sanitizing(rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path) -> None:
-    """Sanitize this process from now on; its log is a new file at `path`."""
+def begin_sanitizing(
+    rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path, plan: FaultPlan | None = None
+) -> None:
+    """Sanitize this process from now on; its log is a new file at `path`. `plan`: the faults of its test."""
     global _current
     if _current is None:
         os.register_at_fork(after_in_child=_leave_alone)
-    _current = RankSanitizer(rank, kinds, shake, path)
+    _current = RankSanitizer(rank, kinds, shake, path, plan)
 
 
 def is_active() -> bool:
@@ -503,6 +747,8 @@ def _leave_alone() -> None:
     operation_hook.listen(None)
     flight_recorder.on_error_of_collectives(None)
     operation_hook.watch_waits(None, None)
+    operation_hook.watch_stores(None)
+    fault_points.rank = None
 
 
 def finish_sanitizing() -> None:

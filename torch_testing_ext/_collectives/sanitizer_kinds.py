@@ -23,6 +23,8 @@ class SanitizeKind(enum.Enum):
 
 
 DEFAULT = frozenset({SanitizeKind.CALLS, SanitizeKind.ORDER, SanitizeKind.WAITS})
+# Behind the name of the log of a rank that is started again.
+AGAIN = ".again"
 # New interpreters take seconds, and all operations in Python take long.
 ALL = frozenset(SanitizeKind) - {SanitizeKind.HASH, SanitizeKind.RACES}
 KNOWN = (*(kind.value for kind in SanitizeKind), "all", "default")

@@ -29,7 +29,7 @@ from .sanitizer_findings import Look
 
 _MAGIC = 0x746F7263_68737A31
 # The header, in numbers of 8 bytes.
-_VERSION, _COUNT, _LOST, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS = range(9)
+_VERSION, _COUNT, _LOST, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS, _EVENTS = range(10)
 _FIRST_SLOT, _HEADER = 16, 128
 _SLOTS = _HEADER - _FIRST_SLOT
 _TEXTS_AT = 8 * _HEADER
@@ -43,6 +43,7 @@ _LENGTH = struct.Struct("<I")
 NO_GROUP = 0xFFFF
 _RAISED, _NOTE, _GROUP, _ERROR = 1, 2, 4, 8
 _MOST_ERRORS = 1000
+_IS_EVENT = "is_event"
 
 # Taken before a test could replace it.
 _now_ns = time.time_ns
@@ -163,6 +164,11 @@ class LogWriter:
         self._add(0, _NOTE, self.text(json.dumps(fields)), site)
         self._numbers[_NOTES] += 1
 
+    def event(self, fields: dict[str, Any]) -> None:
+        """Write down something of the test's faults: one that happens now, or a name that was reached."""
+        self._add(0, _NOTE, self.text(json.dumps({_IS_EVENT: True, **fields})), 0)
+        self._numbers[_EVENTS] += 1
+
 
 @dataclass
 class LogContent:
@@ -171,6 +177,7 @@ class LogContent:
     groups: list[GroupRecord] = field(default_factory=list)
     issued: list[CallInGroup] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
     is_whole: bool = True
 
     def record(self, rank: int) -> RankRecord:
@@ -234,6 +241,11 @@ class LogReader:
         data = self._part(0, _TEXTS_AT)
         return data if len(data) == _TEXTS_AT else b""
 
+    def count_of_events(self) -> int:
+        """How many events of faults the rank has written."""
+        (header,) = _numbers_of([self.header()]) or [()]
+        return header[_EVENTS] if header else 0
+
     def read(self) -> LogContent | None:
         """All that has been written; None if there is no log."""
         (header,) = _numbers_of([self.header()]) or [()]
@@ -253,6 +265,9 @@ class LogReader:
                 content.groups.append(GroupRecord(name, description, tuple(members), index, world))
             elif flags & _NOTE:
                 note = texts.fields(what)
+                if _IS_EVENT in note:
+                    content.events.append(note)
+                    continue
                 issued = texts.site(note.get("issued") or 0)
                 content.notes.append({**note, "site": texts.site(site), "issued": issued, "record_id": number})
             elif not flags & _RAISED or number == calls[-1]:

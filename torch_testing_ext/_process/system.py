@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from .logs import content_of, text_of
 
@@ -196,6 +198,50 @@ def is_ending(pid: int) -> bool:
     """Has a process begun to exit? It runs no more code, though it may take a while to return its memory."""
     stat = _stat(pid)
     return not stat or bool(int(stat[6]) & _EXITING)
+
+
+def is_stopped(pid: int) -> bool:
+    """Is a process stopped, as by SIGSTOP?"""
+    return _stat(pid)[:1] == ["T"]
+
+
+class _SignalEvent(ctypes.Structure):
+    """`struct sigevent`: SIGEV_SIGNAL with a signal."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_long * 6),
+    )
+
+
+def continue_after(seconds: float) -> None:
+    """Have the system send SIGCONT to this process then, which may be stopped. Linux."""
+    timer = ctypes.c_void_p()
+    event = _SignalEvent(None, signal.SIGCONT, 0)
+    when = (ctypes.c_long * 4)(0, 0, int(seconds), max(1, int(seconds % 1 * 1e9)))
+    failed = _libc().timer_create(1, ctypes.byref(event), ctypes.byref(timer))
+    if failed or _libc().timer_settime(timer, 0, when, None):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def hold_gil(seconds: float) -> None:
+    """Sleep without releasing the GIL."""
+    ctypes.PyDLL(None).poll(None, 0, ctypes.c_int(int(seconds * 1000)))
+
+
+def die_by(number: int) -> NoReturn:
+    """Let a signal end this process, whatever handlers there are. Leaves no core file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        faulthandler.disable()
+        # Handlers of C++ or of Python; only the main thread may call signal.signal.
+        _libc().signal(number, None)
+    os.kill(os.getpid(), number)
+    while True:
+        # It may reach another thread first.
+        signal.pause()
 
 
 def describe(pid: int) -> str:

@@ -38,13 +38,14 @@ from torch_testing_ext._testing.bases.tests_in_ranks import (
 )
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.in_rank import Sanitize
 from torch_testing_ext.launch.persistent_ranks import PersistentRanks
 from torch_testing_ext.launch.rank_watch import RankEvidence
 
 from . import item_in_rank, pytest_internals
-from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, rank_side, scope_node
+from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_item, rank_side, scope_node
 from .reports import LONGEST_SECTION
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -292,9 +293,14 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
     # Here, once: each rank would do it by itself.
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
         importlib.import_module(name)
+    planned = plan_of_item(item)
+    if isinstance(planned, Sweep):
+        run = functools.partial(_run_with, item, spec, chosen)
+        _raise(_name_of(item), launch.sweep_verdict(planned, run), ())
+        return
     directory = launch.new_directory(item.nodeid)
     try:
-        reports, verdict = _run_and_judge(item, spec, directory, chosen)
+        reports, verdict = _run_and_judge(item, spec, directory, chosen, planned)
         extras = [item_in_rank.read_extras(report.account) for report in reports]
         _add_sections(item, directory, spec)
         item.user_properties.extend(extras[0].properties)
@@ -312,8 +318,19 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
     _raise(_name_of(item), verdict, xfails)
 
 
+def _run_with(
+    item: Any, spec: RankSpec, chosen: environment.Settings, plan: FaultPlan
+) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
+    """Run a test with these faults of a sweep."""
+    directory = launch.new_directory(item.nodeid)
+    try:
+        return _run_and_judge(item, spec, directory, chosen, plan)
+    finally:
+        launch.discard(directory)
+
+
 def _run_and_judge(
-    item: Any, spec: RankSpec, directory: Path, chosen: environment.Settings
+    item: Any, spec: RankSpec, directory: Path, chosen: environment.Settings, plan: FaultPlan | None
 ) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
     """Run a test in new ranks, or in those that it shares. Returns their reports and the common verdict."""
     case = _case_of(item)
@@ -327,9 +344,9 @@ def _run_and_judge(
         try:
             with _terminal_for(item, chosen.debug_rank):
                 if shared is not None:
-                    shared.start(functools.partial(_job, item, spec, chosen, item_in_rank.run_shared), test)
+                    shared.start(functools.partial(_job, item, spec, chosen, None, item_in_rank.run_shared), test)
                 else:
-                    job = _job(item, spec, chosen, item_in_rank.run_in_rank, directory, resources)
+                    job = _job(item, spec, chosen, plan, item_in_rank.run_in_rank, directory, resources)
                     run = launch.launch_from_here(job, test)
         except launch.CannotStart as error:
             remedy = user_shell.explain_early_threads() or _REMEDIES
@@ -337,7 +354,7 @@ def _run_and_judge(
         try:
             timeout = _timeout(item, spec, chosen)
             if shared is not None:
-                result = shared.run(item, timeout, expected, _sanitize(item), directory)
+                result = shared.run(item, timeout, expected, _sanitize(item, plan), directory)
             else:
                 result = launch.watch(run, timeout, expected)
         except pytest.fail.Exception as error:
@@ -352,6 +369,7 @@ def _job(
     item: Any,
     spec: RankSpec,
     chosen: environment.Settings,
+    plan: FaultPlan | None,
     body: Callable[..., object],
     directory: Path,
     resources: ExitStack,
@@ -367,7 +385,7 @@ def _job(
         {**addresses, **shown},
         chosen,
         stream=chosen.stream or captures_nothing,
-        sanitize=_sanitize(item),
+        sanitize=_sanitize(item, plan),
         expects_stops=UserTerminal.here().expects_stops(str(item.path)),
     )
 
@@ -376,8 +394,8 @@ def _may_differ(item: Any) -> bool:
     return may_differ(item.obj, item.cls)
 
 
-def _sanitize(item: Any) -> Sanitize:
-    return sanitize_with(kinds_on(item.obj, item.cls))
+def _sanitize(item: Any, plan: FaultPlan | None = None) -> Sanitize:
+    return sanitize_with(kinds_on(item.obj, item.cls)).with_faults(plan)
 
 
 _ENDED = (
@@ -460,6 +478,8 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
 
 def _run_in_place(item: Any, spec: RankSpec) -> None:
     """Run a test in this process, which a launcher has started as a rank; raise the verdict of all ranks."""
+    if plan_of_item(item) is not None:
+        raise RankError("faults: a launcher has started the ranks, and ends all with one: run the test without it")
     own = launch.new_directory(item.nodeid)
     case = _case_of(item)
     try:

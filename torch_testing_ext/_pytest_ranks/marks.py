@@ -21,6 +21,7 @@ from torch_testing_ext._process.project_settings import AUTO, CPU, default_devic
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for
+from torch_testing_ext.faults import FaultPlan, Sweep, plan_of, plan_on
 from torch_testing_ext.launch.environment import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
@@ -30,7 +31,8 @@ from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
 
 NAME = "world_size"
 _STANDALONE = "standalone"
-_OURS = (NAME, _STANDALONE)
+FAULTS = "faults"
+_OURS = (NAME, _STANDALONE, FAULTS)
 DIST_ENV = "dist_env"
 RANKS = "ranks"
 # The module of our fixtures; nothing here depends on it.
@@ -230,6 +232,9 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
     _check_fixtures_in_ranks(item)
     mark = item.get_closest_marker(NAME)
     if mark is None:
+        if item.get_closest_marker(FAULTS) is not None:
+            remedy = f"Mark it: @pytest.mark.{NAME}(2); a class with ranks of its own has the decorator @faults"
+            raise BadMark(f"it has faults, but no ranks of the plugin. {remedy}")
         if DIST_ENV in _ours(item):
             raise BadMark(f"the test uses {DIST_ENV}, which exists only in ranks. Add @pytest.mark.{NAME}(2)")
         return None
@@ -240,7 +245,25 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
     spec = spec_for(size, mark.kwargs, checked_class(item.cls), default_devices(item.config.rootpath))
     _check_function(item)
     _check_fixtures(item, spec)
+    plan = plan_of_item(item)
+    if plan is not None:
+        why = plan.why_not(size)
+        if isinstance(plan, FaultPlan) and plan.restarts and spec.scope != "function":
+            why = why or f"restart({plan.restarts[0]}) needs ranks for each test, and scope is {spec.scope!r}"
+        if why:
+            raise BadMark(why)
     return spec
+
+
+def plan_of_item(item: Any) -> FaultPlan | Sweep | None:
+    """The faults of a test, by the mark or the decorator. Raises BadMark."""
+    mark = item.get_closest_marker(FAULTS)
+    if mark is None:
+        return plan_on(item.obj)
+    try:
+        return plan_of(mark.args, **mark.kwargs)
+    except (TypeError, ValueError) as error:
+        raise BadMark(f"its mark {FAULTS}: {error}") from None
 
 
 def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .flight_recorder import is_of_torch
 
 # --------------------------------------------------------------------------------------------------------------------
 # A hook on every operation of c10d: eager calls, DDP's reducer, FSDP and compiled code all end in one.
@@ -287,6 +289,51 @@ def watch_waits(
             for name in _USES_OF_FUTURES:
                 _replace(torch._C.Future, name, functools.partial(_watched_use, name))
             _replace(torch._C, "_collect_all", _watched_collection)
+
+
+# -- stores and optimizers
+
+_on_store: Callable[[str, bool], None] | None = None
+_original_stores: dict[str, Any] = {}  # while they are replaced
+
+
+def watch_stores(on_store: Callable[[str, bool], None] | None, names: Iterable[str] = ()) -> None:
+    """Call `on_store(name, is_over)` around each of these methods of a store, if code outside of torch calls it."""
+    global _on_store
+    _on_store = on_store
+    import torch.distributed as dist
+
+    store: Any = dist.Store  # type: ignore[attr-defined, unused-ignore]  # from C++
+    if on_store is None:
+        for name, method in _original_stores.items():
+            setattr(store, name, method)
+        _original_stores.clear()
+    elif not _original_stores:
+        for name in names:
+            if name in vars(store):
+                _original_stores[name] = vars(store)[name]
+                setattr(store, name, _watched_store(name, getattr(store, name)))
+
+
+def _watched_store(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        on_store = _on_store
+        if on_store is None or is_of_torch(sys._getframe(1).f_code.co_filename):
+            return method(*args, **kwargs)
+        on_store(name, False)
+        result = method(*args, **kwargs)
+        on_store(name, True)
+        return result
+
+    return call
+
+
+def watch_steps(before: Callable[..., None], after: Callable[..., None]) -> list[Any]:
+    """Call these around each step of an optimizer. Returns what has a method `remove`."""
+    from torch.optim import optimizer
+
+    return [optimizer.register_optimizer_step_pre_hook(before), optimizer.register_optimizer_step_post_hook(after)]
 
 
 def _replace(owner: Any, name: str, watched: Callable[[Any], Any]) -> None:

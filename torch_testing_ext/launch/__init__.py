@@ -57,4 +57,5 @@ from .verdict import (
     Verdict as Verdict,
     assemble_report as assemble_report,
     failed_by_itself as failed_by_itself,
+    sweep_verdict as sweep_verdict,
 )

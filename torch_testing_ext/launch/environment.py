@@ -182,8 +182,10 @@ def _check_network(chosen: str) -> None:
             )
 
 
-def set_variables_of_rank(rank: int) -> None:
+def set_variables_of_rank(rank: int, incarnation: int = 0) -> None:
     """Set the variables of this rank alone."""
+    if incarnation:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(incarnation)
     os.environ.update(dict.fromkeys(launcher_variables.OF_ONE_RANK, str(rank)))
     os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"
 

@@ -61,6 +61,15 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """Start one rank of a run again, which has ended, with a pickled job. Answered by Restarted or StartFailed."""
+
+    run: int
+    rank: int
+    job: bytes
+
+
+@dataclass(frozen=True)
 class Signal:
     """Signal all ranks of a run that are still running, with all processes in their groups; or one rank alone."""
 
@@ -99,7 +108,7 @@ class Quit:
     """End, together with everything that the server has started."""
 
 
-ToServer: TypeAlias = Serve | Launch | Signal | Dump | Probe | Preload | Quit
+ToServer: TypeAlias = Serve | Launch | Restart | Signal | Dump | Probe | Preload | Quit
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,15 @@ class Started:
 
     run: int
     pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A rank of a run has started again."""
+
+    run: int
+    rank: int
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +161,7 @@ class StartFailed:
     needs_new_server: bool
 
 
-FromServer: TypeAlias = Hello | Started | Exited | Dumped | StartFailed
+FromServer: TypeAlias = Hello | Started | Restarted | Exited | Dumped | StartFailed
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -217,7 +235,7 @@ def open_streams(
 
 def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> int:
     """Start a rank as a new interpreter; returns its pid."""
-    job_file = job.directory / "job"
+    job_file = job.directory / f"job{job.incarnation}"
     if not job_file.exists():
         job_file.write_bytes(pickle.dumps(job))
     words = [str(job_file), str(rank), str(account.fd), str(link.fileno()), str(os.getpid())]
@@ -304,6 +322,8 @@ class ForkServer(ForkHost[ToServer, _Rank]):
         match message:
             case Launch():
                 self._launch(message.run, pickle.loads(message.job))
+            case Restart():
+                self._restart(message.run, message.rank, pickle.loads(message.job))
             case Signal(run, number, rank):
                 if rank is None:
                     self.signal_children(run, number)
@@ -343,6 +363,23 @@ class ForkServer(ForkHost[ToServer, _Rank]):
             self.signal_children(run, signal.SIGKILL)
             why_not = f"{type(error).__name__}: {system.why_refused(error)}"
             self.client.send(StartFailed(run, why_not, needs_new_server=False))
+
+    def _restart(self, run: int, rank: int, job: Job) -> None:
+        try:
+            self._prepare_for(job)
+            account = AccountFile.open(job.account(rank))
+            account.clear()
+            self._accounts.append(account)
+            try:
+                self._start(run, job, rank, account)
+            finally:
+                account.close()
+                self._accounts.clear()
+        except (UnknownName, OSError) as error:
+            self.client.send(StartFailed(run, f"rank {rank} again: {error}", needs_new_server=False))
+            return
+        (process,) = self._ranks_of(run, [rank])
+        self.client.send(Restarted(run, rank, process.pid))
 
     def _prepare_for(self, job: Job) -> None:
         """Do once what each rank inherits. Raises UnknownName if the client has to make another server."""

@@ -27,10 +27,11 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._collectives.blocked import RankState, state_of_process
 from torch_testing_ext._collectives.records import pack_record
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer_kinds import AGAIN, SanitizeKind
 from torch_testing_ext._process import child_processes, files, messages, system
 from torch_testing_ext._process.files import ModulePlace
 from torch_testing_ext._process.user_shell import UserTerminal, working_folder
+from torch_testing_ext.faults import FaultPlan
 
 from . import own_report, terminal_turns
 from .own_report import ERROR_EXIT_CODE, AccountFile, AccountWriter, account_of, now
@@ -59,6 +60,8 @@ class RankContext:
     inherited: Any = None
     # The groups that it creates: see _testing/bases/groups_and_devices.py.
     group_creation: Any = None
+    # How many processes of this rank have died by faults of the test before.
+    incarnation: int = 0
     pid: int = field(default_factory=os.getpid)
 
     def enter(self) -> None:
@@ -224,9 +227,15 @@ class Sanitize:
     fails_for_order: bool = False
     # The seed of the delays.
     shake: int | None = None
+    # The faults of the test, found by the numbers of the calls in the log.
+    faults: FaultPlan | None = None
 
     def __bool__(self) -> bool:
         return bool(self.kinds) or self.shake is not None
+
+    def with_faults(self, plan: FaultPlan | None) -> Sanitize:
+        """Have these faults happen, too."""
+        return self if plan is None else replace(self, kinds=self.kinds | {SanitizeKind.CALLS}, faults=plan)
 
     @property
     def note(self) -> str:
@@ -264,6 +273,8 @@ class Job:
     sanitize: Sanitize | None = None
     # Each rank has a hash seed of its own.
     differs_in_hash: bool = False
+    # Of a rank that is started again: see RankContext.
+    incarnation: int = 0
 
     @property
     def names(self) -> tuple[Named, ...]:
@@ -280,6 +291,7 @@ class Job:
             self.fast_exit,
             is_debugged=self.debug_rank is not None or self.expects_stops,
             inherited=inherited,
+            incarnation=self.incarnation,
         )
 
     def call(self, context: RankContext) -> None:
@@ -306,9 +318,9 @@ class Job:
         return self.directory / f"rank{rank}.in_flight"
 
 
-def log_of(directory: str | Path, rank: int) -> Path:
+def log_of(directory: str | Path, rank: int, incarnation: int = 0) -> Path:
     """The sanitizer's log of all that a rank issues, if it is sanitized."""
-    return Path(directory, f"rank{rank}.sanitizer")
+    return Path(directory, f"rank{rank}.sanitizer" + AGAIN * incarnation)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -336,7 +348,7 @@ def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     if wanted:
         from torch_testing_ext._collectives import sanitized_rank
 
-        sanitized_rank.begin_sanitizing(rank, wanted.kinds, wanted.shake, log)
+        sanitized_rank.begin_sanitizing(rank, wanted.kinds, wanted.shake, log, wanted.faults)
 
 
 def end_of_sanitizing() -> None:
@@ -562,7 +574,7 @@ def _run(job: Job, context: RankContext) -> int:
     account = context.account
     rank = context.rank
     with account.own_errors("the sanitizer could not begin: "):
-        begin_sanitizing(rank, job.sanitize, log_of(job.directory, rank))
+        begin_sanitizing(rank, job.sanitize, log_of(job.directory, rank, job.incarnation))
     if account.account is not None:
         return account.account.code
     code = _run_body(job, context)

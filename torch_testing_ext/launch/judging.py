@@ -66,6 +66,8 @@ from .verdict import (
     is_victim,
     report_of,
     without_cpp_place,
+    without_fault,
+    without_recovery,
 )
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -228,6 +230,8 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
             return "; ".join(filter(None, (_still_running(report.recorder, site), trouble))), site
         case RankEnding.LOST:
             return "was lost", None
+        case RankEnding.FAULT:
+            return ended(report), None
         case _:
             return describe_exit(report.code), site
 
@@ -365,7 +369,15 @@ def judge(
     finding: Finding | None = None,
 ) -> Verdict:
     """The verdict on a test, from the reports of all its ranks, and the finding for which they were ended, if any."""
-    verdict = _judge(reports, timed_out, case, expected or Expected(), finding)
+    expected = expected or Expected()
+    plan = expected.faults
+    told = None if plan is None else without_fault(reports, plan)
+    verdict = None if told else _judge(reports, timed_out, case, expected, finding)
+    if plan is not None and verdict is not None and verdict.outcome is Outcome.PASSED:
+        told = without_recovery(reports, plan)
+    if told or verdict is None:
+        title, culprits = told or ("", ())
+        verdict = _verdict(Outcome.FAILED, Fault(title, reports, case, culprits), [])
     in_use = any(report.error.cause is Cause.PORT_IN_USE for report in reports)
     return replace(verdict, cause=Cause.PORT_IN_USE) if in_use else verdict
 
@@ -401,6 +413,16 @@ def _judge(
     if mismatch is not None:
         return _found(reports, mismatch, case)
     return _found_by_sanitizer(reports, case, expected)
+
+
+# -- faults of the test
+
+
+def _after_faults(fault: Fault) -> Fault:
+    """The failure with the faults of the test in its title that have happened before."""
+    happened = [f"rank {r.rank} {each}" for r in fault.reports for each in r.faults.happened]
+    untold = [text for text in happened if text not in fault.title]
+    return replace(fault, title=f"after {' and '.join(untold)}: {fault.title}") if untold else fault
 
 
 def _ended_by(report: RankReport, account: RankAccount) -> RankReport:
@@ -521,7 +543,9 @@ def _failed(
 ) -> Verdict:
     culprits = sorted(deciding, key=lambda r: (_lost_a_peer(r), r.ended, r.rank))
     first = culprits[0]
-    cause = finding or _cause(reports, expected)
+    # Whoever has lost a rank by a fault of the test had to expect that.
+    has_fault = any(r.ending is RankEnding.FAULT for r in reports)
+    cause = finding or (None if has_fault else _cause(reports, expected))
     if cause is not None and (_lost_a_peer(first) or _may_follow_from(cause, first)):
         return _found(reports, cause, case)
     others = [r.rank for r in culprits if r is not first and not _lost_a_peer(r) and _failed_alike(r, first)]
@@ -629,6 +653,7 @@ def _verdict(
 
     `is_blamed`: its table begins with the culprit.
     """
+    fault = _after_faults(fault)
     first = next(iter(fault.culprits), None)
     account = _compose(fault, shown, first if is_blamed else None, calls)
     # Neither a file nor pytest-xdist takes the characters that stand for bytes of names that are not UTF-8.

@@ -129,11 +129,12 @@ class RankEnding(enum.Enum):
     EXITED = "exited"  # without a record of how the test ended
     KILLED = "killed"  # by a signal that we did not send
     STOPPED = "stopped"  # by us, while it was still running
+    FAULT = "fault"  # by a fault of the test, as expected
     LOST = "lost"  # unknown: the process that watched it died
 
     @property
     def is_failure(self) -> bool:
-        return self not in (RankEnding.PASSED, RankEnding.SKIPPED)
+        return self not in (RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT)
 
 
 class OwnWarning(NamedTuple):

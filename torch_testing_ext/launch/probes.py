@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch_testing_ext._collectives.findings import Finding, deadlocked, finding_of_rank, waiting_calls
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, endless_mismatch, judge_probe
 from torch_testing_ext._collectives.records import RankRecord, read_raw
 from torch_testing_ext._collectives.sanitizer_findings import first_inversion, first_parted, first_unbuffered
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer_kinds import AGAIN, SanitizeKind
 from torch_testing_ext._collectives.sanitizer_log import (
     LogContent,
     LogReader,
@@ -66,6 +67,12 @@ class Logs:
                 looks_beside(path).unlink(missing_ok=True)
         for path in self._paths:
             results_beside(path).unlink(missing_ok=True)
+
+    def events(self, rank: int) -> list[dict[str, Any]]:
+        """The events of faults in the log of a rank, and in that of its second process."""
+        again = LogReader(self._paths[rank].with_name(self._paths[rank].name + AGAIN))
+        contents = [self._readers[rank].read(), again.read()]
+        return [event for content in contents if content is not None for event in content.events]
 
     def headers(self) -> list[bytes]:
         return [reader.header() for reader in self._readers]

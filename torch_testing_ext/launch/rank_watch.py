@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.lanes import FILE, RankLane, calls_of
 from torch_testing_ext._collectives.records import RawRecord, unpack_record
-from torch_testing_ext._process import child_processes, messages, user_shell
+from torch_testing_ext._process import child_processes, messages, system, user_shell
 from torch_testing_ext._process.logs import content_of, tail, text_of
+from torch_testing_ext.faults import FaultPlan
 
 from . import start, terminal_turns
 from .environment import read_settings
@@ -27,6 +28,7 @@ from .verdict import (
     Case,
     Exit,
     Expected,
+    FaultsSeen,
     Outcome,
     RankReport,
     Verdict,
@@ -35,6 +37,7 @@ from .verdict import (
     assemble_report,
     ended,
     nothing_to_judge,
+    with_faults,
 )
 
 if TYPE_CHECKING:
@@ -244,6 +247,15 @@ class RankWatch:
             self.stacks_timeout = child_processes.FOR_STACKS_AFTER_DEATH if has_died else child_processes.FOR_STACKS
             self._grant(at + (self.rules.after_death if has_died else self.rules.after_failure))
 
+    def on_restart(self, rank: int) -> None:
+        """A rank that a fault has ended runs the test again."""
+        self.running.add(rank)
+        self.alive.add(rank)
+
+    def limit(self, until: float) -> None:
+        """The test ends then, at the latest."""
+        self.deadline = until if self.deadline is None else min(self.deadline, until)
+
     def on_exit(self, rank: int) -> None:
         """The process of a rank has ended."""
         self.running.discard(rank)
@@ -350,6 +362,8 @@ class RankWatch:
 # Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most
 # tests are over by then, and have not imported it.
 FIRST_LOOK = 0.75
+# Seconds between looks at the faults of a test.
+LOOK_AT_FAULTS = 0.05
 
 
 def watch(
@@ -405,14 +419,20 @@ class RankWatcher:
         records: RankRecords | None = None,
     ):
         self.run = run
-        self.expected = expected
         self.records = records or RankRecords(run, began)
+        self.plan = self.records.plan or FaultPlan()
+        if self.records.plan is not None:
+            # Ranks that go on without a peer issue other calls than it does.
+            expected = replace(expected, faults=self.plan, may_differ=True)
+        self.expected = expected
         self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
         self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
         # What NCCL says of ranks that hang.
         self.nccl: NcclStatus | None = None
         # When a rank has last been in the debugger.
         self._last_pause = 0.0
+        # A fault has happened, after which the test has less time.
+        self._is_limited = False
 
     @property
     def pending(self) -> list[int]:
@@ -433,23 +453,66 @@ class RankWatcher:
                 self._look()
             elif step.action is not WatchAction.WAIT:
                 return
-            elif self.run.wait_for_event(step.until):
+            elif self.run.wait_for_event(self._until(step.until)):
                 if self.take_endings():
                     self._on_news(now())
             elif not self._was_paused():
+                self._look_at_faults()
                 reached = now()
 
     def take_endings(self) -> bool:
         """Take the ends of ranks since the last call. Returns whether there were any."""
         ranks = self.records.take_new()
+        restarting = []
         for rank in ranks:
-            self.state.on_end(self.records.report(rank), self.records.exit_of(rank).at)
+            report, at = self.records.report(rank), self.records.exit_of(rank).at
+            self.state.on_end(report, at)
+            if report.ending is RankEnding.FAULT and rank in self.plan.restarts and rank not in self.records.restarted:
+                restarting.append(rank)
         self._take_exits()
+        for rank in restarting:
+            self.records.on_restart(rank)
+            self.run.restart(rank)
+            self.state.on_restart(rank)
+            # The log of its first process is not that of its calls now.
+            self.looks.give_up()
         return bool(ranks)
 
     def _take_exits(self) -> None:
         for rank in self.state.alive.difference(self.run.alive):
             self.state.on_exit(rank)
+
+    # -- faults of the test
+
+    def _until(self, until: float | None) -> float | None:
+        """When to look at the faults, which only the logs tell as long as a rank lives."""
+        if (self.plan.within is None or self._is_limited) and not self._may_be_frozen():
+            return until
+        soon = now() + LOOK_AT_FAULTS
+        return soon if until is None else min(soon, until)
+
+    def _look_at_faults(self) -> None:
+        """Limit the time of the test after the first fault, and end ranks that nobody is left to heal."""
+        if self.plan.within is not None and not self._is_limited:
+            seen = [self.records.faults_seen(rank, self.plan) for rank in self.plan.victims]
+            moments = [happened.at for of_rank in seen for happened in of_rank.happened]
+            if moments:
+                self._is_limited = True
+                self.state.limit(min(moments) + self.plan.within)
+        if not self._may_be_frozen():
+            return
+        frozen = [rank for rank in self.pending if self.records.is_stopped_by_fault(rank)]
+        if len(frozen) == len(self.pending):
+            self._kill_frozen(frozen)
+
+    def _may_be_frozen(self) -> bool:
+        return bool(self.state.running) and self.state.running <= self.plan.stopped_for_good
+
+    def _kill_frozen(self, ranks: Sequence[int]) -> None:
+        """End ranks that a fault has stopped. They would get SIGTERM when they go on."""
+        for rank in ranks:
+            self.records.frozen.add(rank)
+            self.run.signal(signal.SIGKILL, rank)
 
     def _on_news(self, at: float) -> None:
         self.looks.on_news(at)
@@ -484,7 +547,7 @@ class RankWatcher:
 
     def take_stacks(self) -> None:
         """Take the stacks and the flight recorders of the ranks that are pending."""
-        self.run.dump(self.state.stacks_timeout, self.pending)
+        self.run.dump(self.state.stacks_timeout, [r for r in self.pending if not self.records.is_stopped_by_fault(r)])
 
     def _ask_nccl(self) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
@@ -511,6 +574,7 @@ class RankWatcher:
 
     def _terminate(self) -> None:
         began = now()
+        self._kill_frozen([rank for rank in self.pending if self.records.is_stopped_by_fault(rank)])
         self.records.stopped.update(dict.fromkeys(self.pending, began))
         # Some may have ended by themselves meanwhile.
         while self.run.alive and self.run.wait_for_event(began):
@@ -557,6 +621,10 @@ class Looks:
             return self._prober.due
         return self._last_news + (0.0 if self._logs else FIRST_LOOK)
 
+    def give_up(self) -> None:
+        """Look no more."""
+        self._endless = None
+
     def on_news(self, at: float) -> None:
         """Something has happened in the run: wait a while before the next look."""
         self._last_news = at
@@ -594,8 +662,31 @@ class RankRecords:
         self.answers: dict[int, Exit] = {}
         # When we began to end each rank that was running.
         self.stopped: dict[int, float] = {}
+        # Those that a fault has ended, and that run again; and those that were ended while a fault had them stopped.
+        self.restarted: set[int] = set()
+        self.frozen: set[int] = set()
         paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
         self.logs = logs_of(paths, run.job.sanitize)
+
+    @property
+    def plan(self) -> FaultPlan | None:
+        """The faults of the test."""
+        return None if self.logs is None else self.logs.sanitize.faults
+
+    def on_restart(self, rank: int) -> None:
+        """A rank is started again: its first end was a fault of the test."""
+        self.restarted.add(rank)
+        del self.accounts[rank]
+
+    def is_stopped_by_fault(self, rank: int) -> bool:
+        if self.plan is None or rank not in self.run.alive or not system.is_stopped(self.run.pids[rank]):
+            return False
+        happened = self.faults_seen(rank, self.plan).happened
+        return bool(happened) and happened[-1].fault.kind == "stop"
+
+    def faults_seen(self, rank: int, plan: FaultPlan) -> FaultsSeen:
+        """Read the faults that have happened to a rank, and what it has reached, also when it ran again."""
+        return FaultsSeen.of([] if self.logs is None else self.logs.events(rank), plan)
 
     def take_new(self) -> list[int]:
         """Read the accounts of the ranks that have ended since the last call. Returns these ranks."""
@@ -620,7 +711,15 @@ class RankRecords:
 
     def report(self, rank: int) -> RankReport:
         """The report of a rank that has ended."""
-        return assemble_report(rank, self.accounts.get(rank), self.exit_of(rank), self.began, self.stopped.get(rank))
+        exit, stopped = self.exit_of(rank), self.stopped.get(rank)
+        report = assemble_report(rank, self.accounts.get(rank), exit, self.began, stopped)
+        plan = self.plan
+        if plan is None:
+            return report
+        seen = self.faults_seen(rank, plan)
+        if rank in self.restarted:
+            return replace(report, faults=seen)
+        return with_faults(report, seen, rank in self.frozen)
 
     def ends(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""

@@ -147,6 +147,9 @@ class ForkServerClient:
             case fork_server.Started(run, pids):
                 if run in self.runs:
                     self.runs[run].pids = pids
+            case fork_server.Restarted(run, rank, pid):
+                if run in self.runs:
+                    self.runs[run].on_restarted(rank, pid)
             case fork_server.Exited(run, rank, exit):
                 user_shell.note_left_running(f"rank {rank}: {process}" for process in exit.leftovers)
                 if run in self.runs:
@@ -218,6 +221,8 @@ class Run:
     lost: str | None = None
     # The server ends with this run.
     owns_server: bool = False
+    # Ranks that are being started again.
+    restarting: set[int] = field(default_factory=set)
 
     @property
     def alive(self) -> list[int]:
@@ -229,6 +234,18 @@ class Run:
     def wait_for_event(self, until: float | None = None) -> bool:
         """Wait for the next event and handle it. Returns False if the time `until` came first."""
         return self.server.loop.step(until)
+
+    def restart(self, rank: int) -> None:
+        """Start a rank again that has ended, as another process."""
+        job = replace(self.job, incarnation=1)
+        self.restarting.add(rank)
+        self.server.send(fork_server.Restart(self.number, rank, pickle.dumps(job)))
+        self.wait_until(lambda: rank not in self.restarting)
+
+    def on_restarted(self, rank: int, pid: int) -> None:
+        del self.exits[rank]
+        self.pids = (*self.pids[:rank], pid, *self.pids[rank + 1 :])
+        self.restarting.discard(rank)
 
     def signal(self, number: int, rank: int | None = None) -> None:
         """Signal all ranks that are still running, with all processes in their groups; or one rank alone."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import re
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.records import RankRecord, RawRecord, do_members_agree
@@ -16,7 +16,8 @@ from torch_testing_ext._process.child_processes import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.user_shell import Peaks
-from torch_testing_ext._process.words import EndWords, grouped
+from torch_testing_ext._process.words import MOST_LINES, EndWords, grouped
+from torch_testing_ext.faults import FaultPlan, PlannedFault, Sweep
 
 from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, forget_memory_of_this_process
 
@@ -63,6 +64,76 @@ def highest(peaks: Iterable[Peaks]) -> DevicePeak | None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# The faults of a test that have happened to a rank, as its log tells them.
+
+
+@dataclass(frozen=True)
+class HappenedFault:
+    """A fault that has happened to a rank. `index`: its place in the plan; `place`: such as `at all_reduce #3`."""
+
+    index: int
+    fault: PlannedFault
+    place: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.fault.did} {self.place} by the fault"
+
+
+@dataclass(frozen=True)
+class FaultsSeen:
+    """The faults that have happened to a rank, and what it has issued and reached."""
+
+    happened: tuple[HappenedFault, ...] = ()
+    # Calls during which a fault was to happen, and which were over before.
+    missed: Mapping[int, str] = field(default_factory=dict)
+    # Of faults that have not happened, how often the rank has passed what they count.
+    counts: Mapping[int, int] = field(default_factory=dict)
+    # All that the rank has passed.
+    passed: Mapping[str, int] = field(default_factory=dict)
+    reached: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]], plan: FaultPlan) -> FaultsSeen:
+        """Read the events of a rank's log."""
+        happened, missed, reached = [], {}, set()
+        counts: dict[int, int] = {}
+        passed: dict[str, int] = {}
+        for event in events:
+            match event["event"]:
+                case "fault":
+                    index = event["fault"]
+                    happened.append(HappenedFault(index, plan.faults[index], event["place"], event["at"]))
+                case "missed":
+                    missed[event["fault"]] = event["place"]
+                case "reached":
+                    reached.add(event["name"])
+                case "seen":
+                    counts = {int(index): number for index, number in event["counts"].items()}
+                    passed = event["seen"]
+        return cls(tuple(happened), missed, counts, passed, frozenset(reached))
+
+
+NO_FAULTS = FaultsSeen()
+
+
+def with_faults(report: RankReport, seen: FaultsSeen, is_frozen: bool) -> RankReport:
+    """The report of a rank with the faults that have happened to it: an end by the latest one is expected.
+
+    `is_frozen`: it was ended while a fault had it stopped.
+    """
+    report = replace(report, faults=seen)
+    if not seen.happened:
+        return report
+    fault = seen.happened[-1].fault
+    code = report.exit.code if report.exit is not None else None
+    is_by_fault = fault.is_deadly and code == fault.exit_code
+    if fault.kind == "raises" and report.ending in (RankEnding.FAILED, RankEnding.ERROR):
+        is_by_fault = report.error.type_name == fault.error_type
+    return replace(report, ending=RankEnding.FAULT) if is_by_fault or is_frozen else report
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Reports of how each rank ended, from its own account and its exit status.
 
 
@@ -84,6 +155,7 @@ class RankReport:
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank
     nccl: NcclRank | None = None  # what NCCL says of it, while it was still running
     in_flight: RankAccount | None = None  # of an exception that was in flight while it was still running
+    faults: FaultsSeen = NO_FAULTS  # of the test that have happened to it, and what else shows what it has done
 
     @property
     def final_account(self) -> RankAccount | None:
@@ -144,6 +216,8 @@ class RankReport:
                 return f"{describe_exit(self.code, f' {after}')}, before the test finished{self._and_then()}"
             case RankEnding.KILLED:
                 return describe_exit(self.code, f" {after}", as_participle=True) + self._and_then()
+            case RankEnding.FAULT:
+                return f"{self.faults.happened[-1]} {after}"
             case RankEnding.STOPPED:
                 itself = f" (it exited with code {self.code})" if (self.code or 0) > 0 else ""
                 return f"still running {after}, terminated{itself}{self._and_then()}"
@@ -235,6 +309,7 @@ class Expected:
     any_code: bool = False
     code: int | None = None
     may_differ: bool = False
+    faults: FaultPlan | None = None
 
     def decides(self, report: RankReport) -> bool:
         """Does this rank's ending alone make the test fail?"""
@@ -297,10 +372,88 @@ class Verdict:
         return replace(self, text=f"{self.text}\n\n{note}")
 
 
+def without_fault(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[str, tuple[int, ...]] | None:
+    """Say which fault has not happened although its rank came to the end, and which rank that is; None if none."""
+    for index, fault in enumerate(plan.faults):
+        report = next(r for r in reports if r.rank == fault.rank)
+        seen = report.faults
+        if report.ending.is_failure or any(happened.index == index for happened in seen.happened):
+            continue
+        why = f"rank {report.rank} had ended before"
+        if index in seen.missed:
+            why = f"{seen.missed[index]} was over before it could: use phase='before' or 'after'"
+        elif fault.at is not None and index in seen.counts:
+            number = seen.counts[index]
+            issued = [f"{times} {name}" for name, times in seen.passed.items()]
+            why = f"rank {report.rank} came to {number} {fault.at.counted.format(s='' if number == 1 else 's')}"
+            why += f" (in all: {', '.join(issued) or 'nothing'})"
+        return f"{fault} did not happen: {why}", (report.rank,)
+    return None
+
+
+def without_recovery(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[str, tuple[int, ...]] | None:
+    """Say what is wrong with ranks that have passed: one came too late, or none to a line that must run."""
+    for victim, fault in [(r.rank, fault) for r in reports for fault in r.faults.happened]:
+        for report in reports:
+            after = report.ended - fault.at
+            if plan.within is not None and report.rank != victim and after > plan.within:
+                late = f"rank {report.rank} ended {after:.1f} s after rank {victim} {fault}"
+                return f"{late}; within={plan.within:g}", (report.rank,)
+    reached = {name for r in reports for name in r.faults.reached}
+    missing = [name for name in plan.must_reach if name not in reached]
+    if not missing:
+        return None
+    others = f"; reached were {', '.join(map(repr, sorted(reached)))}" if reached else ""
+    return f"no rank has reached {', '.join(map(repr, missing))}{others}", ()
+
+
+def sweep_verdict(sweep: Sweep, run: Callable[[FaultPlan], tuple[Sequence[RankReport], Verdict]]) -> Verdict:
+    """Run a test as it is, and with each fault of a sweep; one verdict on all. `run` runs it once."""
+    reports, verdict = run(sweep.recording)
+    if verdict.outcome is not Outcome.PASSED:
+        return verdict.with_note("This was the run without faults, which shows at which points they are to happen.")
+    passed = {report.rank: report.faults.passed for report in reports}
+    lines, failed = [], []
+    for plan in sweep.plans(passed):
+        (fault,) = plan.faults
+        reports, verdict = run(plan)
+        victim = next(report for report in reports if report.rank == fault.rank)
+        where = "".join(f" {happened.place}" for happened in victim.faults.happened)
+        why = sweep.why_known(fault)
+        if victim.faults.missed:
+            how = "not tried: the call was over before"
+        elif verdict.outcome is Outcome.PASSED:
+            how = f"passes, though known to fail: {why}" if why else "recovered" if _noticed(reports) else "passed"
+        else:
+            title = verdict.failure.title if verdict.failure is not None else verdict.text
+            how = f"known to fail: {why}" if why else f"{verdict.outcome.value}: {title}"
+        lines.append(f"{fault}{where}: {how}")
+        if not victim.faults.missed and (verdict.outcome is Outcome.PASSED) == bool(why):
+            failed.append((lines[-1], verdict))
+    if not failed:
+        return Verdict(Outcome.PASSED)
+    (first, verdict), *_ = failed
+    title = f"{len(failed)} of {len(lines)} faults fail this test; the first: {first}"
+    rest = "\n".join(["the faults, one run each:", *(f"  {line}" for line in lines)])
+    failure = verdict.failure or FailureView.of_text(title)
+    account = f"{title}\n\n{rest}\n\n{failure.account}"
+    failure = replace(failure, title=title, account=account, remarks=(*lines[:MOST_LINES], *failure.remarks))
+    outcome = Outcome.FAILED if verdict.outcome is Outcome.PASSED else verdict.outcome
+    return replace(verdict, outcome=outcome, failure=failure)
+
+
+def _noticed(reports: Sequence[RankReport]) -> bool:
+    """Has a call of a rank raised that has passed?"""
+    records = [r.issued for r in reports if r.issued is not None and r.ending is RankEnding.PASSED]
+    return any(call.raised for record in records for calls in record.calls.values() for call in calls)
+
+
 def ended(report: RankReport) -> str:
     """Describe the end of a rank as a verb for a sentence."""
     verbs = {RankEnding.ERROR: "raised", RankEnding.KILLED: "was killed", RankEnding.LOST: "was lost"}
-    return verbs.get(report.ending, report.ending.value)
+    if report.ending is RankEnding.FAULT:
+        return str(report.faults.happened[-1])
+    return str(verbs.get(report.ending, report.ending.value))
 
 
 def is_victim(report: RankReport) -> bool:
@@ -315,5 +468,5 @@ def failed_by_itself(report: RankReport) -> bool:
 
 def nothing_to_judge(reports: Sequence[RankReport], expected: Expected) -> bool:
     """Have all ranks passed, as expected, and left no collectives that differ and nothing that the sanitizer found?"""
-    left = any(r.recorder or r.issued or r.found for r in reports)
+    left = any(r.recorder or r.issued or r.found for r in reports) or expected.faults is not None
     return all_passed(reports) and not left and not expected.codes_are_open

@@ -8,6 +8,7 @@ from pathlib import Path
 # PyTorch's name: the modules of the package's root and `distributed/`.
 MIRROR = "the mirror"
 ROWS = (
+    ("fault_points", "faults"),
     ("_torch",),
     ("_process",),
     ("_collectives",),

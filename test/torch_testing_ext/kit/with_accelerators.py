@@ -87,7 +87,7 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
 def _forget_earlier_uses() -> None:
     """In a fork: what this worker has done with devices does not count. It has none.
 
-    The import of a suite that compiles asks the driver of CUDA, if torch is built for it; another test has ended the noting.
+    The import of a suite that compiles asks CUDA's driver, if torch is built for it. Another test has ended the noting.
     """
     torch.cuda._is_in_bad_fork = lambda: False
     device_state._noted = None

@@ -25,7 +25,8 @@ from torch_testing_ext._machine.device_rules import NCCL
 from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_on
+from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, kinds_on
+from torch_testing_ext.faults import FaultPlan, Sweep, first_plan
 from torch_testing_ext.launch import own_report
 
 from . import launched_ranks, tests_in_ranks
@@ -168,6 +169,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
+    # The faults of this run of the test.
+    _plan: FaultPlan | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -364,6 +367,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             self._begin_in_place()
             return
         self._ensure_processes_spawned()
+        self._plan = first_plan(faults_of_test(self, restarts=False))
         self._start_task()
 
     def _begin_in_place(self) -> None:
@@ -397,7 +401,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         ranks = self._running_ranks()
         if SanitizeKind.HASH in self._sanitize().kinds and not ranks.run.job.differs_in_hash:
             raise self._error("@sanitize('hash') must be on the class: its ranks start before the test")
-        self._files = ranks.start(self.id(), self._sanitize())
+        self._files = ranks.start(self.id(), self._sanitize().with_faults(self._plan))
         self.addCleanup(self._abandon_task, ranks)
 
     def _running_ranks(self) -> PersistentRanks:
@@ -418,6 +422,23 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         if self._round is not None:
             self._run_in_place(self._round)
             return
+        planned = faults_of_test(self, restarts=False)
+        if isinstance(planned, Sweep):
+            verdict = launch.sweep_verdict(planned, functools.partial(self._run_with, planned.recording))
+        else:
+            _, verdict = self._run_task()
+        raise_verdict(verdict, self.id(), self)
+
+    def _run_with(self, first: FaultPlan, plan: FaultPlan) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
+        """Run the test with these faults of a sweep. The first run has begun."""
+        if plan != first:
+            self._ensure_processes_spawned()
+            self._plan = plan
+            self._start_task()
+        return self._run_task()
+
+    def _run_task(self) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
+        """Wait for the ranks, which run the test, and judge them."""
         ranks = self._running_ranks()
         expected = launch.Expected(may_differ=self._collectives_may_differ())
         with self._interruptible():
@@ -432,7 +453,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)
         elif state_changes:
             verdict = verdict.with_note("\n\n".join(state_changes))
-        raise_verdict(verdict, self.id(), self)
+        return end.reports, verdict
 
     def _endless(self) -> float | None:
         """The time-out of collectives that counts as endless: no test waits for the one that it has not chosen."""

@@ -12,7 +12,7 @@ import sys
 import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
+from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test, refuse_faults
+from torch_testing_ext.faults import FaultPlan, Sweep, first_plan
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport, environment
 from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankEvidence, RankWatch, WatchAction
 
@@ -235,8 +237,15 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_faults(cls)
         # A fork server that starts later finds the class by this.
         launch.Named.of(cls)
+
+    @property
+    def incarnation(self) -> int:
+        """In a rank: how many processes of this rank have died by faults of the test before."""
+        context = launch.current_context()
+        return 0 if context is None else context.incarnation
 
     def _prepare_ranks(self) -> None:
         """Fork the server for the ranks of this test, unless it will start none."""
@@ -258,6 +267,7 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def _begin_round(self, world_size: int, directory: Path) -> Round:
         """Begin the test in a process that a launcher has started as a rank, together with the others."""
+        refuse_faults(self, "a launcher has started the ranks, and ends all with one: run the test without it")
         may_differ, sanitize = self._collectives_may_differ(), self._sanitize()
         return launched_ranks.begin(world_size, self._case(), directory, self._timeout(), self, may_differ, sanitize)
 
@@ -581,22 +591,25 @@ class MultiProcessTestCase(ProcessRanksTestCase):
     def _start_processes(self, proc: Any) -> None:
         """Start the ranks. `proc`, a class of processes, is for an override that starts them itself."""
         assert self._directory is not None
-        self._start_ranks(self._checked_world_size(), self._directory)
+        plan = first_plan(faults_of_test(self))
+        self._start_ranks(self._checked_world_size(), self._directory, plan, self.addCleanup)
 
-    def _start_ranks(self, world_size: int, directory: Path) -> None:
+    def _start_ranks(
+        self, world_size: int, directory: Path, plan: FaultPlan | None, add_cleanup: Callable[..., Any]
+    ) -> None:
         """Start the ranks of the test, which runs in them by `_run`."""
         job = self._job(
             _run_rank,
             world_size,
             directory,
-            self.addCleanup,
+            add_cleanup,
             arguments={
                 "test_name": self._current_test_name(),
                 "file_name": self.file_name,
                 "options": self._options_of_run(),
             },
             skips={code: skip.message for code, skip in SKIP_BY_CODE.items()},
-            sanitize=self._sanitize(),
+            sanitize=self._sanitize().with_faults(plan),
         )
         self._launched = launch.launch(job)
         self.processes = [RankProcess(self._launched, rank) for rank in range(world_size)]
@@ -625,6 +638,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         if self._round is not None:
             self._verdict = self._run_in_place(self._round)
         elif self._launched is None and self.processes:
+            refuse_faults(self, f"{type(self).__qualname__} starts its ranks itself: remove its _start_processes")
             self._verdict = verdict_on_foreign_ranks(
                 self.processes,
                 self.pid_to_pipe,
@@ -633,8 +647,10 @@ class MultiProcessTestCase(ProcessRanksTestCase):
                 self._case(),
                 self._get_timedout_process_traceback,
             )
+        elif isinstance(sweep := faults_of_test(self), Sweep):
+            self._verdict = launch.sweep_verdict(sweep, functools.partial(self._run_with, fn, sweep.recording))
         else:
-            verdict = self._wait_for_verdict(fn)
+            _, verdict = self._wait_for_verdict(fn)
             assert self._launched is not None
             self._verdict = self._with_expectations(verdict, self.file_name, self._launched.job.world_size)
         self._check_return_codes(fn, launch.now() - began)
@@ -650,7 +666,20 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         """Raise the exception for the verdict on the ranks, which have ended. An override may judge exit codes."""
         raise_verdict(self._verdict, self.id(), self)
 
-    def _wait_for_verdict(self, fn: Callable[[], Any]) -> launch.Verdict:
+    def _run_with(
+        self, fn: Callable[[], Any], first: FaultPlan, plan: FaultPlan
+    ) -> tuple[Sequence[RankReport], launch.Verdict]:
+        """Run the test with these faults of a sweep. The ranks of the first run are there."""
+        if plan == first:
+            return self._wait_for_verdict(fn)
+        with ExitStack() as resources:
+            directory = launch.new_directory(self.id())
+            resources.callback(launch.discard, directory)
+            self.file_name = str(directory / "store")
+            self._start_ranks(self._checked_world_size(), directory, plan, resources.callback)
+            return self._wait_for_verdict(fn)
+
+    def _wait_for_verdict(self, fn: Callable[[], Any]) -> tuple[Sequence[RankReport], launch.Verdict]:
         """Wait for the ranks that this test has started, and judge them."""
         if self._launched is None:
             setup = f"{type(self).__qualname__}.setUp()"
@@ -666,7 +695,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
                 verdict = verdict.with_note(note)
         if verdict.outcome is launch.Outcome.PASSED:
             print_leftovers(self._short_name(), outcome.reports)
-        return verdict
+        return outcome.reports, verdict
 
     def _expected(self, fn: Callable[[], Any]) -> launch.Expected:
         return launch.Expected(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch_testing_ext import launch
 from torch_testing_ext._process.files import source_file
 from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, kinds_on, may_differ
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, kinds_on, may_differ, refuse_faults
 from torch_testing_ext.launch import environment
 
 from . import tests_in_ranks
@@ -171,6 +171,7 @@ class MultiThreadedTestCase(RankedTestCase):
 
     def _spawn_threads(self) -> None:
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
+        refuse_faults(self, "its ranks are threads, of which none can die alone: use MultiProcessTestCase")
         self._skip = self._known_skip()
         if self._skip is not None:
             return

@@ -50,8 +50,8 @@ from torch_testing_ext.launch.own_report import pack_warning
 
 from . import groups_and_devices
 from .invocation import case_of_test
-from .source_facts import facts_of
 from .test_case import TestCase
+from .unittest_and_pytest import facts_of
 
 # --------------------------------------------------------------------------------------------------------------------
 # The exception of a rank becomes the account of its end: here, and nowhere else.
@@ -285,7 +285,7 @@ def run_rank(
     decides about the process groups that are left. With `reports_imports`, rank 0 says which modules of torch it had
     to import, so that later ranks can inherit them.
     """
-    environment.set_variables_of_rank(context.rank)
+    environment.set_variables_of_rank(context.rank, context.incarnation)
     prepare_rank(context)
     count = len(sys.modules)
     try:

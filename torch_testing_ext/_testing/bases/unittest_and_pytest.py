@@ -1,4 +1,4 @@
-"""Files of tests as unittest and pytest see them: when fixtures run, and tests that only pytest runs. No torch."""
+"""Files of tests as unittest and pytest see them, and what their source tells before its import. No torch."""
 
 import ast
 import importlib.util
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch_testing_ext._process.files import source_tree
+from torch_testing_ext._process.files import source_text, source_tree
 from torch_testing_ext._process.logs import content_of
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -332,3 +332,46 @@ def _definitions(module: ModuleType) -> Iterator[str]:
             yield statement.name
         else:
             statements.extend(child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.expr))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Facts that the source of a test file tells before its import: the parts of torch that it uses, its number of tests.
+
+# The first use of these imports dynamo. A file that only mentions one loses the time of that one import.
+_DYNAMO = re.compile(
+    r"\b(?:DistributedDataParallel|FullyShardedDataParallel|fully_shard|parallelize_module"
+    r"|DTensor|distribute_tensor|distribute_module|torch\.compile)\b"
+)
+# Compiling by inductor imports as much again. Files that only compile for another backend do not mention it.
+_INDUCTOR = re.compile(r"\b_?inductor\b")
+_FSDP = re.compile(r"fsdp|fully_?shard", re.IGNORECASE)
+_DTENSOR = re.compile(r"dtensor|_tensor\b|\bdistributed\.tensor\b|parallelize_module", re.IGNORECASE)
+_TEST = re.compile(r"^\s*(?:async )?def test", re.MULTILINE)
+_GENERATES = re.compile(r"\binstantiate_\w+_tests\b|\bparametriz|\bsetattr\(|\bload_tests\b")
+
+
+class SourceFacts(NamedTuple):
+    """Facts that the source of a file tells."""
+
+    fsdp: bool = False
+    dtensor: bool = False
+    dynamo: bool = False
+    inductor: bool = False
+    # Functions that look like tests.
+    tests: int = 0
+    # More tests than there are such functions.
+    generates: bool = False
+
+
+def facts_of(file: str) -> SourceFacts:
+    """Return what a file tells: nothing, if it cannot be read."""
+    source = source_text(file)
+    uses_dynamo = bool(_DYNAMO.search(source))
+    return SourceFacts(
+        fsdp=bool(_FSDP.search(source)),
+        dtensor=bool(_DTENSOR.search(source)),
+        dynamo=uses_dynamo,
+        inductor=uses_dynamo and bool(_INDUCTOR.search(source)),
+        tests=len(_TEST.findall(source)),
+        generates=bool(_GENERATES.search(source)),
+    )

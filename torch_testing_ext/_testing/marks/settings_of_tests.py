@@ -1,10 +1,12 @@
 """Settings of single tests: decorators for the timeout and the checks of collectives; the rules of their devices."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
 from torch_testing_ext._process.project_settings import AUTO
+from torch_testing_ext.faults import FaultPlan, Sweep, plan_on
 
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
@@ -85,6 +87,41 @@ def kinds_on(*targets: Any) -> tuple[str, ...]:
 def kinds_of_test(test: Any) -> tuple[str, ...]:
     """The kinds that `@sanitize` names on this test case and on its class."""
     return kinds_on(_method(test), type(test))
+
+
+def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None:
+    """What `@faults` or `@fault_sweep` gives to this test case. Raises its error if its ranks cannot have it.
+
+    `restarts`: a rank can be started again.
+    """
+    plan = plan_on(_method(test))
+    if plan is None:
+        return None
+    why = plan.why_not(int(test.world_size))
+    if isinstance(plan, FaultPlan) and plan.restarts and not restarts:
+        why = why or f"restart({plan.restarts[0]}) needs ranks of its own for each test: use MultiProcessTestCase"
+    if why:
+        raise test._error(f"@faults of {type(test).__qualname__}.{test._testMethodName}: {why}")
+    return plan
+
+
+def check_faults(cls: type) -> None:
+    """Raise ValueError if a test of this class has faults for a rank that it has not, as far as that is known."""
+    for name, test in vars(cls).items():
+        plan, size = plan_on(test), getattr(cls, "world_size", None)
+        if isinstance(size, property):
+            # It may need more than an instance has that nobody has made.
+            with suppress(Exception):
+                size = size.__get__(object.__new__(cls))
+        why = plan.why_not(size) if plan is not None and isinstance(size, int) and size > 0 else ""
+        if why:
+            raise ValueError(f"@faults of {cls.__qualname__}.{name}: {why}")
+
+
+def refuse_faults(test: Any, why: str) -> None:
+    """Raise the error of a test case that has faults, and whose ranks cannot have them."""
+    if plan_on(_method(test)) is not None:
+        raise test._error(f"@faults of {type(test).__qualname__}.{test._testMethodName}: {why}")
 
 
 def _method(test: Any) -> Any:

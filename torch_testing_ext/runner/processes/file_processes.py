@@ -25,7 +25,7 @@ from torch_testing_ext._process.fork_host import Gone, RequestedChildren
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
 from torch_testing_ext._process.private_folders import locked_folder
-from torch_testing_ext._testing.bases.source_facts import facts_of
+from torch_testing_ext._testing.bases.unittest_and_pytest import facts_of
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestOutcome, Unit
 from torch_testing_ext.runner.options import CannotRun
 from torch_testing_ext.warm.served_process import ServedProcess

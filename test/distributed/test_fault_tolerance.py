@@ -1,0 +1,214 @@
+"""Ranks that lose one of them: what an operation of gloo does in the survivors, and how training goes on."""
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.faults import call, calls, fault_point, fault_sweep, faults, kill, mark, reached, restart, stop
+
+LOST = 2
+ERROR, RETURNS = "error", "returns"
+
+
+def tensors(count=3):
+    return [torch.ones(2) for _ in range(count)]
+
+
+# By operation: what it is, and what it does in rank 0 and in rank 1 when rank 2 is gone.
+AFTER_LOSS = {
+    "all_reduce": (lambda rank: dist.all_reduce(torch.ones(2)), ERROR, ERROR),
+    "all_gather": (lambda rank: dist.all_gather(tensors(), torch.ones(2)), ERROR, ERROR),
+    "all_gather_object": (lambda rank: dist.all_gather_object([None] * 3, rank), ERROR, ERROR),
+    "reduce_scatter": (lambda rank: dist.reduce_scatter(torch.ones(2), tensors()), ERROR, ERROR),
+    "all_to_all_single": (lambda rank: dist.all_to_all_single(torch.ones(3), torch.ones(3)), ERROR, ERROR),
+    "barrier": (lambda rank: dist.barrier(), ERROR, ERROR),
+    "broadcast from the lost rank": (lambda rank: dist.broadcast(torch.ones(2), LOST), ERROR, ERROR),
+    "receive from the lost rank": (lambda rank: dist.recv(torch.ones(2), LOST), ERROR, ERROR),
+    "gather to rank 0": (lambda rank: dist.gather(torch.ones(2), None if rank else tensors()), ERROR, RETURNS),
+    "send and receive between the others": (lambda rank: _between_the_others(rank), RETURNS, RETURNS),
+    "destroy_process_group": (lambda rank: dist.destroy_process_group(), RETURNS, RETURNS),
+}
+
+
+def _between_the_others(rank):
+    if rank:
+        dist.recv(torch.ones(2), 0)
+    else:
+        dist.send(torch.ones(2), 1)
+
+
+class Survivors(MultiProcessTestCase):
+    world_size = 3
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def join(self, name="first", size=3, seconds=60):
+        store = dist.FileStore(f"{self.file_name}.{name}", size)
+        timeout = timedelta(seconds=seconds)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=size, timeout=timeout)
+
+    def lose(self, **options):
+        """Rank 2 is gone when this returns."""
+        self.join(**options)
+        pid = [os.getpid()]
+        dist.broadcast_object_list(pid, LOST)
+        dist.barrier()
+        fault_point("gone")
+        while Path(f"/proc/{pid[0]}").exists():
+            time.sleep(0.001)
+
+
+@requires_gloo()
+class TestSurvivorsOfGloo(Survivors):
+    """Each operation after a loss."""
+
+    @faults(kill(LOST, at=mark("gone")), within=30)
+    def test_monitored_barrier_names_the_lost_rank(self):
+        self.lose()
+        if self.rank == 0:
+            with self.assertRaisesRegex(RuntimeError, f"[Rr]ank {LOST}"):
+                dist.monitored_barrier(timeout=timedelta(seconds=10))
+
+    @faults(stop(rank=LOST, at=call(2, "all_reduce")), within=30)
+    def test_a_rank_that_stands_still_is_a_timeout(self):
+        self.join(seconds=0.5)
+        dist.all_reduce(torch.ones(1))
+        with self.assertRaisesRegex(RuntimeError, "[Tt]imed out"):
+            dist.all_reduce(torch.ones(1))
+
+
+def _test_of(name):
+    operation, *expected = AFTER_LOSS[name]
+
+    @faults(kill(LOST, at=mark("gone")), within=30)
+    def test(self):
+        self.lose()
+        did = RETURNS
+        try:
+            operation(self.rank)
+        except RuntimeError:
+            did = ERROR
+        self.assertEqual(did, expected[self.rank])
+
+    return test
+
+
+for _name in AFTER_LOSS:
+    setattr(TestSurvivorsOfGloo, f"test_{_name.replace(' ', '_')}", _test_of(_name))
+
+
+class Writer(dcp.FileSystemWriter):
+    def write_data(self, *args, **options):
+        fault_point("writing")
+        return super().write_data(*args, **options)
+
+
+@requires_gloo()
+class TestRecovery(Survivors):
+    """How training goes on."""
+
+    def survive(self):
+        self.join()
+        with self.assertRaises(RuntimeError):
+            for _ in range(4):
+                dist.all_reduce(torch.ones(1))
+
+    def form_a_new_world(self):
+        dist.destroy_process_group()
+        self.join("second", 2)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        self.assertEqual(total.item(), 2)
+        reached("a new world")
+
+    @faults(kill(LOST, at=call(3, "all_reduce")), within=30, must_reach=["a new world"])
+    def test_new_world_after_a_loss_before_a_call(self):
+        self.survive()
+        self.form_a_new_world()
+
+    @faults(kill(LOST, at=call(3, "all_reduce", phase="during")), within=30, must_reach=["a new world"])
+    def test_new_world_after_a_loss_during_a_call(self):
+        self.survive()
+        self.form_a_new_world()
+
+    @fault_sweep(kill, at=calls(), ranks=[1, LOST], within=30)
+    def test_no_loss_hangs(self):
+        self.join()
+        self.meet()
+        try:
+            for _ in range(2):
+                dist.all_reduce(torch.ones(1))
+            dist.broadcast(torch.ones(1), 0)
+        except RuntimeError:
+            reached("the loss is seen")
+
+    def meet(self):
+        """All ranks have joined: one that dies now is missed in a call."""
+        store = dist.FileStore(f"{self.file_name}.joined", self.world_size)
+        store.set(str(self.rank), "")
+        store.wait([str(rank) for rank in range(self.world_size)])
+
+    @faults(kill(LOST, at=mark("step", 3)), restart(LOST), within=60, must_reach=["loaded"])
+    def test_restarted_rank_rejoins_from_a_checkpoint(self):
+        checkpoints = Path(f"{self.file_name}.checkpoints")
+        state = {"step": torch.zeros(1), "sum": torch.zeros(1)}
+        if not self.incarnation:
+            self.join()
+            if self.train(state, checkpoints):
+                return
+            dist.destroy_process_group()
+        self.join("second")
+        newest = max(file.parent.name for file in checkpoints.glob("*/.metadata"))
+        dcp.load(state, checkpoint_id=checkpoints / newest)
+        reached("loaded")
+        self.assertTrue(self.train(state, checkpoints))
+        self.assertEqual(state["sum"].item(), 3 * 4)
+
+    def train(self, state, checkpoints):
+        """Returns whether all four steps are done."""
+        try:
+            while state["step"] < 4:
+                fault_point("step")
+                one = torch.ones(1)
+                dist.all_reduce(one)
+                state["sum"] += one
+                state["step"] += 1
+                dcp.save(state, checkpoint_id=checkpoints / str(int(state["step"])))
+        except (RuntimeError, dcp.api.CheckpointException):
+            return False
+        return True
+
+    @faults(kill(LOST, at=mark("writing", 2)), within=60, must_reach=["not whole"])
+    def test_checkpoint_whose_writer_dies_is_not_whole(self):
+        self.write_two(lambda state, folder: dcp.save(state, storage_writer=Writer(folder)))
+
+    @faults(kill(LOST, at=mark("writing", 2)), within=60, must_reach=["not whole"])
+    def test_asynchronous_checkpoint_whose_writer_dies_is_not_whole(self):
+        self.write_two(lambda state, folder: dcp.async_save(state, storage_writer=Writer(folder)).result())
+
+    def write_two(self, save):
+        self.join()
+        folders = [Path(f"{self.file_name}.{name}") for name in ("whole", "half")]
+        save({"weight": torch.ones(2) * 1}, folders[0])
+        with self.assertRaises((RuntimeError, dcp.api.CheckpointException)):
+            save({"weight": torch.ones(2) * 2}, folders[1])
+        self.assertFalse((folders[1] / ".metadata").exists())
+        state = {"weight": torch.zeros(2)}
+        with self.assertRaises((RuntimeError, OSError, dcp.api.CheckpointException)):
+            dcp.load(state, checkpoint_id=folders[1], no_dist=True)
+        dcp.load(state, checkpoint_id=folders[0], no_dist=True)
+        self.assertEqual(state["weight"], torch.ones(2))
+        reached("not whole")
+
+
+if __name__ == "__main__":
+    run_tests()
