@@ -334,8 +334,14 @@ def first_mismatch(records: Records, unless_raised: bool = False) -> Finding | N
 def _first_mismatch_in(group: SharedGroup, calls: CallsByRank, unless_raised: bool) -> _Candidate | None:
     """The first collective of this group in which members disagree: what comes after it is not looked at."""
     most = max(map(len, calls.values()), default=0)
+    # Ranks of a whole world that have done the same share their calls.
+    unlike = {rank: calls[rank] for rank in {id(issued): rank for rank, issued in calls.items()}.values()}
     for place in range(1, most + 1):
-        calls_there = _calls_at(place, calls)
+        calls_there = _calls_at(place, unlike)
+        if len(unlike) < len(calls):
+            if len(calls_there) == 1 and all(call.exchange is None for call in calls_there.values()):
+                continue
+            calls_there = _calls_at(place, calls)
         finding = _mismatch_at(group, place, calls_there, calls)
         if finding is None:
             continue
@@ -417,6 +423,8 @@ def _cut(text: str) -> str:
 def _wrong_exchange(group: SharedGroup, place: int, calls: CallOfRank) -> Finding | None:
     """The first pair of ranks of which one sends another number of elements than the other expects."""
     exchanges = {rank: call.exchange for rank, call in calls.items() if call.exchange is not None}
+    if len({count for exchange in set(exchanges.values()) for counts in exchange for count in counts}) == 1:
+        return None
     for (at, sender), (to, receiver) in itertools.product(enumerate(group.ranks), repeat=2):
         if sender not in exchanges or receiver not in exchanges:
             continue
@@ -475,11 +483,14 @@ def waiting_calls(records: Records) -> dict[int, list[Wait]]:
     for group in shared_groups(records):
         issued = _calls_in(group, by_rank)
         counts = {rank: len(issued.get(rank, ())) for rank in group.ranks}
+        least = min(counts.values())
         for rank, calls in issued.items():
             for call in calls:
                 if call.is_over:
                     continue
-                missing = tuple(member for member, count in counts.items() if count < call.place)
+                missing: tuple[int, ...] = ()
+                if call.place > least:
+                    missing = tuple(member for member, count in counts.items() if count < call.place)
                 if missing or call.tells_end:
                     all_waits.append(Wait(rank, group, call, missing))
     all_waits += [wait for wait in unpaired(records) if not wait.call.is_over]
@@ -578,6 +589,9 @@ def _left_alone(deadlocked: Mapping[int, Wait], ended: Ended) -> tuple[str, tupl
 
 
 def _is_same_call(first: Wait, second: Wait) -> bool:
+    if first.call.is_p2p or second.call.is_p2p:
+        # Each message has a place of its own between two ranks.
+        return first is second
     return first.group.key == second.group.key and first.call.place == second.call.place
 
 

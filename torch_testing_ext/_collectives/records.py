@@ -15,13 +15,17 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
 
 from .blocked import RankState
-from .failure import Site
+from .failure import Site, TimedCall
 
 # --------------------------------------------------------------------------------------------------------------------
 # The collectives that a rank has issued, as the rules read them.
 #
 # Three sources give them, each as calls with the number of their group: torch's flight recorders (`unpack_record`), the
 # log of `--sanitize`, and ranks that are threads.
+
+# The latest calls of all ranks together that are kept in lanes.
+_MOST_CALLS = 2_000
+_LEAST_OF_A_RANK = 4
 
 # Collectives whose inputs must be alike on all ranks, with any backend.
 _ALIKE = (
@@ -246,6 +250,24 @@ def _place_of_message(call: Call, earlier: Sequence[Call]) -> int:
     """The place of a send or receive is that among those of its kind, peer and tag."""
     alike = (call.kind, call.peer, call.tag)
     return sum((other.kind, other.peer, other.tag) == alike for other in earlier) + 1
+
+
+def calls_of(record: RankRecord, ranks: int) -> tuple[TimedCall, ...]:
+    """The latest calls of one of so many ranks."""
+    timed = []
+    for key, calls in record.calls.items():
+        group = f"{record.groups[key].title}, {key.generation}"
+        for call in calls:
+            if call.at:
+                timed.append(TimedCall(str(call), group, call.place, call.at, call.is_over, str(call.site or "")))
+    if not timed:
+        return ()
+    timed.sort(key=lambda call: call.at)
+    latest = timed[-1]
+    if any(calls[-1].at == latest.at and calls[-1].raised for calls in record.calls.values()):
+        timed[-1] = latest._replace(is_over=False)
+    most = max(_LEAST_OF_A_RANK, _MOST_CALLS // ranks)
+    return tuple(timed[-most:])
 
 
 # -- the same group in all ranks

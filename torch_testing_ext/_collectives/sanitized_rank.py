@@ -187,8 +187,10 @@ _OURS = (str(Path(__file__).parent), str(Path(operation_hook.__file__).parent))
 class CallRecorder:
     """Hears of each operation of c10d from the hook. It keeps an error of its own, and raises it to the caller, too."""
 
-    def __init__(self, log: LogWriter, checks: list[Check]):
+    def __init__(self, log: LogWriter, checks: list[Check], without_data: bool = False, ours: str = ""):
+        """`without_data`: compare groups and tensors without data, too. `ours`: a file that is not the program's."""
         self._log = log
+        self._without_data = without_data
         self._checks = checks
         self._after = [check for check in checks if check.wants_results]
         # A signal's handler may issue a collective.
@@ -199,7 +201,7 @@ class CallRecorder:
         # By code and instruction: reading the table of its lines takes longer than all else. The code is kept, or else
         # another one might get its id; it cannot always be hashed. No frame is kept, which would keep tensors alive.
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
-        self._is_of_torch: dict[str, bool] = {}
+        self._is_of_torch: dict[str, bool] = {ours: True}
         self.error = ""
         self.faults: FaultsOfRank | None = None
 
@@ -244,15 +246,17 @@ class CallRecorder:
             what = self._whats[key] = self._describe(spec, args, known, *details)
         return self._log.issue(*what, site), site, group
 
-    def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> None:
+    def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> Any:
+        other = None
         try:
             for check in self._after:
-                check.after(spec, args, result, known[1], known[0])
+                other = check.after(spec, args, result, known[1], known[0])
         except Exception as error:
             self._keep(error)
             raise
         if self.faults is not None:
             self.faults.after_call(known[0], result)
+        return other
 
     def raised(self, known: tuple[int, int]) -> None:
         self._log.raised(known[0])
@@ -276,18 +280,18 @@ class CallRecorder:
         if number is None:
             return NO_GROUP, 0, None
         made = flight_recorder.made_groups()[number]
-        if made.backend in _NOT_COMPARED:
+        if made.backend in _NOT_COMPARED and not self._without_data:
             return NO_GROUP, 0, None
         # A backend may have none, or hide it.
         timeout = operation_hook.timeout_of_group(group)
         return number, len(made.members), made.timeout if timeout is None else timeout
 
-    def note_groups(self) -> None:
+    def note_groups(self, site: int = 0) -> None:
         """Write down the groups that have been made since the last time."""
         with self._lock:
             made = flight_recorder.made_groups()
             for group in made[self._known_groups :]:
-                self._log.add_group(GroupRecord(*group.fields[:-1]))
+                self._log.add_group(GroupRecord(*group.fields[:-1]), site)
             self._known_groups = len(made)
 
     def has_shorter_timeouts(self) -> bool:
@@ -332,7 +336,7 @@ class CallRecorder:
         )
         all_agree = [issued.agreement(), issued.layout(), parts]
         must_agree = None if issued.is_compared_in_pairs else json.dumps(all_agree).encode()
-        on_meta = any(tensor.is_meta for tensor in (*inputs, *outputs))
+        on_meta = not self._without_data and any(tensor.is_meta for tensor in (*inputs, *outputs))
         return NO_GROUP if on_meta else number, self._log.text(text_of(issued.to_call())), must_agree
 
     def site(self) -> int:

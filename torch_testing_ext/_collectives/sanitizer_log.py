@@ -7,6 +7,7 @@ called and where, are written once; a record has only their numbers.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import mmap
@@ -41,7 +42,9 @@ _LENGTH = struct.Struct("<I")
 
 # Of an operation that is not compared.
 NO_GROUP = 0xFFFF
-_RAISED, _NOTE, _GROUP, _ERROR = 1, 2, 4, 8
+# Of a wait: for all that the rank has issued.
+ALL = -1
+_RAISED, _NOTE, _GROUP, _ERROR, _WAIT = 1, 2, 4, 8, 16
 _MOST_ERRORS = 1000
 _IS_EVENT = "is_event"
 
@@ -154,9 +157,13 @@ class LogWriter:
         if self._errors <= _MOST_ERRORS:
             self._add(0, _ERROR, 0, 0)
 
-    def add_group(self, group: GroupRecord) -> None:
+    def wait(self, number: int, site: int) -> None:
+        """The rank waits for an operation by its number, or for all that it has issued: ALL."""
+        self._add(NO_GROUP, _WAIT, number + 1, site, self._thread())
+
+    def add_group(self, group: GroupRecord, site: int = 0) -> None:
         """The rank has made a group, which has the next number."""
-        self._add(0, _GROUP, self.text(json.dumps(astuple(group))), 0)
+        self._add(0, _GROUP, self.text(json.dumps(astuple(group))), site)
         self._numbers[_GROUPS] = zlib.crc32(group.name.encode(), self._numbers[_GROUPS])
 
     def note(self, fields: dict[str, Any], site: int = 0) -> None:
@@ -170,11 +177,23 @@ class LogWriter:
         self._numbers[_EVENTS] += 1
 
 
+@dataclass(frozen=True)
+class HostWait:
+    """The rank goes on only when an operation is over, or all that it has issued: ALL. `order`: as of calls."""
+
+    order: int
+    awaited: int
+    site: Site | None
+
+
 @dataclass
 class LogContent:
     """All that a rank has written so far."""
 
     groups: list[GroupRecord] = field(default_factory=list)
+    # The lines that have made them, where those are known.
+    sites: list[Site | None] = field(default_factory=list)
+    waits: list[HostWait] = field(default_factory=list)
     issued: list[CallInGroup] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -257,12 +276,15 @@ class LogReader:
         raised = _raised(records)
         content = LogContent(is_whole=not header[_LOST])
         for number, (_, group, flags, what, site, thread) in enumerate(records):
+            if flags & _WAIT:
+                content.waits.append(HostWait(number, what - 1, texts.site(site)))
+                continue
             if not what:
                 # Its text is lost, or it has none.
                 continue
             if flags & _GROUP:
-                name, description, members, index, world = texts.fields(what)
-                content.groups.append(GroupRecord(name, description, tuple(members), index, world))
+                content.groups.append(_group_of(texts.fields(what)))
+                content.sites.append(texts.site(site))
             elif flags & _NOTE:
                 note = texts.fields(what)
                 if _IS_EVENT in note:
@@ -286,6 +308,21 @@ class LogReader:
                 content.issued.append(CallInGroup(call, None if group == NO_GROUP else group, _BACKEND))
         return content
 
+    def digest(self) -> tuple[bytes, list[GroupRecord]]:
+        """A digest of all that has been written, but for times and the members of groups, and these groups."""
+        (header,) = _numbers_of([self.header()])
+        data = self._part(_RECORDS_AT, header[_COUNT] * _RECORD.size)
+        texts = self._texts()
+        groups = [what for _, _, flags, what, _, _ in _RECORD.iter_unpack(data) if flags & _GROUP and what]
+        made = [_group_of(fields) for fields in map(_Texts(texts).fields, groups)]
+        for number in groups:
+            texts[number - 1] = ""
+        # A record begins with its time.
+        records = b"".join(data[at + 8 : at + _RECORD.size] for at in range(0, len(data), _RECORD.size))
+        whole = hashlib.sha256(records)
+        whole.update("\0".join([str(header[_LOST]), *texts]).encode())
+        return whole.digest(), made
+
     def _texts(self) -> list[str]:
         (header,) = _numbers_of([self.header()])
         area = self._part(_TEXTS_AT, header[_TEXTS_END])
@@ -299,9 +336,14 @@ class LogReader:
         return texts
 
 
+def _group_of(fields: Any) -> GroupRecord:
+    name, description, members, index, world = fields
+    return GroupRecord(name, description, tuple(members), index, world)
+
+
 def _is_call(record: tuple[int, ...]) -> bool:
     _, _, flags, *_ = record
-    return not flags & (_NOTE | _GROUP | _ERROR)
+    return not flags & (_NOTE | _GROUP | _ERROR | _WAIT)
 
 
 def _raised(records: list[tuple[int, ...]]) -> set[int]:

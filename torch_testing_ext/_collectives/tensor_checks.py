@@ -198,8 +198,8 @@ class Check:
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
         """The operation is about to be issued at this line."""
 
-    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> None:
-        """It has been issued; it has this number in the log."""
+    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> Any:
+        """It has been issued; it has this number in the log. Returns another result for its caller, or None."""
 
     def finish(self) -> None:
         """The test of this rank has returned."""

@@ -22,8 +22,8 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import messages, system, user_shell
 from torch_testing_ext._process.child_processes import current_coverage
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.run_limited import run_limited
 from torch_testing_ext._testing.bases import launched_ranks, tests_in_ranks
+from torch_testing_ext._testing.bases.invocation import run_limited
 from torch_testing_ext._testing.bases.tests_in_ranks import RankError, RankFailure
 
 from . import pytest_internals

@@ -66,8 +66,8 @@ class Listener(Protocol):
     def before(self, spec: OpSpec, args: tuple[Any, ...]) -> Any:
         """Returns what the other methods are given, by which they know the operation."""
 
-    def after(self, spec: OpSpec, known: Any, args: tuple[Any, ...], result: Any) -> None:
-        """It has been issued; it may still be running."""
+    def after(self, spec: OpSpec, known: Any, args: tuple[Any, ...], result: Any) -> Any:
+        """It has been issued; it may still be running. Returns another result for its caller, or None."""
 
     def raised(self, known: Any) -> None:
         """It has not been issued, because it raised."""
@@ -177,8 +177,8 @@ def _kernel(spec: OpSpec) -> Callable[..., Any]:
         except BaseException:
             listener.raised(known)
             raise
-        listener.after(spec, known, args, result)
-        return result
+        other = listener.after(spec, known, args, result)
+        return result if other is None else other
 
     return kernel
 
@@ -234,6 +234,18 @@ def work_of(result: Any) -> Any:
     """
     last = result[-1] if isinstance(result, tuple) else result
     return torch._C._distributed_c10d.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
+
+
+def with_complete_work(result: Any, outputs: list[torch.Tensor]) -> Any:
+    """The result of an operation, with work that is complete and has a future with the outputs.
+
+    That of a fake group has a future with nothing, which DDP refuses. `_create_work_from_future`: 2.11 to 2.15.
+    """
+    future: Any = torch.futures.Future()
+    future.set_result(outputs)
+    module: Any = torch._C._distributed_c10d
+    boxed = module._create_work_from_future(future).boxed()
+    return (*result[:-1], boxed) if isinstance(result, tuple) else boxed
 
 
 # Methods by which a caller of `Work` learns that it is complete, or leaves that to others.
@@ -450,6 +462,17 @@ def is_called_as(name: str, issuer: Any) -> bool:
     return False
 
 
+# Stages of a pipeline vote whether all know their shapes: `PipelineStage` of 2.13 to 2.15.
+_VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+
+
+def is_vote(issuer: Any) -> bool:
+    """Does a stage of a pipeline receive how others vote?"""
+    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+        issuer = issuer.f_back
+    return issuer is not None and issuer.f_code.co_name in _VOTES
+
+
 def is_for_join(issuer: Any) -> bool:
     """Does the operation tell ranks without inputs that this one goes on?
 
@@ -473,12 +496,14 @@ class TensorUses(TorchDispatchMode):
     until something else has imported it: the method is added to the class below.
     """
 
-    def __init__(self, on_use: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None]):
+    def __init__(self, on_use: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None] | None):
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_use = on_use
 
-    def on_call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if not func.namespace.startswith(("c10d", "_c10d")) and not _is_view(func):
+    def on_call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.leaves(types):
+            return NotImplemented
+        if self._on_use and not func.namespace.startswith(("c10d", "_c10d")) and not _is_view(func):
             read: list[torch.Tensor] = []
             written: list[torch.Tensor] = []
             for at, argument in enumerate(func._schema.arguments):
@@ -487,16 +512,29 @@ class TensorUses(TorchDispatchMode):
                 tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
                 (written if is_written else read).extend(tensors)
             self._on_use(str(func).removesuffix(".default"), read, written)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self.after(func, args, kwargs, result)
+        return result
+
+    def leaves(self, types: Any) -> bool:
+        """Is an operation on tensors of these classes left to them? Operations on their parts follow."""
+        return False
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation has run, be it a view or a collective."""
 
 
 # Imports the compiler when it is called. `torch._disable_dynamo`: 2.11 to 2.15.
-_uncompiled: Callable[..., Any] = torch._disable_dynamo(TensorUses.on_call, recursive=True)  # type: ignore[attr-defined]
+def _call(mode: TensorUses, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return mode.on_call(func, types, args, kwargs)
+
+
+_uncompiled: Callable[..., Any] = torch._disable_dynamo(_call, recursive=True)  # type: ignore[attr-defined]
 
 
 def _dispatch(mode: TensorUses, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    call = _uncompiled if "torch._dynamo" in sys.modules else TensorUses.on_call
-    return call(mode, func, args, kwargs or {})
+    call = _uncompiled if "torch._dynamo" in sys.modules else _call
+    return call(mode, func, types, args, kwargs or {})
 
 
 TensorUses.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]

@@ -1,11 +1,12 @@
 """The parts of torch that starting, watching and leaving ranks needs, in processes and in threads."""
 
 import gc
+import inspect
 import pickle
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -82,6 +83,28 @@ def register_fake_backend() -> None:
         return fake_process_group()._create_internal(common.group_rank, common.group_size, options)
 
     dist.Backend.register_backend("fake", make, extended_api=True, devices=["cpu", "cuda", "hpu", "xpu"])
+
+
+def make_groups_fake(on_made: Callable[[], None]) -> None:
+    """From now on, let each group that this process makes have the fake backend, whatever was asked for.
+
+    Its operations are not put together, as those of gloo are not. `_new_process_group_helper`: all versions.
+    """
+    import torch.distributed as dist
+
+    c10d: Any = dist.distributed_c10d
+    create = c10d._new_process_group_helper
+    signature = inspect.signature(create)
+
+    def create_fake(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments.update(backend="fake", backend_options=None)
+        made = create(*bound.args, **bound.kwargs)
+        on_made()
+        return made
+
+    fake_process_group().supports_coalescing = False
+    c10d._new_process_group_helper = create_fake
 
 
 def abort_process_groups() -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.lanes import FILE, RankLane, calls_of
-from torch_testing_ext._collectives.records import RawRecord, unpack_record
+from torch_testing_ext._collectives.failure import LANES_FILE, RankLane
+from torch_testing_ext._collectives.records import RawRecord, calls_of, unpack_record
 from torch_testing_ext._process import child_processes, messages, system, user_shell
 from torch_testing_ext._process.logs import content_of, tail, text_of
 from torch_testing_ext.faults import FaultPlan
@@ -65,7 +65,7 @@ def write_lanes(directory: Path, asked: float, reports: Sequence[RankReport], le
         lanes.append(RankLane(report.rank, epoch + asked, began, ended, report.ending.value, calls))
     with suppress(OSError):
         # A full disk is no failure of the test.
-        (directory / FILE).write_text(json.dumps(messages.encode(lanes)))
+        (directory / LANES_FILE).write_text(json.dumps(messages.encode(lanes)))
 
 
 def read_lanes(file: Path) -> tuple[RankLane, ...]:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._collectives.lanes import RankLane
+from torch_testing_ext._collectives.failure import FailureView, RankLane
 from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.user_shell import KitWarning
 from torch_testing_ext._process.words import EndWords

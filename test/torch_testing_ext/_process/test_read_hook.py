@@ -7,11 +7,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from torch_testing_ext._process import read_hook
+from torch_testing_ext._process import file_reads
 
 BEGIN = """
 import os, sys, threading
-from torch_testing_ext._process.read_hook import ReadHook, may_write, path_of
+from torch_testing_ext._process.file_reads import ReadHook, may_write, path_of
 
 seen, errors = [], []
 
@@ -85,8 +85,8 @@ thread.join()
 
     def test_paths_of_events(self) -> None:
         here = os.getcwd()
-        self.assertEqual([read_hook.path_of(value) for value in (None, "", b"a", 3)], [here, here, f"{here}/a", None])
-        self.assertTrue(read_hook.may_write(os.O_RDWR) and not read_hook.may_write(os.O_CREAT))
+        self.assertEqual([file_reads.path_of(value) for value in (None, "", b"a", 3)], [here, here, f"{here}/a", None])
+        self.assertTrue(file_reads.may_write(os.O_RDWR) and not file_reads.may_write(os.O_CREAT))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kit.invented import make_attempt
-from torch_testing_ext._collectives.failure import FailureView, LineKind, RankRow, Site, SourceLine, Value
-from torch_testing_ext._collectives.lanes import RankLane, TimedCall
+from torch_testing_ext._collectives.failure import (
+    FailureView,
+    LineKind,
+    RankLane,
+    RankRow,
+    Site,
+    SourceLine,
+    TimedCall,
+    Value,
+)
 from torch_testing_ext.runner.model import (
     COUNTS_AS,
     Attempt,

@@ -39,8 +39,8 @@ from torch_testing_ext._process.files import source_file
 from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN, without_launch
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.project_settings import AUTO, default_devices
-from torch_testing_ext._process.run_limited import CommandEnd, run_limited
 from torch_testing_ext._process.words import list_of
+from torch_testing_ext._testing.bases.invocation import CommandEnd, run_limited
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, kinds_on, may_differ
 from torch_testing_ext.launch.in_rank import Sanitize, log_of

@@ -46,11 +46,12 @@ def announce_creation(context: RankContext) -> None:
     """Let the peers of a rank know from now on while it creates groups."""
     if context.rank < _MOST_RANKS:
         context.group_creation = GroupCreation(context.directory / "creating", context.rank)
-        _watch()
+        watch_creation()
 
 
 @functools.cache
-def _watch() -> None:
+def watch_creation() -> None:
+    """Note all process groups that this process and its forks make."""
     flight_recorder.watch_process_groups(_creating)
 
 

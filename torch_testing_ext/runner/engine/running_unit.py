@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from torch_testing_ext._collectives.lanes import FILE, RankLane
+from torch_testing_ext._collectives.failure import LANES_FILE, RankLane
 from torch_testing_ext._machine.machine_resources import memory_of
 from torch_testing_ext._process import messages, system, user_shell
 from torch_testing_ext._process.child_processes import EventLoop, Timer
@@ -89,7 +89,7 @@ class UnitFiles:
         lanes: dict[int, RankLane] = {}
         for directory in directories:
             folder = self.spec.ranks / directory
-            for file in sorted(folder.rglob(FILE)):
+            for file in sorted(folder.rglob(LANES_FILE)):
                 lanes.update((lane.rank, lane) for lane in rank_watch.read_lanes(file))
             for file in sorted(folder.rglob("rank*")):
                 match = _RANK_FILE.match(file.name)

@@ -18,8 +18,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
 
-from torch_testing_ext._collectives.failure import Cell, CodeLine, FailureView, RankWait, Value
-from torch_testing_ext._collectives.lanes import CallBar, RankLane, bars, meetings
+from torch_testing_ext._collectives.failure import (
+    CallBar,
+    Cell,
+    CodeLine,
+    FailureView,
+    RankLane,
+    RankWait,
+    Value,
+    bars,
+    meetings,
+)
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import group_by, list_of

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from torch_testing_ext._collectives.lanes import RankLane, bars, meetings
+from torch_testing_ext._collectives.failure import RankLane, bars, meetings
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, RankLog, Summary, Test, TestOutcome
 
 from . import text

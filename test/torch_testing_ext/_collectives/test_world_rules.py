@@ -1,0 +1,150 @@
+"""The rules of whole worlds, on logs that are written here: classes, groups, progress, waits of the host."""
+
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+from torch_testing_ext._collectives.findings import FindingKind
+from torch_testing_ext._collectives.records import GroupRecord
+from torch_testing_ext._collectives.sanitized_rank import Issued
+from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter, text_of
+from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge
+from torch_testing_ext.common_utils import run_tests
+
+FLOATS = ((4,), "float32")
+
+
+class Rank:
+    """Writes the log of one rank of a world: its groups are made first, each call has a line of its own."""
+
+    def __init__(self, folder, number, groups):
+        path = Path(folder, str(number))
+        self.number, self.reader, self.writer, self.line = number, LogReader(path), LogWriter(path), 0
+        self.groups = [name for name, members in groups if number in members]
+        for name, members in groups:
+            if number in members:
+                group = GroupRecord(name, "", tuple(members), members.index(number), "w")
+                self.writer.add_group(group, self.site())
+
+    def site(self):
+        self.line += 1
+        return self.writer.text(json.dumps(["test_x.py", self.line, "test"]))
+
+    def issue(self, kind="all_reduce", group=0, blocks=True, **fields):
+        call = Issued(kind, **{"inputs": (FLOATS,), "outputs": (FLOATS,), **fields}, blocks=blocks).to_call()
+        return self.writer.issue(group, self.writer.text(text_of(call)), None, self.site())
+
+    def wait(self, number=ALL):
+        self.writer.wait(number, self.site())
+
+
+class WorldRulesTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def ranks(self, count, *groups):
+        groups = groups or (("g", range(count)),)
+        return [
+            Rank(self.folder, number, [(name, list(members)) for name, members in groups]) for number in range(count)
+        ]
+
+    def judged(self, ranks, buffered=False):
+        world = WorldRecords()
+        for rank in ranks:
+            world.add([rank.reader])
+            self.assertFalse(Path(self.folder, str(rank.number)).exists())
+        self.world, self.progress = world, Progress(world, buffered)
+        return judge(world, self.progress)
+
+    def test_ranks_of_a_class_share_their_calls(self):
+        ranks = self.ranks(4, ("a", (0, 1)), ("b", (2, 3)))
+        for rank in ranks:
+            rank.issue(op="sum" if rank.number < 2 else "max")
+            rank.issue(op="sum")
+        self.assertIsNone(self.judged(ranks))
+        self.assertEqual([alike.ranks for alike in self.world.classes], [[0, 1], [2, 3]])
+        (calls,), (others,) = (record.calls.values() for record in self.world.records[:2])
+        self.assertIs(calls, others)
+        self.assertEqual(
+            [str(alike) for alike in self.world.classes], ["ranks 0, 1 alike: 2 calls", "ranks 2, 3 alike: 2 calls"]
+        )
+        self.assertEqual([bytes_of(call) for call in calls], [16, 16])
+        self.assertEqual(self.progress.chain, 2)
+
+    def test_a_group_that_a_member_has_not_made(self):
+        ranks = [*self.ranks(2), Rank(self.folder, 2, [])]
+        ranks[0] = Rank(self.folder, 0, [("g", [0, 1, 2])])
+        ranks[1] = Rank(self.folder, 1, [("g", [0, 1, 2])])
+        finding = self.judged(ranks)
+        self.assertEqual(finding.sentence, "ranks 0, 1 make group g of ranks 0-2, which rank 2 has not made")
+        self.assertEqual(str(finding.lines[0]), "rank 0: makes group g of ranks 0-2   test_x.py:1 in test")
+
+    def test_groups_of_one_name_without_a_common_member(self):
+        ranks = [
+            Rank(self.folder, number, [("g", [number - number % 2, number - number % 2 + 1])]) for number in range(4)
+        ]
+        for rank in ranks:
+            rank.issue()
+        self.assertIsNone(self.judged(ranks))
+
+    def test_a_receive_from_any_rank(self):
+        for senders in ((1, 2), (1,)):
+            ranks = self.ranks(3)
+            for number in senders:
+                ranks[number].issue("send", peer=0)
+            for _ in range(2):
+                ranks[0].issue("recv")
+            finding = self.judged(ranks)
+            if len(senders) == 2:
+                self.assertIsNone(finding)
+            else:
+                self.assertEqual(finding.kind, FindingKind.LEFT_ALONE)
+                self.assertIn("rank 0 is waiting in recv #2 from any rank", finding.sentence)
+
+    def test_the_host_waits(self):
+        """Rank 1 waits for the second group before it comes to the first, in which rank 0 waits."""
+        both = (("a", (0, 1)), ("b", (0, 1)))
+        for waits, is_stuck in (((None, None), False), ((0, ALL), True), ((ALL, 0), True), ((0, None), False)):
+            ranks = self.ranks(2, *both)
+            for rank, wait in zip(ranks, waits, strict=True):
+                number = rank.issue(group=rank.number, blocks=False)
+                if wait is not None:
+                    rank.wait(ALL if wait == ALL else number)
+                rank.issue(group=1 - rank.number, blocks=False)
+            finding = self.judged(ranks)
+            self.assertEqual(finding is not None, is_stuck, waits)
+            if finding is not None:
+                sentence = "rank 0 waits in group a (all_reduce #1, line 4) for rank 1, which waits in group b"
+                self.assertIn(sentence, finding.sentence)
+                line = "rank 0: waiting for rank 1 in all_reduce #1 of group a, issued at line 3   test_x.py:4 in test"
+                self.assertEqual(str(finding.lines[0]), line)
+
+    def test_sends(self):
+        for buffered in (False, True):
+            ranks = self.ranks(2)
+            for rank in ranks:
+                rank.issue("send", peer=1 - rank.number)
+                rank.issue("recv", peer=1 - rank.number)
+            self.assertEqual(self.judged(ranks, buffered) is None, buffered)
+
+    def test_two_messages_without_a_partner_are_two(self):
+        ranks = self.ranks(3)
+        ranks[0].issue("recv", peer=1)
+        ranks[2].issue("recv", peer=1)
+        finding = self.judged(ranks)
+        self.assertEqual(finding.sentence, "rank 1 left without sending; rank 0 is waiting in recv #1 from rank 1")
+
+    def test_a_log_that_is_full(self):
+        (rank,) = self.ranks(1)
+        rank.writer = LogWriter(Path(self.folder, "0"), most=2)
+        for _ in range(3):
+            rank.issue()
+        with self.assertRaisesRegex(ValueError, "rank 0 has issued more calls than a log has room for"):
+            self.judged([rank])
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,407 @@
+"""Whole worlds: planted faults with ranks and lines, sound programs, facts, refusals, and the same in reality."""
+
+import contextlib
+import io
+import random
+import unittest
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import world_programs as programs
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from torch_testing_ext.common_distributed import RankError, RankFailure
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.ranks import spawn
+from torch_testing_ext.worlds import check_world, whole_world
+
+FILE = Path(programs.__file__)
+LINES = FILE.read_text().splitlines()
+
+
+def marked(function, mark="# fault"):
+    """The places of the lines of a function that have a mark, as messages name them."""
+    first = function.__code__.co_firstlineno
+    last = max(line for *_, line in function.__code__.co_lines() if line)
+    numbers = [number for number in range(first, last + 1) if LINES[number - 1].endswith(mark)]
+    return [f"{FILE.name}:{number} in {function.__name__}" for number in numbers]
+
+
+class WorldCase(TestCase):
+    def finds(self, function, size, *texts, error=RankFailure, **options):
+        with self.assertRaises(error) as caught:
+            check_world(function, size, **options)
+        said = str(caught.exception)
+        places = marked(function)
+        self.assertTrue(places)
+        for text in (*texts, *places):
+            self.assertIn(text, said)
+
+
+class PlantedFaultsTest(WorldCase):
+    def test_a_stage_sends_in_the_wrong_order(self):
+        self.finds(programs.stage_in_wrong_order, 2, "rank 0 sends [8] float32 to rank 1, which receives [2] float32")
+
+    def test_a_stage_has_fewer_microbatches(self):
+        text = "rank 2 left without receiving; rank 1 is waiting in send #4 to rank 2"
+        self.finds(programs.fewer_microbatches, 4, text, "waiting for rank 2 in recv #4 from rank 2", error=RankError)
+
+    def test_a_group_made_by_some_ranks_only(self):
+        self.finds(programs.group_of_some, 4, "ranks 0, 1 make group 1 of ranks 0-2, which rank 2 has not made")
+
+    def test_dimensions_are_swapped_on_one_node(self):
+        self.finds(programs.swapped_dimensions, 8, "ranks 0, 2 make group", "which ranks 4, 6 have not made")
+
+    def test_groups_made_in_another_order(self):
+        self.finds(programs.other_order_of_groups, 4, "rank 1 makes group 4 of ranks 1, 3, which rank 3 has not made")
+
+    def test_another_order_of_buckets(self):
+        self.finds(programs.bucket_order, 4, "rank 3 calls all_reduce [32] float32 sum, ranks 0-2 call all_reduce [16]")
+
+    def test_another_root(self):
+        self.finds(programs.other_root, 4, "rank 2 calls broadcast [4] float32 root 1")
+
+    def test_another_reduction(self):
+        self.finds(programs.other_reduction, 4, "rank 1 calls all_reduce [4] float32 max")
+
+    def test_another_type(self):
+        self.finds(programs.other_type, 4, "rank 0 calls all_reduce [4] bfloat16 sum")
+
+    def test_a_smaller_last_batch(self):
+        self.finds(programs.last_batch, 4, "rank 3 calls all_gather_into_tensor [3] float32", "call #2")
+
+    def test_splits_that_do_not_fit(self):
+        self.finds(programs.uneven_experts, 4, "rank 0 sends 1 elements to rank 1, which expects 2")
+
+    def test_a_rank_without_items(self):
+        self.finds(
+            programs.no_items, 4, "rank 2 left before all_reduce #1; ranks 0, 1, 3 are waiting in it", error=RankError
+        )
+
+    def test_opposite_orders_of_groups(self):
+        self.finds(
+            programs.opposite_groups,
+            2,
+            "rank 0 waits in group 1 (all_reduce #1",
+            "for rank 1, which waits in group 2",
+            error=RankError,
+        )
+
+    def test_hosts_that_wait_for_two_groups(self):
+        self.finds(
+            programs.two_groups_and_host,
+            8,
+            "rank 0 waits in group 1",
+            "for rank 6, which waits in group 2",
+            "ranks 0-5",
+            error=RankError,
+        )
+
+    def test_nobody_receives(self):
+        self.finds(programs.nobody_receives, 2, "nobody has received the message of rank 0's send #1 to rank 1")
+
+    def test_a_wrong_source(self):
+        self.finds(
+            programs.wrong_source,
+            3,
+            "rank 1 left without sending; rank 2 is waiting in recv #1 from rank 1",
+            error=RankError,
+        )
+
+    def test_a_barrier_on_one_rank(self):
+        self.finds(
+            programs.barrier_on_one_rank,
+            4,
+            "ranks 1-3 left before barrier #1; rank 0 is waiting in it",
+            error=RankError,
+        )
+
+    def test_a_rank_with_other_layers(self):
+        self.finds(
+            programs.other_layers,
+            4,
+            "ranks 0, 2, 3 left before all_reduce #5; rank 1 is waiting in it",
+            error=RankError,
+        )
+
+    def test_a_rank_that_leaves_out_a_call(self):
+        self.finds(
+            programs.missing_pass,
+            8,
+            "rank 5 left before all_reduce #3 of group mesh_tp; rank 4 is waiting in it",
+            error=RankError,
+        )
+
+    def test_sends_that_are_not_buffered(self):
+        text = "rank 0 waits in the default group (send #1 to rank 1"
+        self.finds(programs.sends_first, 4, text, error=RankError)
+        check_world(programs.sends_first, 4, buffered_sends=True)
+
+
+class SoundTest(TestCase):
+    def test_collectives_in_two_dimensions(self):
+        world = check_world(programs.step_in_two_dimensions, 64)
+        self.assertEqual(world.classes, [list(range(64))])
+        self.assertEqual(world.warnings, [])
+
+    def test_ddp(self):
+        check_world(programs.ddp, 8)
+
+    def test_fsdp(self):
+        check_world(programs.fsdp, 8)
+
+    def test_hsdp(self):
+        check_world(programs.hsdp, 8)
+
+    def test_tensor_and_sequence_parallel(self):
+        check_world(programs.tensor_and_sequence, 4)
+
+    def test_a_pipeline(self):
+        for buffered in (True, False):
+            world = check_world(programs.pipeline, 8, buffered_sends=buffered)
+            self.assertEqual(world.classes, [[place, place + 4] for place in range(4)])
+
+    def test_an_interleaved_pipeline(self):
+        check_world(programs.interleaved, 8)
+
+    def test_experts(self):
+        check_world(programs.experts, 16)
+
+
+class FactsTest(TestCase):
+    def test_calls_and_bytes(self):
+        world = check_world(programs.step_in_two_dimensions, 8)
+        self.assertEqual(world.calls(), [2] * 8)
+        self.assertEqual(world.calls(group="tp"), [1] * 8)
+        self.assertEqual(world.calls(group="world"), [0] * 8)
+        self.assertEqual(world.bytes(group="dp", op="all_reduce"), [32] * 8)
+        self.assertEqual(world.bytes(op="broadcast"), [0] * 8)
+        self.assertEqual(world.longest_chain, 2)
+
+    def test_memory(self):
+        def body(rank, size):
+            kept = torch.empty(1000 * (rank + 1), dtype=torch.uint8)
+            for _ in range(3):
+                torch.empty(500, dtype=torch.uint8)
+            kept[:10].clone()
+
+        self.assertEqual(check_world(body, 2).memory(), [1500, 2500])
+
+    def test_memory_of_fake_tensors(self):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        def body(rank, size):
+            shard = torch.empty(1 << 40)
+            dist.all_reduce(shard)
+
+        with FakeTensorMode():
+            world = check_world(body, 2)
+        self.assertEqual(world.bytes(), [1 << 42] * 2)
+        self.assertEqual(world.memory(), [1 << 42] * 2)
+
+    def test_values_that_are_read(self):
+        with self.assertWarnsRegex(Warning, "item"):
+            world = check_world(programs.reads_values, 4)
+        (line,) = world.warnings
+        self.assertIn("ranks 0-3: item() reads a value that other ranks have a part in", line)
+        self.assertIn(marked(programs.reads_values)[0], line)
+
+    def test_values_of_its_own_may_be_read(self):
+        def body(rank, size):
+            own = torch.ones(2)
+            dist.all_reduce(torch.ones(2))
+            own.sum().item()
+
+        self.assertEqual(check_world(body, 2).warnings, [])
+
+
+class RefusedTest(WorldCase):
+    def test_a_size_that_the_program_cannot_have(self):
+        self.finds(programs.wrong_size, 4, "4 of 4 ranks failed", "ranks 0-3: ValueError: 4 ranks", error=RankError)
+        self.finds(programs.own_world, 2, "makes a world of 3 ranks, and this one has 2", error=RankError)
+
+    def test_what_reaches_out_of_the_world(self):
+        for program, text in (
+            (programs.starts_process, "starts a process"),
+            (programs.opens_socket, "opens a socket"),
+            (programs.opens_store, "opens a socket"),
+            (programs.calls_nccl, "calls NCCL itself"),
+            (programs.asks_for_object, "broadcast_object_list"),
+        ):
+            with self.subTest(program=program.__name__):
+                self.finds(program, 2, text, error=RankError)
+
+    def test_a_rank_that_does_not_end(self):
+        with self.assertRaisesRegex(RankError, "rank 1: has not ended within 0.2 s(.|\n)*never_ends"):
+            check_world(programs.never_ends, 2, timeout=0.2)
+
+    def test_a_rank_that_is_killed(self):
+        with self.assertRaisesRegex(RankError, "rank 1: was killed by SIGSEGV"):
+            check_world(programs.is_killed, 2)
+
+    def test_a_world_without_ranks(self):
+        with self.assertRaisesRegex(ValueError, "at least one rank, not 0"):
+            check_world(programs.ring, 0)
+
+
+class SameAsInRealityTest(TestCase):
+    """The ranks of `spawn` communicate."""
+
+    def same(self, function, size):
+        def real(rank):
+            dist.init_process_group("gloo")
+            function(rank, size)
+
+        outcomes = []
+        for run in (lambda: check_world(function, size), lambda: spawn(real, world_size=size, timeout=60)):
+            try:
+                run()
+                outcomes.append(None)
+            except (RankError, RankFailure) as error:
+                outcomes.append(type(error))
+        self.assertEqual(outcomes[0], outcomes[1])
+        return outcomes[0]
+
+    def test_sound_programs(self):
+        for function, size in ((programs.ring, 3), (programs.step_in_two_dimensions, 4), (programs.ddp, 2)):
+            self.assertIsNone(self.same(function, size), function.__name__)
+
+    def test_a_mismatch(self):
+        self.assertIs(self.same(programs.bucket_order, 4), RankFailure)
+
+    def test_a_rank_that_leaves(self):
+        self.assertIs(self.same(programs.no_items, 3), RankError)
+
+    def test_a_cycle(self):
+        self.assertIs(self.same(programs.opposite_groups, 2), RankError)
+
+
+RANKS, MICROBATCHES = 2, 4
+
+
+class Stage(_PipelineStageBase):
+    """As much of a stage as a schedule asks for."""
+
+    _create_grad_recv_info = _prepare_backward_infra = _prepare_forward_infra = None
+
+    def __init__(self, number, count):
+        self.submod = self.group = None
+        self.stage_index, self.num_stages, self.group_size, self.group_rank = number, count, RANKS, 0
+
+
+def orders():
+    """The schedules of torch that its simulator knows, with their messages, and the rank of each stage."""
+    for name in ("GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"):
+        kind = schedules.get_schedule_class(name)
+        count = RANKS if name == "GPipe" else 2 * RANKS
+        is_v = name.startswith("ZBV")
+        rank_of = {stage: min(stage, count - 1 - stage) if is_v else stage % RANKS for stage in range(count)}
+        local = [Stage(stage, count) for stage in rank_of if rank_of[stage] == 0]
+        if name == "GPipe":
+            plan = kind(local[0], MICROBATCHES)._get_pipeline_order()
+            order = schedules._add_send_recv({rank: list(plan[rank]) for rank in plan}, rank_of.__getitem__, count)
+        else:
+            order = kind(local, MICROBATCHES).pipeline_order_with_comms
+        left_out = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+        yield (
+            name,
+            {rank: [step for step in steps if step[1].name not in left_out] for rank, steps in order.items()},
+            rank_of,
+        )
+
+
+def simulated(order, rank_of):
+    """Does a schedule end, as torch's simulator has it?"""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            schedules._simulate_comms_compute(order, rank_of.__getitem__, len(rank_of))
+    except ValueError:
+        return False
+    return True
+
+
+def run_schedule(rank, size, order, rank_of):
+    """Send and receive what a schedule says. What lacks its input is refused, as by the simulator."""
+    received, computed = set(), set()
+    for stage, kind, batch, *_ in order[rank]:
+        step = 1 if kind.name in ("FORWARD", "SEND_F", "RECV_F") else -1
+        tag = 100 * stage + 2 * batch + (step < 0)
+        if kind.name.startswith("SEND"):
+            assert (stage, step, batch) in computed
+            dist.send(torch.ones(1), rank_of[stage + step], tag=tag)
+        elif kind.name.startswith("RECV"):
+            dist.recv(torch.ones(1), rank_of[stage - step], tag=tag - 100 * step)
+            received.add((stage, step, batch))
+        elif kind.name in ("FORWARD", "FULL_BACKWARD", "BACKWARD_INPUT"):
+            is_remote = rank_of.get(stage - step, rank) != rank
+            assert not is_remote or (stage, step, batch) in received
+            computed.add((stage, step, batch))
+
+
+def is_sound(order, rank_of):
+    try:
+        check_world(run_schedule, RANKS, order, rank_of, buffered_sends=True)
+    except (RankFailure, RankError):
+        return False
+    return True
+
+
+class SchedulesTest(TestCase):
+    """Schedules of torch's pipelining, as torch's own simulator judges them."""
+
+    def test_sound_ones(self):
+        for name, order, rank_of in orders():
+            self.assertTrue(simulated(order, rank_of), name)
+            self.assertTrue(is_sound(order, rank_of), name)
+
+    def test_broken_ones(self):
+        numbers = random.Random(0)
+        known = list(orders())
+        verdicts = []
+        for number in range(12):
+            name, order, rank_of = known[number % len(known)]
+            order = {rank: list(actions) for rank, actions in order.items()}
+            actions = order[numbers.randrange(RANKS)]
+            messages = [at for at, action in enumerate(actions) if action.computation_type.name[:4] in ("SEND", "RECV")]
+            action = actions.pop(numbers.choice(messages))
+            if number % 3:
+                actions.insert(numbers.randrange(len(actions)), action)
+            verdicts.append(simulated(order, rank_of))
+            self.assertEqual(is_sound(order, rank_of), verdicts[-1], (name, action, order))
+        self.assertGreaterEqual(verdicts.count(False), 10)
+
+
+@whole_world(4)
+def test_function(rank, world_size):
+    dist.all_reduce(torch.ones(world_size))
+    assert dist.get_world_size() == world_size == 4
+    assert dist.get_rank() == rank
+
+
+class DecoratorTest(TestCase):
+    @whole_world(4)
+    def test_method(self, rank, world_size):
+        dist.all_reduce(torch.ones(world_size))
+        self.assertEqual(dist.get_rank(), rank)
+
+    def test_a_failure(self):
+        @whole_world(2)
+        def fails(self, rank, world_size):
+            self.assertEqual(rank, 0)
+
+        with self.assertRaisesRegex(RankFailure, "rank 1: AssertionError"):
+            fails(self)
+
+    def test_a_skip(self):
+        @whole_world(2)
+        def skips(self, rank, world_size):
+            self.skipTest("not today")
+
+        with self.assertRaisesRegex(unittest.SkipTest, "not today"):
+            skips(self)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,554 @@
+"""Whole worlds: all ranks of a function, in forks that do not communicate, and what they would have done together."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import importlib
+import inspect
+import json
+import multiprocessing.process
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._collectives.failure import FailureView, Site
+from torch_testing_ext._collectives.findings import FindingKind
+from torch_testing_ext._collectives.sanitized_rank import CallRecorder
+from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter
+from torch_testing_ext._collectives.tensor_checks import Check, inputs_of, outputs_of
+from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge
+from torch_testing_ext._process import child_processes
+from torch_testing_ext._process.files import is_library
+from torch_testing_ext._process.words import few, grouped, list_of
+from torch_testing_ext._testing.helpers.mock_group import FakeStore
+from torch_testing_ext._torch import flight_recorder, operation_hook, process_state, tensors
+from torch_testing_ext._torch.operation_hook import OpSpec, TensorUses
+from torch_testing_ext.launch.own_report import format_error, sites_of, summarize
+
+from .groups_and_devices import watch_creation
+from .tests_in_ranks import RankError, RankFailure, show_to_user
+
+# What a rank that does not communicate must not do: the events of Python, in words.
+_REFUSED = {
+    "os.exec": "starts a process",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.system": "starts a process",
+    "subprocess.Popen": "starts a process",
+    "socket.bind": "opens a socket",
+    "socket.connect": "opens a socket",
+}
+_SYNCHRONIZES = (("cuda", "synchronize"), ("accelerator", "synchronize"), ("xpu", "synchronize"))
+_DTENSOR = "torch.distributed.tensor"
+_STACKS, _LOG, _RESULT = "stacks", "log", "result"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The world as its user knows it.
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a whole world, after the fact. Each list has an entry for each rank."""
+
+    world_size: int
+    # The most calls each of which had to wait for the one before.
+    longest_chain: int
+    # The ranks of each class: those in it have issued the same calls at the same lines.
+    classes: list[list[int]]
+    # Lines that read values which were not communicated.
+    warnings: list[str]
+    _records: WorldRecords
+    _memory: list[int]
+
+    def calls(self, group: str | None = None, op: str | None = None) -> list[int]:
+        """Count the calls of each rank: of one operation, in the groups of a name or of a dimension of a mesh."""
+        return [len(issued) for issued in self._records.issued(group, op)]
+
+    def bytes(self, group: str | None = None, op: str | None = None) -> list[int]:
+        """Add up the bytes that each rank handed over as inputs of these calls."""
+        return [sum(map(bytes_of, issued)) for issued in self._records.issued(group, op)]
+
+    def memory(self) -> list[int]:
+        """The most bytes that the tensors of each rank had at once."""
+        return list(self._memory)
+
+
+def check_world(
+    function: Callable[..., object],
+    world_size: int,
+    *args: object,
+    buffered_sends: bool = False,
+    timeout: float = 60.0,
+    **kwargs: object,
+) -> World:
+    """Run `function(rank, world_size, *args, **kwargs)` as each rank of a world, and compare what the ranks did.
+
+    Each rank runs in a fork of its own, as many at once as there are cores. Its process groups do not communicate, so
+    values are not those of a real run. Raises RankFailure if ranks disagree, and RankError if ranks would wait for ever
+    or one fails. `buffered_sends`: a send ends before its message is received. `timeout`: in seconds, of each rank.
+    """
+    __tracebackhide__ = True
+    if world_size < 1:
+        raise ValueError(f"a world has at least one rank, not {world_size}")
+    if dist.is_initialized():
+        raise RuntimeError("this process has a process group: check a whole world before it makes one, or destroy it")
+    unsafe = child_processes.prepare_to_fork()
+    if unsafe is not None:
+        raise RuntimeError(f"the ranks of a whole world are forks, and this process cannot fork: {unsafe}")
+    folder = Path(tempfile.mkdtemp(prefix="torch_testing_ext-world-"))
+    was_installed = operation_hook.is_installed()
+    operation_hook.install()
+    try:
+        ranks = _Ranks(folder, world_size, timeout, lambda rank: function(rank, world_size, *args, **kwargs))
+        ranks.run()
+    finally:
+        if not was_installed:
+            operation_hook.remove()
+        shutil.rmtree(folder, ignore_errors=True)
+    if ranks.errors:
+        alike_in = grouped((text, rank) for rank, (text, _) in ranks.errors.items())
+        lines = [f"{list_of(alike)}: {text}" for text, alike in alike_in.items()]
+        first = min(ranks.errors)
+        _, whole = ranks.errors[first]
+        text = "\n".join([f"{len(ranks.errors)} of {world_size} ranks failed", *few(lines), "", whole])
+        error = RankFailure(text) if ranks.assertions.get(first) else RankError(text)
+        error.failure = FailureView.of_text(text, title=lines[0].partition("\n")[0])
+        raise error
+    progress = Progress(ranks.records, buffered_sends)
+    finding = judge(ranks.records, progress)
+    if finding is not None:
+        classes = "\n".join(few([str(alike) for alike in ranks.records.classes]))
+        text = f"{finding.text}\n\n{classes}"
+        # As in a real run: ranks that disagree fail, and ranks that hang are an error.
+        hangs = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE)
+        failure = RankError(text) if hangs else RankFailure(text)
+        failure.failure = FailureView.of_text(text, next(iter(finding.sites), None), title=finding.title)
+        raise failure
+    warnings = [f"{list_of(alike)}: {text}" for text, alike in ranks.warnings.items()]
+    for line in few(warnings):
+        show_to_user(line)
+    classes_of_ranks = [alike.ranks for alike in ranks.records.classes]
+    return World(world_size, progress.chain, classes_of_ranks, warnings, ranks.records, ranks.memory)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float = 60.0) -> Callable[[Function], Any]:
+    """Decorator: run a test as each rank of a world, without communication.
+
+    The test is called with the arguments `rank` and `world_size`, besides its own.
+    """
+
+    def decorate(function: Function) -> Any:
+        @functools.wraps(function)
+        def test(*args: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
+
+            def run(rank: int, size: int) -> None:
+                function(*args, rank=rank, world_size=size, **kwargs)
+
+            check_world(run, world_size, buffered_sends=buffered_sends, timeout=timeout)
+
+        signature = inspect.signature(function)
+        own = [parameter for name, parameter in signature.parameters.items() if name not in ("rank", "world_size")]
+        test.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The forks.
+
+
+class _Ranks:
+    """Runs all ranks, each in a fork, and collects what they have left."""
+
+    def __init__(self, folder: Path, world_size: int, timeout: float, body: Callable[[int], object]):
+        self._folder = folder
+        self._world_size = world_size
+        self._timeout = timeout
+        self._body = body
+        self._running: dict[int, int] = {}
+        self.records = WorldRecords()
+        # By rank: one line, and the traceback.
+        self.errors: dict[int, tuple[str, str]] = {}
+        # Those that failed by an assertion.
+        self.assertions: dict[int, bool] = {}
+        # By text: the ranks.
+        self.warnings: dict[str, list[int]] = {}
+        self.memory: list[int] = []
+        self._imported: list[str] = []
+
+    def run(self) -> None:
+        """Run all ranks, and end those that are left if this is interrupted."""
+        most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        try:
+            for rank in range(self._world_size):
+                self._running[self._fork(rank)] = rank
+                if rank == 0:
+                    self._check_fork()
+                    self._wait()
+                    self._preload()
+                if len(self._running) >= most:
+                    self._wait()
+                if self.errors and len(self.errors) >= _ENOUGH_ERRORS:
+                    break
+            while self._running:
+                self._wait()
+        finally:
+            for pid in self._running:
+                child_processes.signal_group(pid, 9)
+                child_processes.wait_for_exit(pid)
+
+    def _check_fork(self) -> None:
+        unsafe = child_processes.check_after_fork()
+        if unsafe is not None:
+            raise RuntimeError(f"the ranks of a whole world are forks, and this process cannot fork: {unsafe}")
+
+    def _preload(self) -> None:
+        """Import what rank 0 has imported of torch: else all ranks do so again, which may take seconds."""
+        for name in self._imported:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        if self._imported:
+            self._check_fork()
+
+    def _fork(self, rank: int) -> int:
+        return child_processes.fork_child(
+            lambda: _run_rank(self._folder, rank, self._world_size, self._timeout, self._body)
+        )
+
+    def _wait(self) -> None:
+        """Wait for the end of one rank, and take what it has left."""
+        pid = next(iter(self._running))
+        # In their order: the ranks are alike, and their records are kept by rank.
+        code = child_processes.wait_for_exit(pid)
+        rank = self._running.pop(pid)
+        files = {name: self._folder / f"{rank}.{name}" for name in (_LOG, _RESULT, _STACKS, "output")}
+        result: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            result = json.loads(files[_RESULT].read_text("utf-8"))
+        output = files["output"].read_text("utf-8", "replace") if files["output"].exists() else ""
+        if "skipped" in result:
+            raise unittest.SkipTest(result["skipped"])
+        if "error" in result:
+            self.assertions[rank] = result["failed"]
+            self.errors[rank] = result["error"], "\n".join([result["traceback"], output])
+        elif not result:
+            stacks = files[_STACKS].read_text("utf-8", "replace") if files[_STACKS].exists() else ""
+            how = child_processes.describe_exit(code)
+            if "Timeout" in stacks:
+                how = f"has not ended within {self._timeout:g} s"
+            self.errors[rank] = how, f"{stacks}\n{output}"
+        else:
+            self._imported = result["imported"]
+            self.memory.append(result["memory"])
+            for text in result["warnings"]:
+                self.warnings.setdefault(text, []).append(rank)
+            if not self.errors:
+                self.records.add([LogReader(files[_LOG])])
+        for file in files.values():
+            file.unlink(missing_ok=True)
+
+
+# Enough to see which ranks fail alike.
+_ENOUGH_ERRORS = 64
+
+
+def _run_rank(folder: Path, rank: int, world_size: int, timeout: float, body: Callable[[int], object]) -> NoReturn:
+    """Be one rank: run the body, and leave a log and a result."""
+    output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    child_processes.detach(output)
+    child_processes.unblock()
+    with open(folder / f"{rank}.{_STACKS}", "w") as stacks:  # closed by the end
+        faulthandler.dump_traceback_later(timeout, exit=True, file=stacks)
+        result: dict[str, Any] = {}
+        before = set(sys.modules)
+        try:
+            torch.set_num_threads(1)
+            in_world = _RankInWorld(LogWriter(folder / f"{rank}.{_LOG}"), rank, world_size)
+            try:
+                with in_world.active():
+                    body(rank)
+            finally:
+                in_world.finish()
+            imported = [name for name in sys.modules if name not in before and name.startswith("torch.")]
+            result = {"memory": in_world.uses.most, "warnings": in_world.uses.warnings, "imported": imported}
+        except BaseException as error:
+            result = {"error": _line_of(error), "traceback": format_error(error)}
+            result["failed"] = isinstance(error, AssertionError)
+            # That of unittest, or of pytest.
+            if isinstance(error, unittest.SkipTest) or type(error).__name__ == "Skipped":
+                result["skipped"] = str(error)
+        (folder / f"{rank}.{_RESULT}").write_text(json.dumps(result), "utf-8")
+        child_processes.exit_now(0)
+
+
+def _line_of(error: BaseException) -> str:
+    """Describe an exception by its first line, and the line of the program that raised it."""
+    own = [site for site in sites_of(error) if not is_library(site.file)]
+    return summarize(error) + (f"   {own[-1]}" if own else "")
+
+
+class _RankInWorld:
+    """One rank among groups that do not communicate: its log, and what it must not do."""
+
+    def __init__(self, log: LogWriter, rank: int, world_size: int):
+        self._rank = rank
+        self._world_size = world_size
+        self._log = log
+        waits = _WaitLog()
+        self._recorder = CallRecorder(log, [waits], without_data=True, ours=__file__)
+        self.uses = RankUses(self._on_wait, lambda: self._recorder.line())
+        waits.uses = self.uses
+
+    def _on_wait(self, number: int) -> None:
+        self._log.wait(number, self._recorder.site())
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Be this rank, in a process that ends soon: nothing is restored."""
+        flight_recorder.forget_groups()
+        rank, size = str(self._rank), str(self._world_size)
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+        watch_creation()
+        self._make_groups_fake()
+        dist.init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
+        self._recorder.note_groups()
+        self._refuse()
+        operation_hook.listen(self._recorder)
+        operation_hook.watch_waits(self.uses.waited, None)
+        tensors.listen_to_reads(self.uses)
+        for module, name in _SYNCHRONIZES:
+            if hasattr(torch, module):
+                setattr(getattr(torch, module), name, self.uses.synchronize)
+        torch.Tensor.cpu = self.uses.watched_copy(torch.Tensor.cpu)  # type: ignore[method-assign]
+        with self.uses:
+            yield
+
+    def finish(self) -> None:
+        """The body has returned."""
+        operation_hook.listen(None)
+        self._recorder.note_groups()
+        if self._recorder.error:
+            raise RuntimeError(self._recorder.error)
+
+    def _make_groups_fake(self) -> None:
+        """Let each group have the fake backend, whatever it is made for, and the default group be there already."""
+        init = dist.init_process_group
+        process_state.make_groups_fake(lambda: self._recorder.note_groups(self._recorder.site()))
+
+        @functools.wraps(init)
+        def have(*args: Any, **kwargs: Any) -> None:
+            asked = kwargs.get("world_size", -1)
+            if not dist.is_initialized():
+                init("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
+            elif asked not in (-1, self._world_size):
+                raise ValueError(f"the program makes a world of {asked} ranks, and this one has {self._world_size}")
+
+        dist.distributed_c10d.init_process_group = dist.init_process_group = have
+
+    def _refuse(self) -> None:
+        """Refuse what would reach out of the world: it would hang, or do harm."""
+
+        def refuse(event: str, _: object) -> None:
+            what = _REFUSED.get(event)
+            if what is not None:
+                raise _refusal(what)
+
+        def start(*_: object) -> None:
+            raise _refusal("starts a process")
+
+        def store(*_: object, **__: object) -> None:
+            raise _refusal("opens a socket")
+
+        def nccl(*_: object, **__: object) -> None:
+            raise _refusal("calls NCCL itself")
+
+        def receive_objects(*_: object, **__: object) -> None:
+            raise _refusal("calls recv_object_list(), which waits for objects of another rank")
+
+        broadcast = dist.broadcast_object_list
+        signature = inspect.signature(broadcast)
+
+        @functools.wraps(broadcast)
+        def broadcast_objects(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            source, own = given.get("src"), self._rank
+            if given.get("group_src") is not None:
+                source, own = given["group_src"], dist.get_rank(given.get("group"))
+            if (source or 0) != own:
+                raise _refusal("calls broadcast_object_list(), which waits for objects of another rank")
+            return broadcast(*args, **kwargs)
+
+        modules: list[Any] = [dist, dist.distributed_c10d]
+        for module in modules:
+            module.recv_object_list, module.broadcast_object_list = receive_objects, broadcast_objects
+        sys.addaudithook(refuse)
+        multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign, assignment]
+        stores: Any = dist
+        stores.TCPStore.__init__ = store
+        for name in ("all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "init_rank", "unique_id"):
+            setattr(torch.cuda.nccl, name, nccl)
+
+
+def _refusal(what: str) -> RuntimeError:
+    return RuntimeError(f"the program {what}, which a rank of a whole world cannot: it does not communicate")
+
+
+class _WaitLog(Check):
+    """Tells which operation has issued which work and written which tensors."""
+
+    wants_results = True
+    uses: RankUses
+
+    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> Any:
+        outputs = outputs_of(spec, args)
+        is_vote = spec.kind == "recv" and operation_hook.is_vote(operation_hook.issuer_of(sys._getframe(2)))
+        if is_vote:
+            # As this one.
+            outputs[0].fill_(1)
+        complete = operation_hook.with_complete_work(result, outputs or inputs_of(spec, args))
+        is_awaited = operation_hook.is_synchronous(spec, args)
+        self.uses.issued(number, None if is_awaited else operation_hook.work_of(complete), [] if is_vote else outputs)
+        return complete
+
+
+class RankUses(TensorUses):  # type: ignore[no-untyped-call]
+    """Follows the tensors of a rank: their bytes, and which of them depend on values of other ranks."""
+
+    def __init__(self, on_wait: Callable[[int], None], line: Callable[[], Site | None]):
+        super().__init__(None)
+        self._on_wait_for = on_wait
+        self._line = line
+        # By storage: its bytes, and the latest call that its values depend on.
+        self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._depends: dict[int, int] = {}
+        self._works: dict[int, tuple[Any, int]] = {}
+        self._bytes = 0
+        self.most = 0
+        self.warnings: list[str] = []
+
+    # -- calls
+
+    def issued(self, number: int, work: Any, outputs: Sequence[torch.Tensor]) -> None:
+        if work is not None:
+            self._works[id(work)] = work, number
+        for tensor in outputs:
+            self._hold(tensor, number)
+
+    def waited(self, work: Any) -> None:
+        """Somebody waits for a work."""
+        _, number = self._works.pop(id(work), (None, None))
+        if number is not None:
+            self._on_wait_for(number)
+
+    def synchronize(self, *_: object, **__: object) -> None:
+        """Stands for `synchronize` of devices."""
+        self._on_wait_for(ALL)
+
+    # -- reads
+
+    def watched_copy(self, copy: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """A method that copies a tensor to the host, which waits for its values."""
+
+        @functools.wraps(copy)
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            number = self._depends.get(_storage(tensor))
+            if number is not None:
+                self._on_wait_for(number)
+            return copy(tensor, *args, **kwargs)
+
+        return call
+
+    def on_read(self, method: str, tensor: torch.Tensor) -> None:
+        if method != "__repr__":
+            self._read(method, tensor)
+
+    def on_alias(self, tensor: torch.Tensor, alias: torch.Tensor) -> None:
+        """It has the same storage."""
+
+    def _read(self, method: str, tensor: torch.Tensor) -> None:
+        number = self._depends.get(_storage(tensor))
+        if number is None:
+            return
+        self._on_wait_for(number)
+        text = f"{method}() reads a value that other ranks have a part in, and that a whole world does not know"
+        text += f"   {self._line()}"
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    # -- operations
+
+    def leaves(self, types: Any) -> bool:
+        return any(kind.__module__.startswith(_DTENSOR) for kind in types)
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        # Some operations on lists work in place and return nothing.
+        made = list(tensors_of(args if result is None else result))
+        if func.namespace == "_c10d_functional" and func._schema.name.endswith("wait_tensor"):
+            number = self._depends.get(_storage(made[0])) if made else None
+            if number is not None:
+                self._on_wait_for(number)
+            return
+        depends = -1
+        if self._depends:
+            for tensor in tensors_of((args, kwargs)):
+                depends = max(depends, self._depends.get(_storage(tensor), -1))
+        for tensor in made:
+            self._hold(tensor, depends)
+
+    def _hold(self, tensor: torch.Tensor, depends: int) -> None:
+        """Count the storage of a tensor while it lives, and keep what its values depend on."""
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # it has none
+            return
+        key = storage._cdata
+        if depends >= 0:
+            self._depends[key] = depends
+        if key not in self._storages:
+            size = storage.nbytes()
+            self._storages[key] = size, weakref.ref(storage, lambda _: self._free(key))
+            self._bytes += size
+            self.most = max(self.most, self._bytes)
+
+    def _free(self, key: int) -> None:
+        size, _ = self._storages.pop(key)
+        self._depends.pop(key, None)
+        self._bytes -= size
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
