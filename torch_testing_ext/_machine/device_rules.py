@@ -249,9 +249,13 @@ def why_too_many(ranks: int, total: int, device: str) -> str | None:
     )
 
 
-def shared_backend(nccl: tuple[int, ...], hip: bool) -> str:
+# NCCL's own variable. A user for whom its experiment hangs sets it to 0, so that the ranks use gloo.
+NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+def shared_backend(nccl: tuple[int, ...], hip: bool, environ: Mapping[str, str] = os.environ) -> str:
     """Return the backend of ranks that share a device. `nccl`: NCCL's version, () without NCCL."""
-    can_share = not hip and nccl[:2] >= NCCL_SHARES_SINCE
+    can_share = not hip and nccl[:2] >= NCCL_SHARES_SINCE and environ.get(NCCL_SHARES) != "0"
     return "nccl" if can_share else "gloo"
 
 

@@ -193,27 +193,41 @@ def when_cuda_is_first_used(call: Callable[[], None]) -> None:
 def fold_device_numbers(count: int, kind: str) -> None:
     """Let this process select the accelerator N modulo `count`: a rank may name a device by its own number.
 
-    For `torch.cuda.set_device`, or that of another type, and `torch.accelerator.set_device_index`: torch's DeviceMesh,
-    too, selects a device by the number of the rank. Tensors on a device with a larger number remain an error of torch.
+    For `torch.cuda.set_device` and `torch.cuda.device`, or those of another type, `torch.accelerator.set_device_index`,
+    which torch's DeviceMesh calls with the number of the rank, and `device_index`, and `cuda()` of tensors and modules.
+    A `torch.device` with a larger number remains an error of torch where a tensor is made on it.
     """
     module: Any = torch.get_device_module(kind)
     accelerator: Any = torch.accelerator
     if getattr(accelerator.set_device_index, "folds", False):
         return  # a process that is a rank in several tests
-    if hasattr(module, "set_device"):
-        module.set_device = _folding(module.set_device, count)
-    accelerator.set_device_index = _folding(accelerator.set_device_index, count)
+    for owner, name in ((module, "set_device"), (accelerator, "set_device_index")):
+        if hasattr(owner, name):
+            setattr(owner, name, _folding(getattr(owner, name), count))
+    # `device` and `device_index` are classes, since torch 2.9 both.
+    contexts = (getattr(module, "device", None), getattr(accelerator, "device_index", None))
+    for cls, name in (*((context, "__init__") for context in contexts if context), (torch.Tensor, kind)):
+        if hasattr(cls, name):
+            setattr(cls, name, _folding(getattr(cls, name), count, place=1))
 
 
-def _folding(select: Any, count: int) -> Any:
+def _folding(select: Any, count: int, place: int = 0) -> Any:
+    """The function, with another device. `place`: of the device among its arguments."""
+
     @functools.wraps(select)
-    def selecting(device: Any, *args: Any, **kwargs: Any) -> Any:
-        found = torch.device(device) if isinstance(device, str) else device
-        index = found.index if isinstance(found, torch.device) else found
-        return select(index % count if isinstance(index, int) and index >= 0 else device, *args, **kwargs)
+    def selecting(*args: Any, **kwargs: Any) -> Any:
+        before, devices, after = args[:place], args[place : place + 1], args[place + 1 :]
+        kwargs = {key: _folded(value, count) if key == "device" else value for key, value in kwargs.items()}
+        return select(*before, *(_folded(device, count) for device in devices), *after, **kwargs)
 
     selecting.folds = True  # type: ignore[attr-defined]
     return selecting
+
+
+def _folded(device: Any, count: int) -> Any:
+    found = torch.device(device) if isinstance(device, str) else device
+    index = found.index if isinstance(found, torch.device) else found
+    return index % count if isinstance(index, int) and index >= 0 else device
 
 
 @functools.cache

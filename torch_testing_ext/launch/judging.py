@@ -595,12 +595,20 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     waited_for, reason = nccl_status.suspects({r.rank: r.nccl for r in reports if r.nccl is not None})
     if waited_for:
         state = f"{reason} {list_of(waited_for)} of {len(reports)}"
+    elif silent := _silent(running):
+        waited_for, state = silent, f"{list_of(silent)} of {len(reports)} gave no answer"
     title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     culprits = blamed[0].ranks if blamed else waited_for or tuple(ranks[:1])
     fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None, tells_finding=True)
     calls = suspected.text if suspected else ""
     return _verdict(Outcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
+
+
+def _silent(running: list[RankReport]) -> tuple[int, ...]:
+    """The ranks, of those that still ran, that have shown neither stacks nor collectives, if others have."""
+    silent = tuple(r.rank for r in running if not r.stacks.strip() and r.recorder is None)
+    return silent if len(silent) < len(running) else ()
 
 
 def _differences(reports: Sequence[RankReport]) -> list[Finding]:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_testing_ext._machine.device_rules import NCCL_SHARES, ranks_per_device
 from torch_testing_ext._process.words import grouped, size_in_words
 
 from .environment import ADDRESS
@@ -187,6 +188,8 @@ ERROR_OF_NCCL = "DistBackendError"
 
 def hint(shared_memory: str = "/dev/shm") -> str:
     """Advice for a failure or a hang of NCCL that nothing else explains."""
+    if ranks_per_device() > 1 and os.environ.get(NCCL_SHARES) != "0":
+        return f"ranks that share a GPU may block each other in NCCL: with {NCCL_SHARES}=0 they use gloo"
     try:
         folder = os.statvfs(shared_memory)
     except OSError:

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from kit.invented import make_unit
-from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
+from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags, machine_resources
 from torch_testing_ext._machine.machine_resources import LEASED
@@ -201,6 +201,24 @@ class TestSharing(unittest.TestCase):
         self.assertEqual(selected, [1, 0, 1])
         self.assertEqual(groups_and_devices.backend_of(KIND, 4), BACKEND)
         self.assertEqual((needs.at_least_x_gpu(4), needs.at_least_x_gpu(5)), (True, False))
+
+    @in_a_fork
+    def test_contexts_and_tensors_take_the_number_of_a_rank(self):
+        """As `with torch.cuda.device(self.rank)` and `.cuda(self.rank)` in most of PyTorch's tests for several GPUs."""
+        with mock.patch.object(
+            torch.Tensor, "cuda", lambda tensor, device=None: tensor + (0 if device is None else device)
+        ):
+            device_state.fold_device_numbers(2, "cuda")
+            contexts = [torch.cuda.device(name) for name in (3, "cuda:2", torch.device("cuda", 5), -1)]
+            self.assertEqual([context.idx for context in contexts], [1, 0, 1, -1])
+            indices = [torch.accelerator.device_index(number) for number in (3, None)]
+            self.assertEqual([context.idx for context in indices], [1, None])
+            zero = torch.zeros(())
+            moved = [zero.cuda(3), zero.cuda(device=2), zero.cuda(torch.device("cuda", 1)), zero.cuda()]
+            self.assertEqual([int(tensor) for tensor in moved], [1, 0, 1, 0])
+            linear = torch.nn.Linear(1, 1, bias=False)
+            torch.nn.init.zeros_(linear.weight)
+            self.assertEqual(linear.cuda(5).weight.item(), 1)
 
 
 class TestMasks(unittest.TestCase):

@@ -63,7 +63,9 @@ class SharingTest(unittest.TestCase):
             ((), False, "gloo"),
             ((2, 31, 1), True, "gloo"),
         ):
-            self.assertEqual(device_rules.shared_backend(nccl, hip), expected, (nccl, hip))
+            self.assertEqual(device_rules.shared_backend(nccl, hip, {}), expected, (nccl, hip))
+            # Of a user for whom NCCL's experiment hangs.
+            self.assertEqual(device_rules.shared_backend(nccl, hip, {device_rules.NCCL_SHARES: "0"}), "gloo")
 
     def test_nothing_is_shared_by_default(self):
         with mock.patch.dict("os.environ"):

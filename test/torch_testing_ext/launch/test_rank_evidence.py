@@ -34,6 +34,16 @@ class TestVerdict(unittest.TestCase):
         self.assertEqual((verdict.outcome, verdict.culprit), (Outcome.FAILED, 1))
         self.assertIn("note of the case\n\nnote of the run", verdict.message)
 
+    def test_a_rank_that_answers_nothing_is_blamed(self):
+        """As one that is stuck in C and keeps the GIL."""
+        stacks = 'Thread 1:\n  File "t.py", line 3 in test_x'
+        shown = [RankReport(rank, RankEnding.STOPPED, stacks="" if rank == 1 else stacks) for rank in range(3)]
+        verdict = RankEvidence(tuple(shown), timed_out=True).verdict(CASE)
+        self.assertEqual(verdict.culprit, 1)
+        self.assertIn("timed out after 0.0 s; rank 1 of 3 gave no answer", verdict.failure.title)
+        none = tuple(RankReport(rank, RankEnding.STOPPED) for rank in range(3))
+        self.assertIn("all 3 ranks still running", RankEvidence(none, timed_out=True).verdict(CASE).failure.title)
+
     def test_a_rank_that_nccl_has_lost_is_blamed(self):
         reports = tuple(
             RankReport(rank, RankEnding.STOPPED, nccl=NcclRank(is_missing=rank == 1, calls={"0xa": 3}))

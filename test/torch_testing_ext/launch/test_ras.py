@@ -210,6 +210,13 @@ class TestHints(unittest.TestCase):
             ):
                 self.assertEqual(expected, nccl_status.hint())
 
+    def test_ranks_that_share_a_gpu(self):
+        """Covered by no check: it appears where NCCL hangs."""
+        shared = "ranks that share a GPU may block each other in NCCL: with NCCL_MULTI_RANK_GPU_ENABLE=0 they use gloo"
+        for enabled, is_told in (("", True), ("1", True), ("0", False)):
+            with environ(TORCH_TESTING_EXT_RANKS_PER_GPU="4", NCCL_MULTI_RANK_GPU_ENABLE=enabled):
+                self.assertEqual(is_told, nccl_status.hint() == shared)
+
     def test_which_failures_have_one(self):
         """No GPU is involved."""
         of_nccl = report_on(1, RankEnding.ERROR, summary="NCCL error", type_name="DistBackendError", code=10)

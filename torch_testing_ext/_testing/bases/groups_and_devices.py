@@ -192,7 +192,9 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
     ranks = device_rules.ranks_on_device(rank, world_size, devices)
     chosen = backend_of_shared_devices()
     if chosen == "nccl":
-        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        os.environ[device_rules.NCCL_SHARES] = "1"
+        # NCCL refuses such ranks if it must use NVLS.
+        os.environ["NCCL_NVLS_ENABLE"] = "0"
         os.environ.setdefault("NCCL_MAX_CTAS", str(device_rules.blocks_for(ranks)))
     else:
         names: Any = dist.Backend.default_device_backend_map

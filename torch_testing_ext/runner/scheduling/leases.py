@@ -114,10 +114,12 @@ def make_inventory(
         known_facts = tuple(facts) if len(facts) == len(names) else ()
         visible = Inventory(names, kind, identities=by_uuid(names, uuids), facts=known_facts)
         inventory = _chosen(options.gpus, visible)
-    return _shared(options, inventory, nccl, backend)
+    return _shared(options, inventory, environ, nccl, backend)
 
 
-def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...], backend: str) -> Inventory:
+def _shared(
+    options: Options, inventory: Inventory, environ: Mapping[str, str], nccl: tuple[int, ...], backend: str
+) -> Inventory:
     """With as many ranks on a device as --ranks-per-gpu says."""
     ranks = options.ranks_per_gpu
     if ranks == 1 or not inventory.names:
@@ -132,7 +134,7 @@ def _shared(options: Options, inventory: Inventory, nccl: tuple[int, ...], backe
         if why:
             raise UsageError(f"--ranks-per-gpu {ranks}: {why}")
     if inventory.fake or inventory.kind in ("cuda", "hip"):
-        backend = shared_backend(nccl, inventory.kind == "hip")
+        backend = shared_backend(nccl, inventory.kind == "hip", environ)
     if not backend:
         raise UsageError(f"--ranks-per-gpu: torch knows no backend for {inventory.kind} devices")
     return dataclasses.replace(inventory, ranks_per_device=ranks, shared_backend=backend)

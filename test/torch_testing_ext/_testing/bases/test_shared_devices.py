@@ -139,8 +139,10 @@ class BeginTest(OneGpuCase):
 
     def test_over_nccl(self):
         self.use(*one_gpu(4, nccl=(2, 30, 7)))
-        self.begin(3, 4, NCCL_DEBUG="")
+        self.begin(3, 4, NCCL_DEBUG="", NCCL_NVLS_ENABLE="1")
         self.assertEqual(os.environ["NCCL_MULTI_RANK_GPU_ENABLE"], "1")
+        # With 1, NCCL refuses ranks that share a GPU.
+        self.assertEqual(os.environ["NCCL_NVLS_ENABLE"], "0")
         self.assertEqual(os.environ["NCCL_MAX_CTAS"], "8")
         self.assertEqual(dist.Backend.default_device_backend_map["cuda"], "nccl")
 
