@@ -29,6 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if name not in NOT_HERE:
             files.append(File.generated(config, name, abs_src_path=str(path)))
     modules = public_modules()
+    files.append(File.generated(config, "reference/index.md", content=overview_of(modules)))
     for module in modules:
         files.append(File.generated(config, f"reference/{module}.md", content=page_of(module)))
     config.nav = [reference(entry, modules) for entry in config.nav]
@@ -47,9 +48,20 @@ def public_modules() -> list[str]:
     return sorted(names)
 
 
+def source_of(module: str) -> ast.Module:
+    return ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+
+
+def overview_of(modules: list[str]) -> str:
+    """The page that lists the modules, each with the first line of its docstring."""
+    lines = [(ast.get_docstring(source_of(module)) or "").partition("\n")[0] for module in modules]
+    rows = [f"| [{module}]({module}.md) | {line} |" for module, line in zip(modules, lines, strict=True)]
+    return "\n".join(["# Python API", "", "| module | |", "| --- | --- |", *rows, ""])
+
+
 def page_of(module: str) -> str:
     """The page of reference of a module."""
-    names = public_names(ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")))
+    names = public_names(source_of(module))
     options = f"    options:\n      members: {json.dumps(names)}\n"
     return f"# {module}\n\n::: {module}\n{options}"
 
@@ -70,7 +82,7 @@ def public_names(tree: ast.Module) -> list[str]:
 def reference(entry: object, modules: list[str]) -> object:
     """Fill the entry of the navigation that stands for the pages of all modules, wherever it is."""
     if entry == {"Python API": "reference/"}:
-        return {"Python API": [f"reference/{module}.md" for module in modules]}
+        return {"Python API": [f"reference/{name}.md" for name in ("index", *modules)]}
     if isinstance(entry, dict):
         return {
             name: [reference(part, modules) for part in parts] if isinstance(parts, list) else parts

@@ -52,7 +52,22 @@ OTHERS_OPTIONS = {
 }
 # Messages of others that a page explains.
 OTHERS_MESSAGES = {"fixture 'dist_env' not found", "bdb.BdbQuit"}
-SIGNATURES: dict[str, Callable[..., object]] = {}
+# What users ask: the page below docs/ that answers, and the beginning of the line.
+ANSWERS = {
+    "run one test on 3 ranks": (
+        "reference/cheat-sheet.md",
+        "| run a test on 3 ranks | `@pytest.mark.world_size(3)` on it",
+    ),
+    "see only failures": ("reference/cheat-sheet.md", "| see only failures | `torchtest -q` |"),
+    "find why it hangs": ("guides/debug.md", "## Find a hang"),
+    "run only what my change affects": ("guides/faster.md", "torchtest --affected"),
+    "give me JUnit": ("reference/cheat-sheet.md", "| get JUnit, HTML | `torchtest --junitxml report.xml"),
+    "debug rank 1": ("guides/debug.md", "torchtest --trace tests/test_sum.py::test_sum --debug-rank 1"),
+    "use GPUs 0 and 2": ("get-started/gpus.md", "torchtest --gpus 0,2"),
+    "run on Slurm": ("guides/cluster.md", "torchtest --cluster slurm --cluster-nodes 2"),
+    "move my DeepSpeed tests": ("migrate/deepspeed.md", "torchtest moving deepspeed tests/unit"),
+    "pin versions": ("get-started/install.md", "## Pin the versions"),
+}
 
 
 def text_of(page: Path) -> str:
@@ -108,6 +123,21 @@ class CallsTest(unittest.TestCase):
         calls = {code for page in PAGES for code in spans(page)}
         faults = [fault for code in sorted(calls) if (fault := fault_of_call(code))]
         self.assertEqual(faults, [])
+
+    def test_signatures_are_complete(self) -> None:
+        """Those that name `*args`; `ranks` is a former name."""
+        shown = {
+            code for page in PAGES for code in spans(page) if "*args" in code and function_of(code.partition("(")[0])
+        }
+        self.assertGreaterEqual(len(shown), 2)
+        for code in sorted(shown):
+            name, _, parameters = code.partition("(")
+            function = function_of(name)
+            assert function is not None
+            expected = [str(part).split(":")[0] for part in inspect.signature(function).parameters.values()]
+            with self.subTest(code=code):
+                found = [part.strip().split("=")[0] for part in parameters.rstrip(")").split(",")]
+                self.assertEqual(found, [part for part in expected if part != "ranks"])
 
     def test_wrong_calls_are_noticed(self) -> None:
         for code in ('run_script("train.py", size=4)', "@timeout()", "@pytest.mark.world_size(2, device=1)"):
@@ -207,6 +237,12 @@ class ReadersTest(unittest.TestCase):
             links = [(page, link) for page in near for link in LINK.findall(text_of(page))]
             near |= {target for page, link in links if (target := (page.parent / link).resolve()).suffix == ".md"}
         self.assertEqual([str(page) for page in PAGES if page.resolve() not in near], [])
+
+    def test_questions_have_an_answer(self) -> None:
+        for question, (name, line) in ANSWERS.items():
+            with self.subTest(question):
+                self.assertIn(DOCS / name, PAGES)
+                self.assertRegex(text_of(DOCS / name), f"(?m)^{re.escape(line)}")
 
     def test_pictures_are_small(self) -> None:
         """And each is in a page."""
