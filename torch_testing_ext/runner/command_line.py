@@ -85,6 +85,7 @@ RENAMED_FLAGS = {
     "--shared-leases": "-o shared-leases=true",
     "--no-shared-leases": "-o shared-leases=false",
     "--cold": "--warm=off",
+    "--fake-gpus": "--fake-accelerators N",
     "--cluster-dry-run": "--cluster ADDRESS --dry-run",
     "--slow": "-o slow-after=SECONDS",
     "--leaked": "-o leaked=fail",
@@ -111,6 +112,7 @@ for _field, _spec in OPTION_TABLE.items():
 RENAMED_SETTINGS = {
     "include": "names on the command line",
     "since": "--affected=REV",
+    "fake-gpus": "fake-accelerators",
     "max-fail": "maxfail",
     "slow": "slow-after",
     "until-failure": 'repeat = "until-failure"',

@@ -233,12 +233,12 @@ class RunnerOptionTest(BuildingCase):
     def test_a_run_starts_them(self) -> None:
         code, run, start = self.main("--fake-accelerators=4")
         start.assert_called_once_with(4)
-        self.assertEqual((code, run.call_args.args[0].fake_gpus), (0, None))
+        self.assertEqual((code, run.call_args.args[0].planned_devices), (0, None))
 
     def test_a_plan_needs_their_number_alone(self) -> None:
         code, run, start = self.main("--dry-run", "--fake-accelerators=32")
         start.assert_not_called()
-        self.assertEqual((code, run.call_args.args[0].fake_gpus), (0, 32))
+        self.assertEqual((code, run.call_args.args[0].planned_devices), (0, 32))
 
     def test_a_refusal_is_one_line(self) -> None:
         errors = io.StringIO()
