@@ -98,7 +98,7 @@ class _accelerators:
     def __enter__(self) -> None:
         from torch_testing_ext._machine import accelerators
 
-        os.environ["PYTHON_ACCELERATORS"] = str(self._count)
+        os.environ["TESTACC_COUNT"] = str(self._count)
         accelerators._answer.cache_clear()
 
     def __exit__(self, *_: object) -> None:

@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -38,6 +37,7 @@ _driver_is_initialised = False
 # Those that PyTorch's own tests name.
 _BACKENDS_OF_EXTENSIONS = ("hccl",)
 NO_DEVICE: tuple[str | None, int] = (None, 0)
+device_may_exist = device_state.device_may_exist
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
 # A new interpreter imports torch before it asks.
@@ -318,16 +318,6 @@ QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 
 
 # -- ways to ask them
-
-
-def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.environ) -> bool:
-    """Could this torch find a device on this machine? False only where that is certain."""
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        is_hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        has_node = any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd"))
-        if has_node and not is_hidden:
-            return True
-    return device_state.other_accelerator_is_built()
 
 
 def ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:

@@ -5,6 +5,9 @@ gives the versions of torch in which it is known to work. At module level, it im
 `import torch, torch.distributed`.
 """
 
+# First: torch loads its extensions when it is imported, and ours imports the modules below.
+import torch as torch
+
 from . import (
     device_state as device_state,
     flight_recorder as flight_recorder,

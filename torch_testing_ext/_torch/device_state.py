@@ -6,8 +6,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -102,6 +103,16 @@ def other_accelerator_is_built() -> bool:
         or hasattr(torch, "hpu")
         or hasattr(torch, extension_device_type())
     )
+
+
+def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.environ) -> bool:
+    """Could this torch find a device on this machine? False only where that is certain."""
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        is_hidden = environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        has_node = any(dev.glob("nvidia[0-9]*")) or any((dev / name).exists() for name in ("nvidiactl", "dxg", "kfd"))
+        if has_node and not is_hidden:
+            return True
+    return other_accelerator_is_built()
 
 
 def has_multicast() -> bool:

@@ -272,7 +272,7 @@ KNOWN_SETTINGS = {
     ),
     PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", _either("warn", "fail")),
     PREFIX + "SHAKE": _Setting("shake", "a seed: 0, 1, 2 ...", _number),
-    # Set by run_test.py --fake-gpus: the devices that the test would have if they existed.
+    # Set on a cluster with cluster.fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", _names),
 }
 _OWN_SETTINGS = {

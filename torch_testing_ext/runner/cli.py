@@ -141,10 +141,7 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
     options = configured.options
     os.environ[DEVICES_OF_RUN] = options.devices
-    if options.fake_accelerators is not None and options.action is Action.DRY_RUN:
-        # A plan needs their number alone.
-        options = dataclasses.replace(options, fake_gpus=options.fake_accelerators)
-    elif options.fake_accelerators is not None:
+    if options.fake_accelerators is not None and options.planned_devices is None:
         _start_fake_accelerators(options.fake_accelerators)
     # They interrupt like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -92,6 +92,7 @@ RENAMED_FLAGS = {
     "--shared-leases": "-o shared-leases=true",
     "--no-shared-leases": "-o shared-leases=false",
     "--cold": "--warm=off",
+    "--fake-gpus": "--fake-accelerators N",
     "--cluster-dry-run": "--cluster ADDRESS --dry-run",
     "--slow": "-o slow-after=SECONDS",
     "--leaked": "-o leaked=fail",
@@ -118,6 +119,7 @@ for _field, _spec in OPTION_TABLE.items():
 _RENAMED_SETTINGS = {
     "include": "names on the command line",
     "since": "--affected=REV",
+    "fake-gpus": "fake-accelerators",
     "slow": "slow-after",
     "until-failure": 'repeat = "until-failure"',
     "seed": "shuffle = SEED",

@@ -154,8 +154,6 @@ def read_options(
 
 def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
     """The options with what follows from them. Raises UsageError if some contradict each other."""
-    if options.gpus is not None and options.fake_gpus is not None:
-        raise UsageError("--gpus and --fake-gpus cannot be combined: devices are either real or fake")
     if options.shake is not None and options.repeat is not None:
         raise UsageError("--shake repeats tests by itself: leave out --repeat")
     if options.shake is not None and options.shake.seed is None:
@@ -195,8 +193,6 @@ def _check_cluster(options: Options, sources: Mapping[str, str]) -> None:
         )
     if options.fake_accelerators is not None:
         raise UsageError("--cluster and --fake-accelerators cannot be combined: the nodes have the accelerators")
-    if options.fake_gpus is not None:
-        raise UsageError("--cluster and --fake-gpus cannot be combined: the nodes have the accelerators")
     if options.cluster == "slurm" and options.cluster_fake_gpus:
         raise UsageError("--cluster slurm and cluster.fake-gpus cannot be combined: Slurm names no accelerators")
     if options.cluster_fetch and (options.cluster == "slurm" or options.cluster_root is not None):

@@ -169,7 +169,6 @@ class Options:
     jobs: int = field(default_factory=system.cores)
     gpus: Gpus = None
     devices: str = project_settings.AUTO
-    fake_gpus: int | None = None
     fake_accelerators: int | None = None
     ranks_per_gpu: int = 1
     shared_leases: bool = True
@@ -229,13 +228,18 @@ class Options:
         return Path(os.path.commonpath(roots)) if roots else None
 
     @property
+    def planned_devices(self) -> int | None:
+        """The number of devices to plan with, whatever there are: a schedule needs their number alone."""
+        return self.fake_accelerators if self.action is Action.DRY_RUN else None
+
+    @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
         words = [user_shell.runner()]
         if not self.drop_in:
             words += self._of_cache
         words += [f"-m {user_shell.quote(expression)}" for expression in self.marks]
-        values = {"cluster": self.cluster, "fake-gpus": self.fake_gpus, "fake-accelerators": self.fake_accelerators}
+        values = {"cluster": self.cluster, "fake-accelerators": self.fake_accelerators}
         words += [f"--{name} {user_shell.quote(str(value))}" for name, value in values.items() if value is not None]
         if self.ranks_per_gpu > 1:
             words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
@@ -593,8 +597,9 @@ OPTION_GROUPS = {
             "auto|cpu",
             Level.SETTING,
         ),
-        "fake_gpus": OptionSpec(count, "schedule tests as if there were N accelerators", "N", Level.HELP_ALL),
-        "fake_accelerators": OptionSpec(count, "emulate N accelerators on the CPU", "N"),
+        "fake_accelerators": OptionSpec(
+            count, "emulate N accelerators on the CPU; with --dry-run, plan for N of them", "N"
+        ),
         "ranks_per_gpu": OptionSpec(
             count, "let up to N ranks share a GPU if a test needs more GPUs than there are", "N", Level.HELP_ALL
         ),

@@ -228,7 +228,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
         raise UsageError(fake_accelerator.refusal(kind))
     # What a process sees is less than there is to lease where GPUs are in MIG mode.
     count = count_of_mask(os.environ, kind, gpus, count)
-    if options.fake_gpus is None:
+    if options.planned_devices is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
             raise UsageError(problem)
@@ -242,7 +242,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     if count > seen.count:
         inventory = dataclasses.replace(inventory, at_once=seen.count)
     warnings = [*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl)]
-    if seen.why_none and options.fake_gpus is None:
+    if seen.why_none and options.planned_devices is None:
         known = f", though NVML knows {words.count(len(gpus), 'GPU')}" if gpus else ""
         warnings.insert(0, f"no GPU can be used{known}: {seen.why_none}")
     return inventory, tuple(warnings)
@@ -250,7 +250,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
 def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
     """All GPUs of this machine, as NVML knows them; none if it cannot be asked, or need not be."""
-    if kind not in (None, "cuda") or options.fake_gpus is not None or not may_have_nvidia_gpus():
+    if kind not in (None, "cuda") or options.planned_devices is not None or not may_have_nvidia_gpus():
         return ()
     try:
         nvml = open_nvml()

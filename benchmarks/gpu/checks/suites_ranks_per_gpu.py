@@ -44,8 +44,8 @@ def check(c):
 
 def on_cpu(c):
     if not c.quick:
-        listed = run_test(c, "test_shared.py", "--ranks-per-gpu=4", "--fake-gpus=1", "--list")
+        planned = run_test(c, "test_shared.py", "--ranks-per-gpu=4", "--fake-accelerators=1", "--dry-run")
         c.expect(run_test(c, "test_shared.py", name="own").code == 0, "each base passes with 4 ranks")
-        c.expect("shared by 4 ranks" in listed.text, "the plan says which ranks share", listed.text[-300:])
+        c.expect("devices 0" in planned.text, "four ranks are planned on one device", planned.text[-300:])
     wrong = run_test(c, "test_shared.py", "--ranks-per-gpu=0", name="wrong")
     c.expect(wrong.code == 4 and "Traceback" not in wrong.text, "--ranks-per-gpu 0 is refused in one line", wrong.text)

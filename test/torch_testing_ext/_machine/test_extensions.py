@@ -272,7 +272,7 @@ class TestMasks(unittest.TestCase):
     @with_accelerators(4)
     def test_a_supposed_mask_is_tried(self):
         self.assertTrue(accelerators.masks_confine())
-        with have_accelerators(4, PYTHON_ACCELERATORS_OBEY="0"):
+        with have_accelerators(4, TESTACC_OBEY="0"):
             self.assertFalse(accelerators.masks_confine())
         self.assertNotIn(MASK, os.environ)
 
@@ -314,7 +314,7 @@ class TestLeasesOfPytest(unittest.TestCase):
             masks = [self.lease(stack, 2)[MASK] for _ in range(2)]
         self.assertEqual(masks, ["0,1", "2,3"])
 
-    @with_accelerators(4, PYTHON_ACCELERATORS_OBEY="0")
+    @with_accelerators(4, TESTACC_OBEY="0")
     def test_masks_that_confine_nobody(self):
         """A test then has all devices to itself: nothing would keep another off those that it uses."""
         with contextlib.ExitStack() as stack:

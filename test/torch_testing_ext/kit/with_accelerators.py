@@ -31,7 +31,7 @@ MASK = "TESTACC_VISIBLE_DEVICES"
 def environ_of_accelerators(count: int, **more: str) -> dict[str, str]:
     """The variables that give accelerators to a new interpreter, which imports this tree."""
     path = os.pathsep.join([str(FOLDER), str(ROOT)])
-    return {"PYTHONPATH": path, "PYTHON_ACCELERATORS": str(count), **more}
+    return {"PYTHONPATH": path, "TESTACC_COUNT": str(count), **more}
 
 
 def register() -> None:
@@ -45,7 +45,7 @@ def register() -> None:
 def have_accelerators(count: int, **environ: str) -> Iterator[None]:
     """A context in which there are so many accelerators, in a process that has registered them."""
     accelerators._answer.cache_clear()
-    with mock.patch.dict(os.environ, {"PYTHON_ACCELERATORS": str(count), **environ}):
+    with mock.patch.dict(os.environ, {"TESTACC_COUNT": str(count), **environ}):
         yield
     accelerators._answer.cache_clear()
 

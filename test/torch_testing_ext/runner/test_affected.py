@@ -94,7 +94,7 @@ class RecordsTest(RunsCase):
                 self.record()
                 self.assertEqual(self.why(), "")
                 self.assertIn("environment", self.why(MY_VARIABLE="1"))
-                self.assertIn("options", self.why("--fake-gpus", "2"))
+                self.assertIn("options", self.why("--fake-accelerators", "2"))
                 change()
                 self.assertIn(expected, self.why())
         self.record()

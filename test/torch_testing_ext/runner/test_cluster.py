@@ -211,7 +211,7 @@ class TestWithoutCluster(ClusterCase):
 
     def test_contradictions(self):
         cases = {
-            ("--fake-gpus=2",): "--cluster and --fake-gpus cannot be combined",
+            ("--fake-accelerators=2",): "--cluster and --fake-accelerators cannot be combined",
             ("--gpus=2",): "--cluster and --gpus cannot be combined",
             ("--cluster-nodes=0",): "not a whole number",
         }

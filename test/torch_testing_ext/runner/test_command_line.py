@@ -8,6 +8,7 @@ import unittest
 from kit.files import subject
 from kit.processes import heed_ctrl_c
 from kit.runs import RunsCase
+from kit.with_accelerators import environ_of_accelerators
 
 HANDLERS = subject(__file__, "signal_handlers.py")
 MIXED = """
@@ -106,10 +107,10 @@ class InterruptedTest(CommandLineCase):
         self.assertEqual(out.splitlines()[-1], "3 passed, 0 failed, 0 skipped")
 
 
-class FakeDevicesTest(CommandLineCase):
+class DevicesTest(CommandLineCase):
     def test_leases(self):
         self.write("test/distributed/test_leased.py", LEASED)
-        out = self.finish(self.start("--fake-gpus", "3"), 0)
+        out = self.finish(self.start(environ=environ_of_accelerators(3)), 0)
         self.assertEqual(out.splitlines()[-1], "10 passed, 0 failed, 1 skipped")
         self.assertIn("needs 4 devices, 3 available", out)
 
@@ -120,7 +121,8 @@ class FakeDevicesTest(CommandLineCase):
         self.write("test/distributed/test_it.py", source)
         for option, expected in (("-odevices=auto", "1"), ("-odevices=cpu", "0")):
             with self.subTest(option):
-                self.finish(self.start("--fake-gpus=1", option, environ={"EXPECTED": expected}), 0)
+                environ = environ_of_accelerators(1, EXPECTED=expected)
+                self.finish(self.start(option, environ=environ), 0)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import unittest
 
 from torch_testing_ext.launch import environment
 from torch_testing_ext.runner.model import Lease
-from torch_testing_ext.runner.options import Options
+from torch_testing_ext.runner.options import Action, Options
 from torch_testing_ext.runner.scheduling.leases import FAKE_DEVICES, Inventory, environment_of, make_inventory
 
 
@@ -66,9 +66,12 @@ class InventoryTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "--gpus 1: only 0 visible"):
             names({}, None, 0, gpus=1)
 
-    def test_fake(self):
-        found = make_inventory(Options(fake_gpus=2), {"CUDA_VISIBLE_DEVICES": "7"}, "cuda", 1)
-        self.assertEqual((found.names, found.fake, found.most_at_once), (("0", "1"), True, 2))
+    def test_a_plan_for_devices_that_are_not_there(self):
+        planned = {"fake_accelerators": 3, "action": Action.DRY_RUN}
+        found = make_inventory(Options(**planned), {"CUDA_VISIBLE_DEVICES": "7"}, "cuda", 1)
+        self.assertEqual((found.names, found.fake, found.most_at_once), (("0", "1", "2"), True, 3))
+        chosen = make_inventory(Options(**planned, gpus=("2", "0")), {}, None, 0)
+        self.assertEqual((chosen.names, chosen.fake), (("2", "0"), True))
 
 
 class EnvironmentTest(unittest.TestCase):

@@ -102,7 +102,7 @@ class KnownTestsTest(RunsCase):
             with self.subTest(change=change):
                 record(tests)
                 self.assertEqual(known(), tuple(tests))
-                self.assertIsNone(known("--fake-gpus", "4"))
+                self.assertIsNone(known("--fake-accelerators", "4"))
                 self.assertIsNone(known(MY_TESTS_READ="it"))
                 make()
                 self.assertIsNone(known())

@@ -13,7 +13,7 @@ from torch_testing_ext._machine.device_rules import problem_of_mask
 from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, all_mig_instances
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
-from torch_testing_ext.runner.options import CannotRun, Options, UsageError
+from torch_testing_ext.runner.options import Action, CannotRun, Options, UsageError
 from torch_testing_ext.runner.processes.worker_messages import DevicesCounted
 from torch_testing_ext.runner.scheduling.leases import (
     Inventory,
@@ -234,9 +234,10 @@ class TestFindingDevices(unittest.TestCase):
         _, warnings = self.discover(None, 0, error=NvmlError("not installed"), why_none=too_old)
         self.assertEqual((f"no GPU can be used: {too_old}",), warnings)
 
-    def test_nothing_is_asked_for_fake_devices(self):
+    def test_nothing_is_asked_for_a_plan(self):
         """No GPU is involved."""
-        inventory = make_inventory(Options(fake_gpus=2), {"CUDA_VISIBLE_DEVICES": "9"}, None, 0)
+        options = Options(fake_accelerators=2, action=Action.DRY_RUN)
+        inventory = make_inventory(options, {"CUDA_VISIBLE_DEVICES": "9"}, None, 0)
         self.assertEqual(Inventory(("0", "1"), None, fake=True), inventory)
 
 

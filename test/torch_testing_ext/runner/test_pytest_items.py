@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kit.junit import read_junit
 from kit.runs import RunsCase
+from kit.with_accelerators import environ_of_accelerators
 from pytest_items_project import FILES
 
 from torch_testing_ext.runner.model import ExitCode
@@ -148,7 +149,6 @@ class PytestItemsTest(RunsCase):
 
     def test_all(self) -> None:
         words = (
-            "--fake-gpus=2",
             "-j4",
             "--results=results.json",
             "--junitxml=x.xml",
@@ -156,7 +156,7 @@ class PytestItemsTest(RunsCase):
             "-m",
             "slow or not slow",
         )
-        console = self.finish(self.start(*words), ExitCode.FAILED)
+        console = self.finish(self.start(*words, environ=environ_of_accelerators(2)), ExitCode.FAILED)
         results = self.results()
         self.found = {test["id"]: test for test in results["tests"]}
         outcomes = {name: test["outcome"] for name, test in self.found.items()}

@@ -10,11 +10,12 @@ import unittest
 from kit.files import subject
 from kit.invented import make_test, make_unit
 from kit.runs import RunsCase
+from kit.with_accelerators import environ_of_accelerators
 
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, DeviceFacts, DeviceNeeds, ranks_per_device
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.option_sources import read_options
-from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.options import Action, Options, UsageError
 from torch_testing_ext.runner.report import text
 from torch_testing_ext.runner.run_site import notes_on_sharing
 from torch_testing_ext.runner.scheduling.leases import Leases, Queue, environment_of, make_inventory
@@ -148,9 +149,10 @@ class NeedsOfDevicesTest(unittest.TestCase):
             began.append((unit.number, leases.take(unit).devices))
         self.assertEqual(began, [(1, ("1",)), (3, ("0",))])
 
-    def test_fake_devices_have_everything(self):
+    def test_devices_of_a_plan_have_everything(self):
+        options = Options(fake_accelerators=1, action=Action.DRY_RUN)
         test = make_test("test_x", devices=1, of_devices=DeviceNeeds(memory=20 * GIB, nvlink=True))
-        self.assertEqual(len(planned(test, make_inventory(Options(fake_gpus=1), {}, None, 0)).units), 1)
+        self.assertEqual(len(planned(test, make_inventory(options, {}, None, 0)).units), 1)
 
 
 TESTS = subject(__file__, "ranks_per_gpu.py")
@@ -162,7 +164,7 @@ class CommandLineTest(RunsCase):
         self.write("test/distributed/test_x.py", TESTS)
 
     def test_planned_before_anything_runs(self):
-        listed = self.finish(self.start("--list", "--fake-gpus=1", "--ranks-per-gpu=4"), 0)
+        listed = self.finish(self.start("--list", "--ranks-per-gpu=4", environ=environ_of_accelerators(1)), 0)
         self.assertIn("test_four  4 ranks, 1 device, shared by 4 ranks", listed)
         self.assertIn("18.6 GiB of memory and compute capability 9.0", listed)
 

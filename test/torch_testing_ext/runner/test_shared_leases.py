@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 from kit.runs import RunsCase
+from kit.with_accelerators import environ_of_accelerators
 
 from torch_testing_ext._machine.machine_resources import (
     LEASED,
@@ -32,13 +33,13 @@ from torch_testing_ext.common_utils import instantiate_parametrized_tests, param
 SHARED = {shared!r}
 class T(unittest.TestCase):
     def hold(self):
-        devices = os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"].split(",")
+        devices = os.environ["TESTACC_VISIBLE_DEVICES"].split(",")
         for device in devices:
             os.close(os.open(f"{{SHARED}}/held{{device}}", os.O_CREAT | os.O_EXCL))
         for device in devices:
             os.unlink(f"{{SHARED}}/held{{device}}")
     @parametrize("number", range({number}))
-    @skip_if_lt_x_gpu({devices}, allow_cpu=True)
+    @skip_if_lt_x_gpu({devices})
     def test_it(self, number): self.hold()
 instantiate_parametrized_tests(T)
 """
@@ -46,7 +47,7 @@ WAITS = """
 import os, time, unittest
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 class T(unittest.TestCase):
-    @skip_if_lt_x_gpu(1, allow_cpu=True)
+    @skip_if_lt_x_gpu(1)
     def test_it(self):
         open("fifo", "w").close()
         open("go").read()
@@ -55,7 +56,7 @@ PASSES = """
 import os, unittest
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 class T(unittest.TestCase):
-    @skip_if_lt_x_gpu(1, allow_cpu=True)
+    @skip_if_lt_x_gpu(1)
     def test_it(self): pass
 """
 
@@ -64,7 +65,7 @@ class LeasesCase(RunsCase):
     def setUp(self):
         super().setUp()
         self.locks = self.root / "locks"
-        self.environ = {"TORCH_TESTING_EXT_RUN_LEASE_FOLDER": str(self.locks)}
+        self.environ = environ_of_accelerators(1, TORCH_TESTING_EXT_RUN_LEASE_FOLDER=str(self.locks))
 
     def start(self, *argv, **more):
         return super().start(*argv, environ={**self.environ, **more.pop("environ", {})}, **more)
@@ -74,7 +75,7 @@ class LeasesCase(RunsCase):
         self.write(FILE, WAITS)
         for fifo in "fifo", "go":
             os.mkfifo(self.root / fifo)
-        run = self.start("--fake-gpus=1", *options, FILE, **more)
+        run = self.start(*options, FILE, **more)
         self.wait_for_writer("fifo", run)
         return run
 
@@ -96,17 +97,17 @@ class ConcurrentRunsTest(LeasesCase):
         for number, devices in enumerate((1, 2, 3, 2)):
             name = f"test/distributed/test_{number}.py"
             self.write(name, HOLDS.format(shared=str(self.root), number=4, devices=devices))
-            runs.append(self.start("--fake-gpus=3", "-j2", name))
+            runs.append(self.start("-j2", name, environ=environ_of_accelerators(3)))
         for run in runs:
             self.assertEqual(self.finish(run, 0).splitlines()[-1], "4 passed, 0 failed, 0 skipped")
 
     def test_waiting_is_shown_and_ends(self):
         first = self.start_holding()
         self.write("test/distributed/test_second.py", PASSES)
-        second = self.start("--fake-gpus=1", "test_second")
+        second = self.start("test_second")
         said = self.wait_until_said(second, "waiting for")
         self.assertIn(f"waiting for 1 device, used by pid {first.pid}: ", said)
-        self.assertIn("run_test.py --fake-gpus=1", said)
+        self.assertIn(f"run_test.py {FILE}", said)
         self.let_go()
         self.finish(first, 0)
         self.finish(second, 0)
@@ -114,7 +115,7 @@ class ConcurrentRunsTest(LeasesCase):
     def test_a_waiting_run_can_be_interrupted(self):
         first = self.start_holding()
         self.write("test/distributed/test_second.py", PASSES)
-        second = self.start("--fake-gpus=1", "test_second")
+        second = self.start("test_second")
         self.wait_until_said(second, "waiting for")
         second.send_signal(signal.SIGTERM)
         self.assertIn("1 test did not finish", self.finish(second, 2))
@@ -124,14 +125,14 @@ class ConcurrentRunsTest(LeasesCase):
     def test_tests_that_need_no_device_do_not_wait(self):
         first = self.start_holding()
         self.write("test/distributed/test_second.py", NEEDS_NONE)
-        self.finish(self.start("--fake-gpus=1", "test_second"), 0)
+        self.finish(self.start("test_second"), 0)
         self.let_go()
         self.finish(first, 0)
 
     def test_switched_off(self):
         first = self.start_holding()
         self.write("test/distributed/test_second.py", PASSES)
-        self.finish(self.start("--fake-gpus=1", "-oshared-leases=false", "test_second"), 0)
+        self.finish(self.start("-oshared-leases=false", "test_second"), 0)
         self.let_go()
         self.finish(first, 0)
 
@@ -143,24 +144,24 @@ class ConcurrentRunsTest(LeasesCase):
             import os, subprocess, sys, unittest
             from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
             class T(unittest.TestCase):
-                @skip_if_lt_x_gpu(1, allow_cpu=True)
+                @skip_if_lt_x_gpu(1)
                 def test_it(self):
-                    subprocess.run([sys.executable, "run_test.py", "--fake-gpus=1", "test_second"], check=True)
+                    subprocess.run([sys.executable, "run_test.py", "test_second"], check=True)
             """.replace("\n            ", "\n"),
         )
-        self.finish(self.start("--fake-gpus=1", "--timeout=120", FILE), 0)
+        self.finish(self.start("--timeout=120", FILE), 0)
 
     def test_a_killed_run_frees_its_devices_when_nothing_uses_them(self):
         first = self.start_holding()
         first.kill()
         first.wait()
         self.write("test/distributed/test_second.py", PASSES)
-        self.finish(self.start("--fake-gpus=1", "test_second"), 0)
+        self.finish(self.start("test_second"), 0)
 
     def test_a_device_stays_locked_while_its_test_runs_although_run_test_is_gone(self):
         """The supervisor is stopped, so that it cannot end the test."""
         first = self.start_holding(cold=True)  # the supervisor descends from run_test.py
-        path = self.locks / "fake-0"
+        path = self.locks / "testacc-testacc-0"
         owners = [pid for pid in _descendants(first.pid) if _has_open(pid, path)]
         self.assertEqual(len(owners), 1, "only the supervisor has the lock, besides run_test.py")
         os.kill(owners[0], signal.SIGSTOP)
@@ -177,7 +178,7 @@ class ConcurrentRunsTest(LeasesCase):
     def test_a_folder_that_cannot_be_used(self):
         self.write(FILE, PASSES)
         self.locks.touch()
-        out = self.finish(self.start("--fake-gpus=1"), 0)
+        out = self.finish(self.start(), 0)
         self.assertIn("warning: other runs may use the same devices at the same time: ", out)
 
 
@@ -329,7 +330,6 @@ class IdentityTest(unittest.TestCase):
         self.assertEqual(
             self.identities({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "cuda", 1, ("u",)), ["cuda-MIG-a", "cuda-MIG-b"]
         )
-        self.assertEqual(self.identities(mask, "cuda", 2, ("u3", "u1"), fake_gpus=2), ["fake-0", "fake-1"])
 
 
 if __name__ == "__main__":

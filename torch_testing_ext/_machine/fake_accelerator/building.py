@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,13 +88,16 @@ class Compiler:
 
 def find_compiler(environ: dict[str, str] | os._Environ[str] = os.environ) -> Compiler:
     """The compiler that CXX names, else the first of c++, g++ and clang++. Raises FakeAcceleratorError without one."""
-    named = shlex.split(environ.get("CXX", ""))
-    commands = [named] if named else [["c++"], ["g++"], ["clang++"]]
-    for command in commands:
-        if shutil.which(command[0], path=environ.get("PATH")):
-            done = subprocess.run([*command, "--version"], capture_output=True, check=False)
-            return Compiler(tuple(command), done.stdout.decode(errors="replace").partition("\n")[0])
-    missing = f"{named[0]}, which CXX names, is not there" if named else "there is no C++ compiler"
+    try:
+        named = shlex.split(environ.get("CXX", ""))
+        commands = [named] if named else [["c++"], ["g++"], ["clang++"]]
+        for command in commands:
+            if shutil.which(command[0], path=environ.get("PATH")):
+                done = subprocess.run([*command, "--version"], capture_output=True, check=False)
+                return Compiler(tuple(command), done.stdout.decode(errors="replace").partition("\n")[0])
+        missing = f"{named[0]}, which CXX names, is not there" if named else "there is no C++ compiler"
+    except (OSError, ValueError) as error:
+        missing = f"CXX={environ.get('CXX', '')} cannot be run ({error})"
     raise FakeAcceleratorError(f"{missing}: install one that knows C++20, such as g++, or name it in CXX")
 
 
@@ -182,11 +186,13 @@ def _locked(lock: Path, announce: Callable[[str], None]) -> Iterator[None]:
 
 def _build(torch: Torch, compiler: Compiler, folder: Path) -> None:
     """Let the compiler write into another folder, and give it the name of this one if that succeeds. Locked."""
-    part = folder.with_name(f"{folder.name}.part")
-    # Of a process that was killed.
-    shutil.rmtree(part, ignore_errors=True)
-    (part / _ENTRY_POINT).mkdir(parents=True)
+    # Of processes that were killed, whose compiler may go on to write there.
+    for left in folder.parent.glob(f"{folder.name}.*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))
+    part.chmod(0o755)
     try:
+        (part / _ENTRY_POINT).mkdir()
         (part / f"{MODULE}_autoload.py").write_text(_AUTOLOAD)
         (part / _ENTRY_POINT / "METADATA").write_text(_METADATA)
         (part / _ENTRY_POINT / "entry_points.txt").write_text(_ENTRY_POINTS)

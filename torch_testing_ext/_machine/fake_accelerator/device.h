@@ -175,16 +175,20 @@ class SharedCounts {
     void* start = mmap(nullptr, kRows * sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (file_ >= 0 && start != MAP_FAILED) rows_ = static_cast<Row*>(start);
   }
-  void add(int device, int64_t bytes) { (*own_row())[device] += bytes; }
-  int64_t total(int device) {
-    int64_t sum = (*own_row())[device];
+  void add(int device, int64_t bytes) {
+    if (!is_bad_fork) (*own_row())[device] += bytes;
+  }
+  // Takes no row: who has only asked may fork children that use devices.
+  int64_t total(int device) const {
+    int64_t sum = alone_[device];
     for (int row = 0; rows_ && row < kRows; ++row) {
-      const bool counts = &rows_[row] != own_ && rows_[row][device] != 0 && !lock(row, F_GETLK);
+      const bool counts = rows_[row][device] != 0 && (&rows_[row] == own_ || !lock(row, F_GETLK));
       if (counts) sum += rows_[row][device];
     }
     return sum;
   }
-  void leave_to_parent() { if (own_) own_ = &alone_; }
+  // In a fork: what the parent has is its own, also what the child frees.
+  void leave_to_parent() { own_ = nullptr; }
 
  private:
   using Row = std::array<std::atomic<int64_t>, kMostDevices>;
@@ -196,15 +200,15 @@ class SharedCounts {
   }
   Row* own_row() {
     const std::lock_guard<std::mutex> guard(mutex_);
-    for (int row = 0; rows_ && !own_ && row < kRows; ++row) if (lock(row, F_SETLK)) own_ = &rows_[row];
-    if (own_ && own_ != &alone_ && !std::exchange(is_clean_, true)) for (auto& bytes : *own_) bytes = 0;
+    for (int row = 0; rows_ && !own_ && row < kRows; ++row) if (lock(row, F_SETLK)) own_ = &rows_[row], clear(*own_);
     return own_ ? own_ : own_ = &alone_;
   }
+  // What a process had that has ended.
+  static void clear(Row& row) { for (auto& bytes : row) bytes = 0; }
   const int file_;
   Row* rows_ = nullptr;
   Row* own_ = nullptr;
   Row alone_{};
-  bool is_clean_ = false;
   std::mutex mutex_;
 };
 SharedCounts& shared_counts = *new SharedCounts;

@@ -1,4 +1,8 @@
-"""Gives torch the fake accelerator in this process: `import torch` calls `autoload` where the run has one."""
+"""Gives torch the fake accelerator in this process: `import torch` calls `autoload` where the run has one.
+
+This package may be what imports torch, so that no module that does so itself may be imported here: it is not whole yet.
+Those of `_torch` are.
+"""
 
 import os
 from contextlib import suppress
@@ -6,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext._machine import accelerators
 from torch_testing_ext._torch import device_state
 
 from . import COUNT, KIND, LIBRARY_FOLDER, refusal
@@ -35,7 +38,7 @@ def register() -> None:
             f"what brings {name}"
         )
     # Asking the driver of CUDA would make this process unsafe to fork.
-    may_be_another = accelerators.device_may_exist()
+    may_be_another = device_state.device_may_exist()
     present = torch.accelerator.current_accelerator(check_available=True) if may_be_another else None
     if present is not None:
         raise FakeAcceleratorError(refusal(present.type))

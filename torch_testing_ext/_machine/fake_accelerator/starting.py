@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch_testing_ext._process import private_folders
 
-from . import COUNT, LIBRARY_FOLDER, MASK, MEMORY_FILE, building
+from . import COUNT, LATE_STREAMS, LIBRARY_FOLDER, MASK, MEMORY, MEMORY_FILE, building
 from .building import MOST_DEVICES, FakeAcceleratorError, make_file
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -58,6 +58,11 @@ def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> N
     """Raise FakeAcceleratorError if there cannot be so many, or if a mask names one that there is not."""
     if not 1 <= count <= MOST_DEVICES:
         raise FakeAcceleratorError(f"there can be 1 to {MOST_DEVICES} fake accelerators, not {count}")
+    memory = environ.get(MEMORY)
+    if memory is not None and not (memory.isdecimal() and int(memory)):
+        raise FakeAcceleratorError(f"{MEMORY}={memory} is no number of bytes: write one, or unset it")
+    if environ.get(LATE_STREAMS) not in (None, "", "0", "1"):
+        raise FakeAcceleratorError(f"{LATE_STREAMS}={environ[LATE_STREAMS]} is not understood: write 1, or unset it")
     if environ.get(_AUTOLOAD) == "0":
         raise FakeAcceleratorError(f"{_AUTOLOAD}=0 keeps torch from loading fake accelerators: unset it")
     for entry in environ.get(MASK, "").split(","):
@@ -80,16 +85,19 @@ def _check_extensions() -> None:
 
 
 def start_as_the_environment_says() -> None:
-    """Start in a file that is run directly, if the user has set the variable. Its other processes need not."""
+    """Start in a file that is run directly, if the user has set the variable. Its other processes need not.
+
+    The process ends with one line if that cannot be: nothing else of it has been imported yet.
+    """
     count = os.environ.get(COUNT)
     if not count or LIBRARY_FOLDER in os.environ:
         return
-    if not count.isdecimal():
-        raise FakeAcceleratorError(f"{COUNT}={count} is no number")
-    if "torch" in sys.modules:
-        start_here(int(count))
-    else:
-        start(int(count))
+    try:
+        if not count.isdecimal():
+            raise FakeAcceleratorError(f"this is no number: write 1 to {MOST_DEVICES}")
+        (start_here if "torch" in sys.modules else start)(int(count))
+    except FakeAcceleratorError as error:
+        sys.exit(f"{COUNT}={count}: {error}")
 
 
 def _make_memory_file() -> Path:

@@ -373,7 +373,7 @@ def _device_of(test: Any) -> str:
 def _has_sufficient_memory(device: str, size: int) -> bool:
     """Has a device as many bytes free? Skips the test where that is not known."""
     place = torch.device(device)
-    if place.type in ("cuda", "xpu"):
+    if place.type in ("cuda", "xpu", device_state.extension_device_type()):
         return _has_device_memory(place, size)
     if place.type not in ("cpu", "mps"):
         raise unittest.SkipTest(f"the free memory of {place.type} is not known")
@@ -390,7 +390,7 @@ def _has_sufficient_memory(device: str, size: int) -> bool:
 
 def _has_device_memory(place: torch.device, size: int) -> bool:
     """Has an accelerator as many bytes free, of those that this process may use?"""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return False
     if accelerator.type != place.type:
@@ -398,11 +398,9 @@ def _has_device_memory(place: torch.device, size: int) -> bool:
     gc.collect()
     torch.accelerator.empty_cache()
     index = place.index or 0
-    if place.type == "xpu":
-        free, _ = torch.xpu.mem_get_info(index)
-        return bool(free >= size)
-    free, _ = torch.cuda.mem_get_info(index)
-    share = torch.cuda.memory.get_per_process_memory_fraction(index)
+    free, _ = torch.get_device_module(place.type).mem_get_info(index)
+    is_cuda = place.type == "cuda"
+    share = torch.cuda.memory.get_per_process_memory_fraction(index) if is_cuda else 1
     return bool(free * share >= size)
 
 

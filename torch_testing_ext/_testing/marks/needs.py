@@ -445,8 +445,14 @@ def requires_nccl_shrink() -> Callable[[Any], Any]:
 def requires_accelerator_dist_backend(backends: Iterable[str] | None = None) -> Callable[[Any], Any]:
     """Skip where torch has none of these backends (default: those for accelerators)."""
     wanted = list(ACCELERATOR_DIST_BACKENDS if backends is None else backends)
-    available = any(_has_accelerator_backend(name) for name in wanted)
+    available = any(_has_accelerator_backend(name) for name in wanted) or (backends is None and _has_own_backend())
     return unittest.skipUnless(available, f"No accelerator communication backend available among {wanted}")
+
+
+def _has_own_backend() -> bool:
+    """Has an extension a backend for its accelerators?"""
+    kind = accelerators.accelerator_type()
+    return kind not in (None, "cuda", "xpu", "hpu") and kind in c10d.Backend.default_device_backend_map
 
 
 def _has_accelerator_backend(name: str) -> bool:

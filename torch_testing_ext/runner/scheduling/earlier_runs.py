@@ -534,7 +534,6 @@ def key_of_run(options: Options, root: Path) -> str:
     """A hash of all else that decides which tests are found, and what they need."""
     machine = [
         options.gpus,
-        options.fake_gpus,
         options.fake_accelerators,
         options.ranks_per_gpu,
         options.jobs,

@@ -97,9 +97,9 @@ def make_inventory(
     effect. `backend`: their own. Raises UsageError if --gpus names devices that are not visible, or if --ranks-per-gpu
     wants more ranks than a device can have.
     """
-    if options.fake_gpus is not None:
-        names = tuple(str(number) for number in range(options.fake_gpus))
-        inventory = Inventory(names, kind, fake=True)
+    if options.planned_devices is not None:
+        names = tuple(map(str, range(options.planned_devices)))
+        inventory = _chosen(options.gpus, Inventory(names, kind, fake=True))
     elif kind is None or not count:
         inventory = _chosen(options.gpus, Inventory())
     elif count > 1 and not confines:

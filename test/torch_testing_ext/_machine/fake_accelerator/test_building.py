@@ -1,5 +1,6 @@
 """The cache of the fake accelerator's library, and what can go wrong while a stand-in for a compiler builds it."""
 
+import ast
 import contextlib
 import fcntl
 import importlib.metadata
@@ -9,13 +10,16 @@ import queue
 import struct
 import sys
 import threading
+import unittest
 from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
 from kit.files import FolderCase
+from kit.processes import output_of_python
 
 import torch_testing_ext._machine.fake_accelerator as names
+from torch_testing_ext import _torch
 from torch_testing_ext._machine.fake_accelerator import building, starting
 from torch_testing_ext._machine.fake_accelerator.building import (
     Compiler,
@@ -123,10 +127,13 @@ class FaultsTest(BuildingCase):
 
     def test_a_build_that_was_killed_half_way(self) -> None:
         folder = self.build()
-        folder.rename(folder.with_name(f"{folder.name}.part"))
-        (folder.with_name(f"{folder.name}.part") / building.LIBRARY).write_text("half")
+        part = folder.rename(folder.with_name(f"{folder.name}.abc.part"))
+        (part / building.LIBRARY).write_text("half")
         self.assertEqual((self.build() / building.LIBRARY).read_text(), "whole\n")
         self.assertEqual([path for path in self.cache.iterdir() if path.suffix == ".part"], [])
+        # Its compiler may go on: it writes elsewhere.
+        first, second = (line.rpartition(" ")[2] for line in self.calls.read_text().splitlines())
+        self.assertNotEqual(first, second)
 
     def test_two_builds_at_once(self) -> None:
         """The second waits for the first, and does not build."""
@@ -160,6 +167,12 @@ class FaultsTest(BuildingCase):
             self.assertRegex(self.refused(), "^there is no C.. compiler: install one")
         with self.environ(CXX="mycc -m64"):
             self.assertRegex(self.refused(), "^mycc, which CXX names, is not there: install one")
+        with self.environ(CXX="mycc '"):
+            self.assertRegex(self.refused(), "^CXX=mycc ' cannot be run .*: install one")
+        program = self.write("no_program", "int main")
+        program.chmod(0o755)
+        with self.environ(CXX=str(program)):
+            self.assertRegex(self.refused(), "^CXX=.*no_program cannot be run .*: install one")
 
     def test_no_headers_of_python(self) -> None:
         with mock.patch("sysconfig.get_paths", return_value={"include": str(self.root)}):
@@ -173,6 +186,27 @@ class StartingTest(BuildingCase):
                 starting.check(count, {})
         for count in (1, 16):
             starting.check(count, {})
+
+    def test_settings(self) -> None:
+        good = {names.MEMORY: "1000", names.LATE_STREAMS: "0"}
+        starting.check(1, good)
+        for setting, value, text in (
+            (names.MEMORY, "16 GiB", "=16 GiB is no number of bytes: write one, or unset it"),
+            (names.MEMORY, "0", "=0 is no number of bytes"),
+            (names.LATE_STREAMS, "true", "=true is not understood: write 1, or unset it"),
+        ):
+            with self.assertRaisesRegex(FakeAcceleratorError, setting + text):
+                starting.check(1, {**good, setting: value})
+
+    def test_a_number_in_the_environment_of_a_file(self) -> None:
+        """The process ends with one line."""
+        for value, text in (
+            ("x", "this is no number: write 1 to 16"),
+            ("0", "there can be 1 to 16 fake accelerators, not 0"),
+        ):
+            with self.environ(**{names.COUNT: value}), self.assertRaises(SystemExit) as caught:
+                starting.start_as_the_environment_says()
+            self.assertEqual(caught.exception.code, f"{names.COUNT}={value}: {text}")
 
     def test_a_mask_that_names_a_device_that_is_not_there(self) -> None:
         for mask in ("", "-1", "0", "3,0", "1,-1"):
@@ -216,6 +250,22 @@ class StartingTest(BuildingCase):
             starting.remove_memory_file(Path(os.environ[names.MEMORY_FILE]).parent, os.getpid())
 
 
+class RegisteringTest(unittest.TestCase):
+    def test_no_module_that_may_be_half_imported(self) -> None:
+        """torch registers the device while it is imported, be it by one of our modules: `_torch` is whole even then."""
+        tree = ast.parse((building.HERE / "registering.py").read_text(encoding="utf-8"))
+        imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        self.assertEqual(
+            [name for name in imported if name.startswith("torch_testing_ext")], ["torch_testing_ext._torch"]
+        )
+        code = f"import sys, {building.__name__}; print('torch' in sys.modules)"
+        self.assertEqual(output_of_python("-c", code), "False\n")
+        (first, *_) = (
+            node for node in ast.parse(Path(_torch.__file__).read_text()).body if isinstance(node, ast.Import)
+        )
+        self.assertEqual(ast.unparse(first), "import torch as torch")
+
+
 class RunnerOptionTest(BuildingCase):
     def main(self, *words: str) -> tuple[int, mock.Mock, mock.Mock]:
         """The exit code of the runner, whose session and start of devices are mocks."""
@@ -233,12 +283,12 @@ class RunnerOptionTest(BuildingCase):
     def test_a_run_starts_them(self) -> None:
         code, run, start = self.main("--fake-accelerators=4")
         start.assert_called_once_with(4)
-        self.assertEqual((code, run.call_args.args[0].fake_gpus), (0, None))
+        self.assertEqual((code, run.call_args.args[0].planned_devices), (0, None))
 
     def test_a_plan_needs_their_number_alone(self) -> None:
         code, run, start = self.main("--dry-run", "--fake-accelerators=32")
         start.assert_not_called()
-        self.assertEqual((code, run.call_args.args[0].fake_gpus), (0, 32))
+        self.assertEqual((code, run.call_args.args[0].planned_devices), (0, 32))
 
     def test_a_refusal_is_one_line(self) -> None:
         errors = io.StringIO()

@@ -62,6 +62,9 @@ class PytestTest(DeviceCase):
     def test_tensors(self) -> None:
         self.check_all_pass("tensors.py")
 
+    def test_forks(self) -> None:
+        self.check_all_pass("forks.py")
+
     def test_training(self) -> None:
         """In 2 and 4 ranks, with the numbers of the CPU."""
         self.check_all_pass("training.py")

@@ -1,7 +1,7 @@
 """An accelerator of which torch knows everything but how to compute: devices, masks, properties, a backend.
 
 It is a module of Python: `torch.testacc`, a device of torch's PrivateUse1, so nothing has to be built. No tensor can be
-on it. PYTHON_ACCELERATORS=4 gives a process four devices; TESTACC_VISIBLE_DEVICES masks them, until their first use.
+on it. TESTACC_COUNT=4 gives a process four devices; TESTACC_VISIBLE_DEVICES masks them, until their first use.
 
 With this folder in PYTHONPATH, each process that imports torch has it, by torch's entry point for extensions. A test
 can call `register` itself, in a process of its own: torch forgets no device.
@@ -15,10 +15,10 @@ import torch
 
 KIND = "testacc"
 BACKEND = "testccl"
-COUNT = "PYTHON_ACCELERATORS"
+COUNT = "TESTACC_COUNT"
 MASK = "TESTACC_VISIBLE_DEVICES"
 # "0" lets the devices ignore their mask, as those of a runtime that nobody knows.
-OBEYS = "PYTHON_ACCELERATORS_OBEY"
+OBEYS = "TESTACC_OBEY"
 MEMORY = 16 << 30
 
 # The process that has used the devices first; a child of it cannot use them.
@@ -27,9 +27,8 @@ _counted = 0
 
 
 def autoload() -> None:
-    """The entry point that `import torch` calls."""
-    if os.environ.get(COUNT):
-        register()
+    """The entry point that `import torch` calls. It reads no variable: a warm server then serves any number."""
+    register()
 
 
 def register() -> None:
@@ -41,7 +40,7 @@ def register() -> None:
     c._acc.register_python_privateuseone_hook(_hooks(c))
     c._acc.register_python_privateuseone_device_guard(_guard(c))
     torch._register_device_module(KIND, _module())
-    torch.distributed.Backend.register_backend(BACKEND, _no_group, devices=[KIND])
+    torch.distributed.Backend.register_backend(BACKEND, _make_group, devices=[KIND])
 
 
 def _hooks(c: Any) -> Any:
@@ -79,8 +78,9 @@ def _module() -> types.ModuleType:
     return module
 
 
-def _no_group(*_: Any) -> Any:
-    raise RuntimeError(f"no tensor can be on {KIND} devices: they are of Python")
+def _make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """Make a group that can be asked, but has nothing to send: no tensor can be on these devices."""
+    return torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
 
 
 # -- the functions of torch.testacc

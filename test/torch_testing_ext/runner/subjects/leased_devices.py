@@ -7,7 +7,7 @@ from torch_testing_ext.common_utils import instantiate_parametrized_tests, param
 
 class LeasedTest(unittest.TestCase):
     def hold(self, count):
-        devices = os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"].split(",")
+        devices = os.environ["TESTACC_VISIBLE_DEVICES"].split(",")
         self.assertEqual(len(set(devices)), count)
         self.assertLessEqual(set(devices), {"0", "1", "2"})
         for device in devices:  # fails if another test holds the device
@@ -16,16 +16,16 @@ class LeasedTest(unittest.TestCase):
             os.unlink(f"held{device}")
 
     @parametrize("number", range(5))
-    @skip_if_lt_x_gpu(1, allow_cpu=True)
+    @skip_if_lt_x_gpu(1)
     def test_one(self, number):
         self.hold(1)
 
     @parametrize("number", range(5))
-    @skip_if_lt_x_gpu(2, allow_cpu=True)
+    @skip_if_lt_x_gpu(2)
     def test_two(self, number):
         self.hold(2)
 
-    @skip_if_lt_x_gpu(4, allow_cpu=True)
+    @skip_if_lt_x_gpu(4)
     def test_four(self):
         self.fail("there are three")
 

@@ -204,21 +204,6 @@ def test_streams_and_events():
         assert torch.empty(1, device=KIND).device.index == 2
 
 
-def test_a_fork_after_use_cannot_use_it():
-    torch.ones(1, device=KIND)
-    receive, send = os.pipe()
-    if os.fork() == 0:
-        try:
-            torch.ones(1, device=KIND)
-        except RuntimeError as error:
-            os.write(send, str(error).encode())
-        os._exit(0)
-    os.close(send)
-    assert b"Cannot re-initialize fake accelerators in forked subprocess" in os.read(receive, 1000)
-    os.close(receive)
-    os.wait()
-
-
 def test_another_extension_is_refused():
     with pytest.raises(RuntimeError, match=r"npu cannot be loaded beside the fake accelerator.*Run without"):
         torch.utils.rename_privateuse1_backend("npu")

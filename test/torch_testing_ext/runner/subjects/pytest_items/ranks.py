@@ -9,13 +9,13 @@ from torch_testing_ext.common_distributed import MultiProcessTestCase
 
 
 def leased():
-    return os.environ["TORCH_TESTING_EXT_FAKE_DEVICES"]
+    return os.environ["TESTACC_VISIBLE_DEVICES"]
 
 
 @pytest.mark.world_size(2, devices=2)
 def test_sum(dist_env):
     print("rank", dist_env.rank, "has", leased())
-    assert dist.get_world_size() == 2 and dist_env.device.type == "cpu"
+    assert dist.get_world_size() == 2 and dist_env.device.type == "testacc"
     assert sorted(leased().split(",")) == ["0", "1"]
 
 

@@ -1,0 +1,256 @@
+"""What decorators and functions of tests say on machines with accelerators of an extension, in whatever number.
+
+The accelerators are those of Python (`kit/python_accelerator`): no compiler is needed.
+"""
+
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
+
+from torch_testing_ext._machine import accelerators, device_rules, flags
+from torch_testing_ext._testing.bases.functions_and_scripts import masks_of_ranks
+from torch_testing_ext._testing.marks import device_types, needs, settings_of_tests, skips
+
+BACKEND = "testccl"
+MACHINES = (0, 1, 2, 4)
+
+
+def skip_of(decorate):
+    """Why a test with this decorator would skip now; empty if it would run."""
+    skip = needs.first_unmet(decorate(lambda self: None))
+    return "" if skip is None else skip.message
+
+
+def on_machines(decorate):
+    """The same on each machine."""
+    reasons = []
+    for count in MACHINES:
+        with have_accelerators(count):
+            reasons.append(skip_of(decorate))
+    return reasons
+
+
+def _nothing(self):
+    pass
+
+
+def _raised(decorate, **attributes):
+    """Why a test skips when it is called, or is marked as one to skip."""
+    test = decorate(lambda self: None)
+    if getattr(test, "__unittest_skip__", False):
+        return test.__unittest_skip_why__
+    try:
+        test(SimpleNamespace(**attributes))
+    except unittest.SkipTest as skip:
+        return str(skip)
+    return ""
+
+
+class TestNumbers(unittest.TestCase):
+    """Decorators that want a number of devices."""
+
+    @with_accelerators()
+    def test_on_the_cpu_without_any(self):
+        reasons = on_machines(needs.skip_if_lt_x_gpu(2, allow_cpu=True))
+        self.assertEqual([bool(reason) for reason in reasons], [False, True, False, False])
+
+    @with_accelerators()
+    def test_on_the_cpu_with_fewer(self):
+        decorate = needs.run_on_cpu_if_lt_x_gpu(2)
+        self.assertEqual(on_machines(decorate), [""] * 4)
+        declared = [needs.declared(needs.needs_of(decorate(lambda self: None)), count) for count in MACHINES]
+        self.assertEqual(declared, [0, 0, 2, 2])
+
+    @with_accelerators(WORLD_SIZE="2")
+    def test_as_many_as_ranks(self):
+        none, few, *enough = on_machines(needs.skip_if_no_gpu)
+        self.assertEqual(none, "No accelerator is available")
+        self.assertEqual((few, enough), ("Need at least 2 accelerator devices", ["", ""]))
+
+    @with_accelerators()
+    def test_only_for_nccl(self):
+        self.assertEqual(
+            on_machines(needs.nccl_skip_if_lt_x_gpu("nccl", 4))[2:], ["Need at least 4 accelerator devices", ""]
+        )
+        self.assertIs(needs.nccl_skip_if_lt_x_gpu(BACKEND, 4)(_nothing), _nothing)
+
+    @with_accelerators(2)
+    def test_world_size(self):
+        self.assertEqual(skip_of(needs.requires_world_size(4)), "requires 4 accelerators, found 2")
+        self.assertEqual(skip_of(needs.requires_world_size(2)), "")
+
+    @with_accelerators()
+    def test_at_least(self):
+        found = []
+        for count in MACHINES:
+            with have_accelerators(count):
+                found.append([needs.at_least_x_gpu(0), needs.at_least_x_gpu(2)])
+        self.assertEqual(found, [[False, False], [True, False], [True, True], [True, True]])
+
+    @with_accelerators(2, **{device_rules.RANKS_PER_GPU: "2"})
+    def test_shared(self):
+        self.assertEqual(accelerators.most_ranks(), 4)
+        self.assertEqual([accelerators.ranks_for(needed) for needed in (1, 3, 4, 9)], [2, 3, 4, 4])
+        self.assertEqual(skip_of(needs.skip_if_lt_x_gpu(4)), "")
+        self.assertIn("5", skip_of(needs.skip_if_lt_x_gpu(5)))
+
+    @with_accelerators()
+    def test_any(self):
+        found = []
+        for count in MACHINES:
+            with have_accelerators(count):
+                flags.flag.cache_clear()
+                found.append(_raised(skips.requires_accelerator))
+        self.assertEqual(found, ["requires accelerator", "", "", ""])
+        self.assertEqual(needs.most_needed([skips.requires_accelerator(lambda self: None)]), 1)
+
+    @with_accelerators(4, **{MASK: "1,2"})
+    def test_those_that_a_mask_shows(self):
+        self.assertEqual(skip_of(needs.skip_if_lt_x_gpu(2)), "")
+        self.assertEqual(skip_of(needs.skip_if_lt_x_gpu(3)), "Need at least 3 accelerator devices")
+
+
+class TestFacts(unittest.TestCase):
+    """Decorators that want devices of some kind, and functions that say what is known of them."""
+
+    @with_accelerators()
+    def test_peers(self):
+        none, one, *several = on_machines(needs.requires_peer_access())
+        self.assertEqual((none, one), ("No accelerator is available", "Need at least 2 accelerator devices"))
+        for reason in several:
+            self.assertIn("they cannot read each other's memory", reason)
+        with have_accelerators(2):
+            self.assertFalse(accelerators.peers_have_access())
+
+    @with_accelerators(2)
+    def test_nvlink(self):
+        self.assertIn("NVML does not say which devices NVLink connects", skip_of(needs.requires_nvlink()))
+
+    @with_accelerators(2)
+    def test_compute_capability(self):
+        self.assertIn("none of 2 devices, 2 needed (Test accelerator has", skip_of(needs.requires_sm(9)))
+
+    @with_accelerators(2)
+    def test_nothing_of_cuda(self):
+        self.assertEqual(accelerators.cuda_properties(), {})
+        self.assertEqual((accelerators.why_no_device(), accelerators.xpu_device_id()), ("", 0))
+        self.assertFalse(skips.evaluate_platform_supports_symm_mem())
+        self.assertTrue(skips.sm_is_or_higher_than(torch.device(KIND, 1), 9, 0))
+        for decorate in (skips.requires_cuda_p2p_access(), skips.requires_multicast_support()):
+            self.assertIn("not available", _raised(decorate))
+
+    @with_accelerators()
+    def test_why_there_is_none(self):
+        self.assertEqual((accelerators.why_no_device(), accelerators.device_uuids()), ("", ()))
+        self.assertEqual(accelerators.device_facts(), ())
+
+    @with_accelerators(2)
+    def test_a_module_that_knows_no_uuids(self):
+        with mock.patch.object(torch.get_device_module(KIND), "get_device_properties", side_effect=RuntimeError):
+            self.assertEqual(accelerators.device_uuids(), ())
+
+    @with_accelerators(3)
+    def test_asked_where_they_are_in_use(self):
+        """A fork could not ask any more: this process does."""
+        torch.get_device_module(KIND).init()
+        self.assertEqual(tuple(accelerators.ask_forked("ask_devices")), (KIND, 3))
+
+
+class TestBackends(unittest.TestCase):
+    @with_accelerators()
+    def test_an_extension_has_one_of_its_own(self):
+        for count in MACHINES:
+            with have_accelerators(count):
+                reason = _raised(needs.requires_accelerator_dist_backend())
+                self.assertEqual(bool(reason), count == 0, reason)
+        with have_accelerators(2):
+            self.assertIn("among ['xccl']", _raised(needs.requires_accelerator_dist_backend(["xccl"])))
+
+    @with_accelerators(2)
+    def test_a_version_of_nccl_is_of_no_account(self):
+        self.assertIs(needs.requires_nccl_version((99, 0), "so")(_nothing), _nothing)
+
+    @with_accelerators(2)
+    def test_devices_that_follow_from_a_backend(self):
+        for backend, expected in ((BACKEND, 4), ("gloo", None), (None, "auto")):
+            self.assertEqual(settings_of_tests.devices_for(None, 4, backend, "auto"), expected, backend)
+        self.assertEqual(settings_of_tests.devices_for(0, 4, BACKEND, "auto"), 0)
+
+
+class TestRanks(unittest.TestCase):
+    """Devices of the ranks of `spawn` and `run_script`."""
+
+    @with_accelerators(2)
+    def test_masks(self):
+        hidden = {MASK: device_rules.NONE}
+        for devices, world_size, expected in (
+            ("auto", 2, {}),
+            ("auto", 3, hidden),
+            (0, 2, hidden),
+            (2, 2, {}),
+            (None, 2, {}),
+        ):
+            self.assertEqual(masks_of_ranks(devices, world_size), expected, (devices, world_size))
+        with self.assertRaises(needs.Skipped):
+            masks_of_ranks(4, 4)
+
+    @with_accelerators(2)
+    def test_a_backend_decides(self):
+        self.assertEqual(masks_of_ranks(None, 2, BACKEND), {})
+        with self.assertRaises(needs.Skipped):
+            masks_of_ranks(None, 4, BACKEND)
+        self.assertEqual(masks_of_ranks(None, 4, "gloo"), {})
+
+    @with_accelerators()
+    def test_without_any(self):
+        self.assertEqual(masks_of_ranks("auto", 2), {})
+
+
+class TestDeviceTypes(unittest.TestCase):
+    @with_accelerators(2)
+    def test_names(self):
+        self.assertIn(KIND, device_types.native_devices())
+        self.assertEqual(device_types.dtypesIfPRIVATEUSE1(torch.float).device_type, KIND)
+
+    @with_accelerators(2)
+    def test_decorators_that_choose_devices(self):
+        for decorate, runs_on_cpu, runs_on_it in (
+            (device_types.onlyAccelerator, False, True),
+            (device_types.onlyCUDAAndPRIVATEUSE1, False, True),
+            (device_types.onlyPRIVATEUSE1, False, True),
+            (device_types.onlyCUDA, False, False),
+            (device_types.onlyNativeDeviceTypes, True, True),
+            (device_types.skipPRIVATEUSE1, True, False),
+        ):
+            for kind, runs in (("cpu", runs_on_cpu), (KIND, runs_on_it)):
+                with self.subTest(decorate=getattr(decorate, "__name__", decorate), kind=kind):
+                    self.assertEqual(_raised(decorate, device_type=kind) == "", runs)
+
+    @with_accelerators(2)
+    def test_large_tensors(self):
+        """There are 16 GiB."""
+        with mock.patch.object(torch.accelerator, "empty_cache"):
+            for size, reason in (("12GB", ""), ("20GB", f"Insufficient {KIND}:1 memory")):
+                decorate = device_types.largeTensorTest(size)
+                self.assertEqual(_raised(decorate, get_primary_device=lambda: f"{KIND}:1"), reason)
+
+    @with_accelerators()
+    def test_large_tensors_without_any(self):
+        decorate = device_types.largeTensorTest("1GB", device=KIND)
+        self.assertEqual(_raised(decorate), f"Insufficient {KIND} memory")
+
+
+class TestSeeds(unittest.TestCase):
+    @with_accelerators(2)
+    def test_devices_are_seeded_and_not_used(self):
+        with mock.patch.object(torch.get_device_module(KIND), "manual_seed_all") as seed:
+            accelerators.set_rng_seed(7)
+        seed.assert_called_once_with(7)
+        self.assertIsNone(accelerators.unsafe_to_fork())
+
+
+if __name__ == "__main__":
+    unittest.main()
