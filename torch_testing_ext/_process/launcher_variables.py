@@ -66,6 +66,27 @@ def may_be_rank(environ: Mapping[str, str]) -> bool:
     return any(sign in environ for sign in SIGNS)
 
 
+def is_one_machine(environ: Mapping[str, str], launcher: LauncherVariables) -> bool:
+    """Are all ranks of this launcher, which has set these variables, on one machine?
+
+    A script may set `RANK` and `WORLD_SIZE` to what another launcher says: then that one knows.
+    """
+    size = environ[launcher.world_size]
+    for known in (launcher, *LAUNCHERS):
+        if environ.get(known.world_size) == size:
+            if environ.get(known.local_world_size, ""):
+                return environ[known.local_world_size] == size
+            if environ.get(known.nodes, ""):
+                return environ[known.nodes] == "1"
+    # Ranks on other machines would not find it.
+    return is_loopback(environ.get(ADDRESS, ""))
+
+
+def is_loopback(address: str) -> bool:
+    """Does an address, which may be empty, mean this machine on every machine?"""
+    return address in ("", "localhost", "::1") or address.startswith("127.")
+
+
 def without_launch(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables without those of torchrun: another one may start from here."""
     return {

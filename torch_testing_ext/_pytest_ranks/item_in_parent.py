@@ -245,7 +245,8 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     needed = spec.devices
     if spec.is_auto:
         launched = launch.this_launch()
-        here = None if launched is None else int(os.environ.get(TORCHRUN.local_world_size, spec.world_size))
+        local = os.environ.get(TORCHRUN.local_world_size, "")
+        here = None if launched is None else int(local) if local.isdecimal() else spec.world_size
         spec = spec.on(len(fake) or accelerators.most_ranks(), here)
         # The other ranks of a launch may be on other machines.
         needed = spec.devices if here is None else min(spec.devices, here)

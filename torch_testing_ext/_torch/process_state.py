@@ -123,7 +123,8 @@ def launcher_store(host: str, port: int, makes_it: bool, timeout: float) -> Any:
 
     c10d: Any = dist  # its type stubs lack what comes from C++
     limit = timedelta(seconds=timeout)
-    store = c10d.TCPStore(host, port, is_master=makes_it, wait_for_workers=False, timeout=limit)
+    # A group that the user makes by `env://` in this process may share it.
+    store = c10d.TCPStore(host, port, None, makes_it, limit, wait_for_workers=False, multi_tenant=True)
     return c10d.PrefixStore("torch_testing_ext", store)
 
 

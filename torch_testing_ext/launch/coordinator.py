@@ -261,6 +261,7 @@ class RoundState:
 
 # Rank 0 may import more than the others before its first test.
 CONNECT_TIMEOUT = peers.LONGEST_WAIT_FOR_IMPORTS
+_IN_STORE = "coordinator"
 _STEP = 0.05
 _STACKS_TIMEOUT = 0.5
 
@@ -514,16 +515,17 @@ def listen(launched: Launched) -> tuple[socket.socket, CoordinatorAddress, Any]:
         store = _store(launched)
         listener = socket.create_server(("", 0))
         address = CoordinatorAddress(_own_host(), listener.getsockname()[1], os.urandom(16).hex())
-        store.set(launched.key, messages.to_json(address))
+        store.set(_IN_STORE, messages.to_json(address))
     listener.listen(launched.world_size)
     return listener, address, store
 
 
 def connect(launched: Launched) -> tuple[socket.socket, CoordinatorAddress]:
     """In any other rank: connect with the coordinator. Raises WrongRound."""
-    address = CoordinatorAddress() if launched.is_one_machine else _published(launched)
     until = now() + CONNECT_TIMEOUT
     while True:
+        # Again each time: it may be that of an earlier program in the same ranks.
+        address = CoordinatorAddress() if launched.is_one_machine else _published(launched)
         try:
             return _connect_once(launched, address), address
         except OSError as error:
@@ -550,7 +552,7 @@ def _connect_once(launched: Launched, address: CoordinatorAddress) -> socket.soc
 def _published(launched: Launched) -> CoordinatorAddress:
     store = _store(launched)
     try:
-        address: CoordinatorAddress = messages.from_json(store.get(launched.key), messages.by_name(CoordinatorAddress))
+        address: CoordinatorAddress = messages.from_json(store.get(_IN_STORE), messages.by_name(CoordinatorAddress))
         return address
     except RuntimeError as error:
         # For one, torch's DistStoreError.

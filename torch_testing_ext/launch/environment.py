@@ -41,6 +41,16 @@ SET_BY_US = "_TORCH_TESTING_EXT_RANK"
 _signs: list[socket.socket] = []
 
 
+def withdraw() -> None:
+    """Be seen as a rank no more."""
+    while _signs:
+        _signs.pop().close()
+
+
+# What this process forks may live longer.
+os.register_at_fork(after_in_child=withdraw)
+
+
 @dataclass(frozen=True)
 class Launched:
     """The description of this process by its launcher."""
@@ -63,10 +73,9 @@ class Launched:
             numbers = [environ.get(name, "") for name in (launcher.rank, launcher.world_size)]
             # One process, as in an interactive step of Slurm, can start ranks of its own.
             if all(number.isdecimal() for number in numbers) and int(numbers[0]) < int(numbers[1]) > 1:
-                is_one_machine = environ.get(launcher.local_world_size, numbers[1]) == numbers[1]
-                if launcher.nodes:
-                    is_one_machine = environ.get(launcher.nodes, "1") == "1"
-                local_rank = environ.get(torchrun.local_rank) or environ.get(launcher.local_rank) or numbers[0]
+                is_one_machine = variables.is_one_machine(environ, launcher)
+                local_ranks = [environ.get(name, "") for name in (torchrun.local_rank, launcher.local_rank)]
+                local_rank = next(filter(str.isdecimal, local_ranks), numbers[0])
                 return cls(int(numbers[0]), int(numbers[1]), is_one_machine, int(local_rank), _key(environ, parent))
         return None
 
@@ -86,6 +95,15 @@ class Launched:
             sign = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             _signs.append(sign)
             sign.bind(self.sign_of(self.rank))
+
+    def is_with(self, environ: Mapping[str, str], parent: int) -> bool:
+        """Has a process with these variables and this parent been started as another rank of this launch?"""
+        other = Launched.read(environ, parent)
+        if other is None or other.rank == self.rank:
+            return False
+        # Both may set a port of their own before they import this package: that is not seen from outside.
+        own_key = self.key if environ.get(variables.PORT) else _key({}, None)
+        return (other.key, other.world_size) == (own_key, self.world_size)
 
     def say(self, text: str) -> None:
         """Write to the terminal, whatever captures the output of tests."""
@@ -119,7 +137,7 @@ def _key(environ: Mapping[str, str], parent: int | None) -> str:
     if environ.get(variables.PORT):
         known = [environ.get(name, "") for name in variables.OF_ONE_LAUNCH]
     else:
-        known = [str(os.getppid() if parent is None else parent)]
+        known = [str(system.starter(os.getppid() if parent is None else parent, variables.PROGRAMS))]
     text = json.dumps([os.getuid(), *known])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -127,7 +145,6 @@ def _key(environ: Mapping[str, str], parent: int | None) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 # The variables by which frameworks find their ranks, as a launcher such as torchrun sets them.
 
-_INTERFACES = "GLOO_SOCKET_IFNAME"
 # What this process was started with. A test that needs another port sets it before its ranks start.
 _INHERITED_PORT = os.environ.get("MASTER_PORT")
 
@@ -154,23 +171,15 @@ def leased_variables(world_size: int, keep: bool = False) -> Iterator[dict[str, 
 def common_variables(world_size: int, port: int) -> dict[str, str]:
     """Return the variables common to all ranks. `port`: where rank 0 may listen."""
     size = str(world_size)
-    _check_network(os.environ.get(_INTERFACES, ""))
+    _check_network()
     own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # Otherwise `env://` would look for the store of a launcher that has started this process.
     return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
 
 
 @functools.cache
-def _check_network(chosen: str) -> None:
-    """Warn, once, if ranks will not be able to connect. `chosen`: the interfaces for gloo.
-
-    The errors that they will raise name neither the variable nor the interface.
-    """
-    known = [name for _, name in socket.if_nameindex()]
-    missing = [name for name in chosen.split(",") if name and name not in known]
-    if missing:
-        there = f"has no network interface {', '.join(missing)}, only {', '.join(known)}"
-        user_shell.warn_user(f"{_INTERFACES}={chosen}: this machine {there}. gloo will fail: unset the variable")
+def _check_network() -> None:
+    """Warn, once, if ranks will not be able to connect: the errors that they will raise do not say why."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # It sends nothing.

@@ -7,6 +7,7 @@ import enum
 import errno
 import functools
 import os
+import socket
 import sys
 import threading
 import time
@@ -592,8 +593,24 @@ def _closed_descriptors(account: RankAccount) -> RankAccount:
     )
 
 
-# What a thread that cannot be started raises: in C++, as in gloo, and in Python. Neither names the limit.
+# What a thread that cannot be started raises: in C++, as in gloo, and in Python.
 _NO_THREAD = ("Resource temporarily unavailable", "can't start new thread")
+
+
+def _advice(message: str) -> str:
+    """What to change, for errors that name neither the limit nor the variable that they come from."""
+    if message in _NO_THREAD:
+        return system.LIMIT_OF_PROCESSES
+    if "Unable to find address for: " in message:
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        return f"{_chosen('GLOO_SOCKET_IFNAME')}: unset it, or choose an interface of this machine ({known})"
+    if "unsupported gloo device" in message:
+        return f"{_chosen('GLOO_DEVICE_TRANSPORT')}: unset it"
+    return ""
+
+
+def _chosen(name: str) -> str:
+    return f"{name}={os.environ.get(name, '')} is set"
 
 
 def summarize(error: BaseException) -> str:
@@ -604,8 +621,8 @@ def summarize(error: BaseException) -> str:
     except Exception as worse:
         return f"{name} (its str() raised {type(worse).__name__})"
     first = cut_middle(text.strip().partition("\n")[0], LONGEST_SUMMARY)
-    if isinstance(error, RuntimeError) and first in _NO_THREAD:
-        first = f"{first}. {system.LIMIT_OF_PROCESSES}"
+    if isinstance(error, RuntimeError) and (advice := _advice(first)):
+        first = f"{first}. {advice}"
     return f"{name}: {first}" if first else name
 
 

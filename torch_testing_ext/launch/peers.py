@@ -2,7 +2,8 @@
 
 A container of a training job has such variables, and so does the shell of a launcher. So a process is taken for a rank
 only if another rank answers: by a socket with a name on the same machine, else in the store at MASTER_ADDR and
-MASTER_PORT. A process that may become a peer, and a launcher that runs, are reasons to wait for that longer.
+MASTER_PORT. A process that may become a peer, a launcher that runs, and another machine on which somebody may yet start
+a rank are reasons to wait for that longer.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from torch_testing_ext._process import launcher_variables as variables, system, user_shell
 
+from . import environment
 from .environment import Launched, this_launch
 
 # For the other ranks to begin, whose processes a launcher starts within moments.
@@ -32,6 +33,10 @@ _STEP = 0.05
 # To try again to connect to a store that is not there yet.
 _PAUSE = 0.25
 _CONNECT_TIMEOUT = 5.0
+# In the store: two ranks of the launch have found each other.
+_SURE = "sure"
+# Of the rank that others answer. Another one takes its place.
+_LONGEST_SILENCE = 1.0
 
 
 class PeerEvidence(enum.Enum):
@@ -52,10 +57,12 @@ def why_no_rank() -> str:
     launched = this_launch()
     if launched is None:
         return ""
-    if NO_RANK in os.environ:
-        return user_shell.from_variable(os.environ[NO_RANK])
-    why_not = _wait_for_peer(launched)
-    if not launched.is_one_machine:
+    # Programs that a test starts look for themselves.
+    known = os.environ.pop(NO_RANK, None)
+    why_not = user_shell.from_variable(known) if known else _wait_for_peer(launched)
+    if why_not:
+        environment.withdraw()
+    if not launched.is_one_machine and not known:
         _store_of(launched).end_looking(is_rank=not why_not)
     return why_not
 
@@ -110,14 +117,8 @@ def _shows_itself(launched: Launched) -> bool:
 
 def _may_come(launched: Launched) -> bool:
     """Does a process of this machine have the variables of another rank?"""
-    return any(_is_peer(launched, *process) for process in system.environments(variables.SIGNS))
-
-
-def _is_peer(launched: Launched, environ: Mapping[str, str], parent: int) -> bool:
-    other = Launched.read(environ, parent)
-    if other is None or other.rank == launched.rank:
-        return False
-    return (other.key, other.world_size) == (launched.key, launched.world_size)
+    others = system.environments(variables.SIGNS)
+    return any(NO_RANK not in environ and launched.is_with(environ, parent) for environ, parent in others)
 
 
 # -- on other machines
@@ -136,6 +137,8 @@ class StoreConnection(threading.Thread):
         self._port = os.environ.get(variables.PORT, "")
         self._has_agent = os.environ.get(_OF_AGENT_STORE) == "True"
         self._is_ready = threading.Event()
+        # Ranks on other machines, which somebody starts by hand, find it there: until its name is looked up, perhaps.
+        self._is_for_others = True
         self._is_looking = self._is_wanted = True
         self._store: Any = None
         # The latest reason why there is no store yet.
@@ -151,11 +154,13 @@ class StoreConnection(threading.Thread):
         return f" at {self._host}:{self._port}{why_not}" if self.has_address else ""
 
     def is_promising(self) -> bool:
-        """May another rank yet show itself in the store? Rank 0 has made it, or a launcher that runs."""
+        """May another rank yet show itself in the store?"""
         if not self.has_address or (self._is_ready.is_set() and self._store is None):
             return False
+        if system.ancestors() & variables.PROGRAMS:
+            return True
         has_others = self._store is not None and (self._has_agent or self._launched.rank > 0)
-        return has_others or bool(system.ancestors() & variables.PROGRAMS)
+        return (has_others or self._is_for_others) and not system.is_beside_container(_names()[0][0])
 
     def store(self, timeout: float) -> Any:
         """Return the store. Raises NoStore if it is not there within this time."""
@@ -191,10 +196,12 @@ class StoreConnection(threading.Thread):
             store = self._connect()
             if self._is_wanted:
                 self._store = store
+            if self._is_looking:
+                self._is_ready.set()
             # Before others use the store: a call of theirs that waits keeps it.
-            second = self._show_itself(store)
-            self._is_ready.set()
-            self._look_for_peer(store, second)
+            self._look_for_peer(store)
+            if self._is_wanted:
+                store.set(_SURE, "1")
         except Exception as error:
             self._why_not = str(error).partition("\n")[0] or type(error).__name__
         finally:
@@ -203,6 +210,7 @@ class StoreConnection(threading.Thread):
     def _connect(self) -> Any:
         # torchrun's agent has one.
         makes_it = self._launched.rank == 0 and not self._has_agent
+        self._is_for_others = self._is_seen_from_others(is_here=makes_it)
         if not makes_it:
             self._wait_for_listener()
         self._why_not = "what listens there is no store of torch"
@@ -211,6 +219,11 @@ class StoreConnection(threading.Thread):
         store = process_state.launcher_store(self._host, int(self._port), makes_it, LONGEST_WAIT_FOR_IMPORTS)
         self._why_not = ""
         return store
+
+    def _is_seen_from_others(self, is_here: bool) -> bool:
+        """Does the address mean another machine than this one, or, if `is_here`, this one for others?"""
+        addresses = {info[4][0] for info in socket.getaddrinfo(self._host, None, type=socket.SOCK_DGRAM)}
+        return not variables.is_loopback(self._host) and any(map(_is_own, map(str, addresses))) == is_here
 
     def _wait_for_listener(self) -> None:
         """Wait until somebody listens: torch's own store prints long warnings until then."""
@@ -223,18 +236,34 @@ class StoreConnection(threading.Thread):
             time.sleep(_PAUSE)
         raise NoStore(self._why_not)
 
-    def _show_itself(self, store: Any) -> str:
-        """The first rank leaves its number; another one says that it has seen that. Returns the key of the latter."""
-        own = str(self._launched.rank)
-        first, second = f"{self._launched.key} first", f"{self._launched.key} second"
-        if store.compare_set(first, "", own).decode() != own:
-            store.set(second, own)
-        return second
+    def _look_for_peer(self, store: Any) -> None:
+        """Find another rank that is there now: what one has left that has gone stays in the store of a launcher.
 
-    def _look_for_peer(self, store: Any, second: str) -> None:
+        One rank is the first, and others answer it. It takes an answer for a peer, and then the launch is sure.
+        """
+        own = f"{self._launched.rank} {os.urandom(8).hex()}"
+        first, silent, since = own, "", 0.0
         while self._is_looking and not self.has_peer:
-            self.has_peer = store.check([second])
+            before, first = first, store.compare_set("first", silent, own).decode()
+            if first != before:
+                since = time.monotonic()
+                # What this rank has left itself is no peer.
+                if first.split()[0] != own.split()[0]:
+                    store.set(f"answer to {first}", own)
+            elif first != own and time.monotonic() - since > _LONGEST_SILENCE:
+                silent = first
+            self.has_peer = store.check([_SURE]) or store.check([f"answer to {own}"])
             time.sleep(_STEP)
+
+
+def _is_own(address: str) -> bool:
+    """Is this the address of an interface of this machine?"""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 @functools.cache

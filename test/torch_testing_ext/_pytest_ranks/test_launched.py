@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -258,8 +259,8 @@ class T(DistributedTestBase):
             self.assertNotRegex(texts[1], r"\n  rank 1 +failed ")
 
 
-# As a shell has them in a container of a training job.
-LEFT = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+# As a shell has them in a container of a training job. Another process that runs these tests has another port.
+LEFT = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
 DO_NOT_WAIT = "from torch_testing_ext.launch import peers\npeers.LONGEST_WAIT_FOR_PEER = 0\n"
 SCRIPT = """
 from torch_testing_ext.common_distributed import DistributedTestBase
@@ -282,20 +283,36 @@ class LeftVariablesTest(PytestCase):
         return f"RANK={rank} and WORLD_SIZE=2 are set as in a rank, but no other rank of that launch is running."
 
     def test_pytest(self) -> None:
-        source = "import pytest\n@pytest.mark.world_size(2)\ndef test_marked(): ...\ndef test_plain(): ...\n"
+        source = """
+import pytest
+from torch_testing_ext.launch import this_launch
+@pytest.mark.world_size(2)
+def test_marked(): ...
+def test_others_do_not_see_it():
+    sign = this_launch().sign_of(this_launch().rank)
+    assert sign[1:] not in open("/proc/net/unix").read()
+"""
         for rank in range(2):
             with self.subTest(rank=rank):
                 run = run_pytest({"conftest.py": DO_NOT_WAIT, "test_x.py": source}, RANK=str(rank), **LEFT)
-                self.assertOutcomes(run, {"test_marked": "failed", "test_plain": "passed"})
+                self.assertOutcomes(run, {"test_marked": "failed", "test_others_do_not_see_it": "passed"})
                 self.assertEqual(run.code, 1)
                 self.assertIn(self.told(rank), run.messages["test_marked"])
                 self.assertIn("run: env -u RANK -u WORLD_SIZE ", run.messages["test_marked"])
 
     def test_workers_of_xdist(self) -> None:
-        """They do not wait once more, and name the command of the user, not their own."""
-        source = "import pytest\n@pytest.mark.world_size(2)\ndef test_marked(): ...\n"
+        """They do not wait once more, and name the user's command. A launcher that a test starts is heard."""
+        source = """
+import os
+import pytest
+from torch_testing_ext.launch import peers
+@pytest.mark.world_size(2)
+def test_marked(): ...
+def test_starts_programs():
+    assert peers.NO_RANK not in os.environ
+"""
         run = run_pytest({"conftest.py": DO_NOT_WAIT, "test_x.py": source}, "-n1", RANK="0", **LEFT)
-        self.assertOutcomes(run, {"test_marked": "failed"})
+        self.assertOutcomes(run, {"test_marked": "failed", "test_starts_programs": "passed"})
         self.assertIn(self.told(0), run.messages["test_marked"])
         self.assertRegex(run.messages["test_marked"], "run: env -u RANK -u WORLD_SIZE .* -n1")
 

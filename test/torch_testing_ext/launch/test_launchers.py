@@ -3,9 +3,11 @@
 import os
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
+from pathlib import Path
 from unittest import mock
 
 from torch_testing_ext._machine.machine_resources import leased_port
@@ -38,6 +40,28 @@ class LaunchedTest(unittest.TestCase):
         self.assertEqual(self.read({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}), (0, 2, False))
         self.assertEqual(self.read({**SRUN, "SLURM_STEP_NUM_NODES": "3"}), (2, 3, False))
 
+    def test_several_machines_by_the_variables_of_another_launcher(self):
+        """A script sets RANK and WORLD_SIZE to what Slurm says, or Slurm sets those of PMI, too."""
+        by_script = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "here"}
+        for own in (by_script, {"PMI_RANK": "2", "PMI_SIZE": "3"}):
+            for nodes in "12":
+                self.assertEqual(self.read({**SRUN, **own, "SLURM_STEP_NUM_NODES": nodes}), (2, 3, nodes == "1"))
+        # A step of another size, such as that of an interactive shell, knows nothing.
+        step = {**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
+        self.assertEqual(self.read({**step, **by_script}), (2, 3, False))
+        self.assertEqual(self.read({**step, "PMI_RANK": "2", "PMI_SIZE": "3"}), (2, 3, True))
+
+    def test_several_machines_by_hand(self):
+        for address, is_one in {"127.0.0.1": True, "localhost": True, "::1": True, "": True, "node0": False}.items():
+            own = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"}
+            self.assertEqual(self.read(own), (0, 2, is_one), address)
+
+    def test_the_rank_on_its_machine(self):
+        for local_rank, expected in {"3": 3, "x": 1, "": 1}.items():
+            found = Launched.read({**TORCHRUN, "LOCAL_RANK": local_rank})
+            assert found is not None
+            self.assertEqual(found.local_rank, expected)
+
     def test_no_launcher(self):
         batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
         alone = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
@@ -57,6 +81,38 @@ class LaunchedTest(unittest.TestCase):
         self.assertEqual(key(), key(RANK="0"))
         self.assertNotEqual(key(), key(MASTER_PORT="2"))
         self.assertNotEqual(key(), key(TORCHELASTIC_RESTART_COUNT="1"))
+
+    def test_a_port_that_ranks_choose_themselves(self):
+        """From outside, a rank that sets MASTER_PORT when it has started has none."""
+        launched = Launched.read({**MPIRUN, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+        assert launched is not None
+        other = {**MPIRUN, "OMPI_COMM_WORLD_RANK": "1"}
+        self.assertTrue(launched.is_with(other, os.getppid()))
+        self.assertFalse(launched.is_with(MPIRUN, os.getppid()))
+        self.assertFalse(launched.is_with(other, os.getpid()))
+        self.assertFalse(launched.is_with({**other, "MASTER_PORT": "2"}, os.getppid()))
+
+    def test_shells_between_a_launcher_and_its_ranks(self):
+        """Each rank has a parent of its own, and they are of one launch by the launcher."""
+        with tempfile.TemporaryDirectory() as folder:
+            mpirun = Path(folder, "mpirun")
+            mpirun.write_text(
+                "#!/bin/sh\nexec 3<&0\nfor rank in 0 1; do\n  export OMPI_COMM_WORLD_RANK=$rank\n"
+                "  sh -c 'sh -c \"cat <&3; true\"; true' &\ndone\nwait\n"
+            )
+            mpirun.chmod(0o700)
+            environ = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "OF_THIS_TEST": folder}
+            with subprocess.Popen([mpirun], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environ) as process:
+                until = time.monotonic() + 30
+                keys: list[str] = []
+                # Of each rank, two shells and `cat`.
+                while len(keys) < 6:
+                    self.assertLess(time.monotonic(), until)
+                    found = system.environments(["OF_THIS_TEST"])
+                    ranks = [Launched.read(*pair) for pair in found if pair[0]["OF_THIS_TEST"] == folder]
+                    keys = [rank.key for rank in ranks if rank is not None]
+                process.communicate()
+        self.assertEqual(len(set(keys)), 1)
 
 
 class PeersTest(unittest.TestCase):
@@ -98,9 +154,11 @@ class PeersTest(unittest.TestCase):
 
     def test_a_rank_that_imports_ours(self):
         self.launched(RANK="1").announce()
-        self.addCleanup(lambda: environment._signs.pop().close())
+        self.addCleanup(environment.withdraw)
         self.assertSeen(PeerEvidence.NONE)
         self.assertSeen(PeerEvidence.PEER, RANK="2")
+        environment.withdraw()
+        self.assertSeen(PeerEvidence.NONE, RANK="2")
 
     def test_the_coordinator(self):
         with socket.socket(socket.AF_UNIX) as listener:
@@ -114,7 +172,7 @@ class PeersTest(unittest.TestCase):
         with mock.patch.object(os.path, "exists", return_value=False):
             self.assertSeen(PeerEvidence.PROMISE)
             self.launched(RANK="2").announce()
-            self.addCleanup(lambda: environment._signs.pop().close())
+            self.addCleanup(environment.withdraw)
             self.assertSeen(PeerEvidence.PEER)
 
 
@@ -173,6 +231,42 @@ class OtherMachinesTest(unittest.TestCase):
         self.assertTrue(again.is_promising())
         self.end()
         self.assertEqual([first.has_peer, again.has_peer], [False, False])
+
+    def test_a_rank_that_has_gone(self):
+        """The store of a launcher keeps what it has said: it is no peer, and others find each other."""
+        store = process_state.launcher_store("127.0.0.1", self.port, True, 30)
+        store.set("first", "3 gone")
+        with mock.patch.object(peers, "_LONGEST_SILENCE", 0.1):
+            first = self.connection(1, TORCHELASTIC_USE_AGENT_STORE="True")
+            self.wait(lambda: store.get("first").startswith(b"1 "))
+            self.assertFalse(first.has_peer)
+            second = self.connection(2, TORCHELASTIC_USE_AGENT_STORE="True")
+            self.wait(lambda: first.has_peer and second.has_peer)
+
+    def test_ranks_that_are_sure_already(self):
+        """Two of one machine see each other, and wait for the store no more; one of another machine learns it."""
+        first = self.connection(0)
+        first.end_looking(is_rank=True)
+        self.wait(lambda: not first.is_alive())
+        second = self.connection(2)
+        self.wait(lambda: second.has_peer)
+
+    def test_by_hand(self):
+        """Somebody may take a while to start the other rank, if the address means the same on each machine."""
+        # Another way to write 127.0.0.1.
+        address = {"MASTER_ADDR": "0x7f000001"}
+        with mock.patch.object(peers, "_is_own", return_value=False):
+            elsewhere = self.connection(1, **address)
+            self.wait(lambda: "refused" in elsewhere.describe())
+        here = self.connection(1, **address)
+        self.wait(lambda: "refused" in here.describe())
+        self.assertEqual([elsewhere.is_promising(), here.is_promising()], [True, False])
+        with mock.patch.object(system, "is_beside_container", return_value=True):
+            self.assertFalse(elsewhere.is_promising())
+        self.end()
+        first = self.connection(0, **address)
+        first.store(30)
+        self.assertTrue(first.is_promising())
 
     def test_nobody_listens(self):
         connection = self.connection(1)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+import torch.distributed as dist
 from kit.files import subject
 from kit.verdicts import report_on
 
@@ -102,6 +103,18 @@ class TestAccount(InDirectory):
                 summarize(RuntimeError(text)), f"^RuntimeError: {text}. The limit of processes and threads "
             )
         self.assertEqual(summarize(RuntimeError("Resource")), "RuntimeError: Resource")
+
+    def test_a_variable_that_gloo_does_not_name(self):
+        with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME="missing0"), self.assertRaises(RuntimeError) as raised:
+            dist.ProcessGroupGloo.create_device(interface="missing0")
+        with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME="missing0", GLOO_DEVICE_TRANSPORT="missing"):
+            self.assertRegex(
+                summarize(raised.exception),
+                r"\. GLOO_SOCKET_IFNAME=missing0 is set: unset it, or choose an interface of this machine \(.*lo",
+            )
+            # torch reads it once in a process.
+            unknown = summarize(RuntimeError("makeDeviceForInterface(): unsupported gloo device"))
+        self.assertTrue(unknown.endswith(" device. GLOO_DEVICE_TRANSPORT=missing is set: unset it"), unknown)
 
     def test_times_are_exact(self):
         account = RankAccount(RankEnding.PASSED, 123456.7890123, 1e9 / 3)

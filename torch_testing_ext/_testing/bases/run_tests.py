@@ -335,9 +335,10 @@ class ExitGuard:
             # A child may still have it from before the fork, as the target of a Process.
             if os.getpid() != self._pid:
                 return original(*arguments, **options)
-            if self.code is None:
+            # A rank of a launcher that ends since it cannot go on has said why.
+            if self.code is None and not _is_ours(sys._getframe(1)):
                 self._explain(name)
-            elif name != "_exit":
+            elif self.code is not None and name != "_exit":
                 return original(*arguments, **options)
             status = options.get("status", 0)
             if name == "_exit" and arguments:

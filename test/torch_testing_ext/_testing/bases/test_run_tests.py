@@ -188,6 +188,19 @@ class TestEarlyEnds(ScriptTestCase):
                 self.assertIn(name, done.stderr)
                 self.assertIn("in end\n", done.stderr)
 
+    def test_a_rank_of_a_launcher_that_cannot_go_on(self):
+        """It has said why, and the user has not called os._exit()."""
+        self.write(
+            "import unittest\nfrom torch_testing_ext.common_utils import run_tests\n"
+            "from torch_testing_ext.launch import Launched\n"
+            "class T(unittest.TestCase):\n"
+            "    def test_a(self): Launched(0, 2, True, 0, '').abandon('this is why')\n"
+            "run_tests()\n"
+        )
+        done = self.run_script()
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.strip(), "this is why")
+
     def test_another_program(self):
         done = self.run_script("become", "tearDownClass")
         self.assertEqual(done.returncode, 1, done.stderr)
