@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
@@ -410,14 +411,31 @@ def method_call_of(code: types.CodeType, last: int) -> MethodCall | None:
 
 def _keys_in_words(frame: types.FrameType, method: str) -> tuple[str, ...]:
     """The keys that a frame asks a store for: their values if variables give these, or else expressions."""
+    arguments, variables = _arguments_at(frame, method)
+    if not arguments:
+        return ()
+    keys = arguments[0].elts if isinstance(arguments[0], (ast.List, ast.Tuple)) else arguments[:1]
+    return tuple(_value_in_words(key, variables) for key in keys)
+
+
+def _timeout_of_wait(frame: types.FrameType) -> float | None:
+    """The seconds that a frame gives to a `wait` of a store with its keys; None if they are not known."""
+    arguments, variables = _arguments_at(frame, "wait")
+    try:
+        value = _value_of(arguments[1], variables) if len(arguments) == 2 else None
+    except LookupError:
+        return None
+    return value.total_seconds() if isinstance(value, timedelta) else None
+
+
+def _arguments_at(frame: types.FrameType, method: str) -> tuple[list[ast.expr], dict[str, Any]]:
+    """The arguments with which a frame calls a method, and its variables; none if several calls are on the line."""
     tree = source_tree(frame.f_code.co_filename)
     calls = [] if tree is None else [node for node in ast.walk(tree) if _is_call_at(node, frame.f_lineno, method)]
     if len(calls) != 1:
-        return ()
-    variables = {**frame.f_globals, **dict(variables_by_name(frame))}
-    argument = calls[0].args[0] if calls[0].args else calls[0].keywords[0].value
-    keys = argument.elts if isinstance(argument, (ast.List, ast.Tuple)) else [argument]
-    return tuple(_value_in_words(key, variables) for key in keys)
+        return [], {}
+    arguments = [*calls[0].args, *(keyword.value for keyword in calls[0].keywords)]
+    return arguments, {**frame.f_globals, **dict(variables_by_name(frame))}
 
 
 def _is_call_at(node: ast.AST, line: int, method: str) -> TypeGuard[ast.Call]:
@@ -439,8 +457,11 @@ def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
     match expression:
         case ast.Constant(value):
             return value
-        case ast.Name(name) if isinstance(variables.get(name), (str, int, bytes, list, tuple)):
+        case ast.Name(name) if isinstance(variables.get(name), (str, int, bytes, list, tuple, timedelta)):
             return variables[name]
+        case ast.Call(ast.Name("timedelta") | ast.Attribute(attr="timedelta"), [], keywords):
+            with suppress(TypeError):
+                return timedelta(**{str(keyword.arg): _value_of(keyword.value, variables) for keyword in keywords})
         case ast.Attribute(ast.Name(name), attribute):
             value = getattr(variables.get(name), "__dict__", {}).get(attribute)
             if isinstance(value, (str, int, bytes)):
@@ -473,11 +494,13 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
     except OSError:
         return None
     call = None if calling is None else method_call_of(*calling)
-    owners = None
+    owners = timeout = None
     keys: tuple[str, ...] = ()
     in_collective = False
     if calling is not None and call is not None:
-        if call.name in _METHODS_OF_STORES and call.arguments == 1:
+        if call.name == "wait" and call.arguments == 2:
+            timeout = _in_main_frame(*calling, _timeout_of_wait)
+        if call.name in _METHODS_OF_STORES and (call.arguments == 1 or timeout is not None):
             owners = _in_main_frame(*calling, _owners)
             keys = _in_main_frame(*calling, partial(_keys_in_words, method=call.name)) or ()
         elif call.name == "wait" and not call.arguments:
@@ -496,7 +519,7 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
         for_work=_waits_for_work(threading.main_thread().ident or 0),
-        at_store=recorder.timeout_of_store(owners),
+        at_store=recorder.timeout_of_store(owners, timeout),
         keys=keys,
         in_collective=in_collective,
     )

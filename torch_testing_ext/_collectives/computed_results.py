@@ -25,7 +25,7 @@ from .failure import Site
 from .findings import Doing, Finding, FindingKind, pairs_of
 from .records import Call, RankRecord, SharedGroup, shared_groups, whole_records
 from .sanitizer_log import results_beside
-from .tensor_checks import has_memory, inputs_of, operation_in_words, outputs_of
+from .tensor_checks import has_memory
 
 # Of each part of a tensor: pieces of so many bytes, which are all of a part that has no more.
 _PIECES, _PIECE = 64, 128
@@ -86,27 +86,30 @@ class ResultSampler:
         self._ended: list[tuple[Begun, int, tuple[_Part, ...], Place | None]] = []
         self._left = MOST_BYTES
 
-    def begin(self, spec: OpSpec, args: tuple[Any, ...], group: Any) -> Begun | None:
+    def begin(
+        self,
+        spec: OpSpec,
+        args: tuple[Any, ...],
+        group: Any,
+        name: str,
+        op: int | None,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> Begun | None:
         """A call is about to be issued: take samples of its inputs, if its result can be compared."""
         if spec.kind not in _KNOWN or self._left <= 0 or operation_hook.is_without_data(group):
             return None
         if spec.splits is not None and (args[spec.splits] or args[spec.splits + 1]):
             return None
-        inputs, outputs = inputs_of(spec, args), outputs_of(spec, args)
         dtypes = {tensor.dtype for tensor in (*inputs, *outputs)}
         if len(dtypes) != 1:
             return None
         size = group.size()
         parts = _parts(inputs, size if spec.kind in _FLAT_INPUTS else 1)
         self._left -= sum(map(len, filter(None, parts)))
-        return Begun(
-            operation_in_words(spec, args),
-            operation_hook.reduce_op_of(spec, args),
-            None if spec.root is None else int(args[spec.root]),
-            dtypes.pop(),
-            parts,
-            _split(outputs, size) if spec.kind in _FLAT_OUTPUTS else outputs,
-        )
+        root = None if spec.root is None else int(args[spec.root])
+        outputs = _split(outputs, size) if spec.kind in _FLAT_OUTPUTS else outputs
+        return Begun(name, op, root, dtypes.pop(), parts, outputs)
 
     def end(self, begun: Begun, order: int) -> None:
         """The wait for a call is over: take samples of its outputs, before its caller can use them."""

@@ -340,8 +340,8 @@ def ranks_grouped_by(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> l
 #
 # The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, records are made.
 
-# Of the deprecated functions of torch.distributed.
-_DECORATORS = "/typing_extensions.py"
+# Of the deprecated functions of torch.distributed, and of its context managers.
+_DECORATORS = ("/typing_extensions.py", "/contextlib.py")
 
 # The names that torch's C++ has for the types whose names differ in Python.
 _DTYPES = {

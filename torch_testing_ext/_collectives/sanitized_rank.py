@@ -182,6 +182,7 @@ def _counts(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 # Groups that do not communicate, or whose ranks are threads with a log of their own.
 _NOT_COMPARED = ("fake", "threaded")
 _OURS = (str(Path(__file__).parent), str(Path(operation_hook.__file__).parent))
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 class CallRecorder:
@@ -386,7 +387,7 @@ class CallRecorder:
         return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def _frame(self, frame: Any) -> Any:
-        """The innermost frame outside of torch; in a thread of torch, as for a callback, that of the main thread."""
+        """The innermost frame of the program; in a thread of torch, as for a callback, that of the main thread."""
         place = self._outside_of_torch(frame)
         if place is None and threading.current_thread() is not threading.main_thread():
             return self._outside_of_torch(sys._current_frames().get(threading.main_thread().ident or 0))
@@ -405,7 +406,9 @@ class CallRecorder:
 
 
 def _is_not_of_the_program(file: str) -> bool:
-    return file.startswith(_OURS) or bool(flight_recorder.is_of_torch(file))
+    """Is this a file of ours, of torch or of Python, such as that of a context manager or a thread?"""
+    is_of_python = file.startswith(_STANDARD_LIBRARY) and f"-packages{os.sep}" not in file
+    return is_of_python or file.startswith(_OURS) or bool(flight_recorder.is_of_torch(file))
 
 
 def signature(value: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import math
 import os
@@ -89,6 +90,9 @@ def pieces_of(tensors: Iterable[torch.Tensor]) -> list[Span]:
 def _pieces(tensor: torch.Tensor) -> list[Span]:
     if not has_memory(tensor) or not tensor.numel():
         return []
+    if tensor.is_contiguous():
+        start = _address(tensor)
+        return [(start, start + tensor.nbytes)] if start else []
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     extent = 1 + sum((size - 1) * stride for size, stride in strides)
     if extent <= tensor.numel():
@@ -213,14 +217,19 @@ def outputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [] if spec.outputs is None else list(tensors_in(args[spec.outputs]))
 
 
-def shapes_in_words(tensors: list[torch.Tensor]) -> str:
-    return " ".join(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
-
-
 def operation_in_words(spec: OpSpec, args: tuple[Any, ...]) -> str:
     """An operation for a sentence: its kind, and its tensors."""
-    tensors = outputs_of(spec, args) if spec.inputs is None else inputs_of(spec, args)
-    return f"{spec.kind} {shapes_in_words(tensors)}".rstrip()
+    return name_of_operation(spec.kind, outputs_of(spec, args) if spec.inputs is None else inputs_of(spec, args))
+
+
+def name_of_operation(kind: str, tensors: Iterable[torch.Tensor]) -> str:
+    return _in_words(kind, tuple([(tensor.shape, tensor.dtype) for tensor in tensors]))
+
+
+@functools.lru_cache(1024)
+def _in_words(kind: str, kinds: tuple[tuple[torch.Size, torch.dtype], ...]) -> str:
+    shapes = [f"{list(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in kinds]
+    return " ".join([kind, *shapes])
 
 
 def _is_root(spec: OpSpec, args: tuple[Any, ...], group: Any) -> bool:

@@ -23,11 +23,11 @@ from .tensor_checks import (
     Span,
     do_overlap,
     inputs_of,
+    name_of_operation,
     operation_in_words,
     outputs_of,
     overlap_each_other,
     pieces_of,
-    shapes_in_words,
     storage_of,
 )
 
@@ -90,18 +90,26 @@ class WaitCheck(Check):
         self._site = site
         self._sampler = sampler
         # By thread: the call that it issues.
-        self._begun: dict[int, Begun | None] = {}
+        self._issued: dict[int, _Issued] = {}
         # Work that a thread waits for; None if several do, which may go on one before the other.
         self._awaited: dict[int, _OpenWork | None] = {}
         self._uses: Any = None
         self._watches_threads = False
-        self._is_issuing = False
+        self._is_issuing = self._listens = False
         self._open: dict[int, _OpenWork] = {}
         self._lock = threading.RLock()
 
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
-        if not operation_hook.is_synchronous(spec, args) and self._sampler is not None:
-            self._begun[threading.get_ident()] = self._sampler.begin(spec, args, group)
+        if operation_hook.is_synchronous(spec, args):
+            if self._issued:
+                # Of a call that has raised.
+                self._issued.pop(threading.get_ident(), None)
+        else:
+            issued = self._issued[threading.get_ident()] = _Issued(spec, args)
+            if self._sampler is not None:
+                issued.begun = self._sampler.begin(
+                    spec, args, group, issued.name, issued.op, issued.inputs, issued.outputs
+                )
         # A single tensor is the most frequent argument by far.
         listed: Any = () if spec.outputs is None else args[spec.outputs]
         is_single = isinstance(listed, torch.Tensor) or (len(listed) == 1 and isinstance(listed[0], torch.Tensor))
@@ -109,36 +117,39 @@ class WaitCheck(Check):
             self._note("race", f"outputs of {operation_in_words(spec, args)} overlap each other", site, 0)
         if self._open:
             with self._lock:
-                written, read = _spans(spec, args)
-                self._find_use(operation_in_words(spec, args), read, written, site, _queue(spec, args))
+                issued = self._issued.get(threading.get_ident()) or _Issued(spec, args)
+                written, read = issued.spans()
+                self._find_use(issued.name, read, written, site, issued.queue())
 
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> None:
-        is_synchronous = operation_hook.is_synchronous(spec, args)
-        if is_synchronous and not self._open:
+        issued = self._issued.pop(threading.get_ident(), None) if self._issued else None
+        if issued is None and not self._open:
             return
-        begun = self._begun.pop(threading.get_ident(), None)
         with self._lock:
             self._find_dropped()
-            if is_synchronous or not _is_for_caller(operation_hook.issuer_of(sys._getframe(2))):
+            if (
+                issued is None
+                or issued.args is not args
+                or not _is_for_caller(operation_hook.issuer_of(sys._getframe(2)))
+            ):
                 return
             work = operation_hook.work_of(result)
-            if work is None:
-                return
-            outputs, inputs = _spans(spec, args)
-            buffers = _buffers(spec, args)
-            queue = _queue(spec, args)
-            name = operation_in_words(spec, args) if begun is None else begun.name
-            self._add(_OpenWork(work, name, site, buffers, outputs, inputs, queue, number=number, begun=begun))
+            if work is not None:
+                outputs, inputs = issued.spans()
+                buffers, queue = issued.buffers(), issued.queue()
+                opened = _OpenWork(work, issued.name, site, buffers, outputs, inputs, queue, number=number)
+                opened.begun = issued.begun
+                self._add(opened)
 
     def _add(self, entry: _OpenWork) -> None:
-        if not self._open:
+        if not self._listens:
+            # To put the methods of tensors back after each work would take longer than all else.
+            self._listens = True
             tensors.listen_to_reads(self)
         self._open[id(entry.work)] = entry
 
     def _remove(self, entry: _OpenWork) -> None:
         del self._open[id(entry.work)]
-        if not self._open:
-            tensors.stop_listening_to_reads(self)
 
     @contextmanager
     def issuing(self) -> Iterator[None]:
@@ -231,11 +242,13 @@ class WaitCheck(Check):
     # -- the listener of reads
 
     def on_read(self, method: str, tensor: torch.Tensor) -> None:
-        if not self._is_issuing:
+        if self._open and not self._is_issuing:
             with self._lock:
                 self._find_use(f"{method}()", pieces_of([tensor]), [])
 
     def on_alias(self, tensor: torch.Tensor, alias: torch.Tensor) -> None:
+        if not self._open:
+            return
         with self._lock:
             for entry in self._open.values():
                 if entry.use_by([], pieces_of([tensor])):
@@ -291,6 +304,9 @@ class WaitCheck(Check):
             for entry in list(self._open.values()):
                 self._remove(entry)
                 self._unwaited(entry)
+        if self._listens:
+            self._listens = False
+            tensors.stop_listening_to_reads(self)
         if self._sampler is not None:
             self._sampler.finish()
 
@@ -304,28 +320,54 @@ def _is_for_caller(issuer: Any) -> bool:
     return operation_hook.is_called_by_distributed(issuer) and not operation_hook.is_for_join(issuer)
 
 
-def _queue(spec: OpSpec, args: tuple[Any, ...]) -> Any:
-    """The queue in which a device executes the operations of a group; None on the CPU, where nothing orders them."""
-    tensors = (*inputs_of(spec, args), *outputs_of(spec, args))
-    devices = {tensor.device for tensor in tensors}
-    if torch.device("cpu") in devices:
-        return None
-    return (id(operation_hook.group_of(spec, args)), *devices)
+class _Issued:
+    """A call that is being issued: its tensors, and what can be said about them."""
 
+    begun: Begun | None = None
 
-def _buffers(spec: OpSpec, args: tuple[Any, ...]) -> list[Buffer]:
-    """The tensors of an operation. Writes are seen only where the backend does not count as one that writes."""
-    inputs = inputs_of(spec, args)
-    outputs = outputs_of(spec, args)
-    if spec.inputs == spec.outputs:
-        op = operation_hook.name_of_reduce_op(operation_hook.reduce_op_of(spec, args))
-        is_silent = spec.kind in _SILENT and (op is None or op in _PLAIN)
-        is_sent = _is_sent(spec, args)
-        return [Buffer.of(tensor, is_silent, is_sent) for tensor in inputs]
-    own_inputs = _without_storages_of(outputs, inputs)
-    buffers_of_inputs = [Buffer.of(tensor, True, is_input=True) for tensor in own_inputs]
-    buffers_of_outputs = [Buffer.of(tensor, False) for tensor in outputs]
-    return [*buffers_of_inputs, *buffers_of_outputs]
+    def __init__(self, spec: OpSpec, args: tuple[Any, ...]) -> None:
+        self.spec, self.args = spec, args
+        self.inputs = inputs_of(spec, args)
+        self.outputs = self.inputs if spec.outputs == spec.inputs else outputs_of(spec, args)
+        self.name = name_of_operation(spec.kind, self.outputs if spec.inputs is None else self.inputs)
+        self.op = operation_hook.reduce_op_of(spec, args)
+
+    def queue(self) -> Any:
+        """The queue in which a device executes the operations of a group; None on the CPU: nothing orders them."""
+        tensors = (*self.inputs, *self.outputs)
+        if any(tensor.is_cpu for tensor in tensors):
+            return None
+        return (id(operation_hook.group_of(self.spec, self.args)), *{tensor.device for tensor in tensors})
+
+    def buffers(self) -> list[Buffer]:
+        """The tensors. Writes are seen only where the backend does not count as one that writes."""
+        if self.inputs is self.outputs:
+            op = operation_hook.name_of_reduce_op(self.op)
+            is_silent = self.spec.kind in _SILENT and (op is None or op in _PLAIN)
+            is_sent = self._is_sent()
+            return [Buffer.of(tensor, is_silent, is_sent) for tensor in self.inputs]
+        own_inputs = _without_storages_of(self.outputs, self.inputs)
+        buffers_of_inputs = [Buffer.of(tensor, True, is_input=True) for tensor in own_inputs]
+        buffers_of_outputs = [Buffer.of(tensor, False) for tensor in self.outputs]
+        return [*buffers_of_inputs, *buffers_of_outputs]
+
+    def spans(self) -> tuple[list[Span], list[Span]]:
+        """Locate the outputs, and the inputs that are no outputs."""
+        inputs = pieces_of(self.inputs)
+        if self._is_sent():
+            return [], inputs
+        if self.inputs is self.outputs:
+            return inputs, []
+        outputs = pieces_of(self.outputs)
+        return outputs, [span for span in inputs if not do_overlap([span], outputs)]
+
+    def _is_sent(self) -> bool:
+        """Are the tensors of an operation that works in place only read in this rank, as at the root of a broadcast?"""
+        spec, args = self.spec, self.args
+        if spec.kind != "broadcast" or spec.root is None:
+            return False
+        rank: int = operation_hook.group_of(spec, args).rank()
+        return bool(args[spec.root] == rank)
 
 
 def _without_storages_of(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -334,29 +376,12 @@ def _without_storages_of(outputs: Sequence[torch.Tensor], inputs: Sequence[torch
     return [tensor for tensor in inputs if storage_of(tensor) not in written]
 
 
-def _is_sent(spec: OpSpec, args: tuple[Any, ...]) -> bool:
-    """Are the tensors of an operation that works in place only read in this rank, as at the root of a broadcast?"""
-    if spec.kind != "broadcast" or spec.root is None:
-        return False
-    rank: int = operation_hook.group_of(spec, args).rank()
-    return bool(args[spec.root] == rank)
-
-
 def _buffers_at_rest(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
     """The tensors of an operation that no longer writes to them. All parts of a storage together have its version."""
     bytes_of: Counter[int] = Counter()
     for tensor in tensors:
         bytes_of[storage_of(tensor)] += tensor.nbytes
     return [Buffer.of(tensor, True, known=bytes_of[storage_of(tensor)]) for tensor in tensors]
-
-
-def _spans(spec: OpSpec, args: tuple[Any, ...]) -> tuple[list[Span], list[Span]]:
-    """Locate the outputs of an operation, and the inputs that are no outputs."""
-    inputs = pieces_of(inputs_of(spec, args))
-    if _is_sent(spec, args):
-        return [], inputs
-    outputs = pieces_of(outputs_of(spec, args))
-    return outputs, [span for span in inputs if not do_overlap([span], outputs)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -399,7 +424,7 @@ class ThreadWaits:
     ) -> None:
         """A collective is complete, and its caller gets this work. In one that works in place, outputs are all."""
         tensors = list(inputs or outputs)
-        name = f"{kind} {shapes_in_words(tensors)}" if tensors else kind
+        name = name_of_operation(kind, tensors)
         number = self._number_of(self._site())
         self.check.after_in_thread(work, name, outputs, inputs, number, issuer)
 

@@ -21,6 +21,7 @@ from torch_testing_ext._torch.tracing import (
 from .gradient_buckets import forget_parameter, managed_by
 from .parallel_modes import DataParallel, Layout, SPMDError
 from .resting_state import shard_states, why_whole
+from .resting_tensor import put_back_plain
 from .roster import FoundState, ParamSlot, Roster, StateSnapshot
 from .state_engine import StateEngine, StepHistory
 
@@ -306,6 +307,7 @@ class Enrolment:
         """Restore model and optimizers, if this call was the first to have them."""
         if self._before is not None:
             for managed in self._fresh:
+                put_back_plain(managed.plain)
                 forget_parameter(managed)
             self._engine.forget(self.roster, self._history, self._optimizers)
             self._before.restore()

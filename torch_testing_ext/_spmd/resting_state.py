@@ -17,6 +17,7 @@ from torch_testing_ext._process.words import grouped
 from torch_testing_ext._torch.tracing import (
     MemoryReference,
     disable_torch_function,
+    holders_of_memory,
     local_tensor,
     optimizer_has_hooks,
     outside_dynamo,
@@ -28,7 +29,14 @@ from torch_testing_ext._torch.tracing import (
 from .averaging import MeetingPoint, ReadWatch
 from .gradient_buckets import ManagedParam, Wire, manage_parameter, managed_by, mark_work, plan_buckets
 from .parallel_modes import Layout, SPMDError
-from .resting_tensor import in_call, rest_as, resting_like
+from .resting_tensor import (
+    in_call,
+    note_write_of_rows,
+    put_back_plain,
+    replace_plain,
+    rest_as,
+    resting_like,
+)
 from .roster import READS_KEPT, READS_UPDATED, ParamSlot, Roster, refuse_held, registered
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -383,6 +391,9 @@ def dtensor_at_rest(plain: torch.Tensor, layout: Layout, name: str, mesh: Device
     rest = resting_parameter(local, layout, plain, mesh)
     rest.__dict__.update(plain.__dict__)
     managed = manage_parameter(plain, layout, name, rest)
+    if layout.sharded and not (plain.is_conj() or plain.is_neg()):
+        # What shares it already goes on to show the parameter.
+        managed.memory = MemoryReference(plain)
     if plain.grad is not None:
         dense = plain.grad if plain.grad.layout is torch.strided else plain.grad.to_dense()
         rest.grad = resting_like(rest, layout.local_part(dense))
@@ -487,6 +498,7 @@ class RestingState:
         for managed, rest in zip(resting, self.rests, strict=True):
             plain, local, managed.at_rest = managed.plain, local_tensor(rest), False
             managed.set_rest(rest)
+            put_back_plain(plain)
             plain.requires_grad_(rest.requires_grad)
             if len(rest.__dict__) > 1:
                 plain.__dict__.update({k: v for k, v in rest.__dict__.items() if k != "_is_param"})
@@ -580,26 +592,28 @@ class RestingState:
     # -- out of a call
 
     @torch.no_grad()
-    def leave(self, roots: Iterable[nn.Module], failed: bool, held: Iterable[Any] = ()) -> None:
-        """Let modules and optimizers hold DTensors again, with the values of now, as those that are `held` show."""
+    def leave(self, roots: Iterable[nn.Module], failed: bool) -> None:
+        """Let modules and optimizers hold DTensors again, with the values of now, which aliases show as well."""
         assert self.roster is not None
         in_call.clear()
+        note_write_of_rows()
         try:
             with self.watch.pausing():
                 if not failed:
-                    self.settle(self._shows_stale(held), ends=self.roster.shards)
+                    self.settle(self._shows_stale(), ends=self.roster.shards)
                 self._leave(self.roster, roots)
         finally:
             self.watch.stop()
             self.roster.take([managed.rest for managed in self.roster.params])
             self.rests, self.roster = [], None
 
-    def _shows_stale(self, held: Iterable[Any]) -> bool:
-        """Does one of these tensors share memory with a parameter whose rows are newer?"""
-        if not self.watch.stale:
-            return False
-        plain = (value for value in held if isinstance(value, torch.Tensor) and not isinstance(value, DTensor))
-        return any(value.layout is torch.strided and storage_key(value) in self.watch.stale for value in plain)
+    def _shows_stale(self) -> bool:
+        """Does something else hold the memory of a parameter whose rows are newer?"""
+        for managed, whole in self.watch.stale.values():
+            is_parameter = storage_key(managed.plain) == storage_key(whole)
+            if holders_of_memory(whole) > 1 + is_parameter:
+                return True
+        return False
 
     def _leave(self, roster: Roster, roots: Iterable[nn.Module]) -> None:
         """End a call: give the model its resting parameters again, and release the whole ones."""
@@ -679,6 +693,7 @@ def free_memory(managed: ManagedParam) -> None:
         managed.memory_of_gradient = MemoryReference(grad) if has_memory else None
         plain.grad = None
         plain.data = plain.new_empty(0)
+    replace_plain(plain)
 
 
 def _gradient_of(rest: Any) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -24,6 +25,7 @@ from torch_testing_ext._torch.tracing import (
     outside_dynamo,
     set_local_tensor,
     storage_key,
+    traces_for_script,
     version_of,
 )
 
@@ -35,7 +37,7 @@ _PASSING_NAMES = """
     grad requires_grad shape dtype device layout is_leaf grad_fn ndim names is_cuda is_sparse is_quantized is_meta size
     dim numel nelement nbytes itemsize stride element_size is_floating_point is_complex is_contiguous is_conj is_neg
     requires_grad_ register_hook register_post_accumulate_grad_hook retain_grad __hash__ has_names get_device _version
-    __len__ __repr__ __str__ __format__ _backward_hooks _post_accumulate_grad_hooks _is_view is_inference is_same_size
+    __len__ _backward_hooks _post_accumulate_grad_hooks _is_view is_inference is_same_size
     data_ptr untyped_storage storage_offset is_shared output_nr retains_grad backward has_torch_function name
 """
 _PASSING = frozenset(_PASSING_NAMES.split())
@@ -57,6 +59,18 @@ _SLOTS = frozenset(("__get__", "__set__", "__delete__"))
 in_call: dict[int, Any] = {}
 
 
+class _Rows:
+    """All rows of this process."""
+
+    # How often some have been written. DTensors that share rows, such as detached ones, count writes for themselves.
+    writes = 0
+
+
+def note_write_of_rows() -> None:
+    """Some rows have changed: a view of a whole tensor gathers it again when it is used."""
+    _Rows.writes += 1
+
+
 class RestingTensor(DTensor):
     """A DTensor that plain tensors may be combined with."""
 
@@ -67,6 +81,8 @@ class RestingTensor(DTensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch on rows or on whole tensors."""
         kwargs = kwargs or {}
+        if ReplacedParameter in types:
+            args, kwargs = _replaced(args, kwargs)
         name = _name_of(func)
         if name in _OWN:
             return _OWN[name](*args, **kwargs)
@@ -85,6 +101,45 @@ class RestingTensor(DTensor):
             return _WholeRun(func, args, kwargs).result()
 
 
+class ReplacedParameter(nn.Parameter):
+    """A plain parameter while the model holds a DTensor in its place: whatever is done to it is done to that one."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @classmethod
+    @outside_dynamo
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = _replaced(args, kwargs or {})
+        if any(isinstance(value, RestingTensor) for value in tensors_in((args, kwargs))):
+            return func(*args, **kwargs)
+        with below_subclass_functions():
+            # Its model is gone.
+            return func(*args, **kwargs)
+
+
+def _replaced(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments with the DTensors that have taken the place of parameters."""
+
+    def form(value: torch.Tensor) -> Any:
+        managed = managed_by(value) if type(value) is ReplacedParameter else None
+        return value if managed is None else managed.rest
+
+    return _mapped(args, form), _mapped(kwargs, form)
+
+
+def replace_plain(plain: torch.Tensor) -> None:
+    """Let a plain parameter stand for the DTensor that has taken its place, for those who have kept it."""
+    if type(plain) is nn.Parameter:
+        plain.__class__ = ReplacedParameter
+
+
+def put_back_plain(plain: torch.Tensor) -> None:
+    """Let it be itself again."""
+    if type(plain) is ReplacedParameter:
+        plain.__class__ = nn.Parameter  # type: ignore[assignment]
+
+
 class ViewOfWhole(torch.Tensor):
     """A view of a gathered tensor: writes to it reach the rows, and it follows them."""
 
@@ -92,7 +147,7 @@ class ViewOfWhole(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = _replaced(args, kwargs or {})
         with below_subclass_functions():
             views = [value for value in tensors_in((args, kwargs)) if isinstance(value, ViewOfWhole)]
             if _name_of(func) in _PASSING:
@@ -126,6 +181,7 @@ def resting_like(dtensor: Any, local: torch.Tensor) -> Any:
 def _run_by_rows(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     result = _mapped(func(*args, **kwargs), _as_result)
     if _writes(name):
+        note_write_of_rows()
         # DTensor's own operations do not count writes to rows.
         for value in tensors_in((args, kwargs)):
             if isinstance(value, DTensor):
@@ -155,6 +211,11 @@ class _Gathered:
     """The whole tensor of a DTensor, for a function that runs on it, and for views of it that live on."""
 
     def __init__(self, tensor: Any) -> None:
+        if traces_for_script():
+            raise SPMDError(
+                "torch.jit traces a model whose parameters rest as DTensors.",
+                remedy="Trace it before the first call, or trace a plain model that has loaded its weights.",
+            )
         self.tensor, self.local = tensor, local_tensor(tensor)
         takes_gradient = tensor.requires_grad and torch.is_grad_enabled()
         # A tensor of inference mode would not count its writes.
@@ -165,12 +226,12 @@ class _Gathered:
         self._note()
 
     def _note(self) -> None:
-        self._version, self._of_rows = version_of(self.whole), version_of(self.local)
+        self._version, self._of_rows = version_of(self.whole), (version_of(self.local), _Rows.writes)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Gather again, if the rows have changed since."""
-        if not self.is_own and self._of_rows != version_of(self.local):
+        """Gather again, if rows have been written since."""
+        if not self.is_own and self._of_rows != (version_of(self.local), _Rows.writes):
             with torch.inference_mode(False):
                 self.whole.detach().copy_(_gather(self.tensor))
             self._note()
@@ -180,6 +241,7 @@ class _Gathered:
         """Keep the rank's rows, if the function has changed the whole tensor."""
         if not self.is_own and self._version != version_of(self.whole):
             self.local.copy_(part_of(self.tensor, self.whole.detach()))
+            note_write_of_rows()
             self._note()
 
 
@@ -303,6 +365,7 @@ def _set_data(tensor: Any, value: Any) -> None:
     if value.dtype != tensor.dtype:
         _slot("data").__set__(tensor, value)
     set_local_tensor(tensor, local_tensor(value))
+    note_write_of_rows()
 
 
 def _set_gradient(tensor: Any, value: torch.Tensor | None) -> None:
@@ -337,11 +400,25 @@ def _reduce(tensor: Any, protocol: int) -> Any:
     return plain.__reduce_ex__(protocol)
 
 
+def _repr(tensor: Any, **options: Any) -> str:
+    """The rank's rows, as of any DTensor: a rank may print alone."""
+    return f"DTensor(local_tensor={local_tensor(tensor)}, placements={tensor.placements})"
+
+
+def _format(tensor: Any, spec: str) -> str:
+    return format(tensor.item() if tensor.dim() == 0 else repr(tensor), spec)
+
+
 def _attributes(tensor: Any) -> dict[str, Any]:
     return {name: value for name, value in tensor.__dict__.items() if name != RECORD}
 
 
-_OWN: dict[str, Callable[..., Any]] = {"__deepcopy__": _deepcopy, "__reduce_ex__": _reduce}
+_OWN: dict[str, Callable[..., Any]] = {
+    "__deepcopy__": _deepcopy,
+    "__reduce_ex__": _reduce,
+    "__repr__": _repr,
+    "__format__": _format,
+}
 
 
 def _refuse_in_call(args: Any, kwargs: Any) -> None:

@@ -211,16 +211,20 @@ class ParamSlot(NamedTuple):
 def registered(roots: Iterable[nn.Module]) -> tuple[list[ParamSlot], list[torch.Tensor]]:
     """The slots of all parameters of some modules, and their buffers, each once.
 
-    DDP wraps no module without parameters, such as a metric: its buffers are the rank's own.
+    DDP wraps no module without parameters to train, such as a metric or a teacher: its buffers are the rank's own.
     """
-    roots = [root for root in roots if next(root.parameters(), None) is not None]
     slots: list[ParamSlot] = []
     buffers: dict[int, torch.Tensor] = {}
-    for module in dict.fromkeys(module for root in roots for module in root.modules()):
+    modules: dict[nn.Module, bool] = {}
+    for root in roots:
+        trains = any(param.requires_grad for param in root.parameters())
+        for module in root.modules():
+            modules[module] = modules.get(module, False) or trains
+    for module, trains in modules.items():
         for name, value in module._parameters.items():
             if value is not None:
                 slots.append(ParamSlot(module, name, value))
-        for buffer in module._buffers.values():
+        for buffer in module._buffers.values() if trains else ():
             if buffer is not None:
                 buffers[id(buffer)] = buffer
     return slots, [*buffers.values()]

@@ -35,6 +35,7 @@ from .gradient_buckets import (
 )
 from .parallel_modes import DataParallel, Layout, SPMDError
 from .resting_state import Checksum, RestingState, dtensor_at_rest, plain_parameter, why_whole
+from .resting_tensor import put_back_plain
 from .roster import (
     EARLY,
     READS_KEPT,
@@ -406,6 +407,7 @@ class StateEngine:
         def undo() -> None:
             history = self.history_of(step)
             for managed in filter(None, map(managed_by, fresh)):
+                put_back_plain(managed.plain)
                 forget_parameter(managed)
             for roster in history.rosters:
                 roster.take_sums()
@@ -429,7 +431,7 @@ class StateEngine:
             failed = False
         finally:
             with torch.inference_mode(False):
-                self._leave(roster, found, failed, result)
+                self._leave(roster, found, failed)
         if not roster.rests:
             return result
         _refuse_later_backward(result)
@@ -556,7 +558,7 @@ class StateEngine:
 
     # -- after the step
 
-    def _leave(self, roster: Roster, found: FoundState, failed: bool, result: Any) -> None:
+    def _leave(self, roster: Roster, found: FoundState, failed: bool) -> None:
         try:
             self.averager.end(failed)
         except BaseException:
@@ -565,7 +567,7 @@ class StateEngine:
         finally:
             if roster.rests:
                 self.history_of(self.stack.outermost).gathered = self.resting.bytes
-                self.resting.leave(found.modules, failed, _held(result, found))
+                self.resting.leave(found.modules, failed)
                 if failed:
                     # Ranks may have failed at different points.
                     roster.take_sums()
@@ -600,14 +602,6 @@ def _admit_graphs(inputs: Iterable[torch.Tensor], params: Iterable[torch.Tensor]
                 f"A tensor that the step gets was computed from parameter {managed.name} between calls, with a graph.",
                 remedy="Compute it in the step, or detach it.",
             )
-
-
-def _held(result: Any, found: FoundState) -> Iterator[Any]:
-    """The values that live on after a call, and may share memory with a parameter."""
-    yield from tree().tree_leaves(result)
-    yield from found.tensors
-    # Those that run on rows keep no tensor of a parameter.
-    yield from state_tensors([optimizer for optimizer in found.optimizers if why_whole(optimizer) is not None])
 
 
 def _held_gradients(tensors: Iterable[torch.Tensor]) -> int:

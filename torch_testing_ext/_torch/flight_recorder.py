@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-_DECORATORS = os.sep + "typing_extensions.py"
+_DECORATORS = (f"{os.sep}typing_extensions.py", f"{os.sep}contextlib.py")
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 # Taken before a test could replace it.
@@ -151,11 +151,12 @@ def made_groups() -> list[MadeGroup]:
     return list(_groups)
 
 
-def timeout_of_store(owners: Iterable[Any] | None) -> float | None:
+def timeout_of_store(owners: Iterable[Any] | None, timeout: float | None = None) -> float | None:
     """The seconds after which a wait at a store ends; None if this process does not wait at one.
 
-    `owners`: the objects of which it may call a method that stores have; the default store is always one. None if it
-    does not call any. `_get_default_store`, `Store.timeout`: 2.11 to 2.15.
+    `timeout`: of this wait, if it has one of its own. `owners`: the objects of which it may call a method that stores
+    have; the default store is always one. None if it does not call any. `_get_default_store`, `Store.timeout`: 2.11 to
+    2.15.
     """
     if not _in_creation and owners is None:
         return None
@@ -167,7 +168,7 @@ def timeout_of_store(owners: Iterable[Any] | None) -> float | None:
     # `isinstance` reads an attribute of an owner that is no store, and deprecated names of torch warn about that.
     given = [owner for owner in owners or () if issubclass(type(owner), c10d.Store)]
     stores = [c10d._get_default_store(), *given]
-    ends = [float(store.timeout.total_seconds()) for store in stores]
+    ends = [float(store.timeout.total_seconds()) if timeout is None else timeout for store in stores]
     return min([*ends, *(creation.timeout for creation in _in_creation)])
 
 
@@ -280,7 +281,7 @@ def forget_groups() -> None:
 def is_of_torch(file: str) -> bool:
     """Is this the name of one of torch's source files, or of code that was not read from a file?
 
-    So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`.
+    So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`, and of context managers.
     """
     return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
 

@@ -17,6 +17,11 @@ def import_tracer() -> None:
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
 
+def traces_for_script() -> bool:
+    """Does `torch.jit.trace` trace now? torch 2.0 to 2.15."""
+    return torch._C._get_tracing_state() is not None
+
+
 def dispatch_mode_class() -> type:
     """`TorchDispatchMode`, the base of modes that see every operation (torch 2.0 to 2.15)."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -81,6 +86,13 @@ def storage_key(tensor: torch.Tensor) -> int:
         tensor = torch._C._functorch.get_unwrapped(tensor)
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def holders_of_memory(tensor: torch.Tensor) -> int:
+    """How many tensors, arrays and graphs hold the memory of a tensor (torch 2.1 to 2.15)."""
+    storage = tensor.untyped_storage()
+    # That object is one of them.
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 class MemoryReference:

@@ -214,9 +214,10 @@ def probably_catches_errors(sites: Iterable[Site]) -> bool:
 
 
 def _guards(node: ast.Try, line: int) -> bool:
-    """Do the handlers of a `try` get the errors of this line?"""
+    """Do the handlers of a `try` get the errors of this line, or does a `return` in its `finally` drop them?"""
     end = node.body[-1].end_lineno or 0
-    return bool(node.handlers) and node.body[0].lineno <= line <= end
+    drops = any(isinstance(each, (ast.Return, ast.Break, ast.Continue)) for each in node.finalbody)
+    return (bool(node.handlers) or drops) and node.body[0].lineno <= line <= end
 
 
 def _around(site: Site) -> Iterator[ast.stmt]:

@@ -177,7 +177,7 @@ def count_before_a_barrier(self):
     dist.barrier()
 
 
-@fault("failed", "rank 1 calls all_reduce [4] int32 [3] int32", bases=PROCESSES)
+@fault("failed", "rank 1 calls all_reduce [4] int32 [3] int32", "  planted.py:", bases=PROCESSES)
 def dtype_of_a_coalesced_all_reduce(self):
     with dist.distributed_c10d._coalescing_manager():
         dist.all_reduce(ones(4, type_of(self.rank)))
@@ -445,6 +445,15 @@ def keys_that_nobody_sets(self):
         before = self.rank - 1
         store.wait([f"from rank {before}", "other"])
     dist.all_reduce(ones())
+
+
+@fault("error", "rank 2 waits for the keys 'ready', 'peer' of a store (line ", "ranks 0, 1 wait", bases=("fresh",))
+def key_that_nobody_sets_with_a_timeout(self):
+    store = patient_store()
+    if self.rank == 2:
+        store.wait(["ready", "peer"], timedelta(seconds=1500))
+    store.set("ready", "")
+    dist.barrier()
 
 
 @fault(

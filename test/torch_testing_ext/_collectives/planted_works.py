@@ -134,6 +134,24 @@ def coalesced_all_reduce_without_a_wait(self):
     dist.barrier()
 
 
+@fault("failed", "nobody waited for the work of all_reduce_coalesced [4] float32 [3] float32 (planted_works.py:")
+def coalescing_manager_without_a_wait(self):
+    with dist.distributed_c10d._coalescing_manager(async_ops=True):
+        dist.all_reduce(ones())
+        dist.all_reduce(ones(3))
+    dist.barrier()
+
+
+@fault("failed", "a buffer of all_reduce [4] float32 was written before wait() (planted_works.py:", "issued at")
+def buffer_written_before_the_wait_of_a_thread(self):
+    mine = ones()
+    work = dist.all_reduce(mine, async_op=True)
+    mine.add_(1)
+    thread = threading.Thread(target=work.wait)
+    thread.start()
+    thread.join()
+
+
 @fault("failed", "nobody waited for the future of all_reduce [4] float32 (planted_works.py:")
 def future_without_a_wait(self):
     self.future = dist.all_reduce(ones(), async_op=True).get_future()

@@ -1,7 +1,9 @@
 """Tests what a rank tells of the call that it is in: the method, the variable that has it, the keys of a store."""
 
+import datetime
 import sys
 import unittest
+from datetime import timedelta
 
 from torch_testing_ext._collectives import blocked
 from torch_testing_ext.common_utils import run_tests
@@ -14,7 +16,9 @@ class Probe:
         frame = sys._getframe(1)
         return blocked.method_call_of(frame.f_code, frame.f_lasti), blocked._keys_in_words(frame, "get")
 
-    wait = get
+    def wait(self, *args, **kwargs):
+        frame = sys._getframe(1)
+        return blocked.method_call_of(frame.f_code, frame.f_lasti), blocked._timeout_of_wait(frame)
 
 
 KEY = "of the module"
@@ -49,7 +53,16 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(store.get(listed)[1], ("['a', 'b']",))
         self.assertEqual(store.get(self.id())[1], ("self.id()",))
         self.assertEqual(store.get(f"{rank:03}")[1], ("f'{rank:03}'",))
+        self.assertEqual(store.get(["a"], timedelta(seconds=9))[1], ("'a'",))
         self.assertEqual((store.get("a")[1], store.get("b")[1]), ((), ()))  # two calls in a line
+
+    def test_time_outs(self):
+        store, seconds, limit = self.store, 3, timedelta(minutes=1)
+        self.assertEqual(store.wait(["a"], timedelta(seconds=seconds))[1], 3.0)
+        self.assertEqual(store.wait(["a"], datetime.timedelta(minutes=2, seconds=1))[1], 121.0)
+        self.assertEqual(store.wait(["a"], limit)[1], 60.0)
+        self.assertIsNone(store.wait(["a"])[1])
+        self.assertIsNone(store.wait(["a"], timedelta(seconds=float("3")))[1])
 
 
 if __name__ == "__main__":

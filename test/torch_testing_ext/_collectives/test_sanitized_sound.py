@@ -622,7 +622,7 @@ class SoundProgramsTest(unittest.TestCase):
     def test_an_error_that_is_caught_is_a_warning(self):
         warning = r"rank 1 left before all_reduce #1, which ranks 0, 2 issued; ranks? 0.* caught the error"
         for base in (Hazard, HazardOfRecorder):
-            for name in ("caught", "caught_around_a_helper", "expected"):
+            for name in ("caught", "caught_around_a_helper", "dropped_by_a_return", "expected"):
                 with self.subTest(base=base, name=name), contextlib.redirect_stderr(io.StringIO()) as said:
                     outcome, message = outcome_with_tear_down(base(name))
                     self.assertEqual(outcome, "passed", message)
@@ -662,6 +662,17 @@ class HazardOfRecorder(Fresh):
                 reduce()
             except RuntimeError as error:
                 print(error)
+
+    @in_fresh_ranks
+    def dropped_by_a_return(self):
+        def reduce():
+            try:
+                dist.all_reduce(ones())
+            finally:
+                return  # noqa: B012
+
+        if self.rank != 1:
+            reduce()
 
     @in_fresh_ranks
     def caught_at_the_wait(self):

@@ -302,3 +302,73 @@ def gradients_in_one_vector(parallel):
         return loss.detach(), norm
 
     return [step(parallel.batch(call)) for call in range(CALLS)], state(model)
+
+
+# -- kept outside of the step
+
+
+def kept(take: Callable[[Any], list[torch.Tensor]], name: str, calls_before: int) -> None:
+    """Register a loop that looks, after each call, at what `take` has taken of the model after some calls."""
+
+    def run(parallel: Any) -> Any:
+        model = parallel.model(net())
+        optimizer = momentum(model)
+        compiled = parallel.step(update)
+        results, tensors = [], []
+        for call in range(CALLS):
+            if call == calls_before:
+                tensors = take(inner(model))
+            results.append(compiled(model, optimizer, parallel.batch(call)))
+            results.append([whole(tensor) for tensor in tensors])
+        return results, state(model)
+
+    LOOPS[name] = run
+
+
+def parameters(model):
+    return [*model.parameters()]
+
+
+def detached(model):
+    return [param.detach() for param in model.parameters()]
+
+
+def rows(model):
+    return [param.detach()[0] for param in model.parameters()]
+
+
+def data_in_other_shapes(model):
+    return [param.data.view(-1) for param in model.parameters()]
+
+
+for each in (parameters, detached, rows, data_in_other_shapes):
+    for before in (0, 1):
+        kept(each, f"{each.__name__}_kept_{'between_calls' if before else 'before_the_first_call'}", before)
+
+
+@aliasing
+def averaging_a_kept_list(parallel):
+    """Parameters that were listed before the first call are averaged, scaled, read and printed between calls."""
+    model = parallel.model(net())
+    listed, names = [*model.parameters()], {param: name for name, param in inner(model).named_parameters()}
+    optimizer, averages, results = momentum(model), [], []
+
+    @parallel.step
+    def step(batch):
+        optimizer.zero_grad()
+        loss = error(model, batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(listed, 0.5)
+        optimizer.step()
+        return loss.detach(), norm
+
+    for call in range(CALLS):
+        results.append(step(parallel.batch(call)))
+        averages = averages or [param.detach().clone() for param in listed]
+        with torch.no_grad():
+            for average, param in zip(averages, listed, strict=True):
+                average.lerp_(param, 0.1)
+                param.mul_(0.99)
+                printed = float(f"{param.sum():.9f}"), len(repr(param)) > 0
+                results.append((names[param], param.shape, param.grad.norm(), printed))
+    return results, state(model), [whole(average) for average in averages]

@@ -796,3 +796,26 @@ def momentum_encoder(parallel):
         return loss.detach()
 
     return [step(parallel.batch(call)) for call in range(CALLS)], state(query, key), queue
+
+
+@with_teacher
+def teacher_with_statistics(parallel):
+    """A frozen teacher gets the student's weights, and the statistics that the student has on each rank."""
+    student = parallel.model(Normed())
+    torch.manual_seed(5)
+    teacher = Normed().requires_grad_(False).eval()
+    optimizer = sgd(student)
+
+    @parallel.step
+    def step(batch):
+        optimizer.zero_grad()
+        loss = F.mse_loss(student(batch[0]), teacher(batch[0]))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    results = []
+    for call in range(CALLS):
+        results.append(step(parallel.batch(call)))
+        teacher.load_state_dict(inner(student).state_dict())
+    return results, state(student, teacher)

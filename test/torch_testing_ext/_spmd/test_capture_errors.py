@@ -35,6 +35,10 @@ def train(model, optimizer, batch):
     return finish(optimizer, (model(batch[0]) - batch[1]).pow(2).mean())
 
 
+class Subclass(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
 @dataclasses.dataclass
 class Output:
     loss: Any
@@ -81,6 +85,10 @@ def as_array(model, optimizer, batch):
     return train(model, optimizer, batch).detach().numpy()
 
 
+def as_number(model, optimizer, batch):
+    return finish(optimizer, model(batch[0]).sum() * float(batch[1].mean()))
+
+
 def returning_a_record(model, optimizer, batch):
     return Output(train(model, optimizer, batch))
 
@@ -98,6 +106,7 @@ NOT_RECORDED = {
     "double_backward": (double_backward, "create_graph"),
     "reducing": (reducing, "_functional_collectives"),
     "gathering": (gathering, "_functional_collectives"),
+    "number": (as_number, "cannot be recorded"),
     "array": (as_array, "cannot be recorded|object of type ndarray"),
     "record": (returning_a_record, "object of type Output"),
 }
@@ -260,7 +269,7 @@ class TestCaptureErrors(DTensorContinuousTestBase):
     def test_arguments(self):
         model, optimizer = self._model()
         x, y = self._batch()
-        for odd in (x.clone().requires_grad_(), x.to_sparse()):
+        for odd in (x.clone().requires_grad_(), x.to_sparse(), x.as_subclass(Subclass)):
             self._refused(capture()(step), model, optimizer, "cannot take an argument", "plain tensors", (odd, y))
 
     def test_modules(self):

@@ -1,4 +1,4 @@
-"""The table of docs/spmd.md on captured programs: a test for each promise, and for each that you make."""
+"""The table on captured programs in docs/compiler/captured.md: a test for each promise, and for each that you make."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
+import test_capture_errors as errors
 import torch
 import torch.nn.functional as F
 from spmd_training import capture, normal_batch
 from torch import nn
 
-from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import SPMDError
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
@@ -84,6 +85,10 @@ GUARDED = {
     "dtype_of_a_buffer": lambda c: c.model.register_buffer("shift", torch.zeros(8, dtype=torch.float16)),
     "gradients": lambda c: c.optimizer.zero_grad(),
     "setting": lambda c: c.optimizer.param_groups[0].update(weight_decay=0.1),
+    "parameter": lambda c: c.replace_parameter(torch.zeros(4)),
+    "shape_of_a_parameter": lambda c: c.replace_parameter(torch.zeros(1)),
+    "groups": lambda c: c.optimizer.add_param_group({"params": [c.optimizer.param_groups[0]["params"].pop()], "lr": 1}),
+    "states": lambda c: c.optimizer.state.pop(c.model.second.weight) and None,
     "autocast": lambda c: c.enter(torch.autocast("cpu", dtype=torch.bfloat16)),
     "default_dtype": lambda c: c.enter_setting(torch.set_default_dtype, torch.float32, torch.float64),
     "precision": lambda c: c.enter_setting(torch.set_float32_matmul_precision, "highest", "medium"),
@@ -94,6 +99,9 @@ GUARDED = {
 START = time.monotonic()
 # The same program, with other inputs.
 SAME_PROGRAM = ["buffer"]
+
+
+SCALE = 1.0
 
 
 # What a program does not see: each function is read by the step, and has changed at the next call.
@@ -123,6 +131,7 @@ WORD = {
     "environment": (lambda: float(os.environ.get("SPMD_SCALE", 1)), lambda: os.environ.update(SPMD_SCALE="2")),
     "file": (in_file, lambda: write("2.0")),
     "clock": (lambda: (time.monotonic() - START) / 10, lambda: None),
+    "global": (lambda: SCALE, lambda: globals().update(SCALE=2.0)),
     "random": (random.random, lambda: None),
     "numpy": (lambda: float(np.random.rand()), lambda: None),
     "other_function": (lambda: Python.function(), lambda: setattr(Python, "function", staticmethod(lambda: 2.0))),
@@ -144,6 +153,13 @@ class TestPromises(DTensorContinuousTestBase):
 
     def resize(self, size):
         self.batch = normal_batch(size, 10)(self.rank, 0)
+
+    def replace_parameter(self, value):
+        """Let the bias of the second layer, and of the optimizer, be another one."""
+        params, old, new = self.optimizer.param_groups[0]["params"], self.model.second.bias, nn.Parameter(value)
+        self.model.second.bias = new
+        params[[param is old for param in params].index(True)] = new
+        del self.optimizer.state[old]
 
     def enter(self, context):
         self.contexts.enter_context(context)
@@ -179,11 +195,20 @@ class TestPromises(DTensorContinuousTestBase):
             with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
                 os.environ["SPMD_FILE"] = str(Path(folder, "value"))
                 write("1.0")
-                with mock.patch.multiple(Python, value=1.0, calls=0, function=Python.function):
+                with (
+                    mock.patch.multiple(Python, value=1.0, calls=0, function=Python.function),
+                    mock.patch.dict(globals(), SCALE=1.0),
+                ):
+                    self._prepare()
                     self._expect_error(step, change)
 
+    def test_your_word_in_a_hook(self):
+        with mock.patch.object(Python, "value", 1.0):
+            self._prepare()
+            self.model.first.register_forward_hook(lambda module, inputs, output: output * Python.value)
+            self._expect_error(self.function, lambda: setattr(Python, "value", 2.0))
+
     def _expect_error(self, function, change):
-        self._prepare()
         step = capture(verify="off")(function)
         for _ in range(3):
             step(self.model, self.optimizer, self.batch)
@@ -241,6 +266,61 @@ class TestPromises(DTensorContinuousTestBase):
         compiled.verify = "always"
         compiled(self.model, self.optimizer, self.batch)
         self.assertEqual(len(seen), before + 1)
+
+
+# The cells of the table, and the tests of each promise in them, here and in test_capture_errors.py.
+TABLE = {
+    "the step's own code": ["code_of_the_step"],
+    "arguments: their structure": ["structure"],
+    "shape, strides, dtype and device of tensors": ["shape", "strides", "dtype"],
+    "plain values": ["plain_value"],
+    "identity of other objects": ["other_object"],
+    "globals, closures, attributes, counters, environment, files, clocks": [
+        *("global", "other_function", "attribute", "counter", "environment", "file", "clock")
+    ],
+    "random numbers of Python and NumPy": ["random", "numpy"],
+    "control flow on values of tensors": ["branching", "test_optimizers_that_branch_on_values"],
+    "tensors as numbers or NumPy arrays": ["number", "array"],
+    "modules: identity, class, `training`, code of `forward`, number of hooks": [
+        *("module", "class_of_a_module", "training", "forward", "forward_hook")
+    ],
+    "code of other functions, and values that hooks read": ["other_function", "test_your_word_in_a_hook"],
+    "sparse gradients, `create_graph`, tensor subclasses as arguments": [
+        *("test_sparse_gradients", "double_backward", "test_arguments")
+    ],
+    "parameters and buffers: identity, shape, dtype, device, `requires_grad`, hooks": [
+        *("parameter", "shape_of_a_parameter", "frozen"),
+        *("buffer", "dtype_of_a_buffer", "test_hooks_of_later_calls"),
+    ],
+    "whether each has a gradient": ["gradients"],
+    "effects: `print`, counters and schedulers in the step act only while it is recorded": ["test_effects_of_python"],
+    "trainable tensors that no module of the step holds": ["test_tensors_of_no_module"],
+    "optimizers: groups, settings, states by identity": ["groups", "setting", "states"],
+    "a step that changes a setting of an optimizer, or one that counts in Python numbers": [
+        *("scheduling", "test_optimizer_that_counts")
+    ],
+    "autocast, grad mode, default dtype, precision of matrix products, choice of attention kernels": [
+        *("autocast", "test_without_gradients", "default_dtype", "precision", "attention")
+    ],
+    "results other than tensors, plain values, and containers of them": ["record"],
+}
+
+
+class TestTable(TestCase):
+    """The table promises what is tested, and no more."""
+
+    def test_cells(self):
+        page = (Path(__file__).resolve().parents[3] / "docs" / "compiler" / "captured.md").read_text()
+        section = page.split("\n## What may change\n")[1].partition("\n## ")[0]
+        rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][2:]
+        promises = {promise.strip() for row in rows for cell in row for promise in cell.split("; ")} - {""}
+        self.assertEqual(promises, {*TABLE})
+
+    def test_tests(self):
+        tests = {*GUARDED, *WORD, *vars(TestPromises)}
+        tests |= {*errors.NOT_RECORDED, *errors.NOT_REPEATED, *vars(errors.TestCaptureErrors)}
+        for name in {name for names in TABLE.values() for name in names} - tests:
+            self.assertTrue(any(test.startswith(f"{name}_") for test in tests), name)
 
 
 instantiate_parametrized_tests(TestPromises)

@@ -479,7 +479,7 @@ class Rendezvous:
             descriptions = (tensor_checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)
             text = next(filter(None, descriptions), None)
             if text is not None:
-                call = f"{kind} {tensor_checks.shapes_in_words(inputs)}"
+                call = tensor_checks.name_of_operation(kind, inputs)
                 self._world.note(self._ranks[rank], "nan", f"{text} enter {call}", site_of_call())
         if SanitizeKind.POISON in self._world.kinds:
             tensor_checks.Poison(self._ranks[rank]).overwrite(outputs, inputs)
