@@ -117,6 +117,8 @@ class FilesTest(unittest.TestCase):
         for name, near in (
             ("test_tp_exmaples", "test_tp_examples"),
             ("distributed/tensr/parallel/test_tp_examples.py", PARALLEL),
+            ("shwo", "the command show"),
+            ("cluster", "the command cluster clean"),
         ):
             with self.subTest(name=name), self.assertRaisesRegex(UsageError, f"{name}: .*Did you mean: {near}"):
                 selection(name).files(FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
 from torch_testing_ext._process.words import nearest
+from torch_testing_ext.runner.command_line import COMMANDS
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
 
@@ -398,7 +400,8 @@ def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
         candidates = set(known)
         if "/" not in name.path:
             candidates = {_parts(file)[-1] for file in known}
-        alike = nearest(name.path, candidates)
+        command = difflib.get_close_matches(name.text, COMMANDS, 1, cutoff=0.7)
+        alike = f" Did you mean the command {command[0]}?" if command else nearest(name.path, candidates)
         raise UsageError(f"{name.text}: no test file has this name or starts with it.{alike}")
     return tuple(file for file in known if closeness[file] is closest)
 
