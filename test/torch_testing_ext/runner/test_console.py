@@ -287,6 +287,12 @@ class FinalSummaryTest(unittest.TestCase):
         self.assertIn("1 != 2", section(report, "flaky:")[1])
         self.assertIn("::test_leaked", section(report, "left processes running (now terminated):")[0])
 
+    def test_memory_that_is_left(self):
+        report = printed(run_events([finished_test("test_m", TestOutcome.LEAKED, lease=Lease(("0", "1")))]))
+        (line,) = section(report, "left memory of a device in use:")
+        self.assertRegex(line, "^devices 0,1  .*::test_m$")
+        self.assertNotIn("left processes running", report)
+
     def test_the_command_to_rerun_failures(self):
         def command(number):
             finished = [finished_test(f"test_{n} $x", TestOutcome.FAILED) for n in range(number)]

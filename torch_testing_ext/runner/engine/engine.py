@@ -235,7 +235,7 @@ def describe_process(pid: int) -> str:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return f"pid {pid} (not a process that can be seen from here)"
-    words = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    words = " ".join(command.replace(b"\0", b" ").decode("utf-8", "replace").split())
     return f"pid {pid} ({words[:100]})" if words else f"pid {pid}"
 
 

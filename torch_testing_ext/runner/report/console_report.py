@@ -331,12 +331,19 @@ class FinalSummary:
         return _table("flaky:", rows)
 
     def _leaked(self) -> list[str]:
-        rows = []
+        of_processes = []
+        of_memory = []
         for result in self._with_outcome(TestOutcome.LEAKED):
+            name = self._name(result)
             processes = result.last.end.leftovers
-            lines = [self._name(result), *processes]
-            rows.append((str(len(processes)), "\n".join(lines)))
-        return _table("left processes running (now terminated):", rows)
+            if processes:
+                of_processes.append((str(len(processes)), "\n".join([name, *processes])))
+            else:
+                of_memory.append((f"devices {','.join(result.last.lease.devices)}", name))
+        return [
+            *_table("left processes running (now terminated):", of_processes),
+            *_table("left memory of a device in use:", of_memory),
+        ]
 
     def _unfinished(self) -> list[str]:
         waiting = self.summary.unfinished

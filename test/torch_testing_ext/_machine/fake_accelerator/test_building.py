@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
+import torch
 from kit.files import FolderCase
 from kit.processes import output_of_python
+from kit.with_accelerators import KIND, with_accelerators
 
 import torch_testing_ext._machine.fake_accelerator as names
 from torch_testing_ext import _torch
-from torch_testing_ext._machine.fake_accelerator import building, starting
+from torch_testing_ext._machine.fake_accelerator import building, registering, starting
 from torch_testing_ext._machine.fake_accelerator.building import (
     Compiler,
     FakeAcceleratorError,
@@ -29,6 +31,7 @@ from torch_testing_ext._machine.fake_accelerator.building import (
     key_of,
 )
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
+from torch_testing_ext._torch import device_state
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import cli
 from torch_testing_ext.runner.model import ExitCode
@@ -264,6 +267,23 @@ class RegisteringTest(unittest.TestCase):
             node for node in ast.parse(Path(_torch.__file__).read_text()).body if isinstance(node, ast.Import)
         )
         self.assertEqual(ast.unparse(first), "import torch as torch")
+
+    @with_accelerators(2)
+    def test_an_extension_that_was_there_first(self) -> None:
+        text = (
+            f"cannot be had beside {KIND}, an extension of torch: run without one, or do not import what brings {KIND}"
+        )
+        with self.assertRaisesRegex(FakeAcceleratorError, text):
+            registering.register()
+
+    def test_a_machine_that_has_another_accelerator(self) -> None:
+        text = r"has an accelerator \(cuda\), .*: run without it, or hide the other, as with CUDA_VISIBLE_DEVICES="
+        with (
+            mock.patch.object(device_state, "device_may_exist", lambda: True),
+            mock.patch.object(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")),
+            self.assertRaisesRegex(FakeAcceleratorError, text),
+        ):
+            registering.register()
 
 
 class RunnerOptionTest(BuildingCase):

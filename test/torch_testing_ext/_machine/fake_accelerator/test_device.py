@@ -8,6 +8,8 @@ import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from typing import Any
 
 from kit.files import FolderCase, subject
 from kit.processes import ROOT, run_python
@@ -110,6 +112,27 @@ class PytestTest(DeviceCase):
 
 
 class RunnerTest(DeviceCase):
+    def run_runner(self, count: int, name: str, *words: object, code: int = 0, **environ: str) -> str:
+        """Run a file of the folder, with so many devices; return what the console shows. Its results are in a file."""
+        command = (
+            f"import os; os.chdir({str(self.root)!r}); from torch_testing_ext.runner.cli import console; "
+            "raise SystemExit(console())"
+        )
+        options = (f"--fake-accelerators={count}", "--warm=off", "--timeout=60", "--results=results.json")
+        done = run_python("-c", command, *options, *words, name, **environ)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """The results of the run, by the tests' names."""
+        tests = json.loads((self.root / "results.json").read_text())["tests"]
+        return {test["id"].rpartition("::")[2]: test for test in tests}
+
+    def run_subject(self, count: int, name: str, *words: object, code: int = 0, **environ: str) -> str:
+        """Run a subject as a file of tests."""
+        self.write(f"test_{name}", source_of(name))
+        return self.run_runner(count, f"test_{name}", *words, code=code, **environ)
+
     def test_the_readmes_example_has_a_device_for_each_rank(self) -> None:
         example = re.search(
             r"```python\n(# file: test_first.py\n.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
@@ -117,19 +140,71 @@ class RunnerTest(DeviceCase):
         assert example is not None
         more = '    assert (str(tensor.device), dist_env.backend) == (f"fakeacc:{dist_env.rank}", "fakeccl")\n'
         self.write("test_first.py", example[1] + more)
-        report, junit = self.root / "results.json", self.root / "junit.xml"
-        done = run_python(
-            "-c",
-            f"import os; os.chdir({str(self.root)!r}); from torch_testing_ext.runner.cli import console; "
-            "raise SystemExit(console())",
-            *(*OPTIONS, "--warm=off", f"--results={report}", f"--junitxml={junit}", "test_first.py"),
-        )
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("1 test from 1 file on 4 devices", done.stdout)
-        self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
-        (test,) = json.loads(report.read_text())["tests"]
+        junit = self.root / "junit.xml"
+        shown = self.run_runner(4, "test_first.py", f"--junitxml={junit}")
+        self.assertIn("1 test from 1 file on 4 devices", shown)
+        self.assertIn("fake accelerators: 4, computed by the CPU", shown)
+        (test,) = self.results().values()
         self.assertEqual(test["outcome"], "passed")
         self.assertIn("4 fakeacc devices: 0, 1, 2, 3 (Fake accelerator)", junit.read_text())
+
+    def test_leases(self) -> None:
+        for fifo in ("of_first", "of_second"):
+            os.mkfifo(self.root / fifo)
+        shown = self.run_subject(3, "leases.py", "-j8", "--ranks-per-gpu=2", **{MASK: "0,2"})
+        outcomes = {name: test["outcome"] for name, test in self.results().items()}
+        names = re.findall(r"def (test_\w+)", source_of("leases.py"))
+        expected = dict.fromkeys(names, "passed") | {"test_more_than_ranks_can_share": "skipped"}
+        self.assertEqual(outcomes, expected, shown)
+
+    def test_a_lease_ends_when_the_memory_is_back(self) -> None:
+        for fifo in ("left", "seen"):
+            os.mkfifo(self.root / fifo)
+        shown = self.run_subject(1, "memory.py", "-j3", "-k", "ReturnTest")
+        self.assertIn("3 passed, 0 failed", shown)
+
+    def test_a_device_whose_memory_does_not_come_back(self) -> None:
+        shown = self.run_subject(2, "memory.py", "-j1", "-k", "KeepTest")
+        outcomes = {name[5]: test["outcome"] for name, test in self.results().items()}
+        self.assertEqual(outcomes, {"a": "leaked", "b": "passed"}, shown)
+        self.assertRegex(shown, r"device \d still had 300 MiB more in use than before, held by pid \d+ \(.*python")
+        self.assertIn("it is not used again in this run", shown)
+        self.assertRegex(shown, "left memory of a device in use:\n *devices [01],[01] .*test_a_keeps_it")
+
+
+NO_TRITON = "inductor needs Triton, and support for it here"
+COMPILED_FOR_DEVICES = [f"test_compile_{name}" for name in ("gpu", "gpu_ac", "bf16", "fp16", "backward_only")]
+
+
+class SuitesTest(DeviceCase):
+    """The suites on four devices: each test ends as on the CPU, where all pass, or is listed here with the reason."""
+
+    def check_suites(self, *names: str, with_devices: int, skipped: Mapping[str, str] | None = None) -> None:
+        """`with_devices`: how many tests lease some. `skipped`: the reasons, by the tests' names."""
+        results = self.root / "results.json"
+        words = ("--warm=off", f"--cache={self.root}/cache", f"--results={results}", *names)
+        done = run_python(ROOT / "run_test.py", *OPTIONS, *words)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        tests = {test["id"].rpartition("::")[2]: test for test in json.loads(results.read_text())["tests"]}
+        ends = {name: (test["outcome"], test["attempts"][-1]["message"]) for name, test in tests.items()}
+        self.assertEqual({name: end[1] for name, end in ends.items() if end[0] != "passed"}, dict(skipped or {}))
+        leased = [name for name, test in tests.items() if test["attempts"][-1]["devices"]]
+        self.assertEqual(len(leased), with_devices, leased)
+
+    def test_of_models(self) -> None:
+        names = ("test_data_parallel", "test_fsdp_tp_integration", "test_fully_shard_tp_integration")
+        self.check_suites(*names, "test_ddp_2d_parallel", "test_tp_examples", with_devices=42)
+
+    def test_of_compiled_models(self) -> None:
+        """The compiler has nothing for this device."""
+        skipped = dict.fromkeys(COMPILED_FOR_DEVICES, NO_TRITON)
+        self.check_suites("test_replicate_with_compiler", with_devices=len(skipped), skipped=skipped)
+
+    def test_of_properties(self) -> None:
+        """They are on the CPU, whatever there is."""
+        files = sorted((ROOT / "test" / "distributed").rglob("test_*_properties.py"))
+        self.assertEqual(len(files), 10)
+        self.check_suites(*(file.stem for file in files), with_devices=0)
 
 
 class DirectTest(DeviceCase):
