@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch_testing_ext._collectives.failure import FailureView, Site
 from torch_testing_ext._collectives.findings import FindingKind
 from torch_testing_ext._collectives.sanitized_rank import CallRecorder
+from torch_testing_ext._collectives.sanitizer_findings import first_inversion
 from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter
 from torch_testing_ext._collectives.tensor_checks import Check, inputs_of, outputs_of
 from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge
@@ -69,7 +70,7 @@ class World:
     longest_chain: int
     # The ranks of each class: those in it have issued the same calls at the same lines.
     classes: list[list[int]]
-    # Lines that read values which were not communicated.
+    # Lines that read values which were not communicated, and collectives in opposite orders that nobody waits in.
     warnings: list[str]
     _records: WorldRecords
     _memory: list[int]
@@ -139,6 +140,10 @@ def check_world(
         failure.failure = FailureView.of_text(text, next(iter(finding.sites), None), title=finding.title)
         raise failure
     warnings = [f"{list_of(alike)}: {text}" for text, alike in ranks.warnings.items()]
+    inversion = first_inversion(ranks.records.records)
+    if inversion is not None:
+        # They do not wait for each other here. With NCCL, they may.
+        warnings.append("\n".join([inversion.sentence, *map(str, inversion.lines)]))
     for line in few(warnings):
         show_to_user(line)
     classes_of_ranks = [alike.ranks for alike in ranks.records.classes]
@@ -338,6 +343,7 @@ class _RankInWorld:
         for module, name in _SYNCHRONIZES:
             if hasattr(torch, module):
                 setattr(getattr(torch, module), name, self.uses.synchronize)
+        torch.UntypedStorage.resize_ = self.uses.watched_resize(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
         torch.Tensor.cpu = self.uses.watched_copy(torch.Tensor.cpu)  # type: ignore[method-assign]
         with self.uses:
             yield
@@ -520,14 +526,31 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # it has none
             return
-        key = storage._cdata
         if depends >= 0:
-            self._depends[key] = depends
-        if key not in self._storages:
-            size = storage.nbytes()
-            self._storages[key] = size, weakref.ref(storage, lambda _: self._free(key))
-            self._bytes += size
-            self.most = max(self.most, self._bytes)
+            self._depends[storage._cdata] = depends
+        self._count(storage)
+
+    def _count(self, storage: Any) -> None:
+        """Count the bytes of a storage, which may have another size than before."""
+        key, size = storage._cdata, storage.nbytes()
+        before, reference = self._storages.get(key, (0, None))
+        if reference is None:
+            reference = weakref.ref(storage, lambda _: self._free(key))
+        self._storages[key] = size, reference
+        self._bytes += size - before
+        self.most = max(self.most, self._bytes)
+
+    def watched_resize(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        """A method by which FSDP frees the parameters that it has gathered; no operation tells of that."""
+
+        @functools.wraps(resize)
+        def call(storage: Any, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self._storages:
+                self._count(storage)
+            return result
+
+        return call
 
     def _free(self, key: int) -> None:
         size, _ = self._storages.pop(key)

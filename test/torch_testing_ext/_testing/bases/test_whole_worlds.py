@@ -186,6 +186,8 @@ class FactsTest(TestCase):
             for _ in range(3):
                 torch.empty(500, dtype=torch.uint8)
             kept[:10].clone()
+            kept.untyped_storage().resize_(0)
+            torch.empty(1200, dtype=torch.uint8)
 
         self.assertEqual(check_world(body, 2).memory(), [1500, 2500])
 
@@ -207,6 +209,13 @@ class FactsTest(TestCase):
         (line,) = world.warnings
         self.assertIn("ranks 0-3: item() reads a value that other ranks have a part in", line)
         self.assertIn(marked(programs.reads_values)[0], line)
+
+    def test_opposite_orders_in_which_nobody_waits(self):
+        with self.assertWarnsRegex(Warning, "opposite orders"):
+            world = check_world(programs.opposite_groups_at_once, 2)
+        (text,) = world.warnings
+        self.assertIn("rank 0 issues all_reduce #1 of group 1 before all_reduce #1 of group 2", text)
+        self.assertIn(marked(programs.opposite_groups_at_once)[0], text)
 
     def test_values_of_its_own_may_be_read(self):
         def body(rank, size):

@@ -234,6 +234,15 @@ def opposite_groups(rank, size):
     dist.all_reduce(ones(), group=second)
 
 
+def opposite_groups_at_once(rank, size):
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]
+    works = []
+    for group in groups if rank != 1 else groups[::-1]:
+        works.append(dist.all_reduce(ones(), group=group, async_op=True))  # fault
+    for work in works:
+        work.wait()
+
+
 def two_groups_and_host(rank, size):
     """torchrec#4149: most ranks wait for one group by a synchronize, two for another one by tolist()."""
     data, sizes = dist.new_group(list(range(size))), dist.new_group(list(range(size)))
