@@ -169,8 +169,9 @@ class Run:
         ended = self.run_process("probe", [str(HERE / "probe.py")], PROBE_LIMIT)
         for line in ended.lines:
             self.facts.update(line.get("facts", {}))
-        if not self.facts:
-            self.facts = {"trouble": f"the probe {ended.how}: {ended.tail.strip()[-300:]}"}
+        if not self.facts or ended.code or ended.timed_out:
+            # Otherwise a GPU that CUDA cannot use would be none, and all checks would skip.
+            self.facts["trouble"] = f"the probe {ended.how}: {ended.tail.strip()[-300:]}"
         self.facts.setdefault("machine", platform.platform())
         self.write()
 

@@ -51,6 +51,8 @@ def main() -> None:
         with suppress(Exception):
             facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         facts["devices"] = [device(number) for number in range(torch.cuda.device_count())]
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+        facts["trouble"] = "there are files of devices, and torch cannot use any"
     say(facts)
 
 

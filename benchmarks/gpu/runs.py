@@ -48,6 +48,22 @@ class Finished:
     def message(self, name: str) -> str:
         return str(self.tests.get(name, {"attempts": [{"message": "it has no result"}]})["attempts"][-1]["message"])
 
+    def title(self, name: str) -> str:
+        """The first line of a test's message."""
+        return self.message(name).strip().partition("\n")[0]
+
+    def backends(self) -> set[str]:
+        """The backends of ranks that have shared GPUs."""
+        shared = [one["attempts"][-1]["sharing"] for one in self.document.get("tests", [])]
+        return {one["backend"] for one in shared if one}
+
+    def began(self, name: str) -> float:
+        """When a test has begun, by the clock."""
+        return float(self.document["began"] + self.tests[name]["attempts"][-1]["began"])
+
+    def ended(self, name: str) -> float:
+        return self.began(name) + float(self.tests[name]["attempts"][-1]["seconds"])
+
     @property
     def failures(self) -> list[str]:
         return [
@@ -93,7 +109,7 @@ def run_test(check: Any, *argv: str, name: str = "run", environ: dict[str, str] 
     return finish(check, start_run_test(check, *argv, name=name, environ=environ), name)
 
 
-def run_with_memory(c: Any, *words: str) -> Finished:
+def run_with_memory(c: Any, *words: str, **more: Any) -> Finished:
     """Run tests, and expect that the GPUs have their memory back after the run. Skips the check without NVML."""
     from torch_testing_ext._machine.nvml import NvmlError, open_nvml
     from torch_testing_ext.runner.engine.engine import MARGIN
@@ -108,7 +124,7 @@ def run_with_memory(c: Any, *words: str) -> Finished:
 
     with closing(nvml):
         before = used()
-        finished = run_test(c, *words)
+        finished = run_test(c, *words, **more)
         more = used() - before
     c.expect(more <= MARGIN, "the GPUs have their memory back after the run", more)
     return finished

@@ -6,12 +6,13 @@ import time
 from runs import run_test
 
 ORDER = 100
-LIMIT = 25
+LIMIT = 20
 
 
 def check(c):
     found = run_test(c, "test_launch.py", "--gpus=1")
     c.expect(found.code == 0, "all of these tests pass", found.failures)
+    c.expect(not found.idle_leases(), "those that lease the GPU have memory of it", found.idle_leases())
     for kind in ("fresh", "persistent"):
         seconds = [one["seconds"] for name, one in found.tests.items() if name.startswith(f"test_{kind}")]
         if seconds:

@@ -3,7 +3,7 @@
 from runs import run_test
 
 ORDER = 65
-LIMIT = 25
+LIMIT = 20
 
 
 def check(c):

@@ -16,6 +16,7 @@ def check(c):
     seconds = found.tests.get("test_one_rank_fails", {}).get("seconds", 1000.0)
     c.figure("time until a property has failed whose other rank waits", seconds, "s")
     c.expect(seconds < 40, "the other rank is woken: the test does not time out", seconds)
+    c.expect(not found.idle_leases(), "the property that holds has memory of the GPUs", found.idle_leases())
     sharing = [one["attempts"][-1]["sharing"] for one in found.tests.values()]
     c.note(f"backend of ranks that share: {sorted({one['backend'] for one in sharing if one}) or 'none share'}")
 

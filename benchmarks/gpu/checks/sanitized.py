@@ -3,7 +3,7 @@
 from runs import run_test
 
 ORDER = 49
-LIMIT = 30
+LIMIT = 25
 
 SAID = {
     "test_counts_of_a_gather": "call #1 of the default group",

@@ -16,6 +16,7 @@ def check(c):
         c.figure(f"{name}", one["seconds"], "s")
     with_memory = [name for name, one in bases.tests.items() if one["attempts"][-1].get("device_memory")]
     c.expect(with_memory, "reports say the most device memory of a test", list(bases.tests))
+    c.expect(not bases.idle_leases(), "each of them has memory of the GPU", bases.idle_leases())
 
 
 def on_cpu(c):

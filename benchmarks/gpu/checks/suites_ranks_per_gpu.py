@@ -30,6 +30,7 @@ def check(c):
         c.figure(f"{name}: passed", found.count("passed"))
         c.figure(f"{name}: skipped", found.count("skipped"))
         c.figure(f"{name}: on GPUs", len(on_gpu))
+        c.note(f"{name}: ranks that share GPUs use {sorted(found.backends()) or 'no backend: none share'}")
         c.figure(f"{name}: time", found.document.get("seconds"), "s")
         c.expect(found.code == 0, f"{name} passes with 4 ranks on {devices} GPU(s)", found.failures or found.code)
         c.expect(on_gpu, f"tests of {name} have memory of GPUs", found.outcomes)

@@ -22,10 +22,12 @@ def check(c):
     nothing = {"attempts": [{"devices": []}]}
     first, second = (found.tests.get(name, nothing) for name in ("test_first_meets", "test_second_meets"))
     leases = [test["attempts"][-1]["devices"] for test in (first, second)]
+    c.expect(not found.idle_leases(), "each test has memory of its GPUs", found.idle_leases())
     c.expect(all(leases) and leases[0] != leases[1], "on different GPUs", leases)
     uuids = {path.read_text() for path in meeting.glob("*.uuid")}
     c.expect(len(uuids) == 2, "whose UUIDs differ", uuids)
     transports = {
         match[1] for path in c.folder.glob("nccl.*") for match in re.finditer(r" via (\S+)", path.read_text())
     }
-    c.note(f"NCCL connects the ranks via {', '.join(sorted(transports)) or 'a transport that its log does not name'}")
+    c.expect(transports, "NCCL's log names the transport that connects the ranks")
+    c.note(f"NCCL connects the ranks via {', '.join(sorted(transports)) or '?'}")

@@ -11,6 +11,11 @@ def device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def synchronize():
+    if device() == "cuda":
+        torch.cuda.synchronize()
+
+
 def use_gpu(test):
     """In a rank of its own: make a group of NCCL and use it. Returns the tensor."""
     torch.cuda.set_device(0)

@@ -5,10 +5,22 @@ import os
 import signal
 
 import torch
+import torch.distributed as dist
 from gpu_support import use_gpu
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu
+from torch_testing_ext.common_distributed import (
+    DistributedTestBase,
+    MultiProcContinuousTest,
+    MultiProcessTestCase,
+    skip_if_lt_x_gpu,
+)
 from torch_testing_ext.common_utils import run_tests
+
+
+def trip_an_assertion():
+    """An index out of bounds, which a kernel asserts."""
+    torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+    torch.cuda.synchronize()
 
 
 class Crashes(MultiProcessTestCase):
@@ -36,12 +48,45 @@ class Crashes(MultiProcessTestCase):
     @skip_if_lt_x_gpu(1)
     def test_device_assert(self):
         use_gpu(self)
-        torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
-        torch.cuda.synchronize()
+        trip_an_assertion()
 
     @skip_if_lt_x_gpu(1)
-    def test_after(self):
+    def test_zz_after(self):
+        """By its name and its line, the last one of its class."""
         use_gpu(self)
+
+
+class OneOfTwo(DistributedTestBase):
+    world_size = 2
+
+    @skip_if_lt_x_gpu(2)
+    def test_device_assert_of_rank_1(self):
+        self.create_pg("cuda")
+        ours = torch.ones(4, device="cuda")
+        dist.all_reduce(ours)
+        torch.cuda.synchronize()
+        if self.rank == 1:
+            trip_an_assertion()
+        dist.all_reduce(ours)
+        torch.cuda.synchronize()
+
+
+class Persistent(MultiProcContinuousTest):
+    world_size = 1
+
+    @classmethod
+    def backend_str(cls):
+        return "nccl"
+
+    @skip_if_lt_x_gpu(1)
+    def test_persistent_device_assert(self):
+        trip_an_assertion()
+
+    @skip_if_lt_x_gpu(1)
+    def test_persistent_later(self):
+        ours = torch.ones(4, device="cuda")
+        dist.all_reduce(ours)
+        self.assertEqual(ours.sum().item(), 4)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,10 @@ import time
 import unittest
 from pathlib import Path
 from unittest import mock
+
+import torch
+
+from torch_testing_ext._machine import nvml
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = ROOT / "benchmarks" / "gpu" / "run"
@@ -218,6 +224,18 @@ class TestLimits(unittest.TestCase):
         run.quick, run.until, run.facts = False, time.monotonic() + seconds, {"devices": [{}] * gpus}
         return run
 
+    def test_a_gpu_that_cannot_be_used_is_trouble(self):
+        """The probe dies when it opens the GPU: the checks that skip then show nothing."""
+        for code, facts, expected in ((1, {"driver": "580"}, 1), (0, {"driver": "580"}, 0), (0, {}, 1)):
+            run = self.run_with(0, 100.0)
+            run.facts, run.outcomes, run.say, run.write = {}, [], mock.Mock(), mock.Mock()
+            lines = [{"facts": facts}]
+            run.run_process = lambda *_, lines=lines, code=code: main.Ended(
+                lines, code, False, 90.0, 1.0, "Invalid device"
+            )
+            run.probe()
+            self.assertEqual(run.exit_code, expected, run.facts)
+
     def test_all_checks_of_one_gpu_fit(self):
         on_one = [plan.limit for plan in main.choose(self.plans, "") if plan.gpus == 1]
         self.assertLessEqual(sum(on_one), 60 * main.MINUTES)
@@ -225,8 +243,7 @@ class TestLimits(unittest.TestCase):
     def test_checks_for_two_gpus_are_named_on_one(self):
         run = self.run_with(1, 100.0)
         whys = {plan.name: run.why_not(plan) for plan in self.plans if run.why_not(plan)}
-        for name in ("two-gpus", "hang-sources"):
-            self.assertEqual(whys[name], "it takes 2 GPUs, and there is 1")
+        self.assertEqual(whys, {"two-gpus": "it takes 2 GPUs, and there is 1"})
         self.assertEqual([plan for plan in self.plans if self.run_with(2, 100.0).why_not(plan)], [])
 
     def test_checks_that_only_measure_run_if_they_are_named(self):
@@ -244,6 +261,141 @@ class TestLimits(unittest.TestCase):
             with contextlib.suppress(StopIteration):
                 run.measure(first, "gpu", later)
             self.assertAlmostEqual(started.call_args.args[2], expected, places=1)
+
+
+PROJECT = COMMAND.parent / "project"
+
+
+class Noted:
+    """What a check says, in the process of the test."""
+
+    def __init__(self, folder):
+        self.quick, self.root, self.folder = False, ROOT, folder
+        self.broken, self.held, self.said = [], [], []
+
+    def expect(self, holds, what, otherwise=""):
+        (self.held if holds else self.broken).append(what)
+        return bool(holds)
+
+    def figure(self, name, value, unit=""):
+        self.said.append(f"{name}: {value} {unit}")
+
+    def note(self, text):
+        self.said.append(text)
+
+    def skip(self, why):
+        raise unittest.SkipTest(why)
+
+
+def tests_of(file):
+    """The names of the tests in a file, as far as it writes them down."""
+    return re.findall(r"def (test_\w+)", (PROJECT / file).read_text()) if (PROJECT / file).exists() else []
+
+
+def results_of(names, outcome="passed"):
+    """A document of a run in which all of these tests have ended so, on a GPU that each shares."""
+    memory = {"reserved": 1 << 20, "allocated": 1 << 20}
+    attempt = {"message": "rank 1 of 2: all_reduce", "devices": ["0"], "sharing": {"ranks": 4, "backend": "gloo"}}
+    attempt = {**attempt, "began": 1.0, "seconds": 2.0, "device_memory": memory}
+    tests = [{"id": f"f.py::T::{name}", "outcome": outcome, "seconds": 2.0, "attempts": [attempt]} for name in names]
+    for one in tests:
+        one["counts_as"] = "passed" if outcome == "passed" else "failed"
+    return {"began": 1e9, "seconds": 9.0, "verdicts": {outcome: len(names)}, "tests": tests, "warnings": ["a warning"]}
+
+
+class DryRunTest(unittest.TestCase):
+    """Each check judges runs that are made up: what is wrong on a GPU is told, and is no error of the check."""
+
+    # They use CUDA themselves.
+    ON_CUDA = ("fork_survives", "memory_back", "topology", "spmd_fx", "spmd_inductor")
+
+    def setUp(self):
+        # Before torch.cuda is replaced: the checks take a constant from it.
+        importlib.import_module("torch_testing_ext.runner.engine.engine")
+        folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        for patch in (
+            mock.patch.object(sys, "path", [str(COMMAND.parent), *sys.path]),
+            mock.patch.dict(os.environ),
+            mock.patch.object(torch, "cuda"),
+            mock.patch.object(torch, "ones"),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+        torch.cuda.device_count.return_value = 2
+        torch.cuda.nccl.version.return_value = (2, 30, 7)
+        for name in ("runs", "suites"):
+            self.addCleanup(sys.modules.pop, name, None)
+        self.runs = importlib.import_module("runs")
+        answers = mock.Mock(usage=lambda: {"GPU-0": mock.Mock(memory=1 << 30)})
+        opened = mock.patch.object(nvml, "open_nvml", lambda: answers)
+        opened.start()
+        self.addCleanup(opened.stop)
+
+    def judge(self, name, part, finished_of):
+        """Let a check judge a run, which `finished_of` makes up for the file and the tests of its arguments."""
+
+        def run_test(check, *argv, **_):
+            file = next((word for word in argv if word.endswith(".py")), "")
+            return self.runs.Finished(*finished_of(tests_of(file)))
+
+        said = Noted(self.folder)
+        with mock.patch.object(self.runs, "run_test", run_test):
+            spec = importlib.util.spec_from_file_location(name, COMMAND.parent / "checks" / f"{name}.py")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            if not hasattr(module, part):
+                return None
+            getattr(module, part)(said)
+        return said
+
+    def test_no_check_has_an_error_of_its_own(self):
+        made_up = {
+            "no results": lambda names: (3, "it did not start", {}),
+            "all passed": lambda names: (0, "shared by 4 ranks", results_of(names)),
+            "all failed": lambda names: (1, "no", results_of(names, "timeout")),
+        }
+        names = {path.stem for path in (COMMAND.parent / "checks").glob("*.py")}
+        self.assertLessEqual(set(self.ON_CUDA), names)
+        for name in sorted(names.difference(self.ON_CUDA)):
+            for how, finished_of in made_up.items():
+                for part in ("check", "on_cpu"):
+                    with self.subTest(name=name, how=how, part=part):
+                        shutil.rmtree(self.folder / "meeting", ignore_errors=True)
+                        said = self.judge(name, part, finished_of)
+                        if said is not None and how != "all passed":
+                            self.assertNotEqual(said.broken, [])
+
+    def test_a_hang_whose_title_names_no_rank(self):
+        def without_rank(names):
+            document = results_of(names, "timeout")
+            attempt = document["tests"][-1]["attempts"][-1]
+            for test in document["tests"]:
+                message = "rank 1 never reached all_reduce #2\nrank 1: in do_not_come"
+                if test is document["tests"][-1]:
+                    message = "timed out after 8 s\nrank 1: running; rank 0: in all_reduce #2"
+                test["attempts"] = [{**attempt, "message": message}]
+            return 1, "", document
+
+        said = self.judge("hang_sources", "check", without_rank)
+        why = "without the stacks of the rank that does not come, the title names rank 1"
+        self.assertEqual(said.broken, [why])
+
+    def test_a_rank_that_was_killed(self):
+        """The time until the verdict counts from the kill."""
+
+        def killed(names):
+            document = results_of(names, "crashed")
+            for test, rank in zip(document["tests"], (0, 1), strict=True):
+                test["attempts"] = [{**test["attempts"][-1], "message": f"rank {rank} of 2 was killed by SIGKILL"}]
+            return 1, "", document
+
+        for delay, expected in ((1.0, 0), (-30.0, 2)):
+            for name in ("test_alone", "test_with_a_peer"):
+                (self.folder / name).write_text(str(1e9 + delay))
+            said = self.judge("killed_in_nccl", "check", killed)
+            self.assertEqual(len(said.broken), expected, said.broken)
 
 
 class OwnChecksTest(CommandCase):
