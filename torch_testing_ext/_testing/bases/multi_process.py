@@ -489,13 +489,9 @@ class MultiProcessTestCase(ProcessRanksTestCase):
     """A test case whose test methods run in fresh processes, one for each rank.
 
     class ReduceTest(MultiProcessTestCase):
-        world_size = 2
-
         def setUp(self):
             super().setUp()
             self._spawn_processes()
-
-        def test_sum(self): ...
     """
 
     _DECIDES_ABOUT_SKIPS = (
