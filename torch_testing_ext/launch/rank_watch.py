@@ -476,6 +476,7 @@ class RankWatcher:
             self.state.on_restart(rank)
             # The log of its first process is not that of its calls now.
             self.looks.give_up()
+            self.state.look_due = None
         return bool(ranks)
 
     def _take_exits(self) -> None:
