@@ -36,7 +36,8 @@ _PHASES = ("before", "during", "after")
 _WHERE = ("call", "store", "step", "mark")
 # By fault: the exit code of a process that ends by it.
 _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT}
-_PLAN = "_torch_testing_ext_faults"
+# The attribute of a test that has them.
+PLAN = "_torch_testing_ext_faults"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """What happens to one rank at one point."""
+    """A fault: what happens to one rank at one point."""
 
     kind: str
     rank: int | None = None
@@ -108,7 +109,7 @@ class PlannedFault:
 
     @property
     def did(self) -> str:
-        """What has happened to the rank, as a verb."""
+        """The verb for what has happened to the rank."""
         verbs = {"kill": "was killed", "segv": "was ended by SIGSEGV", "abort": "was ended by SIGABRT"}
         verbs |= {"exits": f"exited with code {self.code}", "raises": f"raised {self.error_type}"}
         verbs |= {"stop": "was stopped", "slow": "was delayed", "hold_gil": "held the GIL"}
@@ -262,7 +263,7 @@ def _required(kind: str, seconds: Any) -> float:
 
 
 def restart(rank: int) -> PlannedRestart:
-    """When a fault has ended the rank, a new process of it runs the test from its beginning. See `incarnation`."""
+    """Let a new process of the rank, once a fault has ended it, run the test from its beginning. See `incarnation`."""
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise ValueError(f"restart({rank!r}): a rank is a number, 0 or more")
     return PlannedRestart(rank)
@@ -318,7 +319,7 @@ def faults(*planned: Any, within: float | None = None, must_reach: Iterable[str]
         if isinstance(test, type):
             raise ValueError(f"@faults is for a test, and {test.__name__} is a class: decorate its methods")
         guarded: Any = test if inspect.iscoroutinefunction(test) else _guarded(test)
-        setattr(guarded, _PLAN, plan)
+        setattr(guarded, PLAN, plan)
         return cast("T", guarded)
 
     return decorate
@@ -335,12 +336,6 @@ def _guarded(test: Any) -> Any:
         return test(*args, **kwargs)
 
     return run
-
-
-def plan_on(target: Any) -> FaultPlan | Sweep | None:
-    """Return what `@faults` or `@fault_sweep` has given to this function or method; None without one."""
-    plan: FaultPlan | Sweep | None = getattr(target, _PLAN, None)
-    return plan
 
 
 # -- sweeps
@@ -447,15 +442,10 @@ def fault_sweep(
 
     def decorate(test: T) -> T:
         guarded: Any = _guarded(test)
-        setattr(guarded, _PLAN, sweep)
+        setattr(guarded, PLAN, sweep)
         return cast("T", guarded)
 
     return decorate
-
-
-def first_plan(planned: FaultPlan | Sweep | None) -> FaultPlan | None:
-    """The plan of the first run of a test with these faults."""
-    return planned.recording if isinstance(planned, Sweep) else planned
 
 
 # -- for tests, in their ranks
@@ -469,5 +459,5 @@ def heal(rank: int) -> None:
 
 
 def incarnation() -> int:
-    """How many processes of this rank have died by faults of the test before."""
+    """The number of processes of this rank that have died by faults of the test before."""
     return 0 if fault_points.rank is None else int(fault_points.rank.incarnation)

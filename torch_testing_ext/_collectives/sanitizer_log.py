@@ -261,7 +261,7 @@ class LogReader:
         return data if len(data) == _TEXTS_AT else b""
 
     def count_of_events(self) -> int:
-        """How many events of faults the rank has written."""
+        """The number of events of faults that the rank has written."""
         (header,) = _numbers_of([self.header()]) or [()]
         return header[_EVENTS] if header else 0
 

@@ -20,8 +20,8 @@ from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
-from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for
-from torch_testing_ext.faults import FaultPlan, Sweep, plan_of, plan_on
+from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, plan_on
+from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
 from torch_testing_ext.launch.environment import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter

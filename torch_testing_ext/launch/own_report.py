@@ -598,7 +598,7 @@ _NO_THREAD = ("Resource temporarily unavailable", "can't start new thread")
 
 
 def _advice(message: str) -> str:
-    """What to change, for errors that name neither the limit nor the variable that they come from."""
+    """Advise on errors that name neither the limit nor the variable that they come from."""
     if message in _NO_THREAD:
         return system.LIMIT_OF_PROCESSES
     if "Unable to find address for: " in message:

@@ -486,7 +486,7 @@ class RankWatcher:
     # -- faults of the test
 
     def _until(self, until: float | None) -> float | None:
-        """When to look at the faults, which only the logs tell as long as a rank lives."""
+        """The time to look at the faults, which only the logs tell as long as a rank lives."""
         if (self.plan.within is None or self._is_limited) and not self._may_be_frozen():
             return until
         soon = now() + LOOK_AT_FAULTS
@@ -507,7 +507,7 @@ class RankWatcher:
             self._kill_frozen(frozen)
 
     def _may_be_frozen(self) -> bool:
-        return bool(self.state.running) and self.state.running <= self.plan.stopped_for_good
+        return bool(self.plan.faults and self.state.running) and self.state.running <= self.plan.stopped_for_good
 
     def _kill_frozen(self, ranks: Sequence[int]) -> None:
         """End ranks that a fault has stopped. They would get SIGTERM when they go on."""

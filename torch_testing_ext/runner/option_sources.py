@@ -326,7 +326,7 @@ def _known_field(key: str, source: str) -> str:
 
 
 def _advice(setting: str, name: str, known: Iterable[str]) -> str:
-    """What to write instead of a setting that there is not. `name`: as its source spells it, like the known ones."""
+    """Advise what to write instead of an unknown setting. `name`: as its source spells it, like the known ones."""
     successor = renamed_settings().get(setting)
     return f" Use {successor}." if successor else nearest(name, known)
 

@@ -25,8 +25,8 @@ from torch_testing_ext._machine.device_rules import NCCL
 from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
-from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, kinds_on
-from torch_testing_ext.faults import FaultPlan, Sweep, first_plan
+from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, first_plan, kinds_on
+from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import own_report
 
 from . import launched_ranks, tests_in_ranks

@@ -23,8 +23,8 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
-from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test, refuse_faults
-from torch_testing_ext.faults import FaultPlan, Sweep, first_plan
+from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test, first_plan, refuse_faults
+from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport, environment
 from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankEvidence, RankWatch, WatchAction
 

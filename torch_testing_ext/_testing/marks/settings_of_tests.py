@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
 from torch_testing_ext._process.project_settings import AUTO
-from torch_testing_ext.faults import FaultPlan, Sweep, plan_on
+from torch_testing_ext.faults import PLAN, FaultPlan, Sweep
 
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
@@ -89,8 +89,19 @@ def kinds_of_test(test: Any) -> tuple[str, ...]:
     return kinds_on(_method(test), type(test))
 
 
+def plan_on(target: Any) -> FaultPlan | Sweep | None:
+    """Return what `@faults` or `@fault_sweep` has given to this function or method; None without one."""
+    plan: FaultPlan | Sweep | None = getattr(target, PLAN, None)
+    return plan
+
+
+def first_plan(planned: FaultPlan | Sweep | None) -> FaultPlan | None:
+    """Return the plan of the first run of a test with these faults."""
+    return planned.recording if isinstance(planned, Sweep) else planned
+
+
 def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None:
-    """What `@faults` or `@fault_sweep` gives to this test case. Raises its error if its ranks cannot have it.
+    """Return what `@faults` or `@fault_sweep` gives to this test case. Raises its error if its ranks cannot have it.
 
     `restarts`: a rank can be started again.
     """
