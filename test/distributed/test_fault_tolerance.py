@@ -72,11 +72,20 @@ class TestSurvivorsOfGloo(Survivors):
     """Each operation after a loss."""
 
     @faults(kill(LOST, at=mark("gone")), within=30)
-    def test_monitored_barrier_names_the_lost_rank(self):
+    def test_monitored_barrier_does_not_name_a_dead_rank(self):
         self.lose()
         if self.rank == 0:
-            with self.assertRaisesRegex(RuntimeError, f"[Rr]ank {LOST}"):
+            with self.assertRaisesRegex(RuntimeError, "Connection closed by peer"):
                 dist.monitored_barrier(timeout=timedelta(seconds=10))
+
+    @faults(stop(rank=LOST, at=mark("still")), within=30)
+    def test_monitored_barrier_names_a_rank_that_stands_still(self):
+        self.join()
+        dist.barrier()
+        fault_point("still")
+        told = f"[Rr]ank {LOST} failed to pass" if self.rank == 0 else ""
+        with self.assertRaisesRegex(RuntimeError, told):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.5))
 
     @faults(stop(rank=LOST, at=call(2, "all_reduce")), within=30)
     def test_a_rank_that_stands_still_is_a_timeout(self):
