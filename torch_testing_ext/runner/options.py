@@ -771,11 +771,7 @@ OPTION_GROUPS = {
             values=(
                 ValueFlag(("--list", "--collect-only", "--co"), Action.LIST, "list the tests; run nothing"),
                 ValueFlag(("--list=json",), Action.LIST_AS_JSON, "the same as JSON"),
-                ValueFlag(
-                    ("--dry-run",),
-                    Action.DRY_RUN,
-                    "print the schedule, or with --cluster what is sent",
-                ),
+                ValueFlag(("--dry-run",), Action.DRY_RUN, "print the schedule, or with --cluster what is sent"),
                 ValueFlag(("--show-config",), Action.SHOW_CONFIG, "print the value and the source of every option"),
             ),
             configurable=False,
