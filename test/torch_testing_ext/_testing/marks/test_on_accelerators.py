@@ -156,7 +156,8 @@ class TestFacts(unittest.TestCase):
     def test_asked_where_they_are_in_use(self):
         """A fork could not ask any more: this process does."""
         torch.get_device_module(KIND).init()
-        self.assertEqual(tuple(accelerators.ask_forked("ask_devices")), (KIND, 3))
+        for ask in (accelerators.ask_forked, accelerators.answer_to):
+            self.assertEqual(tuple(ask("ask_devices")), (KIND, 3))
 
 
 class TestBackends(unittest.TestCase):
@@ -243,6 +244,30 @@ class TestDeviceTypes(unittest.TestCase):
         self.assertEqual(_raised(decorate), f"Insufficient {KIND} memory")
 
 
+class TestStreams(unittest.TestCase):
+    @with_accelerators(1)
+    def test_cycles(self):
+        slept = []
+
+        class Event(SimpleNamespace):
+            def record(self):
+                self.at = sum(slept)
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, end):
+                return (end.at - self.at) / 1000
+
+        module = torch.get_device_module(KIND)
+        with (
+            mock.patch.object(module, "_sleep", slept.append, create=True),
+            mock.patch.object(module, "Event", Event, create=True),
+        ):
+            self.assertEqual(skips.get_cycles_per_ms(KIND), 1000)
+        self.assertEqual(slept, [skips.CYCLES] * 10)
+
+
 class TestSeeds(unittest.TestCase):
     @with_accelerators(2)
     def test_devices_are_seeded_and_not_used(self):
@@ -250,6 +275,17 @@ class TestSeeds(unittest.TestCase):
             accelerators.set_rng_seed(7)
         seed.assert_called_once_with(7)
         self.assertIsNone(accelerators.unsafe_to_fork())
+
+    @with_accelerators(2)
+    def test_the_state_of_a_device_is_kept(self):
+        module = torch.get_device_module(KIND)
+        state = torch.zeros(4, dtype=torch.uint8)
+        with (
+            mock.patch.object(module, "get_rng_state", lambda: state, create=True),
+            mock.patch.object(module, "set_rng_state", create=True) as put,
+        ):
+            accelerators.RandomState().restore()
+        put.assert_called_once_with(state)
 
 
 if __name__ == "__main__":

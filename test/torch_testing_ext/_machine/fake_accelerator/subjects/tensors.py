@@ -194,6 +194,7 @@ def test_streams_and_events():
     start.record()
     with torch.fakeacc.stream(stream):
         assert torch.fakeacc.current_stream() == stream
+        torch.fakeacc._sleep(1000)
         x = torch.ones(1000, device=KIND).cumsum(0)
     torch.fakeacc.current_stream().wait_stream(stream)
     end.record()
