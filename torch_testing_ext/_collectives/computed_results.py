@@ -11,6 +11,7 @@ import ctypes
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
@@ -61,7 +62,8 @@ class Result(NamedTuple):
     waited_at: Site | None
 
 
-class Begun(NamedTuple):
+@dataclass(slots=True)
+class Begun:
     """A call that is about to be issued, with samples of its inputs."""
 
     name: str
@@ -116,7 +118,8 @@ class ResultSampler:
         parts = _parts(begun.outputs, 1)
         self._left -= sum(map(len, filter(None, parts)))
         # Nobody knows how long the tensors should live.
-        self._ended.append((begun._replace(outputs=()), order, parts, self._place()))
+        begun.outputs = ()
+        self._ended.append((begun, order, parts, self._place()))
 
     def finish(self) -> None:
         results = []

@@ -47,7 +47,7 @@ _MOST_PIECES = 64
 _SAMPLES, _SAMPLE = 64, 512
 
 
-@dataclass
+@dataclass(slots=True)
 class Buffer:
     """A tensor in use, as it was when the operation was issued."""
 
@@ -210,11 +210,18 @@ class Check:
 
 
 def inputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [] if spec.inputs is None else list(tensors_in(args[spec.inputs]))
+    return [] if spec.inputs is None else _listed(args[spec.inputs])
 
 
 def outputs_of(spec: OpSpec, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [] if spec.outputs is None else list(tensors_in(args[spec.outputs]))
+    return [] if spec.outputs is None else _listed(args[spec.outputs])
+
+
+def _listed(value: Any) -> list[torch.Tensor]:
+    if type(value) is list and len(value) == 1 and isinstance(value[0], torch.Tensor):
+        # The most frequent argument by far.
+        return [*value]
+    return list(tensors_in(value))
 
 
 def operation_in_words(spec: OpSpec, args: tuple[Any, ...]) -> str:

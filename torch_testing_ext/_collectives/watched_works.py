@@ -44,7 +44,11 @@ _SILENT = ("all_reduce", "broadcast", "reduce")
 _PLAIN = ("sum", "product", "min", "max", "band", "bor", "bxor")
 
 
-@dataclass
+def _no_queue() -> None:
+    """Nothing orders the operations."""
+
+
+@dataclass(slots=True)
 class _OpenWork:
     """Work that nobody has waited for yet."""
 
@@ -52,11 +56,10 @@ class _OpenWork:
     name: str
     site: int
     buffers: list[Buffer]
-    outputs: list[Span]
-    # Without outputs.
-    inputs: list[Span]
+    # Where its outputs are and, without these, its inputs.
+    locate: Callable[[], tuple[list[Span], list[Span]]]
     # Operations of one queue, as those of a group on a device, come one after the other.
-    queue: Any = None
+    queue: Callable[[], Any] = _no_queue
     # The future that somebody has asked the work for.
     future: Any = None
     # A finding about its buffers has been made.
@@ -74,9 +77,10 @@ class _OpenWork:
 
     def use_by(self, read: Sequence[Span], written: Sequence[Span]) -> str:
         """Describe how another use of memory interferes: "" if it does not, or only reads an input."""
-        if do_overlap(written, self.outputs) or do_overlap(written, self.inputs):
+        outputs, inputs = self.locate()
+        if do_overlap(written, outputs) or do_overlap(written, inputs):
             return "written"
-        return "read" if do_overlap(read, self.outputs) else ""
+        return "read" if do_overlap(read, outputs) else ""
 
 
 class WaitCheck(Check):
@@ -135,9 +139,7 @@ class WaitCheck(Check):
                 return
             work = operation_hook.work_of(result)
             if work is not None:
-                outputs, inputs = issued.spans()
-                buffers, queue = issued.buffers(), issued.queue()
-                opened = _OpenWork(work, issued.name, site, buffers, outputs, inputs, queue, number=number)
+                opened = _OpenWork(work, issued.name, site, issued.buffers(), issued.spans, issued.queue, number=number)
                 opened.begun = issued.begun
                 self._add(opened)
 
@@ -181,7 +183,8 @@ class WaitCheck(Check):
             if _is_for_caller(issuer):
                 own_inputs = _without_storages_of(outputs, inputs)
                 buffers = [*_buffers_at_rest(outputs), *_buffers_at_rest(own_inputs)]
-                self._add(_OpenWork(work, name, site, buffers, pieces_of(outputs), pieces_of(own_inputs)))
+                spans = pieces_of(outputs), pieces_of(own_inputs)
+                self._add(_OpenWork(work, name, site, buffers, lambda: spans))
 
     def waited(self, work: Any) -> None:
         """Somebody waits for a work, or has been told that it is complete."""
@@ -264,7 +267,7 @@ class WaitCheck(Check):
     ) -> None:
         """Note the first use of each buffer before its work is waited for. `site`: of the use; None: of this moment."""
         for entry in self._open.values():
-            is_ordered = queue is not None and queue == entry.queue
+            is_ordered = queue is not None and queue == entry.queue()
             if entry.is_told or is_ordered:
                 continue
             how = entry.use_by(read, written)
@@ -321,16 +324,17 @@ def _is_for_caller(issuer: Any) -> bool:
 
 
 class _Issued:
-    """A call that is being issued: its tensors, and what can be said about them."""
+    """A call that is being issued, or runs: its tensors, and what can be said about them."""
 
     begun: Begun | None = None
+    _spans: tuple[list[Span], list[Span]] | None = None
 
     def __init__(self, spec: OpSpec, args: tuple[Any, ...]) -> None:
         self.spec, self.args = spec, args
         self.inputs = inputs_of(spec, args)
         self.outputs = self.inputs if spec.outputs == spec.inputs else outputs_of(spec, args)
         self.name = name_of_operation(spec.kind, self.outputs if spec.inputs is None else self.inputs)
-        self.op = operation_hook.reduce_op_of(spec, args)
+        self.op = operation_hook.latest_reduce_op_of(spec, args)
 
     def queue(self) -> Any:
         """The queue in which a device executes the operations of a group; None on the CPU: nothing orders them."""
@@ -352,7 +356,12 @@ class _Issued:
         return [*buffers_of_inputs, *buffers_of_outputs]
 
     def spans(self) -> tuple[list[Span], list[Span]]:
-        """Locate the outputs, and the inputs that are no outputs."""
+        """Locate the outputs, and the inputs that are no outputs, once."""
+        if self._spans is None:
+            self._spans = self._located()
+        return self._spans
+
+    def _located(self) -> tuple[list[Span], list[Span]]:
         inputs = pieces_of(self.inputs)
         if self._is_sent():
             return [], inputs

@@ -203,7 +203,20 @@ _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pr
 
 def reduce_op_of(spec: OpSpec, args: tuple[Any, ...]) -> int | None:
     """The number of the reduce operation; None if there is none. `ScriptObject._get_method`: 2.11 to 2.15."""
-    return None if spec.op is None else int(torch._C.ScriptObject._get_method(args[spec.op], "op")())
+    global _latest_op
+    op = None if spec.op is None else int(torch._C.ScriptObject._get_method(args[spec.op], "op")())
+    _latest_op = id(args), op
+    return op
+
+
+# The arguments of a call, by their identity, and its reduce operation, which takes long to find.
+_latest_op: tuple[int, int | None] = (0, None)
+
+
+def latest_reduce_op_of(spec: OpSpec, args: tuple[Any, ...]) -> int | None:
+    """The same, for a call that the listener has asked for it since the call began."""
+    known, op = _latest_op
+    return op if known == id(args) else reduce_op_of(spec, args)
 
 
 def name_of_reduce_op(number: int | None) -> str | None:

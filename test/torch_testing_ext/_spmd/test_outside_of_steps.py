@@ -107,6 +107,13 @@ class TestRefusals(DTensorContinuousTestBase):
         self.assertEqual(self._state(model, optimizer), before)
         self.assertEqual(torch.get_rng_state(), random)
 
+    def test_traced_between_calls(self):
+        model, optimizer, step = self._trained("fully_shard")
+        x = Parallel(self.rank).batch(20)[0]
+        with self.assertRaisesRegex(SPMDError, "torch.jit traces a model whose parameters rest as DTensors"):
+            torch.jit.trace(model, x)
+        step(model, optimizer, Parallel(self.rank).batch(3))
+
     @parametrize("style", ["replicate", "fully_shard"])
     @parametrize("calls", [1, 10])
     def test_two_parameters_with_one_gradient(self, style, calls):
