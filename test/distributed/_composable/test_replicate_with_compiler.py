@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing import FileCheck
 from torch.utils.checkpoint import checkpoint
 
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine import accelerators, cuda
 from torch_testing_ext._torch import sharding
 from torch_testing_ext.common_distributed import (
     MultiProcessTestCase,
@@ -68,7 +68,8 @@ CXX = os.environ.get("CXX", "g++")
 def _compile_once() -> None:
     """Do here, for all ranks, what a first compilation does: try the vector instructions, build the patterns.
 
-    It costs a rank more than its own graphs. Not with an accelerator: initializing that does not survive a fork.
+    It costs a rank more than its own graphs. Not with an accelerator: fake tensors ask CUDA's driver for its devices in
+    C++ (`_ensureCUDADeviceGuardSet`), which does not survive a fork.
     """
     if shutil.which(CXX) is not None and accelerators.accelerator_type() is None:
         # Autograd starts its threads now: none. Once fake tensors have been used, a build with CUDA seems to have eight
@@ -88,7 +89,7 @@ def on_cpu(test: Callable) -> Callable:
 
 
 def needs_two_gpus(test: Callable) -> Callable:
-    needs_triton = lazy_skip_if(lambda: not sharding.has_triton(), "inductor needs Triton, and support for it here")
+    needs_triton = lazy_skip_if(lambda: not cuda.has_triton(), "inductor needs Triton, and support for it here")
     return skip_if_rocm_multiprocess(skip_if_lt_x_gpu(2)(needs_triton(test)))
 
 
@@ -390,7 +391,7 @@ class DDP_TP_Test(CompilerTestCase):
     def device_type(self) -> str:
         """The type of the accelerators, if there are enough for the ranks and inductor can compile for them."""
         are_enough = accelerators.most_ranks() >= self.world_size
-        return accelerator() if are_enough and sharding.has_triton() else "cpu"
+        return accelerator() if are_enough and cuda.has_triton() else "cpu"
 
     @needs_cpp_compiler
     def test_ddp_tp(self):
