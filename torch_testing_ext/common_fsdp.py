@@ -8,6 +8,7 @@ import typing as _typing
 
 from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.accelerators import set_rng_seed as set_rng_seed
+from torch_testing_ext._machine.cuda import has_triton as has_triton
 from torch_testing_ext._machine.flags import share_names as _share
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests

@@ -20,6 +20,7 @@ import sys
 import types
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import pytest
 
 # user_shell looks at stdin before pytest takes it away.
-from torch_testing_ext._process import launcher_variables, user_shell
+from torch_testing_ext._process import launcher_variables, user_shell, words
 
 OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
@@ -517,6 +518,17 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> Generator[No
         word, markup = word
         return category, letter, (f"{word} ({place})", markup)
     return category, letter, f"{word} ({place})"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say on what ranks ran, under pytest-xdist: the process with the terminal collects nothing there."""
+    if not config.pluginmanager.hasplugin("dsession") or config.get_verbosity() < 0:
+        return
+    reports = [report for several in terminalreporter.stats.values() for report in several]
+    places = Counter(place for report in reports if (place := getattr(report, "place_of_ranks", "")))
+    if places:
+        ran = ", ".join(f"{place} ({words.count(number, 'test')})" for place, number in places.items())
+        terminalreporter.write_line(f"ranks ran on: {ran}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch import device_state, sharding
 
 from . import accelerators
 from .flags import LazyVal, flag
@@ -92,6 +92,12 @@ def answering_for_torch() -> Iterator[None]:
         return
     with device_state.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
         yield
+
+
+def has_triton() -> bool:
+    """Can Triton compile for the devices here? To answer, torch itself would initialise CUDA in this process."""
+    with answering_for_torch():
+        return sharding.has_triton()
 
 
 def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:

@@ -274,12 +274,19 @@ def _setup_cfg(root: Path) -> Layer:
 
 
 def _pyproject(root: Path) -> Layer:
-    # As an INI file would have them (a list is lines), so that both formats are read in the same way.
-    texts = {}
-    for key, value in _flat(pyproject_section(root) or {}).items():
-        lines = value if isinstance(value, list) else [value]
-        texts[key] = "\n".join(map(str, lines))
+    # As an INI file would have them, so that both formats are read in the same way.
+    settings = _flat(pyproject_section(root) or {})
+    texts = {key: _list(key, value) if isinstance(value, list) else str(value) for key, value in settings.items()}
     return _from_file(texts, root / "pyproject.toml", root)
+
+
+def _list(key: str, items: list[Any]) -> str:
+    """A list in an INI file: a line for each item, or commas between them where the option has one value."""
+    spec = OPTION_TABLE.get(re.sub("[-.]", "_", key))
+    if spec is None or spec.many:
+        return "\n".join(map(str, items))
+    # The name of a single GPU would be a number of them.
+    return ",".join(map(str, items)) + ("," if key == "gpus" else "")
 
 
 def _flat(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -250,6 +250,8 @@ class Options:
             words.append(f"--sanitize={self.sanitize}")
         if self.sanitize_order is OrderHazard.FAIL:
             words.append("-o sanitize-order=fail")
+        if self.devices != project_settings.AUTO:
+            words.append(f"-o devices={self.devices}")
         return " ".join(words)
 
     @property

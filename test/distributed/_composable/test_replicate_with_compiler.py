@@ -35,7 +35,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing import FileCheck
-from torch.utils._triton import has_triton
 from torch.utils.checkpoint import checkpoint
 
 from torch_testing_ext.common_distributed import (
@@ -45,6 +44,7 @@ from torch_testing_ext.common_distributed import (
     skip_if_lt_x_gpu,
     skip_if_rocm_multiprocess,
 )
+from torch_testing_ext.common_fsdp import has_triton
 from torch_testing_ext.common_utils import lazy_skip_if, run_tests
 
 BACKEND = "inductor"
@@ -70,7 +70,8 @@ CXX = os.environ.get("CXX", "g++")
 def _compile_once() -> None:
     """Do here, for all ranks, what a first compilation does: try the vector instructions, build the patterns.
 
-    It costs a rank more than its own graphs. Not with an accelerator: initializing that does not survive a fork.
+    It costs a rank more than its own graphs. Not with an accelerator: fake tensors ask CUDA's driver for its devices in
+    C++ (`_ensureCUDADeviceGuardSet`), which does not survive a fork.
     """
     if shutil.which(CXX) is not None and not at_least_x_gpu(1):
         # Autograd starts its threads now: none. Once fake tensors have been used, a build with CUDA seems to have eight

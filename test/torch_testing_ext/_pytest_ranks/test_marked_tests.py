@@ -226,9 +226,10 @@ import pytest
 def test_a(number, dist_env):
     assert number < 2 or dist_env.rank == 0
 """
-        run = run_pytest({"test_x.py": source}, "-n", "2")
+        run = run_pytest({"test_x.py": source}, "-n", "2", "-v")
         self.assertOutcomes(run, {"test_a[0]": "passed", "test_a[1]": "passed", "test_a[2]": "failed"})
         self.assertIn("rank 1 of 2 failed", run.messages["test_a[2]"])
+        self.assertIn("ranks ran on: cpu (3 tests)", run.text)
 
 
 class FixturesTest(PytestCase):

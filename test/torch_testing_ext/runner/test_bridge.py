@@ -18,6 +18,7 @@ from unittest import mock
 from kit.agents import prepare_for
 from kit.files import subject
 
+from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster import node_contents, ray_actor, ray_launcher
 from torch_testing_ext.runner.cluster.agent_messages import ClusterError
@@ -66,6 +67,9 @@ class TestEnvironment(unittest.TestCase):
         }.items():
             with self.subTest(choice):
                 self.assertEqual(set(environment_for_nodes(HERE, choice)), sent)
+                # The option of a run, which is no variable of the user's.
+                of_run = environment_for_nodes({**HERE, DEVICES_OF_RUN: "cpu"}, choice)
+                self.assertEqual(of_run.get(DEVICES_OF_RUN), "cpu")
         self.assertEqual(
             withheld_variables(HERE, "MINE") & {"HF_TOKEN", "AUTHOR", "HOME", "MINE"}, {"HF_TOKEN", "AUTHOR"}
         )

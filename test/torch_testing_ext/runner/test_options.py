@@ -272,6 +272,24 @@ class LayersTest(OptionsCase):
         self.assertEqual((options.exclude, options.shuffle, options.maxfail), (("a", "b"), Shuffle.RANDOM, 2))
         self.assertEqual((options.cluster, options.cluster_nodes), ("slurm", 2))
 
+    @unittest.skipIf(sys.version_info < (3, 11), "Python can read TOML since 3.11")
+    def test_toml_lists_of_one_value(self):
+        """Names of GPUs and of variables, which are written with commas elsewhere."""
+        for gpus, expected in (("[0, 2]", ("0", "2")), ("[1]", ("1",)), ('["GPU-aa"]', ("GPU-aa",)), ("2", 2)):
+            self.write(
+                "pyproject.toml",
+                f"[tool.torch_testing_ext]\ngpus = {gpus}\nsanitize = ['nan', 'hash']\n"
+                "[tool.torch_testing_ext.cluster]\nenv = ['A', 'B_*']\n",
+            )
+            options = self.options()
+            self.assertEqual((options.gpus, options.cluster_env), (expected, "A,B_*"))
+        self.write("pyproject.toml", "[tool.torch_testing_ext]\njobs = [2, 3]\n")
+        self.assertRefused("jobs: '2,3' is not")
+
+    def test_the_command_that_reruns_a_test_has_its_devices(self):
+        self.assertTrue(self.options("-o", "devices=cpu").command.endswith(" -o devices=cpu"))
+        self.assertNotIn("devices", self.options("-o", "devices=auto").command)
+
     def test_paths_are_relative_to_the_place_where_they_are_written(self):
         cwd = self.root / "cwd"
         self.write("setup.cfg", "[torch_testing_ext]\njunitxml = out/junit.xml\n")

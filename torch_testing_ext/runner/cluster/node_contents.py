@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch_testing_ext
 from torch_testing_ext._machine.machine_resources import LEASED, all_masks
+from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.launch.environment import PREFIX, RUNNER_PREFIX
 
@@ -59,7 +60,9 @@ def environment_for_nodes(environ: Mapping[str, str], choice: str = "") -> dict[
     for name, value in environ.items():
         if name not in named and (_is_of_machine(name) or _SECRET.search(name)):
             continue
-        if name in masks or name.startswith(_OF_RUN) or not _is_chosen(name, choice):
+        # The option of the run, which counts there as here.
+        is_chosen = name == DEVICES_OF_RUN or _is_chosen(name, choice)
+        if name in masks or name.startswith(_OF_RUN) or not is_chosen:
             continue
         if not _OTHER_BYTES.search(name + value):
             sent[name] = value
