@@ -144,7 +144,7 @@ class InitTest(FolderCase):
 
     def test_arguments(self):
         out, ran = self.init("--help")
-        self.assertIn("init\n\nFind the tests of the project", out)
+        self.assertIn("init\n\nSet up the project", out)
         self.assertEqual((ran, os.listdir(self.root)), ([], []))
         with self.assertRaisesRegex(UsageError, "init takes no arguments: leave out x"):
             self.init("x")

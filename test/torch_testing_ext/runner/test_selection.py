@@ -117,10 +117,11 @@ class FilesTest(unittest.TestCase):
         for name, near in (
             ("test_tp_exmaples", "test_tp_examples"),
             ("distributed/tensr/parallel/test_tp_examples.py", PARALLEL),
-            ("shwo", "the command show"),
-            ("cluster", "the command cluster clean"),
         ):
             with self.subTest(name=name), self.assertRaisesRegex(UsageError, f"{name}: .*Did you mean: {near}"):
+                selection(name).files(FILES)
+        for name, command in (("shwo", "show"), ("cluster", "cluster clean")):
+            with self.assertRaisesRegex(UsageError, rf"{name}: .*Did you mean the command {command}\?"):
                 selection(name).files(FILES)
         with self.assertRaises(UsageError):
             selection(exclude=("nothing_like_it",)).files(FILES)
