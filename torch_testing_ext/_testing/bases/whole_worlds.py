@@ -278,6 +278,7 @@ _ENOUGH_ERRORS = 64
 
 def _run_rank(folder: Path, rank: int, world_size: int, timeout: float, body: Callable[[int], object]) -> NoReturn:
     """Be one rank: run the body, and leave a log and a result."""
+    process_state.exempt_imported(None)
     output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     child_processes.detach(output)
     child_processes.unblock()
