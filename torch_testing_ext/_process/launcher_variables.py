@@ -66,6 +66,12 @@ def may_be_rank(environ: Mapping[str, str]) -> bool:
     return any(sign in environ for sign in SIGNS)
 
 
+def has_program(environ: Mapping[str, str]) -> bool:
+    """Has one of PROGRAMS set these variables of several ranks? torchrun is not alone with its own."""
+    others = (environ.get(launcher.world_size, "") for launcher in LAUNCHERS if launcher != TORCHRUN)
+    return any(size not in ("", "1") for size in others)
+
+
 def is_one_machine(environ: Mapping[str, str], launcher: LauncherVariables) -> bool:
     """Are all ranks of this launcher, which has set these variables, on one machine?
 

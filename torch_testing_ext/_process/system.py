@@ -187,7 +187,7 @@ def starter(parent: int, names: Iterable[str]) -> int:
 def is_beside_container(name: str) -> bool:
     """Has the main program of this container this variable, too, but not started this process (kubectl exec)?"""
     root = list(_ancestors(os.getpid()))[-1]
-    entry = f"{name}={os.environ.get(name, '')}".encode()
+    entry = os.fsencode(f"{name}={os.environ.get(name, '')}")
     return root != 1 and entry in content_of(Path("/proc/1/environ")).split(b"\0")
 
 
@@ -294,18 +294,26 @@ _NO_FOLDER = (*_NO_ROOM, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, e
 LIMIT_OF_PROCESSES = (
     "The limit of processes and threads is reached: raise it (ulimit -u; pids.max of a container), or start fewer ranks"
 )
+NO_LOOPBACK = f"Enable the loopback interface (ip link set {LOOPBACK} up)"
 _LIMITS = {
     errno.EAGAIN: LIMIT_OF_PROCESSES,
     errno.ENOMEM: "The memory is used up: end other processes, or start fewer ranks at once",
     errno.EMFILE: "The limit of open files is reached: raise it (ulimit -n)",
+    errno.EFBIG: "The limit of the size of a file is reached: raise it (ulimit -f)",
     errno.ENFILE: "All processes of this machine together have too many open files",
 }
 
 
 def why_refused(error: OSError) -> str:
     """Say what the system has refused, and what to do about it."""
+    if error.errno == errno.EACCES and (umask := _umask()) & 0o700:
+        return f"{error}. The umask is {umask:03o}, which closes new files to yourself: set it to 022 (umask 022)"
     if error.errno in _NO_FOLDER:
-        temporary, logs = tempfile.gettempdir(), os.environ.get("TORCH_TESTING_EXT_LOGS", "")
+        logs = os.environ.get("TORCH_TESTING_EXT_LOGS", "")
+        try:
+            temporary = tempfile.gettempdir()
+        except OSError:
+            return f"{error}. Set TMPDIR to a folder that can be written to"
         # The runner sets that to a folder of its own.
         is_chosen = logs and not logs.startswith(f"{temporary}/")
         name = "TORCH_TESTING_EXT_LOGS" if is_chosen else "TMPDIR"
@@ -313,6 +321,12 @@ def why_refused(error: OSError) -> str:
         folder = logs if is_chosen else temporary
         return f"{error}. {begin} {name} to a folder that can be written to; it is {folder} now"
     return f"{error}. {_LIMITS[error.errno]}" if error.errno in _LIMITS else str(error)
+
+
+def _umask() -> int:
+    """The umask of this process; 0 if the system does not show it."""
+    values = (line.split()[1] for line in text_of(Path("/proc/self/status")).splitlines() if line.startswith("Umask:"))
+    return int(next(values, "0"), 8)
 
 
 def _stat(pid: int) -> list[str]:

@@ -172,6 +172,16 @@ def working_folder() -> str:
         return ""
 
 
+def why_no_working_folder() -> str:
+    """Say why programs cannot be started here; "" if they can."""
+    try:
+        os.stat(".")
+        os.getcwd()
+    except OSError as error:
+        return f"the working folder cannot be used ({error.strerror}): it was deleted, or is closed to you"
+    return ""
+
+
 def relative(path: str) -> str:
     """A path from the working folder; as it is where that was deleted."""
     try:

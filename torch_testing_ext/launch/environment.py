@@ -102,7 +102,7 @@ class Launched:
         if other is None or other.rank == self.rank:
             return False
         # Both may set a port of their own before they import this package: that is not seen from outside.
-        own_key = self.key if environ.get(variables.PORT) else _key({}, None)
+        own_key = self.key if environ.get(variables.PORT) else _key(environ, None)
         return (other.key, other.world_size) == (own_key, self.world_size)
 
     def say(self, text: str) -> None:
@@ -137,7 +137,9 @@ def _key(environ: Mapping[str, str], parent: int | None) -> str:
     if environ.get(variables.PORT):
         known = [environ.get(name, "") for name in variables.OF_ONE_LAUNCH]
     else:
-        known = [str(system.starter(os.getppid() if parent is None else parent, variables.PROGRAMS))]
+        parent = os.getppid() if parent is None else parent
+        # A shell in between would be another one for each rank.
+        known = [str(system.starter(parent, variables.PROGRAMS) if variables.has_program(environ) else parent)]
     text = json.dumps([os.getuid(), *known])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -186,8 +188,8 @@ def _check_network() -> None:
             probe.connect(("127.0.0.1", 9))
         except OSError as error:
             user_shell.warn_user(
-                f"ranks will not be able to connect, as nothing on this machine reaches 127.0.0.1 ({error.strerror}): "
-                f"enable its loopback interface (ip link set {system.LOOPBACK} up)"
+                f"ranks will not be able to connect, as nothing on this machine reaches 127.0.0.1 ({error.strerror}). "
+                f"{system.NO_LOOPBACK}"
             )
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, is_harness, source_tree
+from torch_testing_ext._process.launcher_variables import ADDRESS, is_loopback
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.user_shell import Peaks
 from torch_testing_ext._process.words import EndWords
@@ -601,16 +602,19 @@ def _advice(message: str) -> str:
     """Advise on errors that name neither the limit nor the variable that they come from."""
     if message in _NO_THREAD:
         return system.LIMIT_OF_PROCESSES
+    if message.endswith(f"Unable to find address for: {system.LOOPBACK}"):
+        return system.NO_LOOPBACK
     if "Unable to find address for: " in message:
         known = ", ".join(name for _, name in socket.if_nameindex())
-        return f"{_chosen('GLOO_SOCKET_IFNAME')}: unset it, or choose an interface of this machine ({known})"
+        return f"Unset GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}: this machine has {known}"
     if "unsupported gloo device" in message:
-        return f"{_chosen('GLOO_DEVICE_TRANSPORT')}: unset it"
+        return f"Unset GLOO_DEVICE_TRANSPORT={os.environ.get('GLOO_DEVICE_TRANSPORT', '')}"
+    if "remote=[127." in message and not is_loopback(os.environ.get(ADDRESS, "")):
+        return (
+            "The name of another machine means 127.0.0.1 there: set GLOO_SOCKET_IFNAME to the interface by which it "
+            "reaches this one"
+        )
     return ""
-
-
-def _chosen(name: str) -> str:
-    return f"{name}={os.environ.get(name, '')} is set"
 
 
 def summarize(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The entry point of the runner. Imports that --help does not need happen where they are needed."""
 
 import dataclasses
+import io
 import os
 import signal
 import sys
@@ -37,12 +38,10 @@ def main(argv: Sequence[str], root: Path, *, as_pytorch: bool = False) -> int:
 
 def _working_folder() -> Path:
     """The folder in which the user stands. Raises CannotRun if it was deleted, or is closed to the user."""
-    try:
-        os.stat(".")
-        return Path.cwd()
-    except OSError as error:
-        why = error.strerror
-    raise CannotRun(f"the working folder cannot be used ({why}): it was deleted, or you may not read it")
+    why = user_shell.why_no_working_folder()
+    if why:
+        raise CannotRun(why)
+    return Path.cwd()
 
 
 def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
@@ -114,7 +113,10 @@ def guarded(do: Callable[[], int]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Give streams that were closed at the start, as by `>&-`, to /dev/null: no other file may get their numbers."""
+    """Make sure that all can be written.
+
+    Streams that were closed at the start, as by `>&-`, go to /dev/null: no other file may get their numbers.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -123,6 +125,10 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream in (sys.__stdout__, sys.__stderr__):
+            # Names of tests, and texts of failures, may have what the encoding of the terminal lacks.
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _discard_stdout() -> None:

@@ -111,8 +111,11 @@ class LaunchedTest(unittest.TestCase):
                     found = system.environments(["OF_THIS_TEST"])
                     ranks = [Launched.read(*pair) for pair in found if pair[0]["OF_THIS_TEST"] == folder]
                     keys = [rank.key for rank in ranks if rank is not None]
+                by_hand = [Launched.read({"RANK": "0", "WORLD_SIZE": "2"}, pid) for pid in system.children(process.pid)]
                 process.communicate()
         self.assertEqual(len(set(keys)), 1)
+        # Their shells are two launches, also in a job of Slurm.
+        self.assertEqual(len(set(by_hand)), 2)
 
 
 class PeersTest(unittest.TestCase):
@@ -213,11 +216,12 @@ class OtherMachinesTest(unittest.TestCase):
             time.sleep(0.01)
 
     def test_two_ranks(self):
+        """Of two agents, one of which has not counted a restart of both."""
         first = self.connection(0)
         first.store(30)
         self.assertFalse(first.is_promising())
         self.assertFalse(first.has_peer)
-        second = self.connection(2)
+        second = self.connection(2, TORCHELASTIC_RESTART_COUNT="1", MASTER_ADDR="localhost")
         second.store(30)
         self.wait(lambda: first.has_peer and second.has_peer)
 

@@ -12,7 +12,8 @@ from torch_testing_ext.launch import peers
 from torch_testing_ext.launch.coordinator import Coordinator, FromCoordinator, RankJoined, WrongRound, connect
 from torch_testing_ext.launch.environment import Launched
 
-RANK_0, RANK_1 = (Launched(rank, 2, is_one_machine=False, local_rank=0, key="key") for rank in range(2))
+# Their agents count restarts apart, so a key says nothing on another machine.
+RANK_0, RANK_1 = (Launched(rank, 2, is_one_machine=False, local_rank=0, key=f"key {rank}") for rank in range(2))
 
 
 def leave_stores():

@@ -110,11 +110,20 @@ class TestAccount(InDirectory):
         with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME="missing0", GLOO_DEVICE_TRANSPORT="missing"):
             self.assertRegex(
                 summarize(raised.exception),
-                r"\. GLOO_SOCKET_IFNAME=missing0 is set: unset it, or choose an interface of this machine \(.*lo",
+                r"\. Unset GLOO_SOCKET_IFNAME=missing0: this machine has .*lo",
             )
             # torch reads it once in a process.
             unknown = summarize(RuntimeError("makeDeviceForInterface(): unsupported gloo device"))
-        self.assertTrue(unknown.endswith(" device. GLOO_DEVICE_TRANSPORT=missing is set: unset it"), unknown)
+        self.assertTrue(unknown.endswith(" device. Unset GLOO_DEVICE_TRANSPORT=missing"), unknown)
+        # Our own choice.
+        no_loopback = summarize(RuntimeError("ifa != nullptr. Unable to find address for: lo"))
+        self.assertTrue(no_loopback.endswith("for: lo. Enable the loopback interface (ip link set lo up)"), no_loopback)
+
+    def test_another_machine_that_gloo_does_not_reach(self):
+        text = "Gloo connectFullMesh failed with [tcp/pair.cc:1] SO_ERROR: Connection refused, remote=[127.0.0.1]:1"
+        for address, is_told in {"node0": True, "127.0.0.1": False}.items():
+            with mock.patch.dict(os.environ, MASTER_ADDR=address):
+                self.assertEqual("set GLOO_SOCKET_IFNAME to" in summarize(RuntimeError(text)), is_told)
 
     def test_times_are_exact(self):
         account = RankAccount(RankEnding.PASSED, 123456.7890123, 1e9 / 3)

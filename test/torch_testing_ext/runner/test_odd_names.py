@@ -170,6 +170,16 @@ class OddNamesTest(OddNamesCase):
         names = ("test_marked", "TestIt::test_value[[x]::y]")
         self.assertEqual(sorted(ran), sorted(f"{file}::{name}" for file in files for name in names))
 
+    def test_a_terminal_of_ascii(self):
+        """What it cannot show has numbers."""
+        strict = STRICT.replace(b"utf-8", b"ascii")
+        (self.root / "run_test.py").write_bytes(strict + (ROOT / "run_test.py").read_bytes())
+        self.write("test/distributed/test_x.py", SOURCE.replace("test_it", "test_grüße"))
+        shown = r"test/distributed/test_x.py::T::test_gr\xfc\xdfe"
+        self.bash("python run_test.py")
+        self.assertEqual(self.bash("python run_test.py --list", code=0).splitlines(), [shown, "1 test"])
+        self.assertIn(r"test_gr\xfc\xdfe", self.bash("python run_test.py show", code=0))
+
     def test_a_locale_of_ascii(self):
         """Names that the locale cannot encode go through variables, files and hashes as they are."""
         self.write("test/distributed/test_x.py", SOURCE.replace("test_it", "test_grüße"))

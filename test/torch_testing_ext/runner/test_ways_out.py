@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from kit.junit import read_junit
@@ -457,6 +458,18 @@ class WorkingFolderTest(WaysOutCase):
         self.assertRegex(
             done.stderr, r"^run_test\.py: the working folder cannot be used \(.*\): it was deleted, or .*\n$"
         )
+
+    def test_a_folder_that_a_test_deletes(self):
+        """The next one is not run, and says why."""
+        self.write(
+            FILE,
+            "import os, shutil, unittest\nclass T(unittest.TestCase):\n"
+            "    def test_a(self): shutil.rmtree(os.getcwd())\n    def test_b(self): pass\n",
+        )
+        out = self.finish(self.start("-j1", environ={"TMPDIR": tempfile.gettempdir()}), 1)
+        self.root.mkdir(exist_ok=True)
+        self.assertIn("it was not run: the working folder cannot be used (No such file or directory)", out)
+        self.assertEqual(out.splitlines()[-1], "1 passed, 1 failed, 0 skipped")
 
 
 if __name__ == "__main__":

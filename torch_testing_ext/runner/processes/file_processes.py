@@ -139,7 +139,7 @@ class PreloadedServerClient:
         try:
             self.directory = self._folder.enter_context(locked_folder("torch_testing_ext_run_", self.base))
         except OSError as error:
-            raise CannotRun(f"no temporary folder can be created: {error}") from error
+            raise CannotRun(f"no temporary folder can be created: {system.why_refused(error)}") from error
         self._start()
         return self
 
