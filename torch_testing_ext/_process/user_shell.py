@@ -178,7 +178,7 @@ def why_no_working_folder() -> str:
         os.stat(".")
         os.getcwd()
     except OSError as error:
-        return f"the working folder cannot be used ({error.strerror}): it was deleted, or is closed to you"
+        return f"the working folder cannot be used ({error.strerror}): it was deleted, or you may not read it"
     return ""
 
 
