@@ -388,11 +388,22 @@ def write_answer(target: Path, with_state: bool) -> None:
 
 
 def answer_error(target: Path) -> None:
-    """While the test runs: write an account of the exception that is in flight in the main thread, if there is one."""
-    error = own_report.of_main_thread()
+    """While the test runs: write an account of the exception that is in flight in the main thread, if there is one.
+
+    Where no thread can be started, gloo hangs, or aborts without a word: then that is told.
+    """
+    error = own_report.of_main_thread() or _why_no_thread()
     if error is not None:
         account = account_of(error, isinstance(error, AssertionError), now())
         _put(target, messages.to_json(account).encode("ascii"))
+
+
+def _why_no_thread() -> RuntimeError | None:
+    try:
+        _thread.start_new_thread(int, ())
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def _put(target: Path, data: bytes) -> None:

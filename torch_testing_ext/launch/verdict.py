@@ -232,7 +232,9 @@ class RankReport:
             return error
         has_aborted = self.code == -signal.SIGABRT
         how = describe_exit(self.code, as_participle=True) if has_aborted else "terminated"
-        return f"{error}; then {how}, in a `finally` or an `__exit__`"
+        # That no thread could be started has no line.
+        where = ", in a `finally` or an `__exit__`" if self.in_flight.error.sites else ""
+        return f"{error}; then {how}{where}"
 
     def _and_then(self) -> str:
         return f"; before that: {self.summary}" if self.summary else ""

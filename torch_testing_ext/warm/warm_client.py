@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 
+from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.private_folders import socket_name
 
 from . import server_link
@@ -150,8 +151,10 @@ class ServerAddress:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.umask(0o077)
             null = subprocess.DEVNULL
+            # With the variables of a launcher, the server would look like a rank that others wait for.
+            environ = without_launch(own_environ())
             subprocess.Popen(
-                words, stdin=null, stdout=null, stderr=null, env=own_environ(), pass_fds=[ready], start_new_session=True
+                words, stdin=null, stdout=null, stderr=null, env=environ, pass_fds=[ready], start_new_session=True
             )
         finally:
             os._exit(0)

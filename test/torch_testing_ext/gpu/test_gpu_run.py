@@ -287,7 +287,7 @@ class Noted:
         raise unittest.SkipTest(why)
 
 
-def tests_of(file):
+def names_of(file):
     """The names of the tests in a file, as far as it writes them down."""
     return re.findall(r"def (test_\w+)", (PROJECT / file).read_text()) if (PROJECT / file).exists() else []
 
@@ -338,7 +338,7 @@ class DryRunTest(unittest.TestCase):
 
         def run_test(check, *argv, **_):
             file = next((word for word in argv if word.endswith(".py")), "")
-            return self.runs.Finished(*finished_of(tests_of(file)))
+            return self.runs.Finished(*finished_of(names_of(file)))
 
         said = Noted(self.folder)
         with mock.patch.object(self.runs, "run_test", run_test):

@@ -59,6 +59,14 @@ class Faults(FourRanks):
         finally:
             dist.barrier()
 
+    def aborts_without_threads(self):
+        if self.rank == 1:
+            # More than there are addresses.
+            threading.stack_size(2**47)
+            # std::terminate
+            ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+        time.sleep(1000)
+
     def raises_before_a_lost_peer(self):
         self.join_group()
         told = dist.FileStore(f"{self.file_name}.told", self.world_size)
@@ -291,6 +299,15 @@ class FaultTest(TestCase):
             "raises_before_a_lost_peer", "error", "rank 0 of 4 exited with code 3", "AssertionError: the reason"
         )
         self.assertIn('self.fail("the reason")', seen.message)
+
+    def test_no_thread_can_be_started(self):
+        """gloo aborts for that, and says only "terminate called without an active exception"."""
+        self.check(
+            "aborts_without_threads",
+            "error",
+            "rank 1 of 4 raised RuntimeError: can't start new thread. The limit of processes and threads is reached",
+            "start fewer ranks; then killed by SIGABRT",
+        )
 
     def test_two_raise(self):
         self.check(

@@ -22,6 +22,7 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.child_processes import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.faults import call, kill
 from torch_testing_ext.launch import Cause, RankEnding, RankReport
 from torch_testing_ext.launch.own_report import (
     LONGEST_TEXT,
@@ -34,7 +35,7 @@ from torch_testing_ext.launch.own_report import (
     read_account,
     summarize,
 )
-from torch_testing_ext.launch.verdict import Exit, assemble_report, report_of
+from torch_testing_ext.launch.verdict import Exit, FaultsSeen, HappenedFault, assemble_report, report_of
 
 PASSED = RankAccount(RankEnding.PASSED, 0.0, 1.0)
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
@@ -366,6 +367,9 @@ class TestAssembleReport(unittest.TestCase):
         self.assertEqual((report.final_account, report.error), (None, RaisedError()))
 
 
+KILLED_BY_FAULT = HappenedFault(0, kill(rank=0, at=call(3)), "at all_reduce #3", 0.4)
+
+
 class TestLine(unittest.TestCase):
     def test_lines(self):
         table = [
@@ -397,6 +401,10 @@ class TestLine(unittest.TestCase):
                 "still running after 0.50 s, terminated; before that: the test had passed",
             ),
             (report_on(0, RankEnding.LOST, 0.5, lost="server gone"), "lost after 0.50 s: server gone"),
+            (
+                report_on(0, RankEnding.FAULT, 0.5, code=-9, faults=FaultsSeen((KILLED_BY_FAULT,))),
+                "killed at all_reduce #3 by the fault after 0.50 s",
+            ),
         ]
         for report, line in table:
             with self.subTest(ending=report.ending, code=report.code):
@@ -409,7 +417,7 @@ class TestLine(unittest.TestCase):
 
     def test_which_endings_are_failures(self):
         self.assertEqual(
-            {ending for ending in RankEnding if not ending.is_failure}, {RankEnding.PASSED, RankEnding.SKIPPED}
+            {ending for ending in RankEnding if not ending.is_failure}, {RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT},
         )
 
 

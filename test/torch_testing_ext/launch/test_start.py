@@ -218,6 +218,25 @@ class RefusedTest(TestCase):
         ):
             start.Launcher().session_directory()
 
+    def test_no_temporary_folder_at_all(self):
+        """As with `ulimit -f 0`: Python writes a file to find one."""
+        with (
+            environ(TORCH_TESTING_EXT_LOGS=""),
+            mock.patch.object(tempfile, "tempdir", None),
+            mock.patch.object(tempfile, "_candidate_tempdir_list", return_value=["/proc/nothing"]),
+            self.assertRaisesRegex(launch.CannotStart, "No usable temporary directory.* Set TMPDIR to a folder that"),
+        ):
+            start.Launcher().session_directory()
+
+    def test_a_umask_that_closes_new_files(self):
+        refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/tmp/x")
+        before = os.umask(0o777)
+        try:
+            self.assertRegex(system.why_refused(refused), "The umask is 777, .*set it to 022")
+        finally:
+            os.umask(before)
+        self.assertNotIn("umask", system.why_refused(refused))
+
     def test_below_setups_of_a_test_file_there_is_no_frame_of_ours(self):
         with environ(TORCH_TESTING_EXT_LOGS="/proc/nothing"):
             seen = outcome_of(SetsUp("reduces"))

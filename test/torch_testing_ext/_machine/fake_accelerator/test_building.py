@@ -238,7 +238,7 @@ class StartingTest(BuildingCase):
         """It would want the same place in torch."""
         self.write("other-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: other\nVersion: 1\n")
         self.write("other-1.dist-info/entry_points.txt", "[torch.backends]\nother_npu = other:autoload\n")
-        text = "beside other_npu, an extension of torch: run in"
+        text = "cannot be used with other_npu, an extension of torch: run in"
         with (
             mock.patch("sys.path", [*sys.path, str(self.root)]),
             self.assertRaisesRegex(FakeAcceleratorError, text),
@@ -271,13 +271,13 @@ class RegisteringTest(unittest.TestCase):
     @with_accelerators(2)
     def test_an_extension_that_was_there_first(self) -> None:
         text = (
-            f"cannot be had beside {KIND}, an extension of torch: run without one, or do not import what brings {KIND}"
+            f"cannot be used with {KIND}, an extension of torch: leave them out, or do not import what brings {KIND}"
         )
         with self.assertRaisesRegex(FakeAcceleratorError, text):
             registering.register()
 
     def test_a_machine_that_has_another_accelerator(self) -> None:
-        text = r"has an accelerator \(cuda\), .*: run without it, or hide the other, as with CUDA_VISIBLE_DEVICES="
+        text = r"has an accelerator \(cuda\), .*: leave them out, or hide the real one, as with CUDA_VISIBLE_DEVICES="
         with (
             mock.patch.object(device_state, "device_may_exist", lambda: True),
             mock.patch.object(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")),

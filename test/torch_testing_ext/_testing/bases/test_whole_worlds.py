@@ -101,7 +101,7 @@ class PlantedFaultsTest(WorldCase):
         )
 
     def test_nobody_receives(self):
-        self.finds(programs.nobody_receives, 2, "nobody has received the message of rank 0's send #1 to rank 1")
+        self.finds(programs.nobody_receives, 2, "nobody received rank 0's send #1 to rank 1")
 
     def test_a_wrong_source(self):
         self.finds(
