@@ -23,6 +23,9 @@ from .own_report import now
 _QUESTION = b"SET FORMAT json\nVERBOSE STATUS\n"
 # NCCL gives processes that do not answer 5 s, and says then which ones these are.
 ANSWER_TIMEOUT = 8.0
+# The first line is answered at once.
+FIRST_WORD_TIMEOUT = 1.0
+_TRIES = 3
 _MOST_BYTES = 1 << 24
 # ncclSuccess and ncclInProgress.
 _NO_ERROR = (0, 7)
@@ -75,13 +78,24 @@ def ask_nccl(environ: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> Ncc
 
 
 def _answer(address: tuple[str, int], timeout: float) -> bytes:
-    """Ask, and read until the end of the answer, or as much as has come in time."""
+    """Ask, and read until the end of the answer, or as much as has come in time.
+
+    All processes of a job listen at its address. One that is stopped says nothing: another try may reach another one.
+    """
     until = now() + timeout
     answer = b""
-    with suppress(OSError), socket.create_connection(address, timeout=timeout) as connection:
+    for _ in range(_TRIES):
+        answer = answer or _answer_of_one(address, until)
+    return answer
+
+
+def _answer_of_one(address: tuple[str, int], until: float) -> bytes:
+    answer = b""
+    first_until = min(until, now() + FIRST_WORD_TIMEOUT)
+    with suppress(OSError), socket.create_connection(address, timeout=FIRST_WORD_TIMEOUT) as connection:
         connection.sendall(_QUESTION)
         while len(answer) < _MOST_BYTES:
-            seconds = until - now()
+            seconds = (until if answer else first_until) - now()
             if seconds <= 0:
                 break
             connection.settimeout(seconds)

@@ -4,6 +4,7 @@ The check `hang-explained` of benchmarks/gpu/run asks the real one.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -54,16 +55,22 @@ def answer_of(*communicators):
 
 
 @contextlib.contextmanager
-def server(answer, closes=True):
-    """Answers the first line of each client, and notes it; `answer` may be several pieces."""
-    asked = []
+def server(answer, closes=True, deaf=0):
+    """Answers the first line of each client, and notes it; `answer` may be several pieces.
+
+    The first clients, as many as `deaf`, hear nothing, as from a process that is stopped.
+    """
+    asked, unheard = [], contextlib.ExitStack()
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve():
             with contextlib.suppress(OSError):
-                while True:
+                for number in itertools.count():
                     connection, _ = listening.accept()
+                    if number < deaf:
+                        unheard.enter_context(connection)
+                        continue
                     with connection, connection.makefile("rb") as lines:
                         asked.append(lines.readline())
                         for piece in answer:
@@ -80,6 +87,7 @@ def server(answer, closes=True):
             with contextlib.suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)
             thread.join(60)
+            unheard.close()
 
 
 class TestAsking(unittest.TestCase):
@@ -98,6 +106,17 @@ class TestAsking(unittest.TestCase):
         """Covered on a GPU by no check."""
         with server([answer_of(communicator())[:-5]], closes=False) as (environment, _):
             self.assertIsNone(nccl_status.ask_nccl(environment, timeout=0.5))
+
+    def test_a_process_that_is_stopped(self):
+        """No check stops a rank. All processes of a job listen, and the system chooses one for each connection."""
+        answer = [answer_of(communicator(process(0, 100, 4)))]
+        for deaf, known in ((1, True), (2, True), (3, False)):
+            with (
+                mock.patch.object(nccl_status, "FIRST_WORD_TIMEOUT", 0.1),
+                server(answer, deaf=deaf) as (environment, asked),
+            ):
+                self.assertEqual(known, nccl_status.ask_nccl(environment) is not None)
+            self.assertEqual(int(known), len(asked))
 
     def test_nobody_answers(self):
         """No GPU is involved."""
