@@ -417,7 +417,8 @@ class TestLine(unittest.TestCase):
 
     def test_which_endings_are_failures(self):
         self.assertEqual(
-            {ending for ending in RankEnding if not ending.is_failure}, {RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT},
+            {ending for ending in RankEnding if not ending.is_failure},
+            {RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT},
         )
 
 

@@ -270,9 +270,7 @@ class RegisteringTest(unittest.TestCase):
 
     @with_accelerators(2)
     def test_an_extension_that_was_there_first(self) -> None:
-        text = (
-            f"cannot be used with {KIND}, an extension of torch: leave them out, or do not import what brings {KIND}"
-        )
+        text = f"cannot be used with {KIND}, an extension of torch: leave them out, or do not import what brings {KIND}"
         with self.assertRaisesRegex(FakeAcceleratorError, text):
             registering.register()
 
