@@ -403,7 +403,7 @@ class TestLine(unittest.TestCase):
             (report_on(0, RankEnding.LOST, 0.5, lost="server gone"), "lost after 0.50 s: server gone"),
             (
                 report_on(0, RankEnding.FAULT, 0.5, code=-9, faults=FaultsSeen((KILLED_BY_FAULT,))),
-                "killed at all_reduce #3 by the fault after 0.50 s",
+                "was killed at all_reduce #3 by the fault after 0.50 s",
             ),
         ]
         for report, line in table:
