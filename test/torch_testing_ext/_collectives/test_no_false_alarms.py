@@ -368,7 +368,7 @@ class NoFalseAlarmTest(unittest.TestCase):
         self.assertEqual([text for _, text in result.errors + result.failures], [])
         self.assertEqual(result.skipped, [])
         is_said = name == "more_than_the_recorder_keeps"
-        remark = "were not compared with those of others" if is_said else r"\A(?!.*torch_testing_ext: )"
+        remark = "were not compared: " if is_said else r"\A(?!.*torch_testing_ext: )"
         self.assertRegex(said.getvalue(), f"(?s){remark}")
 
 

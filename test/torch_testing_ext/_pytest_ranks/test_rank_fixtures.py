@@ -19,7 +19,7 @@ class RankFixturesTest(PytestCase):
         failed = {
             "test_init_makes_none": ("failed", "print, the init of the mark, made no process group"),
             "test_bad_init": ("error", "init is 'gloo'; it must be a function that makes the process group"),
-            "test_too_many": ("error", "at most 1024 are possible: each rank is a process of this machine"),
+            "test_too_many": ("error", "at most 1024 are possible: each rank is a process on this machine"),
         }
         for name, (outcome, text) in failed.items():
             self.assertEqual(run.outcomes.pop(name), outcome, run.text)

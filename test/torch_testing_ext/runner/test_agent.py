@@ -233,7 +233,7 @@ class LostNodesTest(unittest.TestCase):
                 ours.send(b'{"NodeReady": {}}\n')
                 node._receive()
             self.assertTrue(node.is_lost)
-        self.assertIn("something else than messages", nodes.said[-1])
+        self.assertIn("sent something that is not a message", nodes.said[-1])
 
     def test_an_agent_that_says_nothing(self):
         """It is stopped: nothing ends, and nothing comes."""
