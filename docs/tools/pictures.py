@@ -198,7 +198,7 @@ class Pictures:
 
     def failure(self) -> None:
         """failure.svg: a failure in the terminal."""
-        screen = on_terminal(["torchtest", "-j8", "--fake-accelerators=4", "-k", "early_stop"], self.folder)
+        screen = on_terminal(["torchtest", "-j8", "-k", "early_stop"], self.folder)
         lines = screen.text().split("\n")
         first = next(number for number, line in enumerate(lines) if line.plain.startswith("rank 2"))
         last = next(number for number, line in enumerate(lines) if line.plain.startswith("run again"))
@@ -206,20 +206,20 @@ class Pictures:
 
     def live(self) -> None:
         """live.svg: the live display of a run."""
-        command = ["torchtest", "-q", "-j8", "--fake-accelerators=4"]
+        command = ["torchtest", "-q", "-j8"]
         screen = on_terminal(command, self.folder, until=lambda text: "test_pipeline[" in text and "/9" in text)
         save_terminal(screen.text(), "live.svg", "torchtest")
 
     def watch(self) -> None:
         """watch.svg: the page of --watch."""
-        command = ["torchtest", "-j8", "--fake-accelerators=4", "--watch", "--warm=off"]
+        command = ["torchtest", "-j8", "--watch", "--warm=off"]
         screen = on_terminal(command, self.folder, until=lambda text: "· watching" in text)
         save_terminal(screen.text(), "watch.svg", "torchtest --watch")
 
     def report(self) -> None:
         """report-light.png, report-dark.png, lanes.png, wait-graph.png: the HTML report."""
         page = self.folder / "report.html"
-        command = ["torchtest", "-q", "-j8", "--fake-accelerators=4", f"--html={page}"]
+        command = ["torchtest", "-q", "-j8", f"--html={page}"]
         subprocess.run(command, cwd=self.folder, stdout=subprocess.DEVNULL, check=False)
         with Browser() as browser:
             browser.resize(1000, 900)
@@ -230,7 +230,8 @@ class Pictures:
                 self._save(browser, f"report-{scheme}.png", "details.test[open]")
             browser.scheme("light")
             browser.open(page)
-            self._save(browser, "lanes.png", ".chart")
+            self._show(browser, "test_early_stop")
+            self._save(browser, "lanes.png", "details[open] .chart")
             self._show(browser, "test_two_meshes")
             self._save(browser, "wait-graph.png", "details[open] svg.wait-graph")
 
