@@ -561,6 +561,7 @@ class BadInputTest(unittest.TestCase):
         self.refuses("takes faults without rank and point", lambda: fault_sweep(at=calls()))
         self.refuses("give calls.. or steps..", lambda: fault_sweep(kill, at=call(1)))
         self.refuses("only calls can be in flight", lambda: steps(phase="during"))
+        self.refuses("@fault_sweep is for a test, and Ranks is a class", lambda: fault_sweep(kill, at=calls())(Ranks))
         self.refuses("takes a fault with its rank and point", lambda: known(kill(), "why"))
         self.refuses("say why it fails", lambda: known(kill(1, at=call(1)), " "))
 
@@ -574,6 +575,22 @@ class BadInputTest(unittest.TestCase):
         bad = type("Late", (Ranks,), {"dies": faults(kill(2, at=call(1)))(lambda self: None), "world_size": None})
         bad.world_size = 2
         self.assertIn("the test has 2 ranks; give a rank from 0 to 1", outcome_of(bad("dies")).message)
+
+    def test_classes_without_faults_are_not_asked_for_their_size(self):
+        """It may be the number of the devices, which takes long to find."""
+        asked = []
+
+        class Sized(Ranks):
+            @property
+            def world_size(self):
+                asked.append(1)
+                return 2
+
+        type("Plain", (Sized,), {"test_it": lambda self: None})
+        self.assertEqual(asked, [])
+        faulty = {"test_it": faults(kill(2, at=call(1)))(lambda self: None)}
+        self.refuses("the test has 2 ranks; give a rank from 0 to 1", lambda: type("Faulty", (Sized,), faulty))
+        self.assertEqual(asked, [1])
 
     def test_operations_are_those_of_the_hook(self):
         self.assertEqual({known["kind"] for known in operation_hook._KNOWN.values()}, set(OPERATIONS_OF_CALLS))

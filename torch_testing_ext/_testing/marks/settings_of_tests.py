@@ -118,13 +118,19 @@ def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None
 
 def check_faults(cls: type) -> None:
     """Raise ValueError if a test of this class has faults for a rank that it has not, as far as that is known."""
-    for name, test in vars(cls).items():
-        plan, size = plan_on(test), getattr(cls, "world_size", None)
-        if isinstance(size, property):
-            # It may need more than an instance has that nobody has made.
-            with suppress(Exception):
-                size = size.__get__(object.__new__(cls))
-        why = plan.why_not(size) if plan is not None and isinstance(size, int) and size > 0 else ""
+    plans = {name: plan for name, test in vars(cls).items() if (plan := plan_on(test)) is not None}
+    if not plans:
+        # The number of ranks may be that of the devices, which takes long to find.
+        return
+    size = getattr(cls, "world_size", None)
+    if isinstance(size, property):
+        # It may need more than an instance has that nobody has made.
+        with suppress(Exception):
+            size = size.__get__(object.__new__(cls))
+    if not isinstance(size, int) or size < 1:
+        return
+    for name, plan in plans.items():
+        why = plan.why_not(size)
         if why:
             raise ValueError(f"@faults of {cls.__qualname__}.{name}: {why}")
 
