@@ -264,15 +264,19 @@ def _required(kind: str, seconds: Any) -> float:
 
 def restart(rank: int) -> PlannedRestart:
     """Let a new process of the rank, once a fault has ended it, run the test from its beginning. See `incarnation`."""
+    return PlannedRestart(_checked_rank(rank, f"restart({rank!r})"))
+
+
+def _checked_rank(rank: Any, what: str) -> int:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise ValueError(f"restart({rank!r}): a rank is a number, 0 or more")
-    return PlannedRestart(rank)
+        raise ValueError(f"{what}: a rank is a number, 0 or more")
+    return rank
 
 
 def _fault(fault: PlannedFault) -> PlannedFault:
-    rank, at = fault.rank, fault.at
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
-        raise ValueError(f"{fault}: a rank is a number, 0 or more")
+    at = fault.at
+    if fault.rank is not None:
+        _checked_rank(fault.rank, str(fault))
     if at is not None and not isinstance(at, Point):
         raise ValueError(f"{fault.kind}: at is {at!r}; give a point, such as at=call(3, 'all_reduce')")
     if fault.seconds is not None and not fault.seconds > 0:
@@ -313,11 +317,13 @@ def faults(*planned: Any, within: float | None = None, must_reach: Iterable[str]
     `within`: survivors end so many seconds after a fault at the latest. `must_reach`: names that some rank must give
     to `reached`.
     """
-    plan = plan_of(planned, within, must_reach)
+    return _giving("@faults", plan_of(planned, within, must_reach))
 
+
+def _giving(decorator: str, plan: FaultPlan | Sweep) -> Callable[[T], T]:
     def decorate(test: T) -> T:
         if isinstance(test, type):
-            raise ValueError(f"@faults is for a test, and {test.__name__} is a class: decorate its methods")
+            raise ValueError(f"{decorator} is for a test, and {test.__name__} is a class: decorate its methods")
         guarded: Any = test if inspect.iscoroutinefunction(test) else _guarded(test)
         setattr(guarded, PLAN, plan)
         return cast("T", guarded)
@@ -438,14 +444,7 @@ def fault_sweep(
         raise ValueError(f"@fault_sweep(at={at!r}): give calls() or steps()")
     chosen = () if ranks == "all" else tuple(ranks)
     checked = plan_of([replace(each, rank=0, at=Point("call", 1)) for each in made[:1]], within, must_reach)
-    sweep = Sweep(tuple(made), at, chosen, within, checked.must_reach, tuple(known))
-
-    def decorate(test: T) -> T:
-        guarded: Any = _guarded(test)
-        setattr(guarded, PLAN, sweep)
-        return cast("T", guarded)
-
-    return decorate
+    return _giving("@fault_sweep", Sweep(tuple(made), at, chosen, within, checked.must_reach, tuple(known)))
 
 
 # -- for tests, in their ranks
