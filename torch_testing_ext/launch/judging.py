@@ -52,6 +52,7 @@ from torch_testing_ext._process.logs import (
     without_own_number,
 )
 from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, grouped, list_of
+from torch_testing_ext.faults import FaultPlan
 
 from . import hang, nccl_status
 from .hang import probable_lines_of_exit
@@ -370,14 +371,10 @@ def judge(
 ) -> Verdict:
     """The verdict on a test, from the reports of all its ranks, and the finding for which they were ended, if any."""
     expected = expected or Expected()
-    plan = expected.faults
-    told = None if plan is None else without_fault(reports, plan)
-    verdict = None if told else _judge(reports, timed_out, case, expected, finding)
-    if plan is not None and verdict is not None and verdict.outcome is Outcome.PASSED:
-        told = without_recovery(reports, plan)
-    if told or verdict is None:
-        title, culprits = told or ("", ())
-        verdict = _verdict(Outcome.FAILED, Fault(title, reports, case, culprits), [])
+    if expected.faults is None:
+        verdict = _judge(reports, timed_out, case, expected, finding)
+    else:
+        verdict = _judge_with_faults(reports, timed_out, case, expected, expected.faults, finding)
     in_use = any(report.error.cause is Cause.PORT_IN_USE for report in reports)
     return replace(verdict, cause=Cause.PORT_IN_USE) if in_use else verdict
 
@@ -416,6 +413,25 @@ def _judge(
 
 
 # -- faults of the test
+
+
+def _judge_with_faults(
+    reports: Sequence[RankReport],
+    timed_out: bool,
+    case: Case,
+    expected: Expected,
+    plan: FaultPlan,
+    finding: Finding | None,
+) -> Verdict:
+    """Each fault has to happen; then the test has to pass; then the recovery must have run, and in time."""
+    wrong = without_fault(reports, plan)
+    if wrong is None:
+        verdict = _judge(reports, timed_out, case, expected, finding)
+        wrong = without_recovery(reports, plan) if verdict.outcome is Outcome.PASSED else None
+        if wrong is None:
+            return verdict
+    title, culprits = wrong
+    return _verdict(Outcome.FAILED, Fault(title, reports, case, culprits), [])
 
 
 def _after_faults(fault: Fault) -> Fault:
