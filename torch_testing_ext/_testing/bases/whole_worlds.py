@@ -30,7 +30,7 @@ from torch_testing_ext._collectives.sanitizer_findings import first_inversion
 from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter
 from torch_testing_ext._collectives.tensor_checks import Check, inputs_of, outputs_of
 from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process import child_processes, system
 from torch_testing_ext._process.files import is_library
 from torch_testing_ext._process.words import few, grouped, list_of
 from torch_testing_ext._testing.helpers.mock_group import FakeStore
@@ -107,9 +107,7 @@ def check_world(
         raise ValueError(f"a world has at least one rank, not {world_size}")
     if dist.is_initialized():
         raise RuntimeError("this process has a process group: check a whole world before it makes one, or destroy it")
-    unsafe = child_processes.prepare_to_fork()
-    if unsafe is not None:
-        raise RuntimeError(f"the ranks of a whole world are forks, and this process cannot fork: {unsafe}")
+    _require_forks(child_processes.prepare_to_fork())
     folder = Path(tempfile.mkdtemp(prefix="torch_testing_ext-world-"))
     was_installed = operation_hook.is_installed()
     operation_hook.install()
@@ -202,12 +200,12 @@ class _Ranks:
 
     def run(self) -> None:
         """Run all ranks, and end those that are left if this is interrupted."""
-        most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        most = system.cores()
         try:
             for rank in range(self._world_size):
                 self._running[self._fork(rank)] = rank
                 if rank == 0:
-                    self._check_fork()
+                    _require_forks(child_processes.check_after_fork())
                     self._wait()
                     self._preload()
                 if len(self._running) >= most:
@@ -221,18 +219,13 @@ class _Ranks:
                 child_processes.signal_group(pid, 9)
                 child_processes.wait_for_exit(pid)
 
-    def _check_fork(self) -> None:
-        unsafe = child_processes.check_after_fork()
-        if unsafe is not None:
-            raise RuntimeError(f"the ranks of a whole world are forks, and this process cannot fork: {unsafe}")
-
     def _preload(self) -> None:
         """Import what rank 0 has imported of torch: else all ranks do so again, which may take seconds."""
         for name in self._imported:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
         if self._imported:
-            self._check_fork()
+            _require_forks(child_processes.check_after_fork())
 
     def _fork(self, rank: int) -> int:
         return child_processes.fork_child(
@@ -270,6 +263,12 @@ class _Ranks:
                 self.records.add([LogReader(files[_LOG])])
         for file in files.values():
             file.unlink(missing_ok=True)
+
+
+def _require_forks(unsafe: str | None) -> None:
+    """Raise an error if there is a reason why this process cannot fork."""
+    if unsafe is not None:
+        raise RuntimeError(f"the ranks of a whole world are forks, and this process cannot fork: {unsafe}")
 
 
 # Enough to see which ranks fail alike.
@@ -508,7 +507,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         # Some operations on lists work in place and return nothing.
-        made = list(tensors_of(args if result is None else result))
+        made = list(tensors.tensors_in(args if result is None else result))
         if func.namespace == "_c10d_functional" and func._schema.name.endswith("wait_tensor"):
             number = self._depends.get(_storage(made[0])) if made else None
             if number is not None:
@@ -516,7 +515,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
             return
         depends = -1
         if self._depends:
-            for tensor in tensors_of((args, kwargs)):
+            for tensor in tensors.tensors_in((args, kwargs)):
                 depends = max(depends, self._depends.get(_storage(tensor), -1))
         for tensor in made:
             self._hold(tensor, depends)
@@ -557,18 +556,6 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         size, _ = self._storages.pop(key)
         self._depends.pop(key, None)
         self._bytes -= size
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in arguments or results."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_of(item)
 
 
 def _storage(tensor: torch.Tensor) -> int:
