@@ -56,9 +56,19 @@ class GroupRecord:
     index: int
     world: str = ""
 
+    @classmethod
+    def made(cls, fields: Sequence[Any]) -> GroupRecord:
+        """A group from its fields in the process that has made it. The last one is the time of that."""
+        return cls(*fields[:-1])
+
     @property
     def is_default(self) -> bool:
         return self.description == "default_pg"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which a test may call it: its own, its description, and that of its dimension of a mesh."""
+        return self.name, self.description, self.description.removeprefix("mesh_")
 
     @property
     def title(self) -> str:
@@ -402,8 +412,8 @@ class RawRecord:
     def __init__(self, data: bytes):
         listed, dumps, self._errors, self._folder, self.at, state, sequences, creating, raised_at = pickle.loads(data)
         self._raised_at = [[Site(*place) for place in places] for places in raised_at]
-        self.groups = [GroupRecord(*fields[:-1]) for fields in listed]
-        self._creating = GroupRecord(*creating[:-1]) if creating is not None else None
+        self.groups = [GroupRecord.made(fields) for fields in listed]
+        self._creating = GroupRecord.made(creating) if creating is not None else None
         self.is_whole = True
         # By name: when groups of this name were made, and their numbers.
         self._made: dict[str, tuple[list[int], list[int]]] = {}

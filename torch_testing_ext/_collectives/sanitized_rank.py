@@ -292,7 +292,7 @@ class CallRecorder:
         with self._lock:
             made = flight_recorder.made_groups()
             for group in made[self._known_groups :]:
-                self._log.add_group(GroupRecord(*group.fields[:-1]), site)
+                self._log.add_group(GroupRecord.made(group.fields), site)
             self._known_groups = len(made)
 
     def has_shorter_timeouts(self) -> bool:
@@ -628,22 +628,23 @@ def _is_at(at: Point, kind: str, group: int, rank: int | None) -> bool:
     """Is a call of this kind in this group one of those that a point counts?"""
     if at.where != "call" or (at.op is not None and at.op != kind):
         return False
-    made = flight_recorder.made_groups()
-    if not 0 <= group < len(made):
+    record = _group_at(group)
+    if record is None:
         return not (at.group or at.members)
-    members = made[group].members
-    if rank not in members or (at.members and at.members != tuple(sorted(members))):
+    if rank not in record.members or (at.members and at.members != tuple(sorted(record.members))):
         return False
-    description = made[group].description
-    return at.group in (None, made[group].name, description, description.removeprefix("mesh_"))
+    return at.group is None or at.group in record.names
 
 
 def _of_group(group: int) -> str:
+    record = _group_at(group)
+    return "" if record is None or record.is_default else f" of {record.title}"
+
+
+def _group_at(number: int) -> GroupRecord | None:
+    """The group that this process has made as this one; None for a call whose group is not known."""
     made = flight_recorder.made_groups()
-    if not 0 <= group < len(made):
-        return ""
-    record = GroupRecord(*made[group].fields[:-1])
-    return "" if record.is_default else f" of {record.title}"
+    return GroupRecord.made(made[number].fields) if 0 <= number < len(made) else None
 
 
 # --------------------------------------------------------------------------------------------------------------------

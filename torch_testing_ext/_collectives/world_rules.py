@@ -18,7 +18,6 @@ from .sanitizer_log import ALL, HostWait, LogReader
 # --------------------------------------------------------------------------------------------------------------------
 # What the ranks of a world have done. Ranks that have done the same are of one class, and share their calls.
 
-_TITLE_OF_MESH = "mesh_"
 _BITS = re.compile(r"\d+")
 _BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
 
@@ -123,8 +122,7 @@ def _keys(groups: Sequence[GroupRecord]) -> list[GroupKey]:
 
 
 def _has_name(group: GroupRecord, name: str) -> bool:
-    names = (group.name, group.description, group.description.removeprefix(_TITLE_OF_MESH))
-    return name in names or (group.is_default and name == "world")
+    return name in group.names or (group.is_default and name == "world")
 
 
 def bytes_of(call: Call) -> int:
