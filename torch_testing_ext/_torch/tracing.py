@@ -81,7 +81,7 @@ def is_fake(value: object) -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A unique key of a tensor's storage, also of fake tensors and of those of torch.func (torch 2.11 to 2.15)."""
+    """A unique key of a tensor's storage, also of fake tensors and of those of torch.func (torch 2.1 to 2.15)."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     key: int = tensor.untyped_storage()._cdata
@@ -147,7 +147,7 @@ def fastest_operation(namespace: str, name: str, overload: str) -> Any:
 
 
 def below_autograd() -> Any:
-    """A guard: while it is alive, operations skip autograd's kernels (torch 2.11 to 2.15)."""
+    """A guard: while it is alive, operations skip autograd's kernels (torch 2.1 to 2.15)."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
@@ -195,7 +195,7 @@ below_subclass_functions = torch._C.DisableTorchFunctionSubclass
 set_grad_enabled = torch._C._set_grad_enabled
 
 
-# torch.compile traces what autograd calls in a compiled function; this keeps a function out (torch 2.11 to 2.15).
+# torch.compile traces what autograd calls in a compiled function; this keeps a function out (torch 2.1 to 2.15).
 outside_dynamo: Callable[[Any], Any] = torch._compile._disable_dynamo
 
 
@@ -297,14 +297,14 @@ def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def gradient_hooks(tensor: torch.Tensor) -> int:
-    """The number of hooks of others on a tensor's gradient (torch 2.11 to 2.15)."""
+    """The number of hooks of others on a tensor's gradient (torch 2.1 to 2.15)."""
     registries: Any = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     hooks = [hook for registry in registries if registry for hook in registry.values()]
     return sum(not str(getattr(hook, "__module__", "")).startswith("torch_testing_ext.") for hook in hooks)
 
 
 def run_hook_last(tensor: torch.Tensor, handle: Any) -> bool:
-    """Let a post-accumulate hook run after those registered since. Returns whether it did already (torch 2.11 to 2.15).
+    """Let a post-accumulate hook run after those registered since. Returns whether it did already (torch 2.1 to 2.15).
 
     torch reads the values of the dict itself, whose order `move_to_end` does not change.
     """
@@ -321,6 +321,6 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source to its target, in one call (torch 2.11 to 2.15)."""
+    """Copy each source to its target, in one call (torch 2.1 to 2.15)."""
     if targets:
         torch._foreach_copy_(targets, sources)
