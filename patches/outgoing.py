@@ -49,7 +49,6 @@ _HEADER = ("# Owner(s):", "# Copyright")
 _STYLE = (
     "line-length = 88",
     "lint.isort.order-by-type = false",
-    "lint.isort.force-sort-within-sections = false",
     "lint.isort.lines-after-imports = 2",
 )
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
