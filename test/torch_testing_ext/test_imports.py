@@ -1,6 +1,7 @@
 """What an import of the package loads, which module may import which, and how modules and classes are named."""
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -108,7 +109,12 @@ def imports_past_doors(imports, part, doors):
 
 MODULES = modules_below(PACKAGE)
 TEXTS = {module: file.read_text() for module, file in MODULES.items()}
-IMPORTS = {module: list(imports_in(module, file, MODULES)) for module, file in MODULES.items()}
+
+
+@functools.cache
+def all_imports() -> dict[str, list[tuple[str, int]]]:
+    """The imports of each module: not read while tests are collected, which every worker does."""
+    return {module: list(imports_in(module, file, MODULES)) for module, file in MODULES.items()}
 
 
 class TestImporting(unittest.TestCase):
@@ -200,14 +206,14 @@ class TestLayers(unittest.TestCase):
     def test_no_module_imports_a_higher_row(self):
         upward = {
             (module, imported)
-            for module, found in IMPORTS.items()
+            for module, found in all_imports().items()
             for imported, _ in found
             if ROW_OF[folder_of(imported)] > ROW_OF[folder_of(module)]
         }
         self.assertEqual(upward, set())
 
     def test_there_are_no_cycles(self):
-        graph = {module: sorted({imported for imported, _ in found}) for module, found in IMPORTS.items()}
+        graph = {module: sorted({imported for imported, _ in found}) for module, found in all_imports().items()}
         self.assertEqual(cycles(graph), [])
 
     def test_folders_of_the_runner(self):
@@ -220,7 +226,7 @@ class TestLayers(unittest.TestCase):
             "report": {"processes", "engine"},
         }
         seen, wrong = set(), set()
-        for module, found in IMPORTS.items():
+        for module, found in all_imports().items():
             folder = runner_folder_of(module)
             seen.add(folder)
             for imported, _ in found:
@@ -251,7 +257,7 @@ class TestBoundaries(unittest.TestCase):
             for module, line in absolute_imports(file.read_text()):
                 where = f"{file.name}:{line} imports {module}"
                 self.assertNotIn(module.partition(".")[0], ("unittest", "pytest", "torch"), where)
-        for module, found in IMPORTS.items():
+        for module, found in all_imports().items():
             if folder_of(module) == "launch":
                 folders = {folder_of(imported) for imported, _ in found}
                 self.assertLessEqual(
@@ -285,7 +291,7 @@ class TestBoundaries(unittest.TestCase):
             with self.subTest(part=part):
                 known = {module.removeprefix(f"{PACKAGE.name}.") for module in MODULES}
                 self.assertLessEqual(doors, known)
-                self.assertEqual(imports_past_doors(IMPORTS, part, doors), [])
+                self.assertEqual(imports_past_doors(all_imports(), part, doors), [])
 
     def test_imports_past_a_door_are_found(self):
         graph = {

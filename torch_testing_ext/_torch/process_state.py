@@ -276,6 +276,9 @@ def postpone_collection() -> None:
         gc.unfreeze()
 
 
+_exempted = False
+
+
 def exempt_imported(garbage: int | None = 1) -> None:
     """Exempt all that exists from collection, so that the collectors of forked processes do not write to shared pages.
 
@@ -283,6 +286,16 @@ def exempt_imported(garbage: int | None = 1) -> None:
     `garbage`: the oldest generation from which garbage is collected first, 2 for all. With None, none is: in a forked
     process, finalizers would act on what its parent has.
     """
+    global _exempted
     if garbage is not None:
         gc.collect(garbage)
     gc.freeze()
+    _exempted = True
+
+
+def has_exempted_imported() -> bool:
+    """Has this process, or the one that it was forked from, exempted what it had imported?
+
+    `gc.get_freeze_count` would count all of these objects, which takes 10 ms.
+    """
+    return _exempted

@@ -541,11 +541,14 @@ class ForkServer(ForkHost[ToServer, _Rank]):
     def _preload(self, name: str) -> None:
         """Import a module. If that leaves threads behind, this process forks no more ranks."""
         from torch_testing_ext._machine import accelerators
+        from torch_testing_ext._torch import process_state
 
         try:
             importlib.import_module(name)
         except Exception as error:
             print(f"torch_testing_ext: importing {name} failed: {summarize(error)}", file=sys.stderr, flush=True)
+        # A rank that looks for garbage would otherwise look through it: a tenth of a second for torch's compiler.
+        process_state.exempt_imported(garbage=None)
         why = accelerators.check_to_fork()
         if why:
             self.loop.drop_idle()

@@ -252,7 +252,7 @@ def _uncaught_exceptions() -> Iterator[None]:
     try:
         yield
         # Only what the test has made: a forked rank does not look at the rest.
-        if gc.get_freeze_count():
+        if process_state.has_exempted_imported():
             gc.collect()
         while pending:
             warning, file, line = pending.pop(0)

@@ -1,5 +1,6 @@
 """Ranks are like new processes: they see nothing of setUp, and end by exit codes as those do."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -141,6 +142,11 @@ class Imports(Ranks):
     def tells(self):
         self.tell("tabnanny" in sys.modules)
 
+    def tells_what_is_collected(self):
+        here = self.tells
+        tracked = [id(value) for value in gc.get_objects()]
+        self.tell([id(value) in tracked for value in (here, sys.modules["tabnanny"].check)])
+
 
 class TestBadNeeds(TestCase):
     def test_only_one_that_reads_what_set_up_sets_may_skip(self):
@@ -253,6 +259,13 @@ class TestExpectedImports(TestCase):
 
         with mock.patch.object(Run, "wait_until", resume_and_wait):
             self.assertEqual(ranks_told(Imports("tells")), [True] * 2)
+
+    def test_ranks_do_not_look_through_them_for_garbage(self):
+        """Each rank of a test of pytest does so at its end: torch's compiler would cost it a tenth of a second."""
+        launch.close()
+        self.addCleanup(launch.close)
+        launch.prepare(launch.Named.of(Imports), ("tabnanny",))
+        self.assertEqual(ranks_told(Imports("tells_what_is_collected")), [[True, False]] * 2)
 
     def test_only_of_modules_that_can_be_imported(self):
         """inductor puts each kernel into sys.modules, below a module that is no package."""
