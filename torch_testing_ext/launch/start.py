@@ -308,6 +308,7 @@ class Launcher:
         if self._directory is None:
             with _refusals("the folder for the files of ranks cannot be made"):
                 self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
+            _made_by[self._directory] = self.owner
             if not self._closes_at_exit:
                 self._closes_at_exit = True
                 atexit.register(self._close_at_exit)
@@ -324,6 +325,7 @@ class Launcher:
         self._discard_server()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+            _made_by.pop(self._directory, None)
             self._directory = None
 
     def launch(self, job: Job) -> Run:
@@ -494,6 +496,15 @@ def _empty(directory: Path) -> None:
 
 # Those of each thread: a server ends with the thread that has made it, and its loop serves no other.
 _own = threading.local()
+# The session directories that the launchers of all threads have made, and the processes that these are of.
+_made_by: dict[Path, int] = {}
+
+
+def remove_session_files() -> None:
+    """Remove the files of all sessions of this process, from whatever thread: it ends without exit handlers."""
+    for directory, owner in list(_made_by.items()):
+        if owner == os.getpid():
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def launcher(inherits: bool = True) -> Launcher:

@@ -2,13 +2,16 @@
 
 import dataclasses
 import os
+import shutil
 import socket
+import threading
+import unittest
 from unittest import mock
 
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process.messages import Channel
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import peers
+from torch_testing_ext.launch import coordinator, peers, start
 from torch_testing_ext.launch.coordinator import Coordinator, FromCoordinator, RankJoined, WrongRound, connect
 from torch_testing_ext.launch.environment import Launched
 
@@ -30,15 +33,15 @@ class SeveralMachinesTest(TestCase):
 
     def test_the_coordinator_hears_only_connections_that_know_its_token(self):
         ours, theirs = socket.socketpair()
-        coordinator = Coordinator(RANK_0, theirs, is_reported=False)
-        coordinator.start()
+        meeting = Coordinator(RANK_0, theirs, is_reported=False)
+        meeting.start()
         self.addCleanup(ours.close)
         # Their threads, and those of the store, would prevent that others of our tests fork.
-        self.addCleanup(coordinator.close)
+        self.addCleanup(meeting.close)
         self.addCleanup(leave_stores)
         abandon = self.enterContext(mock.patch.object(Launched, "abandon"))
         connection, address = connect(RANK_1)
-        self.assertEqual(address, coordinator.address)
+        self.assertEqual(address, meeting.address)
         self.assertEqual(len(address.token), 32)
         connection.settimeout(60)
         stranger: Channel[FromCoordinator] = Channel(connection, FromCoordinator)
@@ -60,6 +63,27 @@ class SeveralMachinesTest(TestCase):
         of_another_launch = dataclasses.replace(RANK_1, key="another key")
         with self.assertRaisesRegex(WrongRound, "set them to the machine of rank 0 and a port that is free"):
             connect(of_another_launch)
+
+
+class LeaveTest(unittest.TestCase):
+    def test_a_rank_that_ends_at_once_leaves_no_folder(self):
+        """Another thread ends it, which has a launcher of its own."""
+        own = start.launcher().session_directory()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, os.fsencode(start.launcher().session_directory()))
+            ending = threading.Thread(target=coordinator._abandon, args=(RANK_1, ""))
+            ending.start()
+            ending.join()
+            os._exit(2)
+        os.close(writer)
+        with open(reader, "rb") as file:
+            folder = os.fsdecode(file.read())
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 1)
+        self.assertFalse(os.path.exists(folder), folder)
+        self.assertTrue(own.exists())
 
 
 if __name__ == "__main__":
