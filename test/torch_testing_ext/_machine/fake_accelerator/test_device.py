@@ -74,6 +74,15 @@ class PytestTest(DeviceCase):
     def test_late_streams(self) -> None:
         self.check_all_pass("late_streams.py", **{LATE_STREAMS: "1"})
 
+    def test_verdicts_on_collectives(self) -> None:
+        """Those of the CPU, from the same planted faults."""
+        tests = ROOT / "test" / "torch_testing_ext"
+        path = os.pathsep.join(map(str, (ROOT, tests, tests / "_collectives")))
+        run = run_subject("verdicts.py", PYTHONPATH=path)
+        failed = {name: run.messages[name] for name, outcome in run.outcomes.items() if outcome != "passed"}
+        self.assertEqual(failed, {}, run.text + run.errors)
+        self.assertEqual(len(run.outcomes), source_of("verdicts.py").count("def test_"))
+
     def test_faults(self) -> None:
         """Each fails, with the line of the fault in its failure."""
         source = source_of("faults.py")
