@@ -199,6 +199,7 @@ def _build(torch: Torch, compiler: Compiler, folder: Path) -> None:
         command = command_of(torch, compiler, HERE / SOURCES[-1], part / LIBRARY)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
+            _check_room(folder.parent, Path(tempfile.gettempdir()))
             log = folder.with_name(f"{folder.name}.log")
             log.write_bytes(shlex.join(command).encode() + b"\n" + done.stdout)
             raise FakeAcceleratorError(_why_failed(compiler, done.returncode, log))
@@ -206,6 +207,20 @@ def _build(torch: Torch, compiler: Compiler, folder: Path) -> None:
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+# The library has 1 MB; what the compiler passes to its assembler has more.
+_LEAST_ROOM = 16 << 20
+
+
+def _check_room(*folders: Path) -> None:
+    """Raise FakeAcceleratorError if the compiler may have failed because one of its folders is full."""
+    for folder in folders:
+        if shutil.disk_usage(folder).free < _LEAST_ROOM:
+            raise FakeAcceleratorError(
+                f"the fake accelerator cannot be built: {folder} is full; make room there, or set XDG_CACHE_HOME for the "
+                "library and TMPDIR for the compiler's files to other folders"
+            )
 
 
 def _why_failed(compiler: Compiler, code: int, log: Path) -> str:

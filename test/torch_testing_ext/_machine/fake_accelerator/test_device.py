@@ -110,6 +110,7 @@ class PytestTest(DeviceCase):
         self.write("test_nothing.py")
         for options, environ, text in (
             (("--fake-accelerators", "0"), {}, "there can be 1 to 16 fake accelerators, not 0"),
+            (("--fake-accelerators", "1.5"), {}, "there can be 1 to 16 fake accelerators, not 1.5"),
             (OPTIONS, {MASK: "7"}, "names 7, which is not one of the 4 fake accelerators"),
             (OPTIONS, {"CXX": "no-compiler", "XDG_CACHE_HOME": str(self.root)}, "no-compiler, which CXX names"),
         ):
