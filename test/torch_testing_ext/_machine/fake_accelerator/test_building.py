@@ -146,6 +146,14 @@ class FaultsTest(BuildingCase):
         first, second = (line.rpartition(" ")[2] for line in self.calls.read_text().splitlines())
         self.assertNotEqual(first, second)
 
+    def test_a_library_that_lost_its_end(self) -> None:
+        """As after a crash of the machine."""
+        folder = self.build()
+        for damaged in (building.LIBRARY, "size"):
+            (folder / damaged).write_text("")
+            self.assertEqual((self.build() / building.LIBRARY).read_text(), "whole\n")
+        self.assertEqual(self.number_of_calls(), 3)
+
     def test_two_builds_at_once(self) -> None:
         """The second waits for the first, and does not build."""
         folder = self.build()
