@@ -22,7 +22,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         _FAKE,
-        type=int,
+        type=_number_of_fake_accelerators,
         metavar="N",
         help="emulate N accelerators on the CPU",
     )
@@ -147,12 +147,28 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
     _begin_collecting(early_config)
 
 
+def _number_of_fake_accelerators(text: str) -> int:
+    from torch_testing_ext._machine.fake_accelerator import starting
+
+    with _one_line_of_fake_accelerators():
+        return starting.read_count(text)
+
+
 def _start_fake_accelerators(count: int) -> None:
     """Give fake accelerators to this process and to those that it starts, such as xdist's workers."""
-    from torch_testing_ext._machine.fake_accelerator import building, starting
+    from torch_testing_ext._machine.fake_accelerator import starting
+
+    with _one_line_of_fake_accelerators():
+        starting.start_here(count)
+
+
+@contextmanager
+def _one_line_of_fake_accelerators() -> Iterator[None]:
+    """Have pytest end with one line if there cannot be any."""
+    from torch_testing_ext._machine.fake_accelerator import building
 
     try:
-        starting.start_here(count)
+        yield
     except building.FakeAcceleratorError as error:
         raise pytest.UsageError(f"{_FAKE}: {error}") from None
 

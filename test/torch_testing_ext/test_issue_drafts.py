@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from kit.ranks import OneRank
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests, timeout
 
 PATCHES = Path(__file__).parents[2] / "patches"
+OFFERS = sorted(f"offers/{file.stem}" for file in (PATCHES / "issues" / "offers").glob("*.md"))
 DRAFTS = sorted(file.stem for file in (PATCHES / "issues").glob("*.md"))
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
@@ -70,12 +72,20 @@ class TestIssueDrafts(OneRank):
         self.assertEqual(set(DRAFTS), slugs)
 
     def test_programs_are_short_and_need_torch_alone(self):
-        for name in DRAFTS:
+        for name in (*DRAFTS, *OFFERS):
             with self.subTest(name):
                 program = Draft(name).program
                 self.assertLessEqual(sum(map(bool, program.splitlines())), 15)
                 self.assertLessEqual(imports_of(program) - sys.stdlib_module_names, {"torch"})
                 self.assertTrue("assert" in program or Draft(name).quoted)
+
+    @unittest.skipIf(torch.cuda.is_available(), "what offers say of CUDA's default is right here")
+    def test_offers_show_what_they_would_find(self):
+        """They have no patch, and need no rank."""
+        self.assertEqual(len(OFFERS), 1)
+        for name in OFFERS:
+            with self.subTest(name), self.assertRaises(AssertionError):
+                exec(Draft(name).program, {})
 
     @parametrize("name", [name for name in DRAFTS if not Draft(name).about_the_kit])
     def test_program(self, name):

@@ -405,6 +405,10 @@ class _Entry(NamedTuple):
     def created(self) -> int:
         return int(self.fields["time_created_ns"])
 
+    @property
+    def backend(self) -> str:
+        return _backend_of(self.fields)
+
 
 class RawRecord:
     """The record that a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
@@ -454,16 +458,15 @@ class RawRecord:
         """The entries with the number of their group: the latest one of that name, unless another one may have it."""
         latest = [self._latest(entry.group, entry.created) for entry in entries]
         pairs = {
-            (number, entry.fields["pg_id"]) for entry, number in zip(entries, latest, strict=True) if number is not None
+            ((number, entry.backend), entry.fields["pg_id"])
+            for entry, number in zip(entries, latest, strict=True)
+            if number is not None
         }
         ids_of = grouped(pairs)
         numbers_of = grouped((pg_id, number) for number, pg_id in pairs)
-        sure = set()
-        for number, pg_ids in ids_of.items():
-            if len(pg_ids) == 1 and len(numbers_of[pg_ids[0]]) == 1:
-                sure.add(number)
+        sure = {of for of, ids in ids_of.items() if len(ids) == 1 and len(numbers_of[ids[0]]) == 1}
         return [
-            entry._replace(number=number) if number in sure else entry
+            entry._replace(number=number) if (number, entry.backend) in sure else entry
             for entry, number in zip(entries, latest, strict=True)
         ]
 
@@ -510,6 +513,17 @@ class RawRecord:
         return None
 
 
+# The backend of fake accelerators. gloo computes and records for it, and has this as the description of the group.
+_THROUGH_GLOO = "fakeccl"
+
+
+def _backend_of(entry: Mapping[str, Any]) -> str:
+    """The backend of the group that has issued the call: a group may have one for each kind of device."""
+    if _THROUGH_GLOO in entry.get("process_group", ()):
+        return _THROUGH_GLOO
+    return str(entry.get("profiling_name", "?")).rpartition(":")[0]
+
+
 def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, raised: bool = False) -> CallInGroup:
     """The call of an entry of torch's flight recorder. `group`: the number of its group among those of the rank."""
     backend, _, kind = str(entry.get("profiling_name", "?")).rpartition(":")
@@ -540,7 +554,7 @@ def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, r
         tells_end="retired" in entry and not is_only_issued,
         at=entry.get("time_created_ns", 0) / 1e9,
     )
-    return CallInGroup(call, group, backend, knows_peer=False)
+    return CallInGroup(call, group, _backend_of(entry), knows_peer=False)
 
 
 def _agreement(entry: Mapping[str, Any], backend: str, kind: str) -> tuple[Any, ...]:

@@ -289,13 +289,23 @@ def is_of_torch(file: str) -> bool:
 def sequence_numbers() -> dict[str, tuple[int, int]]:
     """For each group, by name: its sequence number now, and that of its latest collective that no longer counts.
 
-    gloo does not record sends and receives, but they use up numbers. `_get_sequence_number_for_group`: 2.11 to 2.15.
+    gloo does not record sends and receives, but they use up numbers. Raises RuntimeError if a group has none.
     """
     import torch.distributed as dist
 
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     names = [(str(group.group_name), group) for group in groups]
-    return {name: (group._get_sequence_number_for_group(), _latest.get(name, 0)) for name, group in names}
+    return {name: (_sequence_number(group), _latest.get(name, 0)) for name, group in names}
+
+
+def _sequence_number(group: Any) -> int:
+    """A group asks only the backends that it knows: `_get_sequence_number_for_group` of both, 2.11 to 2.15."""
+    with suppress(RuntimeError):
+        return int(group._get_sequence_number_for_group())
+    backends = {group._get_backend(device) for device in group._device_types}
+    if len(backends) != 1:
+        raise RuntimeError("a group of several backends, which count each for itself")
+    return int(backends.pop()._get_sequence_number_for_group())
 
 
 def watch_process_groups(creating: Callable[[str], AbstractContextManager[object]]) -> None:

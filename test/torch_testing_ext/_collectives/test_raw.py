@@ -139,6 +139,14 @@ class TestGroups(unittest.TestCase):
         self.assertEqual(self.groups_of([(*WORLD, 0, "a", 50)], entry(0, at=40)), {})
         self.assertEqual(self.groups_of([(*WORLD, 0, "a", 50)], entry(0, name="")), {})
 
+    def test_a_group_of_which_gloo_records_two_backends(self):
+        """With fake accelerators: what it computes for them has their backend as the description of the group."""
+        on_devices = {"process_group": ("0", "fakeccl"), "pg_id": 7}
+        data = left(0, entry(0, "barrier"), entry(1, **on_devices), entry(2, "broadcast", **on_devices))
+        self.assertEqual(len(unpack_record(data).calls()), 1)
+        calls = {key.backend: [str(call) for call in calls] for key, calls in read_raw(0, data).calls.items()}
+        self.assertEqual(calls, {"gloo": ["barrier #1 [4]"], "fakeccl": ["all_reduce #1 [4]", "broadcast #2 [4]"]})
+
     def test_a_group_that_outlives_another_of_its_name(self):
         made = [(*WORLD, 0, "store", 50), (*WORLD, 0, "store", 150)]
         self.assertEqual(self.groups_of(made, entry(0, at=60), entry(1, at=160)), {})

@@ -32,10 +32,10 @@ class Threaded(MultiThreadedTestCase):
         self._spawn_threads()
 
 
-def in_fresh_ranks(body):
+def in_fresh_ranks(body, backend="gloo"):
     def run(self):
         store = dist.FileStore(self.file_name, WORLD_SIZE)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=WORLD_SIZE)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=WORLD_SIZE)
         body(self)
 
     return run
@@ -49,15 +49,15 @@ def _wait_until_all_are_connected(rank):
     store.wait(names)
 
 
-def body_for(base, fault):
-    """A method of that base which commits the fault."""
+def body_for(base, fault, backend="gloo"):
+    """A method of that base which commits the fault. `backend`: of fresh ranks."""
 
     def body(self):
         if base != "threaded":
             _wait_until_all_are_connected(self)
         fault.body(self)
 
-    return in_fresh_ranks(body) if base == "fresh" else body
+    return in_fresh_ranks(body, backend) if base == "fresh" else body
 
 
 def outcome_with_tear_down(test):

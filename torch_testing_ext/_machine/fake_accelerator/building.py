@@ -37,6 +37,8 @@ LIBRARY = f"{MODULE}.so"
 # torch has no flags for its extensions but these. Warnings would be those of its headers.
 FLAGS = ("-std=c++20", "-O1", "-g0", "-w", "-fPIC", "-shared", f"-DTORCH_EXTENSION_NAME={MODULE}")
 _LINKED = ("torch", "torch_cpu", "torch_python", "c10")
+# Beside it: how many bytes it has.
+_SIZE = "size"
 # With a folder that holds them in sys.path, `import torch` registers the device.
 _ENTRY_POINT = f"{MODULE}-0.dist-info"
 _METADATA = f"Metadata-Version: 2.1\nName: {MODULE}\nVersion: 0\n"
@@ -159,11 +161,11 @@ def library_folder(cache: Path, announce: Callable[[str], None]) -> Path:
     compiler = find_compiler()
     folder = cache / key_of(torch, compiler, [HERE / name for name in SOURCES])
     try:
-        if (folder / LIBRARY).exists():
+        if _is_whole(folder):
             return folder
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_name(f"{folder.name}.lock"), announce):
-            if not (folder / LIBRARY).exists():
+            if not _is_whole(folder):
                 announce(f"building the fake accelerator for torch {torch.version}, about 40 s, once")
                 _build(torch, compiler, folder)
     except OSError as error:
@@ -184,6 +186,14 @@ def _locked(lock: Path, announce: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+def _is_whole(folder: Path) -> bool:
+    """Is the library there, with all its bytes? After a crash of the machine, a file may lack what was not synced."""
+    try:
+        return (folder / LIBRARY).stat().st_size == int((folder / _SIZE).read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 def _build(torch: Torch, compiler: Compiler, folder: Path) -> None:
     """Let the compiler write into another folder, and give it the name of this one if that succeeds. Locked."""
     # Of processes that were killed, whose compiler may go on to write there.
@@ -199,13 +209,29 @@ def _build(torch: Torch, compiler: Compiler, folder: Path) -> None:
         command = command_of(torch, compiler, HERE / SOURCES[-1], part / LIBRARY)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
+            _check_room(folder.parent, Path(tempfile.gettempdir()))
             log = folder.with_name(f"{folder.name}.log")
             log.write_bytes(shlex.join(command).encode() + b"\n" + done.stdout)
             raise FakeAcceleratorError(_why_failed(compiler, done.returncode, log))
+        (part / _SIZE).write_text(str((part / LIBRARY).stat().st_size))
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+# The library has 1 MB; what the compiler passes to its assembler has more.
+_LEAST_ROOM = 16 << 20
+
+
+def _check_room(*folders: Path) -> None:
+    """Raise FakeAcceleratorError if the compiler may have failed because one of its folders is full."""
+    for folder in folders:
+        if shutil.disk_usage(folder).free < _LEAST_ROOM:
+            raise FakeAcceleratorError(
+                f"the fake accelerator cannot be built: {folder} is full; make room there, or set XDG_CACHE_HOME for "
+                "the library and TMPDIR for the compiler's files to other folders"
+            )
 
 
 def _why_failed(compiler: Compiler, code: int, log: Path) -> str:

@@ -59,7 +59,8 @@ class StagedBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void abort() override { gloo_->abort(); }
   void shutdown() override { gloo_->shutdown(); }
-  WorkPtr barrier(const c10d::BarrierOptions& options) override { return gloo_->barrier(options); }
+  uint64_t getSequenceNumberForGroup() override { return gloo_->getSequenceNumberForGroup(); }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override { return named_gloo()->barrier(options); }
   WorkPtr send(Tensors& from, int rank, int tag) override { return run<false>(&Backend::send, tag, from, rank); }
   WorkPtr recv(Tensors& to, int rank, int tag) override { return run(&Backend::recv, tag, to, rank); }
   WorkPtr recvAnysource(Tensors& to, int tag) override { return run(&Backend::recvAnysource, tag, to); }
@@ -107,7 +108,8 @@ class StagedBackend final : public c10d::Backend {
         divisor = size_;
       }
     }
-    auto inner = std::apply([&](auto&... rest) { return (gloo_.get()->*method)(to, rest..., options); }, others);
+    auto* const gloo = named_gloo();
+    auto inner = std::apply([&](auto&... rest) { return (gloo->*method)(to, rest..., options); }, others);
     for (const auto& pair : outputs) if (kWrites) write(pair.first, stream);
     auto work = c10::make_intrusive<StagedWork>(inner, outputs, stream);
     // Not all of gloo's work has a future.
@@ -125,6 +127,13 @@ class StagedBackend final : public c10d::Backend {
       if (!seen.is_same(on_host)) on_host.copy_(seen);
     }
     return stream;
+  }
+  // gloo records for this backend. Its entries need the name of the group, which torch gives to this one alone, and are
+  // told from those of a gloo of the same group by the description.
+  c10d::Backend* named_gloo() {
+    gloo_->setGroupUid(getGroupUid());
+    gloo_->setGroupDesc(getBackendName());
+    return gloo_.get();
   }
   static constexpr int64_t kMostGroups = 1 << 30;
   const BackendPtr gloo_;

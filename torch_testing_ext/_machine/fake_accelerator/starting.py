@@ -54,10 +54,16 @@ def start_here(count: int, announce: Callable[[str], None] = announce) -> None:
     register()
 
 
+def read_count(text: str) -> int:
+    """Read how many the user wants. Raises FakeAcceleratorError if there cannot be so many."""
+    if not (text.isdecimal() and 1 <= int(text) <= MOST_DEVICES):
+        raise FakeAcceleratorError(f"there can be 1 to {MOST_DEVICES} fake accelerators, not {text or 'none'}")
+    return int(text)
+
+
 def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> None:
     """Raise FakeAcceleratorError if there cannot be so many, or if a mask names one that there is not."""
-    if not 1 <= count <= MOST_DEVICES:
-        raise FakeAcceleratorError(f"there can be 1 to {MOST_DEVICES} fake accelerators, not {count}")
+    read_count(str(count))
     memory = environ.get(MEMORY)
     if memory is not None and not (memory.isdecimal() and int(memory)):
         raise FakeAcceleratorError(f"{MEMORY}={memory} is no number of bytes: write one, or unset it")
@@ -93,9 +99,7 @@ def start_as_the_environment_says() -> None:
     if not count or LIBRARY_FOLDER in os.environ:
         return
     try:
-        if not count.isdecimal():
-            raise FakeAcceleratorError(f"this is no number: write 1 to {MOST_DEVICES}")
-        (start_here if "torch" in sys.modules else start)(int(count))
+        (start_here if "torch" in sys.modules else start)(read_count(count))
     except FakeAcceleratorError as error:
         sys.exit(f"{COUNT}={count}: {error}")
 

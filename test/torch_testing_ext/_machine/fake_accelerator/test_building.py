@@ -118,6 +118,14 @@ class FaultsTest(BuildingCase):
         self.assertIn("no such thing", log.read_text())
         self.check_nothing_is_left()
 
+    def test_a_compiler_that_fails_on_a_full_disk(self) -> None:
+        with (
+            self.environ(AS="fails"),
+            mock.patch("shutil.disk_usage", side_effect=lambda path: mock.Mock(free=(path != self.cache) << 30)),
+        ):
+            self.assertRegex(self.refused(), f"cannot be built: {self.cache} is full; make room there, or set XDG_")
+        self.check_nothing_is_left()
+
     def test_a_compiler_that_is_killed_half_way(self) -> None:
         with self.environ(AS="dies"):
             self.assertRegex(self.refused(), "killed by signal 9; .* try again")
@@ -137,6 +145,14 @@ class FaultsTest(BuildingCase):
         # Its compiler may go on: it writes elsewhere.
         first, second = (line.rpartition(" ")[2] for line in self.calls.read_text().splitlines())
         self.assertNotEqual(first, second)
+
+    def test_a_library_that_lost_its_end(self) -> None:
+        """As after a crash of the machine."""
+        folder = self.build()
+        for damaged in (building.LIBRARY, "size"):
+            (folder / damaged).write_text("")
+            self.assertEqual((self.build() / building.LIBRARY).read_text(), "whole\n")
+        self.assertEqual(self.number_of_calls(), 3)
 
     def test_two_builds_at_once(self) -> None:
         """The second waits for the first, and does not build."""
@@ -204,8 +220,9 @@ class StartingTest(BuildingCase):
     def test_a_number_in_the_environment_of_a_file(self) -> None:
         """The process ends with one line."""
         for value, text in (
-            ("x", "this is no number: write 1 to 16"),
+            ("x", "there can be 1 to 16 fake accelerators, not x"),
             ("0", "there can be 1 to 16 fake accelerators, not 0"),
+            ("1.5", "there can be 1 to 16 fake accelerators, not 1.5"),
         ):
             with self.environ(**{names.COUNT: value}), self.assertRaises(SystemExit) as caught:
                 starting.start_as_the_environment_says()

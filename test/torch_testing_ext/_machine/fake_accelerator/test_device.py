@@ -74,6 +74,15 @@ class PytestTest(DeviceCase):
     def test_late_streams(self) -> None:
         self.check_all_pass("late_streams.py", **{LATE_STREAMS: "1"})
 
+    def test_verdicts_on_collectives(self) -> None:
+        """Those of the CPU, from the same planted faults."""
+        tests = ROOT / "test" / "torch_testing_ext"
+        path = os.pathsep.join(map(str, (ROOT, tests, tests / "_collectives")))
+        run = run_subject("verdicts.py", PYTHONPATH=path)
+        failed = {name: run.messages[name] for name, outcome in run.outcomes.items() if outcome != "passed"}
+        self.assertEqual(failed, {}, run.text + run.errors)
+        self.assertEqual(len(run.outcomes), source_of("verdicts.py").count("def test_"))
+
     def test_faults(self) -> None:
         """Each fails, with the line of the fault in its failure."""
         source = source_of("faults.py")
@@ -101,6 +110,7 @@ class PytestTest(DeviceCase):
         self.write("test_nothing.py")
         for options, environ, text in (
             (("--fake-accelerators", "0"), {}, "there can be 1 to 16 fake accelerators, not 0"),
+            (("--fake-accelerators", "1.5"), {}, "there can be 1 to 16 fake accelerators, not 1.5"),
             (OPTIONS, {MASK: "7"}, "names 7, which is not one of the 4 fake accelerators"),
             (OPTIONS, {"CXX": "no-compiler", "XDG_CACHE_HOME": str(self.root)}, "no-compiler, which CXX names"),
         ):
