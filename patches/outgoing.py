@@ -36,6 +36,7 @@ from torch_testing_ext.upstream.rewriting import (
 # isort: split
 import checkout_git
 import libcst as cst
+import patch_series
 import vendoring
 from libcst.helpers import get_full_name_for_node
 from vendoring import INSTEAD
@@ -49,6 +50,7 @@ _HEADER = ("# Owner(s):", "# Copyright")
 _STYLE = (
     "line-length = 88",
     "lint.isort.order-by-type = false",
+    "lint.isort.combine-as-imports = true",
     "lint.isort.lines-after-imports = 2",
 )
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
@@ -91,8 +93,8 @@ def prepare(file: Path, checkout: Path) -> OutgoingFile:
     path = rewriting.TESTS / rewriting.below_tests(file)
     target = checkout / path
     there = target.read_bytes() if target.is_file() else None
-    source = rewritten.source if rewritten.source == there else _formatted(rewritten.source, there)
-    notes = (*rewritten.notes, *_convention_notes(source, there))
+    source = rewritten.source if rewritten.source == there else formatted(rewritten.source, there)
+    notes = (*rewritten.notes, *_convention_notes(source, there), *_prerequisites(path, checkout))
     lost = tuple(line for line in _header(there or b"") if line not in _header(source))
     return OutgoingFile(path, source, refused, lost, tuple(f"{file}: {note}" for note in notes))
 
@@ -120,6 +122,15 @@ def _convention_notes(source: bytes, there: bytes | None) -> Iterator[str]:
         yield "not formatted as PyTorch's linter would: `pip install ruff`, and run this again"
 
 
+def _prerequisites(path: Path, checkout: Path) -> Iterator[str]:
+    """The patches of the series that the checkout lacks and the file needs."""
+    for slug in patch_series.NEEDED.get(path.as_posix(), ()):
+        files = sorted(Path(__file__).parent.glob(f"[0-9]*-{slug}.*"))
+        words = "apply", "--reverse", "--check"
+        if all(checkout_git.run_git([*words, str(file)], checkout).returncode != 0 for file in files):
+            yield f"it needs {', or '.join(file.name for file in files)}: send that first"
+
+
 def _header(source: bytes) -> list[str]:
     """The owners and the copyright of a file."""
     lines = source.decode(errors="replace").splitlines()
@@ -130,7 +141,7 @@ def _has_formatter() -> bool:
     return importlib.util.find_spec("ruff") is not None
 
 
-def _formatted(source: bytes, there: bytes | None) -> bytes:
+def formatted(source: bytes, there: bytes | None) -> bytes:
     """Format a file as PyTorch's linter does, unless the checkout's version is not formatted so."""
     if not _has_formatter() or (there is not None and _run_formatter(there) != there):
         return source

@@ -34,6 +34,8 @@ _NAME = re.compile(r"(?P<number>\d{4})-(?P<slug>[a-z0-9-]+?)(\.torch-(?P<torch>\
 _RAN = re.compile(r"^Ran (\d+) tests?\b", re.MULTILINE)
 _SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
 TEST_TIMEOUT = 900.0
+# What a test file of ours needs in PyTorch, beside the names that it imports: slugs of patches.
+NEEDED = {"test/distributed/fsdp/test_fsdp_tp_integration.py": ("fsdp-test-on-cpu",)}
 HEARTBEAT = 10.0
 
 

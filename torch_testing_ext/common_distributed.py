@@ -79,7 +79,6 @@ from torch_testing_ext._testing.marks.needs import (
     requires_ucc as requires_ucc,
     requires_world_size as requires_world_size,
     requires_xccl as requires_xccl,
-    run_on_cpu_if_lt_x_gpu as run_on_cpu_if_lt_x_gpu,
     skip_if_lt_x_gpu as skip_if_lt_x_gpu,
     skip_if_no_gpu as skip_if_no_gpu,
     skip_if_odd_worldsize as skip_if_odd_worldsize,

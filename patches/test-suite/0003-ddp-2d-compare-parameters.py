@@ -9,9 +9,10 @@ which are not parameters of the module, in every forward. DDP and the optimizer
 keep using the local tensors that there were before.
 
 Fix: take those tensors and their placements before the first forward. Compare
-all of them, as whole tensors, with the parameters of the 1-D model.
+all of them, as whole tensors, with the parameters of the 1-D model. Run the test
+on CPU, too, where it was skipped: nothing in it needs an accelerator.
 
-Test plan: python test/distributed/tensor/parallel/test_ddp_2d_parallel.py
+Test plan: CUDA_VISIBLE_DEVICES= python test/distributed/tensor/parallel/test_ddp_2d_parallel.py
 With a wrong gradient in one rank of the 2-D model the test now fails.
 """
 
@@ -50,5 +51,6 @@ def edit(source):
     source.sub("init_model", r"^(?= +_pre_dp_module_transform\()", PLACEMENTS)
     source.sub("init_model", r"^( +return .*), dp_pg$", rf"{PARAMETERS}\1, twod_params, dp_pg")
     source.sub("Test2dParallelIntegration._check_module", r"(?s)\A.*\Z", CHECK)
+    source.sub(TEST, r"@skip_if_lt_x_gpu\(4\)", "@skip_if_lt_x_gpu(4, allow_cpu=True)")
     source.sub(TEST, r", dp_pg = init_model", ", twod_params, dp_pg = init_model")
     source.sub(TEST, r"(_check_module\(\w+), twod_model", r"\1, twod_params", times=2)

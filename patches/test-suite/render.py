@@ -93,7 +93,8 @@ class Edit(NamedTuple):
         source = Source(old, str(self.file))
         self.change(source)
         ast.parse(source.text)
-        patch = outgoing.make_patch({self.file: source.text.encode()}, checkout, self.subject)
+        new = outgoing.formatted(source.text.encode(), old.encode())
+        patch = outgoing.make_patch({self.file: new}, checkout, self.subject)
         if not patch:
             raise UserError(f"{self.path.name} changes nothing in {checkout}")
         head, _, rest = patch.partition(SEPARATOR)

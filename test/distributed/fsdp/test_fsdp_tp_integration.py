@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_testing_ext.common_distributed import run_on_cpu_if_lt_x_gpu
+from torch_testing_ext.common_distributed import at_least_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest
 from torch_testing_ext.common_utils import TEST_WITH_DEV_DBG_ASAN, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import MLPModule, RMSNormPython
@@ -93,7 +93,13 @@ class TestTPFSDPIntegration(FSDPTest):
     @property
     def world_size(self) -> int:
         """A rank for each accelerator, 4 on the CPU; an even number, for the mesh."""
-        return super().world_size // TP_SIZE * TP_SIZE
+        return max(4, super().world_size // TP_SIZE * TP_SIZE)
+
+    @property
+    def device_type(self) -> str:
+        """The CPU beside 1 to 3 accelerators, too."""
+        accelerator = torch.accelerator.current_accelerator()
+        return accelerator.type if accelerator is not None and at_least_x_gpu(4) else "cpu"
 
     @property
     def device(self) -> torch.device:
@@ -104,11 +110,9 @@ class TestTPFSDPIntegration(FSDPTest):
         shape = (self.world_size // TP_SIZE, TP_SIZE)
         return init_device_mesh(self.device_type, shape, mesh_dim_names=("dp", "tp"))
 
-    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_integration(self):
         self._test_all_strategies(CPUOffload(offload_params=False))
 
-    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_integration_cpu_offload(self):
         if self.device_type == "cpu":
             self.skipTest("FSDP1 pins the memory of offloaded parameters, which takes an accelerator")
@@ -147,9 +151,9 @@ class TestTPFSDPIntegration(FSDPTest):
         tp_output.sum().backward()
         numels = {name: param.numel() for name, param in SimpleModel().named_parameters()}
         tp_numels = {name: n // TP_SIZE if name in SHARD_DIMS else n for name, n in numels.items()}
-        self._average_over_tp(tp_fsdp_model, mesh, tp_numels)
-        grads = self._unsharded_grads(fsdp_model, self.process_group, numels)
-        tp_grads = self._unsharded_grads(tp_fsdp_model, mesh.get_group("dp"), tp_numels)
+        self._sync_tp_grads(tp_fsdp_model, mesh, tp_numels)
+        grads = self._get_grads(fsdp_model, self.process_group, numels)
+        tp_grads = self._get_grads(tp_fsdp_model, mesh.get_group("dp"), tp_numels)
         for name, expected in grads.items():
             actual = self._joined_over_tp(name, tp_grads[name], mesh)
             self.assertEqual(expected, actual, msg=f"gradient of {name} on rank {self.rank}")
@@ -160,7 +164,7 @@ class TestTPFSDPIntegration(FSDPTest):
         batch = torch.rand(2, 3, 5, device=self.device)
         self.assertEqual(fsdp_model(batch), tp_fsdp_model(batch), msg=f"second output of rank {self.rank}")
 
-    def _average_over_tp(self, model: FSDP, mesh: DeviceMesh, numels: dict[str, int]) -> None:
+    def _sync_tp_grads(self, model: FSDP, mesh: DeviceMesh, numels: dict[str, int]) -> None:
         """Average the gradients over tp, in place; FSDP has averaged them over dp.
 
         DTensor has summed the gradients of the layers in the plan over tp. Those of net3, which is not in the plan,
@@ -176,9 +180,7 @@ class TestTPFSDPIntegration(FSDPTest):
         for grad, part in zip(grads, averaged.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
 
-    def _unsharded_grads(
-        self, model: FSDP, group: dist.ProcessGroup, numels: dict[str, int]
-    ) -> dict[str, torch.Tensor]:
+    def _get_grads(self, model: FSDP, group: dist.ProcessGroup, numels: dict[str, int]) -> dict[str, torch.Tensor]:
         """Each parameter's flattened gradient, gathered from the shards that FSDP left on the ranks of `group`."""
         grads = [param.grad.flatten() for param in model.parameters() if param.grad is not None]
         shard = torch.cat(grads).to(self.device)
@@ -195,7 +197,6 @@ class TestTPFSDPIntegration(FSDPTest):
         whole = DTensor.from_local(grad.view(shape), mesh["tp"], [Shard(dim)]).full_tensor()
         return whole.flatten()
 
-    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_extension_grad(self):
         mesh = self.mesh_2d()
         model = NormedMLP(self.device_type)
@@ -218,7 +219,6 @@ class TestTPFSDPIntegration(FSDPTest):
         for grad in grads:
             self.assertFalse(grad.isnan().any(), f"NaN in a gradient of rank {self.rank}")
 
-    @run_on_cpu_if_lt_x_gpu(4)
     def test_fsdp_tp_sync_module_state(self):
         mesh = self.mesh_2d()
         torch.manual_seed(self.rank)

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from torch_testing_ext.common_distributed import run_on_cpu_if_lt_x_gpu
+from torch_testing_ext.common_distributed import at_least_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest
 from torch_testing_ext.common_utils import run_tests
 
@@ -67,6 +67,12 @@ class TestFullyShardTPIntegration(FSDPTest):
         return 4
 
     @property
+    def device_type(self) -> str:
+        """The CPU beside 1 to 3 accelerators, too."""
+        accelerator = torch.accelerator.current_accelerator()
+        return accelerator.type if accelerator is not None and at_least_x_gpu(4) else "cpu"
+
+    @property
     def device(self) -> torch.device:
         on_cpu = self.device_type == "cpu"
         return torch.device(self.device_type, None if on_cpu else torch.accelerator.current_device_index())
@@ -103,7 +109,6 @@ class TestFullyShardTPIntegration(FSDPTest):
         generator = torch.Generator().manual_seed(10 * step + dp_rank)
         return torch.rand(4, WIDTH, generator=generator).to(self.device)
 
-    @run_on_cpu_if_lt_x_gpu(4)
     def test_fully_shard_tp_matches_fsdp1_tp_and_single_device(self):
         self.run_subtests(
             {"sequence_parallel": [False, True], "reshard_after_forward": [True, False]}, self._test_parity
@@ -157,7 +162,6 @@ class TestFullyShardTPIntegration(FSDPTest):
             self.assertEqual(param, of_fsdp2[name], msg=f"FSDP2 {name} after step {step}")
             self.assertEqual(param, of_fsdp1[name], msg=f"FSDP1 {name} after step {step}")
 
-    @run_on_cpu_if_lt_x_gpu(4)
     def test_fully_shard_tp_collectives(self):
         self.run_subtests({"style": ["tensor_parallel", "sequence_parallel"]}, self._test_collectives)
 

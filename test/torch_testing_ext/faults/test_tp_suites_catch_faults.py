@@ -93,14 +93,14 @@ def maximum_is_not_reduced() -> AbstractContextManager[Any]:
 
 
 def gradients_are_not_averaged() -> AbstractContextManager[Any]:
-    build = ddp_2d.two_d_model
+    build = ddp_2d.init_model
 
     def unsynchronised(*args: Any, **options: Any) -> Any:
         two_d = build(*args, **options)
         two_d.ddp.require_backward_grad_sync = False
         return two_d
 
-    return mock.patch.object(ddp_2d, "two_d_model", unsynchronised)
+    return mock.patch.object(ddp_2d, "init_model", unsynchronised)
 
 
 def bucket_views_are_ignored() -> AbstractContextManager[Any]:

@@ -66,6 +66,14 @@ class PatchTest(CheckoutCase):
         self.put(self.ours / "test/test_x.py", header + OURS)
         self.assertEqual(self.patch("test/test_x.py"), b"")
 
+    def test_a_patch_that_the_file_needs_is_named(self) -> None:
+        name = "test/distributed/test_x.py"
+        self.put(self.ours / name, OURS)
+        with mock.patch.dict(outgoing.patch_series.NEEDED, {name: ("fsdp-test-on-cpu",)}):
+            [note] = outgoing.prepare(self.ours / name, self.pytorch).notes
+        self.assertIn("test_x.py: it needs 0007-fsdp-test-on-cpu.torch-2.13.patch, or 0007-", note)
+        self.assertEqual(outgoing.prepare(self.ours / name, self.pytorch).notes, ())
+
     def test_formatted_as_in_pytorch(self) -> None:
         ours = OURS.replace("x = 'ß'", f"def function({', '.join(f'parameter_{n}' for n in range(8))}): ...")
         self.put(self.ours / "test/test_x.py", ours)

@@ -95,26 +95,20 @@ class Need:
     backend: str | None = None
     world_size: int | None = None
     of_devices: DeviceNeeds = NO_NEEDS
-    # With fewer accelerators than `devices`, the test uses none.
-    falls_back: bool = False
 
     def devices_of(self, available: int) -> int:
         """Count the accelerators that the test uses of `available`: more than there are if it skips."""
-        on_cpu = self.allow_cpu and (available == 0 or (self.falls_back and available < self.devices))
-        return 0 if on_cpu else self.devices
+        return 0 if self.allow_cpu and available == 0 else self.devices
 
 
-def devices(count: int, allow_cpu: bool = False, falls_back: bool = False) -> Need:
-    """Accelerators for at least `count` ranks.
-
-    With `allow_cpu`, a machine without any meets the need too; with `falls_back`, one with fewer as well.
-    """
+def devices(count: int, allow_cpu: bool = False) -> Need:
+    """Accelerators for at least `count` ranks. With `allow_cpu`, a machine without any meets the need, too."""
 
     def unmet() -> TestSkip | None:
         available = accelerators.most_ranks()
         return None if available >= need.devices_of(available) else too_few_devices(count)
 
-    need = Need(unmet, devices=count, allow_cpu=allow_cpu or falls_back, falls_back=falls_back)
+    need = Need(unmet, devices=count, allow_cpu=allow_cpu)
     return need
 
 
@@ -318,14 +312,6 @@ def at_least_x_gpu(x: int) -> bool:
 def skip_if_lt_x_gpu(x: int, *, allow_cpu: bool = False) -> Callable[[F], F]:
     """Decorator: skip with fewer than `x` accelerators. With `allow_cpu`, run on the CPU if there are none."""
     return requires(devices(x, allow_cpu))
-
-
-def run_on_cpu_if_lt_x_gpu(x: int) -> Callable[[F], F]:
-    """Decorator: run the test on the CPU if there are fewer than `x` accelerators. The test must use `device_type`.
-
-    PyTorch's `skip_if_lt_x_gpu(x, allow_cpu=True)` uses the CPU only without accelerators, and skips with 1 to `x` - 1.
-    """
-    return requires(devices(x, falls_back=True))
 
 
 def skip_if_no_gpu(func: F) -> F:

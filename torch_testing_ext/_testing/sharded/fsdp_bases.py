@@ -385,9 +385,9 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     """A MultiProcessTestCase for FSDP: every rank has a process group, a device and a seed.
 
     There is one rank for each accelerator. On a machine without accelerators, a test skips unless it allows the CPU:
-    `@skip_if_lt_x_gpu(n, allow_cpu=True)` runs there under gloo, in n ranks, at least 2; `@run_on_cpu_if_lt_x_gpu(n)`
-    does so with fewer than n accelerators, too, if the test uses `device_type`. A subclass may override
-    `world_size`, and with `_run` everything that happens in a rank.
+    `@skip_if_lt_x_gpu(n, allow_cpu=True)` runs there under gloo, in n ranks, at least 2. A subclass may override
+    `device_type`, also to use the CPU beside accelerators, `world_size`, and with `_run` everything that happens in a
+    rank.
     """
 
     def setUp(self) -> None:
@@ -444,7 +444,8 @@ def _devices_needed(test: FSDPTest) -> int:
 
 
 def _runs_on_cpu(test: FSDPTest) -> bool:
-    return test.device_type == "cpu" and _may_use_cpu(_test_function(test))
+    chosen = type(test).device_type is not FSDPTest.device_type
+    return test.device_type == "cpu" and (chosen or _may_use_cpu(_test_function(test)))
 
 
 def _missing_devices(test: FSDPTest, count: int) -> TestSkip | None:

@@ -62,7 +62,7 @@ class TwoDModel:
         }
 
 
-def two_d_model(model: nn.Module, mesh: DeviceMesh, **ddp_options: Any) -> TwoDModel:
+def init_model(model: nn.Module, mesh: DeviceMesh, **ddp_options: Any) -> TwoDModel:
     plan = {"net1": ColwiseParallel(), "net2": RowwiseParallel()}
     parallelize_module(model, mesh["tp"], plan)
     placements = {name: parameter.placements for name, parameter in model.named_parameters()}
@@ -117,7 +117,7 @@ class Test2dParallelIntegration(DTensorTestBase):
     def check_against_ddp(self, steps: int, **ddp_options: Any) -> TwoDModel:
         ddp = DDP(MLPModule(self.device_type))
         mesh = self.build_2d_mesh(dp=self.world_size // TP_DEGREE)
-        two_d = two_d_model(MLPModule(self.device_type), mesh, **ddp_options)
+        two_d = init_model(MLPModule(self.device_type), mesh, **ddp_options)
         optim = torch.optim.Adam(ddp.parameters(), lr=LR)
         two_d_optim = torch.optim.Adam(two_d.parameters.values(), lr=LR)
         # Ranks of one tp group get the same input: together they are one data-parallel rank.
@@ -131,22 +131,22 @@ class Test2dParallelIntegration(DTensorTestBase):
             two_d_optim.zero_grad()
             output.square().sum().backward()
             two_d_output.square().sum().backward()
-            self.assert_same_parameters(two_d, ddp.module, gradients=True)
+            self._check_module(two_d, ddp.module, check_grad=True)
             optim.step()
             two_d_optim.step()
-            self.assert_same_parameters(two_d, ddp.module)
+            self._check_module(two_d, ddp.module)
 
         x = self.seeded_input(16, seed + 1004)
         self.assertEqual(two_d.ddp(x), ddp(x))
         return two_d
 
-    def assert_same_parameters(self, two_d: TwoDModel, model: nn.Module, gradients: bool = False) -> None:
+    def _check_module(self, two_d: TwoDModel, model: nn.Module, check_grad: bool = False) -> None:
         expected = dict(model.named_parameters())
         self.assertEqual(set(two_d.parameters), set(expected))
         for name, parameter in expected.items():
             local = two_d.parameters[name]
-            actual, wanted = (local.grad, parameter.grad) if gradients else (local, parameter)
-            label = f"{'gradient of ' if gradients else ''}{name}, rank {self.rank}"
+            actual, wanted = (local.grad, parameter.grad) if check_grad else (local, parameter)
+            label = f"{'gradient of ' if check_grad else ''}{name}, rank {self.rank}"
             self.assertEqual(two_d.as_dtensor(name, actual).full_tensor(), wanted, msg=label)
 
     # -- checkpoints
@@ -174,7 +174,7 @@ class Test2dParallelIntegration(DTensorTestBase):
 
     def trainable_model(self, dp: int) -> tuple[TwoDModel, torch.optim.Optimizer]:
         """A model in float64, with a large learning rate, so that a step from a wrong state shows."""
-        two_d = two_d_model(MLPModule(self.device_type).double(), self.build_2d_mesh(dp))
+        two_d = init_model(MLPModule(self.device_type).double(), self.build_2d_mesh(dp))
         optim = torch.optim.Adam(two_d.parameters.values(), lr=0.05)
         for parameter in two_d.parameters.values():
             # Adam creates these in its first step, but a checkpoint loads into existing tensors only.

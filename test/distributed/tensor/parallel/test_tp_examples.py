@@ -50,12 +50,12 @@ reduce_scatter = c10d_functional.reduce_scatter_tensor
 Counts = dict[Any, int]
 
 
-class Comms(NamedTuple):
+class ExpCommCounts(NamedTuple):
     """How often each collective runs in each phase of a training step."""
 
-    forward: Counts
-    backward: Counts
-    optimizer: Counts
+    fwd: Counts | None = None
+    bwd: Counts | None = None
+    optim: Counts | None = None
 
 
 # All counts were measured on torch 2.13 and 2.15, which agree.
@@ -72,21 +72,11 @@ MLP_COMMS = {
 # By is_seq_parallel. The 30 all_reduces belong to the norms' parameters: 10 replicated tensors whose gradients are
 # partial sums. Adam reads each gradient three times, and each read reduces it again.
 TRANSFORMER_COMMS = {
-    False: Comms({all_reduce: 6, all_gather: 1}, {all_reduce: 9}, {}),
-    True: Comms({reduce_scatter: 6, all_gather: 6}, {reduce_scatter: 5, all_gather: 6}, {all_reduce: 30}),
+    False: ExpCommCounts({all_reduce: 6, all_gather: 1}, {all_reduce: 9}, {}),
+    True: ExpCommCounts({reduce_scatter: 6, all_gather: 6}, {reduce_scatter: 5, all_gather: 6}, {all_reduce: 30}),
 }
 
 CLASS_DIM = 1  # of the logits
-
-
-class Trainable(NamedTuple):
-    """Which parameters are trained (None: all of them), and the communication of backward and optimizer step."""
-
-    parameters: Collection[str] | None
-    is_seq_parallel: bool
-    dtype: torch.dtype
-    backward: Counts
-    optimizer: Counts
 
 
 EMBEDDING_AND_OUTPUT = ("tok_embeddings.weight", "output.weight")
@@ -99,38 +89,49 @@ PARTS_OF_ALL_LAYERS = (
     "layers.1.ffn_norm.bias",
     "layers.1.feed_forward.w2.weight",
 )
-# Backward stops at the first trained parameter, and the optimizer reduces the gradients of trained norms only.
+# (thaw_params, is_seq_parallel, dtype, exp_cnts): the parameters that are trained, None: all of them. Backward stops at
+# the first trained parameter, and the optimizer reduces the gradients of trained norms only.
 TRAINABLE = [
-    Trainable(None, True, torch.float32, {reduce_scatter: 5, all_gather: 6}, {all_reduce: 30}),
-    Trainable(None, False, torch.float64, {all_reduce: 9}, {}),
-    Trainable(("output.weight", *FINAL_NORM), True, torch.float32, {reduce_scatter: 1}, {all_reduce: 6}),
-    Trainable(EMBEDDING_AND_OUTPUT, True, torch.float32, {reduce_scatter: 5, all_gather: 5}, {}),
-    Trainable(
+    (None, True, torch.float32, ExpCommCounts(bwd={reduce_scatter: 5, all_gather: 6}, optim={all_reduce: 30})),
+    (None, False, torch.float64, ExpCommCounts(bwd={all_reduce: 9})),
+    (
+        ("output.weight", *FINAL_NORM),
+        True,
+        torch.float32,
+        ExpCommCounts(bwd={reduce_scatter: 1}, optim={all_reduce: 6}),
+    ),
+    (EMBEDDING_AND_OUTPUT, True, torch.float32, ExpCommCounts(bwd={reduce_scatter: 5, all_gather: 5})),
+    (
         (*EMBEDDING_AND_OUTPUT, *FINAL_NORM),
         True,
         torch.float32,
-        {reduce_scatter: 5, all_gather: 5},
-        {all_reduce: 6},
+        ExpCommCounts(bwd={reduce_scatter: 5, all_gather: 5}, optim={all_reduce: 6}),
     ),
-    Trainable(
+    (
         (*EMBEDDING_AND_OUTPUT, *FINAL_NORM, *BLOCK_NORM),
         True,
         torch.float32,
-        {reduce_scatter: 5, all_gather: 5},
-        {all_reduce: 12},
+        ExpCommCounts(bwd={reduce_scatter: 5, all_gather: 5}, optim={all_reduce: 12}),
     ),
-    Trainable(PARTS_OF_ALL_LAYERS, True, torch.float32, {reduce_scatter: 5, all_gather: 5}, {all_reduce: 3}),
+    (
+        PARTS_OF_ALL_LAYERS,
+        True,
+        torch.float32,
+        ExpCommCounts(bwd={reduce_scatter: 5, all_gather: 5}, optim={all_reduce: 3}),
+    ),
 ]
 
 
-def trainable_name(case: Trainable) -> str:
+def thaw_name(
+    thaw_params: Collection[str] | None, is_seq_parallel: bool, dtype: torch.dtype, exp_cnts: ExpCommCounts
+) -> str:
     """PyTorch's name of this test, made of the modules whose parameters are trained."""
-    modules = {name.rpartition(".")[0].replace(".", "_") for name in case.parameters or ()}
+    modules = {name.rpartition(".")[0].replace(".", "_") for name in thaw_params or ()}
     thawed = "__".join(sorted(modules)) or "all"
-    return f"{'seq_parallel_' if case.is_seq_parallel else ''}{str(case.dtype).removeprefix('torch.')}_thaw_{thawed}"
+    return f"{'seq_parallel_' if is_seq_parallel else ''}{str(dtype).removeprefix('torch.')}_thaw_{thawed}"
 
 
-class TiedModule(nn.Module):
+class TestModule(nn.Module):
     """An embedding and a linear layer whose weights have the same shape, so that they can be tied."""
 
     def __init__(self) -> None:
@@ -197,17 +198,15 @@ class DistTensorParallelExampleTest(DTensorTestBase):
 
     # -- a model on one device and its parallel copy
 
-    def assert_same_parameters(self, model: nn.Module, model_tp: nn.Module) -> None:
-        expected, actual = dict(model.named_parameters()), dict(model_tp.named_parameters())
+    def _check_module(self, m1: nn.Module, m2: nn.Module, check_grad: bool = False) -> None:
+        """Both have the same parameters, or the same gradients, for exactly the parameters that require one."""
+        expected, actual = dict(m1.named_parameters()), dict(m2.named_parameters())
         self.assertEqual(set(actual), set(expected))
         for name, parameter in expected.items():
-            self.assertEqual(full(actual[name]), parameter, msg=f"parameter {name}, rank {self.rank}")
-
-    def assert_same_gradients(self, model: nn.Module, model_tp: nn.Module) -> None:
-        """Both models have the same gradients, for exactly the parameters that require one."""
-        actual = dict(model_tp.named_parameters())
-        for name, parameter in model.named_parameters():
-            label = f"gradient of {name}, rank {self.rank}"
+            label = f"{'gradient of' if check_grad else 'parameter'} {name}, rank {self.rank}"
+            if not check_grad:
+                self.assertEqual(full(actual[name]), parameter, msg=label)
+                continue
             for grad in (parameter.grad, actual[name].grad):
                 self.assertEqual(grad is not None, parameter.requires_grad, msg=label)
             if parameter.grad is not None:
@@ -215,7 +214,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
 
     def train_step(
         self, models: tuple[nn.Module, nn.Module], optims: Sequence[torch.optim.Optimizer], x: torch.Tensor
-    ) -> Comms:
+    ) -> ExpCommCounts:
         """Train both models for one step, check that they agree, and return the parallel model's communication."""
         model, model_tp = models
         optim, optim_tp = optims
@@ -227,17 +226,19 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         some_loss(output).backward()
         with CommDebugMode() as backward:
             some_loss(output_tp).backward()
-        self.assert_same_gradients(model, model_tp)
+        self._check_module(model, model_tp, check_grad=True)
 
         optim.step()
         with implicit_replication(), CommDebugMode() as optimizer:
             optim_tp.step()
-        self.assert_same_parameters(model, model_tp)
-        return Comms(*(dict(phase.get_comm_counts()) for phase in (forward, backward, optimizer)))
+        self._check_module(model, model_tp)
+        return ExpCommCounts(*(dict(phase.get_comm_counts()) for phase in (forward, backward, optimizer)))
 
     # -- MLP
 
-    def mlp_pair(self, is_seq_parallel: bool, recompute_activation: bool = False) -> tuple[nn.Module, nn.Module]:
+    def _setup_mlp_models(
+        self, is_seq_parallel: bool, recompute_activation: bool = False
+    ) -> tuple[nn.Module, nn.Module]:
         mesh = self.build_device_mesh()
         model = MLPModule(self.device_type)
         plan = {
@@ -262,8 +263,8 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         # PyTorch leaves recompute_activation out, since it "failed multi-gpu tests". On the CPU its numbers are right.
         # Recomputing communicates, too: see MLP_COMMS. One CommDebugMode must cover forward and backward, since a
         # recomputed module that it did not see in forward makes it raise a KeyError.
-        model, model_tp = self.mlp_pair(is_seq_parallel, recompute_activation)
-        self.assert_same_parameters(model, model_tp)
+        model, model_tp = self._setup_mlp_models(is_seq_parallel, recompute_activation)
+        self._check_module(model, model_tp)
         optims = [torch.optim.SGD(each.parameters(), lr=0.25) for each in (model, model_tp)]
 
         x = self.mlp_input(is_seq_parallel)
@@ -282,25 +283,25 @@ class DistTensorParallelExampleTest(DTensorTestBase):
             # Each rank's reference model saw only that rank's part of the sequence.
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
-        self.assert_same_gradients(model, model_tp)
+        self._check_module(model, model_tp, check_grad=True)
 
         for optim in optims:
             optim.step()
-        self.assert_same_parameters(model, model_tp)
+        self._check_module(model, model_tp)
         x = self.mlp_input(is_seq_parallel, seed=1)
         self.assertEqual(model_tp(x), model(x))
 
     @with_comms
     def test_mlp_inference(self) -> None:
         with torch.inference_mode():
-            model, model_tp = self.mlp_pair(is_seq_parallel=False)
-            self.assert_same_parameters(model, model_tp)
+            model, model_tp = self._setup_mlp_models(is_seq_parallel=False)
+            self._check_module(model, model_tp)
             x = self.mlp_input(is_seq_parallel=False)
             self.assertEqual(model_tp(x), model(x))
 
     # -- transformer. No dropout: ranks and a single device draw their random numbers differently.
 
-    def transformer_pair(
+    def _setup_transformer_models(
         self, args: ModelArgs, is_seq_parallel: bool, dtype: torch.dtype
     ) -> tuple[nn.Module, nn.Module]:
         mesh = self.build_device_mesh()
@@ -310,7 +311,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         # if DTensor does not support the kernel.
         local_heads = dtype is torch.float64 or not dtensor_supports_attention(mesh)
         model_tp = Transformer.parallelize(deepcopy(model), mesh, is_seq_parallel, local_output_for_attn=local_heads)
-        self.assert_same_parameters(model, model_tp)
+        self._check_module(model, model_tp)
         return model, model_tp
 
     def tokens(self, args: ModelArgs, seed: int = 0) -> torch.Tensor:
@@ -322,7 +323,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
     @parametrize("dtype", [torch.float64, torch.float32])
     def test_transformer_training(self, is_seq_parallel: bool, dtype: torch.dtype) -> None:
         args = ModelArgs(dropout_p=0.0)
-        models = self.transformer_pair(args, is_seq_parallel, dtype)
+        models = self._setup_transformer_models(args, is_seq_parallel, dtype)
         optims = [torch.optim.Adam(each.parameters(), lr=0.25) for each in models]
         # With this learning rate rounding errors grow fast: float32 stays within its tolerances for only one step.
         for step in range(2 if dtype is torch.float64 else 1):
@@ -332,24 +333,30 @@ class DistTensorParallelExampleTest(DTensorTestBase):
             self.assertEqual(comms, TRANSFORMER_COMMS[is_seq_parallel], msg=f"step {step}")
 
     @with_comms
-    @parametrize("case", TRAINABLE, name_fn=trainable_name)
-    def test_transformer_req_grad(self, case: Trainable) -> None:
+    @parametrize("thaw_params, is_seq_parallel, dtype, exp_cnts", TRAINABLE, name_fn=thaw_name)
+    def test_transformer_req_grad(
+        self,
+        thaw_params: Collection[str] | None,
+        is_seq_parallel: bool,
+        dtype: torch.dtype,
+        exp_cnts: ExpCommCounts,
+    ) -> None:
         args = ModelArgs(dropout_p=0.0, weight_tying=False)
-        models = self.transformer_pair(args, case.is_seq_parallel, case.dtype)
+        models = self._setup_transformer_models(args, is_seq_parallel, dtype)
         optims = [torch.optim.Adam(each.parameters(), lr=0.25) for each in models]
-        if case.parameters is not None:
+        if thaw_params is not None:
             for each in models:
                 for name, parameter in each.named_parameters():
-                    parameter.requires_grad_(name in case.parameters)
+                    parameter.requires_grad_(name in thaw_params)
         comms = self.train_step(models, optims, self.tokens(args))
-        self.assertEqual(comms.backward, case.backward)
-        self.assertEqual(comms.optimizer, case.optimizer)
+        self.assertEqual(comms.bwd, exp_cnts.bwd or {})
+        self.assertEqual(comms.optim, exp_cnts.optim or {})
 
     # -- weight tying
 
     @with_comms
     def test_weight_tying(self) -> None:
-        model = TiedModule().to(self.device_type)
+        model = TestModule().to(self.device_type)
         plan = {"embedding": ColwiseParallel(), "fc": RowwiseParallel()}
         parallelize_module(model, self.build_device_mesh(), plan)
         torch.manual_seed(0)
@@ -369,7 +376,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
 
     def gradient_of_tied_weight(self, x: torch.Tensor) -> torch.Tensor:
         """The gradient of the tied weight on one device."""
-        model = TiedModule().to(self.device_type)
+        model = TestModule().to(self.device_type)
         model.fc.weight = model.embedding.weight
         model(x).sum().backward()
         return model.embedding.weight.grad

@@ -1,3 +1,6 @@
+device_type = current_accelerator()
+
+
 class TestTPFSDPIntegration(Base):
     def move(self, one):
         one.to(self.rank), one.to(self.rank)
@@ -23,3 +26,4 @@ class TestTPFSDPIntegration(Base):
         mine = FSDP(model)
         # FSDP comms
         counts[c10d_ops._allgather_base_]
+        grads = mine()
