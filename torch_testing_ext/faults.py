@@ -166,8 +166,8 @@ def call(n: int, op: str | None = None, group: Any = None, phase: str = "before"
     if phase == "during" and op in (*_SYNCHRONOUS, "send"):
         why = "returns only when it is over" if op in _SYNCHRONOUS else "may be over before its receiver comes"
         raise ValueError(f"call({n}, {op!r}, phase='during'): {op} {why}; use phase='before' or 'after'")
-    is_name = group is None or isinstance(group, str)
-    members = () if is_name else tuple(sorted(int(rank) for rank in group))
+    is_name = group is None or (isinstance(group, str) and group)
+    members = () if is_name else _checked_ranks(group, f"call({n}, group={group!r})", "a group: its name")
     return _point(Point("call", n, op, group if is_name else None, members, phase=phase))
 
 
@@ -229,7 +229,10 @@ def raises(
     error: BaseException | type[BaseException], rank: int | None = None, at: Point | None = None
 ) -> PlannedFault:
     """The call, step or mark raises this exception in the rank."""
-    made = error() if isinstance(error, type) else error
+    try:
+        made = error() if isinstance(error, type) else error
+    except TypeError as why:
+        raise TypeError(f"raises({error}): {why}; give an exception that is made") from None
     name = type(made).__name__
     if not isinstance(made, BaseException):
         raise ValueError(f"raises({error!r}): give an exception")
@@ -257,9 +260,13 @@ def hold_gil(seconds: float, rank: int | None = None, at: Point | None = None) -
 
 
 def _required(kind: str, seconds: Any) -> float:
-    if seconds is None:
-        raise ValueError(f"{kind}: give the seconds that it lasts")
+    if not _is_number(seconds):
+        raise ValueError(f"{kind}({seconds!r}): give the seconds that it lasts")
     return float(seconds)
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool)
 
 
 def restart(rank: int) -> PlannedRestart:
@@ -273,14 +280,21 @@ def _checked_rank(rank: Any, what: str) -> int:
     return rank
 
 
+def _checked_ranks(ranks: Any, what: str, other: str) -> tuple[int, ...]:
+    """Some ranks, at least one. `other`: what else could be given."""
+    if isinstance(ranks, str) or not isinstance(ranks, Iterable) or not (ranks := tuple(ranks)):
+        raise ValueError(f"{what}: give {other}, or a list of ranks")
+    return tuple(sorted(_checked_rank(rank, what) for rank in ranks))
+
+
 def _fault(fault: PlannedFault) -> PlannedFault:
     at = fault.at
     if fault.rank is not None:
         _checked_rank(fault.rank, str(fault))
     if at is not None and not isinstance(at, Point):
         raise ValueError(f"{fault.kind}: at is {at!r}; give a point, such as at=call(3, 'all_reduce')")
-    if fault.seconds is not None and not fault.seconds > 0:
-        raise ValueError(f"{fault}: give a number of seconds greater than 0")
+    if fault.seconds is not None and not (_is_number(fault.seconds) and fault.seconds > 0):
+        raise ValueError(f"{fault.kind}({fault.seconds!r}): give a number of seconds greater than 0")
     return fault
 
 
@@ -304,7 +318,7 @@ def plan_of(planned: Iterable[Any], within: float | None = None, must_reach: Ite
     for rank in restarts:
         if not any(fault.rank == rank and (fault.is_deadly or fault.kind == "raises") for fault in chosen):
             raise ValueError(f"restart({rank}): no fault ends that rank; give it one, such as kill(rank={rank}, ...)")
-    if within is not None and (isinstance(within, bool) or not isinstance(within, (int, float)) or not within > 0):
+    if within is not None and not (_is_number(within) and within > 0):
         raise ValueError(f"@faults(within={within!r}): give a number of seconds greater than 0")
     if isinstance(must_reach, str):
         raise ValueError(f"@faults(must_reach={must_reach!r}): give a list of names")
@@ -324,6 +338,8 @@ def _giving(decorator: str, plan: FaultPlan | Sweep) -> Callable[[T], T]:
     def decorate(test: T) -> T:
         if isinstance(test, type):
             raise ValueError(f"{decorator} is for a test, and {test.__name__} is a class: decorate its methods")
+        if hasattr(test, PLAN):
+            raise ValueError(f"{decorator}: this test has faults already; give it all in one decorator")
         guarded: Any = test if inspect.iscoroutinefunction(test) else _guarded(test)
         setattr(guarded, PLAN, plan)
         return cast("T", guarded)
@@ -442,9 +458,23 @@ def fault_sweep(
         raise ValueError("@fault_sweep takes faults without rank and point: @fault_sweep(kill, stop(2), at=calls())")
     if not isinstance(at, Points):
         raise ValueError(f"@fault_sweep(at={at!r}): give calls() or steps()")
-    chosen = () if ranks == "all" else tuple(ranks)
+    chosen = () if ranks == "all" else _checked_ranks(ranks, f"@fault_sweep(ranks={ranks!r})", '"all"')
     checked = plan_of([replace(each, rank=0, at=Point("call", 1)) for each in made[:1]], within, must_reach)
-    return _giving("@fault_sweep", Sweep(tuple(made), at, chosen, within, checked.must_reach, tuple(known)))
+    excepted = tuple(known)
+    for each in excepted:
+        if not isinstance(each, KnownFailure):
+            raise ValueError(f"@fault_sweep(known=[{each}]): give a reason: known({each}, 'the reason')")
+        _check_is_tried(each.fault, made, at, chosen)
+    return _giving("@fault_sweep", Sweep(tuple(made), at, chosen, within, checked.must_reach, excepted))
+
+
+def _check_is_tried(fault: PlannedFault, among: list[PlannedFault], at: Points, ranks: tuple[int, ...]) -> None:
+    """Raise ValueError if a sweep tries no such fault."""
+    assert fault.at is not None
+    of_sweep = Point(at.where, fault.at.n, phase=at.phase)
+    if replace(fault, rank=None, at=None) not in among or fault.at != of_sweep or (ranks and fault.rank not in ranks):
+        such = replace(among[0], rank=min(ranks, default=0), at=Point(at.where, 1, phase=at.phase))
+        raise ValueError(f"known({fault}): the sweep tries no such fault, but faults such as {such}")
 
 
 # -- for tests, in their ranks

@@ -2,6 +2,7 @@
 
 import os
 import time
+import unittest
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, calls, fault_point, fault_sweep, faults, kill, mark, reached, restart, stop
 
 LOST = 2
-ERROR, RETURNS = "error", "returns"
+ERROR, RETURNS, EITHER = "error", "returns", "error or returns"
 
 
 def tensors(count=3):
@@ -23,6 +24,12 @@ def tensors(count=3):
 
 # By operation: what it is, and what it does in rank 0 and in rank 1 when rank 2 is gone.
 AFTER_LOSS = {
+    "reduce": (lambda rank: dist.reduce(torch.ones(2), 0), ERROR, ERROR),
+    "broadcast from another rank": (lambda rank: dist.broadcast(torch.ones(2), 0), ERROR, EITHER),
+    "scatter from another rank": (lambda rank: dist.scatter(torch.ones(2), None if rank else tensors()), ERROR, EITHER),
+    "scatter from the lost rank": (lambda rank: dist.scatter(torch.ones(2), None, LOST), ERROR, ERROR),
+    "gather to the lost rank": (lambda rank: dist.gather(torch.ones(2), None, LOST), ERROR, ERROR),
+    "send to the lost rank": (lambda rank: dist.send(torch.ones(2), LOST), ERROR, ERROR),
     "all_reduce": (lambda rank: dist.all_reduce(torch.ones(2)), ERROR, ERROR),
     "all_gather": (lambda rank: dist.all_gather(tensors(), torch.ones(2)), ERROR, ERROR),
     "all_gather_object": (lambda rank: dist.all_gather_object([None] * 3, rank), ERROR, ERROR),
@@ -33,8 +40,10 @@ AFTER_LOSS = {
     "receive from the lost rank": (lambda rank: dist.recv(torch.ones(2), LOST), ERROR, ERROR),
     "gather to rank 0": (lambda rank: dist.gather(torch.ones(2), None if rank else tensors()), ERROR, RETURNS),
     "send and receive between the others": (lambda rank: _between_the_others(rank), RETURNS, RETURNS),
+    "new_group of the others": (lambda rank: dist.new_group([0, 1]), RETURNS, RETURNS),
     "destroy_process_group": (lambda rank: dist.destroy_process_group(), RETURNS, RETURNS),
 }
+TIMEOUT = timedelta(seconds=0.3)
 
 
 def _between_the_others(rank):
@@ -87,12 +96,36 @@ class TestSurvivorsOfGloo(Survivors):
         with self.assertRaisesRegex(RuntimeError, told):
             dist.monitored_barrier(timeout=timedelta(seconds=0.5))
 
-    @faults(stop(rank=LOST, at=call(2, "all_reduce")), within=30)
-    def test_a_rank_that_stands_still_is_a_timeout(self):
-        self.join(seconds=0.5)
-        dist.all_reduce(torch.ones(1))
-        with self.assertRaisesRegex(RuntimeError, "[Tt]imed out"):
-            dist.all_reduce(torch.ones(1))
+    @faults(kill(LOST, at=mark("gone")), within=30)
+    def test_new_group_of_all_waits_for_its_own_timeout(self):
+        """Not for that of the group before, and without one for half an hour."""
+        self.lose()
+        with self.assertRaisesRegex(RuntimeError, "Wait timeout"):
+            dist.new_group([0, 1, LOST], timeout=TIMEOUT)
+
+    @faults(stop(rank=LOST, at=mark("still")), within=30)
+    def test_new_world_without_a_rank_that_stands_still(self):
+        self.join()
+        dist.barrier()
+        fault_point("still")
+        dist.destroy_process_group()
+        self.join("second", 2)
+        dist.barrier()
+
+    @unittest.skipUnless(hasattr(dist, "shrink_group"), "this torch has no shrink_group")
+    @faults(kill(LOST, at=mark("gone")), within=30)
+    def test_gloo_cannot_shrink_a_group(self):
+        """NCCL can. gloo can only reconfigure it, in newer versions."""
+        self.lose()
+        with self.assertRaisesRegex(TypeError, "does not support shrinking"):
+            dist.shrink_group([LOST])
+
+    def what_it_does(self, operation):
+        try:
+            operation(self.rank)
+        except RuntimeError as error:
+            return ERROR, str(error)
+        return RETURNS, ""
 
 
 def _test_of(name):
@@ -101,24 +134,49 @@ def _test_of(name):
     @faults(kill(LOST, at=mark("gone")), within=30)
     def test(self):
         self.lose()
-        did = RETURNS
-        try:
-            operation(self.rank)
-        except RuntimeError:
-            did = ERROR
-        self.assertEqual(did, expected[self.rank])
+        did, _ = self.what_it_does(operation)
+        self.assertIn(did, expected[self.rank])
+
+    return test
+
+
+def _test_of_standstill(name):
+    """What is an error when the rank is dead is a time-out then, and what works, works."""
+    operation, *expected = AFTER_LOSS[name]
+
+    @faults(stop(rank=LOST, at=mark("still")), within=30)
+    def test(self):
+        # The time-out of messages is that with which the group was made.
+        is_message = name in ("send to the lost rank", "receive from the lost rank")
+        self.join(seconds=2 if is_message else 60)
+        dist.barrier()
+        if ERROR in expected and not is_message:
+            # Only now: until here, a busy machine may take its time.
+            dist.distributed_c10d._set_pg_timeout(TIMEOUT)
+        fault_point("still")
+        did, text = self.what_it_does(operation)
+        self.assertIn(did, expected[self.rank])
+        if did == ERROR:
+            # It has timed out, or the other one has and is gone.
+            self.assertRegex(text, "[Tt]imed out|timeout|Connection closed")
 
     return test
 
 
 for _name in AFTER_LOSS:
     setattr(TestSurvivorsOfGloo, f"test_{_name.replace(' ', '_')}", _test_of(_name))
+    setattr(TestSurvivorsOfGloo, f"test_standstill_{_name.replace(' ', '_')}", _test_of_standstill(_name))
 
 
 class Writer(dcp.FileSystemWriter):
     def write_data(self, *args, **options):
         fault_point("writing")
         return super().write_data(*args, **options)
+
+    def finish(self, *args, **options):
+        """In the coordinator: all data are written, and nothing says so yet."""
+        fault_point("finishing")
+        super().finish(*args, **options)
 
 
 @requires_gloo()
@@ -204,6 +262,10 @@ class TestRecovery(Survivors):
     def test_asynchronous_checkpoint_whose_writer_dies_is_not_whole(self):
         self.write_two(lambda state, folder: dcp.async_save(state, storage_writer=Writer(folder)).result())
 
+    @faults(kill(0, at=mark("finishing", 2)), within=60, must_reach=["not whole"])
+    def test_checkpoint_whose_coordinator_dies_is_not_whole(self):
+        self.write_two(lambda state, folder: dcp.save(state, storage_writer=Writer(folder)))
+
     def write_two(self, save):
         self.join()
         folders = [Path(f"{self.file_name}.{name}") for name in ("whole", "half")]
@@ -217,6 +279,83 @@ class TestRecovery(Survivors):
         dcp.load(state, checkpoint_id=folders[0], no_dist=True)
         self.assertEqual(state["weight"], torch.ones(2))
         reached("not whole")
+
+
+@requires_gloo()
+@unittest.skipUnless(hasattr(dist, "_reconfigure"), "this torch has no _reconfigure")
+class TestReconfigure(Survivors):
+    """The group of all ranks goes on without a rank that really dies, or with a new process of it."""
+
+    def join_reconfigurable(self):
+        self.store = dist.FileStore(f"{self.file_name}.first", self.world_size)
+        dist.init_process_group(
+            "gloo",
+            store=self.store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=60),
+            enable_reconfigure=True,
+        )
+
+    def handles(self, name):
+        """Those of all ranks."""
+        self.store.set(f"{name} {self.rank}", dist._get_reconfigure_handle())
+        return [self.store.get(f"{name} {rank}").decode() for rank in range(self.world_size)]
+
+    def reconfigure(self, number, handles):
+        dist._reconfigure(number, handles, timeout=timedelta(seconds=60)).wait()
+
+    def expect_sum(self, size):
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        self.assertEqual(total.item(), size)
+
+    def lose_one(self):
+        """Returns the handles of the ranks that were there before."""
+        self.join_reconfigurable()
+        self.reconfigure(1, self.handles("first"))
+        before = self.handles("before the loss")
+        dist.all_reduce(torch.ones(1))
+        # A survivor may wait for another one that has left the call with an error: gloo does not tell it, not even by
+        # `abort`, and only the time-out ends that.
+        backend = dist.get_backend_impl(dist.group.WORLD, torch.device("cpu"))
+        backend.set_timeout(TIMEOUT)
+        with self.assertRaises(RuntimeError):
+            dist.all_reduce(torch.ones(1))
+        backend.set_timeout(timedelta(seconds=60))
+        return before
+
+    def go_on_without(self, victim):
+        handles = self.lose_one()
+        del handles[victim]
+        self.reconfigure(2, handles)
+        self.assertEqual(dist.get_rank(), self.rank - (self.rank > victim))
+        self.expect_sum(2)
+        reached("reconfigured")
+
+    @faults(kill(LOST, at=call(2, "all_reduce")), restart(LOST), within=60, must_reach=["reconfigured"])
+    def test_new_process_joins_the_group(self):
+        if self.incarnation:
+            self.join_reconfigurable()
+        else:
+            self.lose_one()
+        self.reconfigure(2, self.handles("after the loss"))
+        self.expect_sum(3)
+        reached("reconfigured")
+
+
+def _test_of_reconfigure(victim, phase):
+    @faults(kill(victim, at=call(2, "all_reduce", phase=phase)), within=60, must_reach=["reconfigured"])
+    def test(self):
+        self.go_on_without(victim)
+
+    return test
+
+
+for _victim in range(3):
+    for _phase in ("before", "during"):
+        _name = f"test_rank_{_victim}_dies_{_phase}_a_call"
+        setattr(TestReconfigure, _name, _test_of_reconfigure(_victim, _phase))
 
 
 if __name__ == "__main__":

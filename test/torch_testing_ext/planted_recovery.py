@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Training(Ranks):
     retries_for_ever = catches_too_much = waits_before_destroy = keeps_old_size = keeps_old_ranks = False
     keeps_old_group = counts_twice = skips_step = returns_early = never_recovers = False
     waits_for_the_dead = parts = is_slow = crashes_then = ends_then = leaves_group_open = False
+    awaits_a_farewell = takes_unfinished_sums = False
 
     def join(self, world: int, rank: int, size: int) -> None:
         store = dist.FileStore(f"{self.file_name}.{world}", size)
@@ -39,6 +41,8 @@ class Training(Ranks):
         while done < STEPS:
             # Outside of the `except`: an exception in flight keeps the group, and so its connections.
             if self.has_lost_a_peer_in(done):
+                if self.rank == LOST:
+                    return self.leave()
                 if self.retries_for_ever:
                     continue
                 if self.catches_too_much:
@@ -59,8 +63,18 @@ class Training(Ranks):
 
     def step(self, number: int) -> None:
         value = torch.tensor([float(number + 1)])
-        dist.all_reduce(value)
-        self.total += value.item()
+        is_over = False
+        try:
+            dist.all_reduce(value)
+            is_over = True
+        finally:
+            if is_over or self.takes_unfinished_sums:
+                self.total += value.item()
+
+    def leave(self) -> None:
+        """The rank is not lost: it only has an exception. A dead one says no farewell."""
+        dist.FileStore(f"{self.file_name}.farewell", 3).set("left", "")
+        dist.destroy_process_group()
 
     def expected(self) -> float:
         """The sum: three ranks take the first two steps, two take the rest."""
@@ -75,6 +89,8 @@ class Training(Ranks):
             os._exit(0)
         if self.is_slow and self.rank == 1:
             time.sleep(SOON + 0.3)
+        if self.awaits_a_farewell:
+            dist.FileStore(f"{self.file_name}.farewell", 3).wait(["left"], timedelta(seconds=60))
         if self.waits_for_the_dead:
             dist.FileStore(f"{self.file_name}.ready", 3).wait([f"rank{LOST}"], timedelta(seconds=60))
         if self.returns_early and self.rank == 1:
@@ -96,12 +112,20 @@ class Training(Ranks):
     def survives(self) -> None:
         self.train()
 
+    @faults(kill(LOST, at=call(3, "all_reduce", phase="during")), within=SOON, must_reach=["recovered"])
+    def survives_in_flight(self) -> None:
+        self.train()
+
+    @faults(raises(RuntimeError("planned"), rank=LOST, at=call(3, "all_reduce")), within=20)
+    def survives_a_faked_death(self) -> None:
+        self.train()
+
 
 class Checkpoints(Ranks):
     """Rank 1 saves a file in each step, dies while it does, and begins again from the last file that is whole."""
 
     world_size = 2
-    writes_in_place = ignores_checkpoint = has_old_seed = False
+    writes_in_place = ignores_checkpoint = has_old_seed = saves_at_its_end = meets_once_more = False
 
     def train(self) -> None:
         file = f"{self.file_name}.checkpoint"
@@ -113,6 +137,10 @@ class Checkpoints(Ranks):
             torch.manual_seed(0 if self.has_old_seed else step)
             with open(f"{self.file_name}.drawn", "a") as drawn:
                 drawn.write(f"{torch.rand(1).item()}\n")
+            if self.saves_at_its_end:
+                signal.signal(signal.SIGTERM, lambda *_, step=step: torch.save({"step": step + 1}, file))
+                fault_point("saving")
+                continue
             unfinished = file if self.writes_in_place else f"{file}.new"
             with open(unfinished, "wb") as target:
                 target.write(b"half of it")
@@ -123,6 +151,9 @@ class Checkpoints(Ranks):
                 torch.save({"step": step + 1}, target)
             os.replace(unfinished, file)
         self.join_group()
+        if self.meets_once_more and self.incarnation:
+            dist.barrier()
+        dist.barrier()
         if self.rank == 0:
             with open(f"{self.file_name}.drawn") as drawn:
                 numbers = drawn.read().split()
@@ -196,6 +227,7 @@ class Planted:
 
 
 AFTER = "rank 2 was killed at all_reduce #3 by the fault"
+IN_FLIGHT = "rank 2 was killed during all_reduce #3 by the fault"
 LOADING = "after rank 1 was killed at 'saving' #2 by the fault"
 BUGS = (
     Planted(Training, "survives", "retries_for_ever", (AFTER, "timed out")),
@@ -211,11 +243,15 @@ BUGS = (
     Planted(Training, "survives", "never_recovers", (AFTER, "no rank has reached 'recovered'")),
     Planted(Training, "survives", "waits_for_the_dead", (AFTER, "rank 2")),
     Planted(Training, "survives", "parts", (AFTER,)),
+    Planted(Training, "survives", "awaits_a_farewell", (AFTER, "timed out")),
+    Planted(Training, "survives_in_flight", "takes_unfinished_sums", (IN_FLIGHT, "Scalars are not close")),
     Planted(Training, "survives", "is_slow", (AFTER, "timed out")),
     Planted(Training, "survives", "crashes_then", (AFTER, "rank 1 of 3 was killed by SIGABRT")),
     Planted(Training, "survives", "ends_then", (AFTER, "rank 1 of 3 exited with code 0 before the test finished")),
     Planted(Checkpoints, "resumes", "writes_in_place", (LOADING, "rank 1 of 2 raised")),
     Planted(Checkpoints, "resumes", "ignores_checkpoint", (LOADING, "rank 0 of 2 failed")),
+    Planted(Checkpoints, "resumes", "saves_at_its_end", (LOADING, "rank 0 of 2 failed")),
+    Planted(Checkpoints, "resumes", "meets_once_more", (LOADING, "rank 1")),
     Planted(Checkpoints, "resumes", "has_old_seed", (LOADING, "the numbers of each step are new")),
     Planted(Watching, "sees_that_a_rank_stands_still", "has_no_timeout", ("rank 1 was stopped at barrier #2",)),
     Planted(Watching, "heals", "skips_point", ("did not happen: rank 1 came to 0 passages of 'there'",)),
@@ -224,6 +260,8 @@ BUGS = (
     Planted(Watching, "agrees_to_skip", "goes_on_alone", ("rank 1 raised MemoryError at all_reduce #2",)),
     Planted(Watching, "tolerates_a_slow_rank", "has_no_timeout", ("rank 1 was delayed at barrier #2",)),
 )
-FIXED: tuple[Callable[[], Any], ...] = tuple(
-    lambda cls=cls, test=test: cls(test) for cls, test in dict.fromkeys((bug.cls, bug.test) for bug in BUGS)
+FIXED: tuple[Callable[[], Any], ...] = (
+    # A death that is only faked does not find this bug.
+    Planted(Training, "survives_a_faked_death", "awaits_a_farewell", ()).case,
+    *(lambda cls=cls, test=test: cls(test) for cls, test in dict.fromkeys((bug.cls, bug.test) for bug in BUGS)),
 )

@@ -258,8 +258,11 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
 def plan_of_item(item: Any) -> FaultPlan | Sweep | None:
     """The faults of a test, by the mark or the decorator. Raises BadMark."""
     mark = item.get_closest_marker(FAULTS)
+    of_decorator = plan_on(item.obj)
     if mark is None:
-        return plan_on(item.obj)
+        return of_decorator
+    if of_decorator is not None or sum(own.name == FAULTS for own in item.own_markers) > 1:
+        raise BadMark(f"the test has faults twice. Give all of them to one mark {FAULTS}, or to one decorator")
     try:
         return plan_of(mark.args, **mark.kwargs)
     except (TypeError, ValueError) as error:

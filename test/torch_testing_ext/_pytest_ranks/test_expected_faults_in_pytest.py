@@ -13,6 +13,8 @@ FAILED = {
     "test_never": "kill(rank=1, at=call(5)) did not happen: rank 1 came to 1 collective call (in all: 1 barrier)",
     "TestShared.test_restart": "restart(1) needs ranks for each test, and scope is 'module'",
     "test_no_such_rank": "the test has 2 ranks; give a rank from 0 to 1",
+    "test_two_marks": "the test has faults twice. Give all of them to one mark faults, or to one decorator",
+    "test_mark_and_decorator": "the test has faults twice. Give all of them to one mark faults, or to one decorator",
     "test_no_point": "say which rank and where: kill(..., rank=1, at=call(3))",
     "test_no_ranks": "it has faults, but no ranks of the plugin. Mark it: @pytest.mark.world_size(2)",
     "test_no_ranks_by_the_decorator": "does not run in ranks that can die",
@@ -27,7 +29,7 @@ class FaultsInPytestTest(unittest.TestCase):
         for name, text in FAILED.items():
             with self.subTest(name=name):
                 self.assertIn(text, run.messages[name])
-        self.assertEqual(len(run.outcomes), 14)
+        self.assertEqual(len(run.outcomes), 16)
 
 
 if __name__ == "__main__":

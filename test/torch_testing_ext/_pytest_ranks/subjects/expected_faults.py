@@ -97,6 +97,20 @@ def test_no_point(dist_env):
     pass
 
 
+@pytest.mark.world_size(2)
+@pytest.mark.faults(kill(1, at=call(1)))
+@pytest.mark.faults(kill(1, at=call(2)))
+def test_two_marks(dist_env):
+    pass
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.faults(kill(1, at=call(1)))
+@faults(kill(1, at=call(2)))
+def test_mark_and_decorator(dist_env):
+    pass
+
+
 @pytest.mark.faults(kill(1, at=call(1)))
 def test_no_ranks():
     pass
