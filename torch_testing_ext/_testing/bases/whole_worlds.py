@@ -36,6 +36,7 @@ from torch_testing_ext._process.words import few, grouped, list_of
 from torch_testing_ext._testing.helpers.mock_group import FakeStore
 from torch_testing_ext._torch import flight_recorder, operation_hook, process_state, tensors
 from torch_testing_ext._torch.operation_hook import OpSpec, TensorUses
+from torch_testing_ext.launch.fork_server import MANY_RANKS
 from torch_testing_ext.launch.own_report import format_error, sites_of, summarize
 
 from .groups_and_devices import watch_creation
@@ -210,6 +211,9 @@ class _Ranks:
                     _require_forks(child_processes.check_after_fork())
                     self._wait()
                     self._preload()
+                    if self._world_size >= MANY_RANKS:
+                        # A fork then copies fewer page tables.
+                        system.collapse_all()
                 if len(self._running) >= most:
                     self._wait()
                 if self.errors and len(self.errors) >= _ENOUGH_ERRORS:

@@ -1,6 +1,7 @@
 """Whole worlds: planted faults with ranks and lines, sound programs, facts, refusals, and the same in reality."""
 
 import contextlib
+import importlib.util
 import io
 import random
 import unittest
@@ -323,6 +324,19 @@ class SameAsInRealityTest(TestCase):
 
     def test_a_cycle(self):
         self.assertIs(self.same(programs.opposite_groups, 2), RankError)
+
+
+@unittest.skipUnless(importlib.util.find_spec("spmd_types"), "spmd_types is not installed")
+class TypesTest(WorldCase):
+    """The checker of spmd_types runs in each rank of a program that asks for it."""
+
+    def test_a_type_that_does_not_fit(self):
+        check_world(programs.typed, 4, True)
+        text = "ranks 0-3: SpmdTypeError: Partial in multiple factors of multilinear op on axis mesh_tp"
+        with self.assertRaises(RankError) as caught:
+            check_world(programs.typed, 4, False)
+        self.assertIn(text, str(caught.exception))
+        self.assertIn(marked(programs.typed)[0], str(caught.exception))
 
 
 RANKS, MICROBATCHES = 2, 4

@@ -307,6 +307,21 @@ def missing_pass(rank, size):
         dist.all_reduce(ones(), group=mesh["dp"].get_group())
 
 
+def typed(rank, size, reduces):
+    """A product of two partial sums is not the product of the sums."""
+    import spmd_types as spmd
+    import spmd_types.checker
+
+    mesh = mesh_of(size)
+    data, tensor = mesh.get_group("dp"), mesh.get_group("tp")
+    with spmd.set_current_mesh(mesh), spmd.checker.typecheck():
+        part = torch.randn(4)
+        spmd.assert_type(part, {data: spmd.R, tensor: spmd.P})
+        whole = spmd.all_reduce(part, tensor, src=spmd.P, dst=spmd.R) if reduces else part
+        torch.mul(whole, whole)  # fault
+    tensor_and_sequence(rank, size)
+
+
 # -- what a world refuses
 
 
