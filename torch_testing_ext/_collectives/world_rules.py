@@ -326,7 +326,7 @@ class Progress:
         return replace(found, lines=tuple(lines))
 
     def reached(self) -> list[RankRecord]:
-        """What the ranks have issued when nobody can go on: real ones would not come to the rest."""
+        """Collect what the ranks have issued when nobody can go on: real ones would not come to the rest."""
         records = []
         for rank, record in enumerate(self._world.records):
             rest = self._world.class_of[rank].steps[self._at[rank] :]
