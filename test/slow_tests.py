@@ -36,6 +36,13 @@ SLOW = {
     "a hundred edits, each followed by a warm and a cold run; test_each_kind_of_edit stays": (
         f"{OURS}warm/test_warm_is_never_stale.py::NeverStaleTest::test_random_edits",
     ),
+    "whole worlds against ranks that communicate, many programs; RandomProgramsTest has one of each kind": (
+        f"{OURS}_testing/bases/test_worlds_and_reality.py::ManyRandomProgramsTest::*",
+        f"{OURS}_testing/bases/test_worlds_and_reality.py::SuitesTest::*",
+    ),
+    "sound programs on 64 ranks; SoundTest has them on 8": (
+        f"{OURS}_testing/bases/test_whole_worlds.py::LargeSoundTest::*",
+    ),
     "a comparison with recorded outcomes, or with PyTorch's kit on whole suites": (
         f"{OURS}conformance/test_conformance.py::ConformanceTest::test_ours_against_recorded_outcomes",
         f"{OURS}upstream/test_drop_in_outcomes.py::*",

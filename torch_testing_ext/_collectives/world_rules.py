@@ -325,6 +325,20 @@ class Progress:
         ]
         return replace(found, lines=tuple(lines))
 
+    def reached(self) -> list[RankRecord]:
+        """Collect what the ranks have issued when nobody can go on: real ones would not come to the rest."""
+        records = []
+        for rank, record in enumerate(self._world.records):
+            rest = self._world.class_of[rank].steps[self._at[rank] :]
+            if rest:
+                calls, messages = (
+                    {key: [call for call in issued if call.order < _order(rest[0])] for key, issued in by_key.items()}
+                    for by_key in (record.calls, record.messages)
+                )
+                record = replace(record, calls=calls, messages=messages)
+            records.append(record)
+        return records
+
     def _missing(self, rank: int, step: RankStep) -> Iterator[int]:
         """The ranks that have not come to a call."""
         call, group = step.call, self._groups[rank][step.slot]
@@ -371,7 +385,7 @@ def judge(world: WorldRecords, progress: Progress) -> Finding | None:
     """The first fault of a world: groups, what must agree, ranks that cannot go on, calls that lack a partner."""
     return (
         first_group_difference(world)
-        or first_mismatch(world.records)
+        or first_mismatch(progress.reached())
         or progress.finding()
         or first_unmatched(world.records)
     )

@@ -1,10 +1,13 @@
 """The rules of whole worlds, on logs that are written here: classes, groups, progress, waits of the host."""
 
+import contextlib
 import json
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
+from torch_testing_ext._collectives import findings, world_rules
 from torch_testing_ext._collectives.findings import FindingKind
 from torch_testing_ext._collectives.records import GroupRecord
 from torch_testing_ext._collectives.sanitized_rank import Issued
@@ -39,7 +42,7 @@ class Rank:
         self.writer.wait(number, self.site())
 
 
-class WorldRulesTest(unittest.TestCase):
+class WorldCase(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -59,6 +62,8 @@ class WorldRulesTest(unittest.TestCase):
         self.world, self.progress = world, Progress(world, buffered)
         return judge(world, self.progress)
 
+
+class WorldRulesTest(WorldCase):
     def test_ranks_of_a_class_share_their_calls(self):
         ranks = self.ranks(4, ("a", (0, 1)), ("b", (2, 3)))
         for rank in ranks:
@@ -130,6 +135,16 @@ class WorldRulesTest(unittest.TestCase):
                 rank.issue("recv", peer=1 - rank.number)
             self.assertEqual(self.judged(ranks, buffered) is None, buffered)
 
+    def test_what_nobody_comes_to_is_not_compared(self):
+        """All wait for each other before rank 1 would issue another second call."""
+        ranks = self.ranks(2, ("a", (0, 1)), ("b", (0, 1)))
+        for rank in ranks:
+            rank.issue(group=rank.number)
+            rank.issue(group=1 - rank.number, op="max" if rank.number else "sum")
+        finding = self.judged(ranks)
+        self.assertEqual(finding.kind, FindingKind.DEADLOCK)
+        self.assertIn("rank 0 waits in group a (all_reduce #1, line 3) for rank 1", finding.sentence)
+
     def test_two_messages_without_a_partner_are_two(self):
         ranks = self.ranks(3)
         ranks[0].issue("recv", peer=1)
@@ -144,6 +159,91 @@ class WorldRulesTest(unittest.TestCase):
             rank.issue()
         with self.assertRaisesRegex(ValueError, "rank 0 has issued more calls than a log has room for"):
             self.judged([rank])
+
+
+class BrokenRulesTest(WorldCase):
+    """Each rule alone finds a fault: without it, the fault is missed, or told as another one."""
+
+    @contextlib.contextmanager
+    def without(self, rule):
+        """Leave out a rule of `judge`, or of what it calls."""
+        nothing = {
+            "first_group_difference": (world_rules, lambda world: None),
+            "first_mismatch": (world_rules, lambda records: None),
+            "first_unmatched": (world_rules, lambda records: None),
+            "reached": (Progress, lambda progress: self.world.records),
+            "finding": (Progress, lambda progress: None),
+            "_wrong_exchange": (findings, lambda *_: None),
+            "pairs_of": (findings, lambda records: []),
+            "_is_over": (Progress, self.is_over),
+        }
+        owner, instead = nothing[rule]
+        with mock.patch.object(owner, rule, instead):
+            yield
+
+    @staticmethod
+    def is_over(progress, rank, order, wait, known=Progress._is_over):
+        return wait is not None or known(progress, rank, order, wait)
+
+    def faults(self):
+        """By rule: ranks with a fault that only it finds."""
+        both = (("a", (0, 1)), ("b", (0, 1)))
+        for field, values in (
+            ("op", ("sum", "max")),
+            ("root", (0, 1)),
+            ("inputs", ((FLOATS,), (((3,), "float32"),))),
+            ("inputs", ((FLOATS,), (((4,), "float64"),))),
+        ):
+            ranks = self.ranks(2)
+            for rank in ranks:
+                rank.issue("reduce", **{field: values[rank.number]})
+            yield "first_mismatch", ranks
+        ranks = self.ranks(2)
+        for rank in ranks:
+            rank.issue("all_reduce" if rank.number else "broadcast")
+        yield "first_mismatch", ranks
+        yield "first_group_difference", [Rank(self.folder, 0, [("g", [0, 1])]), Rank(self.folder, 1, [])]
+        ranks = self.ranks(2)
+        for rank in ranks:
+            rank.issue("all_to_all_single", splits=((2, 2), (2, 2 - rank.number)))
+        yield "_wrong_exchange", ranks
+        ranks = self.ranks(2)
+        ranks[0].issue("send", peer=1)
+        ranks[1].issue("recv", peer=0, inputs=(((5,), "float32"),), outputs=(((5,), "float32"),))
+        yield "pairs_of", ranks
+        ranks = self.ranks(2)
+        ranks[0].issue("send", peer=1, blocks=False)
+        yield "first_unmatched", ranks
+        ranks = self.ranks(2, *both)
+        for rank in ranks:
+            for group in (rank.number, 1 - rank.number):
+                rank.issue(group=group)
+        yield "finding", ranks
+        ranks = self.ranks(2, *both)
+        for rank in ranks:
+            rank.issue(group=rank.number, blocks=False)
+            rank.wait()
+            rank.issue(group=1 - rank.number)
+        yield "_is_over", ranks
+        ranks = self.ranks(2, *both)
+        for rank in ranks:
+            rank.issue(group=rank.number)
+            rank.issue(group=1 - rank.number, op="max" if rank.number else "sum")
+        yield "reached", ranks
+
+    def kind(self, ranks):
+        finding = self.judged(ranks)
+        return finding and finding.kind
+
+    def test_each_is_needed(self):
+        kinds = [self.kind(ranks) for _, ranks in self.faults()]
+        self.assertNotIn(None, kinds)
+        broken = set()
+        for kind, (rule, ranks) in zip(kinds, self.faults(), strict=True):
+            with self.without(rule):
+                self.assertIsNot(self.kind(ranks), kind, rule)
+            broken.add(rule)
+        self.assertEqual(set(judge.__code__.co_names) - broken, {"records"})
 
 
 if __name__ == "__main__":

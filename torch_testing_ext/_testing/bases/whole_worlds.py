@@ -36,6 +36,7 @@ from torch_testing_ext._process.words import few, grouped, list_of
 from torch_testing_ext._testing.helpers.mock_group import FakeStore
 from torch_testing_ext._torch import flight_recorder, operation_hook, process_state, tensors
 from torch_testing_ext._torch.operation_hook import OpSpec, TensorUses
+from torch_testing_ext.launch.fork_server import MANY_RANKS
 from torch_testing_ext.launch.own_report import format_error, sites_of, summarize
 
 from .groups_and_devices import watch_creation
@@ -51,6 +52,8 @@ _REFUSED = {
     "subprocess.Popen": "starts a process",
     "socket.bind": "opens a socket",
     "socket.connect": "opens a socket",
+    "socket.sendmsg": "opens a socket",
+    "socket.sendto": "opens a socket",
 }
 _SYNCHRONIZES = (("cuda", "synchronize"), ("accelerator", "synchronize"), ("xpu", "synchronize"))
 _DTENSOR = "torch.distributed.tensor"
@@ -208,6 +211,9 @@ class _Ranks:
                     _require_forks(child_processes.check_after_fork())
                     self._wait()
                     self._preload()
+                    if self._world_size >= MANY_RANKS:
+                        # A fork then copies fewer page tables.
+                        system.collapse_all()
                 if len(self._running) >= most:
                     self._wait()
                 if self.errors and len(self.errors) >= _ENOUGH_ERRORS:
@@ -390,22 +396,32 @@ class _RankInWorld:
         def receive_objects(*_: object, **__: object) -> None:
             raise _refusal("calls recv_object_list(), which waits for objects of another rank")
 
-        broadcast = dist.broadcast_object_list
-        signature = inspect.signature(broadcast)
+        def of_source(function: Callable[..., Any]) -> Callable[..., Any]:
+            """The function, which only the source may call: others wait for its objects."""
+            signature = inspect.signature(function)
 
-        @functools.wraps(broadcast)
-        def broadcast_objects(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
-            source, own = given.get("src"), self._rank
-            if given.get("group_src") is not None:
-                source, own = given["group_src"], dist.get_rank(given.get("group"))
-            if (source or 0) != own:
-                raise _refusal("calls broadcast_object_list(), which waits for objects of another rank")
-            return broadcast(*args, **kwargs)
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                given = signature.bind(*args, **kwargs).arguments
+                source, own = given.get("src"), self._rank
+                if given.get("group_src") is not None:
+                    source, own = given["group_src"], dist.get_rank(given.get("group"))
+                if (source or 0) != own:
+                    raise _refusal(f"calls {function.__name__}(), which waits for objects of another rank")
+                return function(*args, **kwargs)
 
-        modules: list[Any] = [dist, dist.distributed_c10d]
-        for module in modules:
-            module.recv_object_list, module.broadcast_object_list = receive_objects, broadcast_objects
+            return call
+
+        replaced = {
+            "recv_object_list": receive_objects,
+            "broadcast_object_list": of_source(dist.broadcast_object_list),
+            "scatter_object_list": of_source(dist.scatter_object_list),
+            # Else, torch looks whether the group has gloo.
+            "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
+        }
+        for name, function in replaced.items():
+            setattr(dist, name, function)
+            setattr(dist.distributed_c10d, name, function)
         sys.addaudithook(refuse)
         multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign, assignment]
         stores: Any = dist

@@ -1,6 +1,7 @@
 """Whole worlds: planted faults with ranks and lines, sound programs, facts, refusals, and the same in reality."""
 
 import contextlib
+import importlib.util
 import io
 import random
 import unittest
@@ -170,6 +171,35 @@ class SoundTest(TestCase):
     def test_experts(self):
         check_world(programs.experts, 16)
 
+    def test_experts_without_tokens(self):
+        check_world(programs.experts_without_tokens, 3)
+        check_world(programs.uneven_lists, 3)
+
+    def test_a_barrier_of_gloo(self):
+        self.assertEqual(check_world(programs.checked_barrier, 2).calls(op="barrier"), [1, 1])
+
+
+class LargeSoundTest(TestCase):
+    """The same, on 64 ranks."""
+
+    def test_data_parallel(self):
+        check_world(programs.ddp, 64)
+
+    def test_sharded(self):
+        check_world(programs.fsdp, 64)
+        check_world(programs.hsdp, 64)
+
+    def test_tensor_and_sequence_parallel(self):
+        check_world(programs.tensor_and_sequence, 64)
+
+    def test_pipelines(self):
+        check_world(programs.pipeline, 64)
+        check_world(programs.interleaved, 64)
+
+    def test_experts(self):
+        check_world(programs.experts, 64)
+        check_world(programs.experts_without_tokens, 64)
+
 
 class FactsTest(TestCase):
     def warned(self, function, size):
@@ -244,7 +274,9 @@ class RefusedTest(WorldCase):
             (programs.opens_socket, "opens a socket"),
             (programs.opens_store, "opens a socket"),
             (programs.calls_nccl, "calls NCCL itself"),
+            (programs.sends_datagram, "opens a socket"),
             (programs.asks_for_object, "broadcast_object_list"),
+            (programs.asks_for_scattered_object, "scatter_object_list"),
         ):
             with self.subTest(program=program.__name__):
                 self.finds(program, 2, text, error=RankError)
@@ -281,7 +313,7 @@ class SameAsInRealityTest(TestCase):
         return outcomes[0]
 
     def test_sound_programs(self):
-        for function, size in ((programs.ring, 3), (programs.step_in_two_dimensions, 4), (programs.ddp, 2)):
+        for function, size in ((programs.ring, 3), (programs.experts_without_tokens, 4), (programs.ddp, 2)):
             self.assertIsNone(self.same(function, size), function.__name__)
 
     def test_a_mismatch(self):
@@ -292,6 +324,19 @@ class SameAsInRealityTest(TestCase):
 
     def test_a_cycle(self):
         self.assertIs(self.same(programs.opposite_groups, 2), RankError)
+
+
+@unittest.skipUnless(importlib.util.find_spec("spmd_types"), "spmd_types is not installed")
+class TypesTest(WorldCase):
+    """The checker of spmd_types runs in each rank of a program that asks for it."""
+
+    def test_a_type_that_does_not_fit(self):
+        check_world(programs.typed, 4, True)
+        text = "ranks 0-3: SpmdTypeError: Partial in multiple factors of multilinear op on axis mesh_tp"
+        with self.assertRaises(RankError) as caught:
+            check_world(programs.typed, 4, False)
+        self.assertIn(text, str(caught.exception))
+        self.assertIn(marked(programs.typed)[0], str(caught.exception))
 
 
 RANKS, MICROBATCHES = 2, 4

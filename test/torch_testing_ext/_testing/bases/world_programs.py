@@ -131,6 +131,24 @@ def experts(rank, size):
     dist.all_to_all_single(tokens, dispatched, async_op=True).wait()
 
 
+def experts_without_tokens(rank, size):
+    """Only rank 0 has tokens: the others send nothing, and get some."""
+    given = [2] * size if rank == 0 else [0] * size
+    got = [2] + [0] * (size - 1)
+    dist.all_to_all_single(torch.empty(2, 4), ones(sum(given), 4), got, given)
+
+
+def uneven_lists(rank, size):
+    """gloo cannot do it, NCCL can."""
+    given = [rank + 2 * peer for peer in range(size)]
+    got = [peer + 2 * rank for peer in range(size)]
+    dist.all_to_all([torch.empty(length) for length in got], [ones(length) for length in given])
+
+
+def checked_barrier(rank, size):
+    dist.monitored_barrier()
+
+
 def ring(rank, size):
     work = dist.isend(ones(), (rank + 1) % size)
     dist.recv(ones(), (rank - 1) % size)
@@ -289,6 +307,21 @@ def missing_pass(rank, size):
         dist.all_reduce(ones(), group=mesh["dp"].get_group())
 
 
+def typed(rank, size, reduces):
+    """A product of two partial sums is not the product of the sums."""
+    import spmd_types as spmd
+    import spmd_types.checker
+
+    mesh = mesh_of(size)
+    data, tensor = mesh.get_group("dp"), mesh.get_group("tp")
+    with spmd.set_current_mesh(mesh), spmd.checker.typecheck():
+        part = torch.randn(4)
+        spmd.assert_type(part, {data: spmd.R, tensor: spmd.P})
+        whole = spmd.all_reduce(part, tensor, src=spmd.P, dst=spmd.R) if reduces else part
+        torch.mul(whole, whole)  # fault
+    tensor_and_sequence(rank, size)
+
+
 # -- what a world refuses
 
 
@@ -319,6 +352,14 @@ def calls_nccl(rank, size):
 
 def asks_for_object(rank, size):
     dist.broadcast_object_list([rank], src=0)  # fault
+
+
+def asks_for_scattered_object(rank, size):
+    dist.scatter_object_list([None], [1] * size if rank == 0 else None, src=0)  # fault
+
+
+def sends_datagram(rank, size):
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9))  # fault
 
 
 def never_ends(rank, size):
