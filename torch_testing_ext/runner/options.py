@@ -582,7 +582,7 @@ OPTION_GROUPS = {
         ),
         "affected": OptionSpec(
             str,
-            "run only tests that read a file that has changed since their last run or since the last commit (or REV)",
+            "run only tests whose files have changed since their last run or the last commit (or REV)",
             "REV",
             configurable=False,
             alone="HEAD",
@@ -720,8 +720,8 @@ OPTION_GROUPS = {
             "warn|fail",
             Level.SETTING,
         ),
-        "shake": OptionSpec(read_shake, "run every test N times with random delays before collectives", "N[:SEED]"),
-        "world": OptionSpec(count, "run tests in ranks as whole worlds of N ranks, without communication", "N"),
+        "shake": OptionSpec(read_shake, "run every test N times, with random delays", "N[:SEED]"),
+        "world": OptionSpec(count, "run tests in ranks as whole worlds of N ranks", "N"),
     },
     "debugging": {
         "pdb": OptionSpec(

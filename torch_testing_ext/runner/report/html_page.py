@@ -363,7 +363,8 @@ def render_world(view: WorldView) -> Elements:
     most = max(map(max, view.traffic), default=0)
     if not most:
         return
-    names = [list_of(view.block_of(number)).split()[-1] for number in range(len(view.traffic))]
+    blocks = [view.block_of(number) for number in range(len(view.traffic))]
+    names = [str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}" for block in blocks]
     unit, word = max((scale for scale in _SCALES if scale[0] <= most), default=_SCALES[0])
     caption = f"{word} that the ranks of a row send to those of a column"
     head = xml_element("tr", xml_element("td"), *(xml_element("th", name, scope="col") for name in names))
@@ -383,7 +384,7 @@ def _amount(amount: int, most: int, unit: int) -> Element:
     if not amount:
         return xml_element("td")
     words = f"{amount / unit:.3g}"
-    return xml_element("td", words, style=f"--share: {amount / most * 60:.0f}%", title=f"{amount} bytes")
+    return xml_element("td", words, style=f"--share: {amount / most * 35:.0f}%", title=f"{amount} bytes")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tests in ranks that run in a whole world: what is found at another size, what is not judged, and what does not run."""
+"""Tests in ranks that run in a whole world: what is found at another size, what is not judged, what does not run."""
 
 import os
 import unittest
@@ -99,11 +99,11 @@ class TestsInWorldsTest(unittest.TestCase):
         self.assertFinds(8, "test_own_values", "8 of 8 ranks failed", line_of("dist.get_world_size(), 4"))
 
     def test_what_does_not_run(self):
-        cls = subject.FourRanks
+        four = subject.FourRanks
         for cls, name, why in (
-            (cls, "test_fixed", f"fixes its world size to 2   {line_of('dist.init_process_group')} in init"),
-            (cls, "test_starts_a_process", "starts a process"),
-            (cls, "test_faults", "has faults"),
+            (four, "test_fixed", f"fixes its world size to 2   {line_of('dist.init_process_group')} in init"),
+            (four, "test_starts_a_process", "starts a process"),
+            (four, "test_faults", "has faults"),
             (subject.OwnRanks, "test_sound", "starts or judges its ranks itself: OwnRanks"),
         ):
             with self.subTest(name):
