@@ -452,7 +452,7 @@ def traffic(world: WorldRecords, block: int = 1) -> list[list[int]]:
 
 @functools.lru_cache(maxsize=4096)
 def _blocks_of(members: tuple[int, ...], block: int) -> Mapping[int, int]:
-    """How many members of a group are in each block."""
+    """Count the members of a group in each block."""
     return Counter(member // block for member in members)
 
 

@@ -1,4 +1,4 @@
-"""What ranks share: the creation of a process group, and accelerators; and groups that do not communicate."""
+"""Creation of a process group, accelerators that ranks share, and groups that do not communicate."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def prepare(test: RankedTestCase) -> None:
 
 
 def _body(test: RankedTestCase, size: int) -> Callable[[launch.RankContext], object]:
-    """What a rank of the test does; in a fork, so the class may be changed."""
+    """Make the function that a rank of the test runs; in a fork, so the class may be changed."""
     cls: Any = type(test)
     name = test._testMethodName
 
