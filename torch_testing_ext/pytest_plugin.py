@@ -32,6 +32,7 @@ from torch_testing_ext._process import launcher_variables, user_shell, words
 
 OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
+_WORLD = "--world"
 _MARK = "world_size"
 _MARKS = (_MARK, "standalone", "faults")
 _OURS = os.path.dirname(__file__) + os.sep
@@ -63,6 +64,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_number_of_fake_accelerators,
         metavar="N",
         help="emulate N accelerators on the CPU",
+    )
+    group.addoption(
+        _WORLD,
+        type=_size_of_world,
+        metavar="N",
+        help="run each test in ranks as a whole world of N ranks, without communication",
     )
     group.addoption(
         "--rank-timeout",
@@ -131,6 +138,12 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
 
 
+def _size_of_world(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: 1, 2, 3 ...")
+    return int(text)
+
+
 def _rank(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a rank: 0, 1, 2 ...")
@@ -188,8 +201,26 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis_internals.choose_search()
     if config.getoption("--sanitize"):
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
+    if config.getoption(_WORLD) is not None:
+        _run_in_worlds(config)
     if config.getoption(OPTION):
         _install()
+
+
+def _run_in_worlds(config: pytest.Config) -> None:
+    """Let tests in ranks run in whole worlds, and refuse what needs real ranks."""
+    for option in (_FAKE, "--debug-rank"):
+        if config.getoption(option) is not None:
+            raise pytest.UsageError(f"{_WORLD} and {option} cannot be combined: run them one after the other")
+    if _is_launched():
+        from torch_testing_ext.launch import this_launch
+
+        if this_launch() is not None:
+            raise pytest.UsageError(f"{_WORLD} starts its ranks itself: run pytest without a launcher")
+    from torch_testing_ext._testing.bases import tests_in_worlds
+
+    os.environ["_TORCH_TESTING_EXT_WORLD"] = str(config.getoption(_WORLD))
+    tests_in_worlds.install()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -204,6 +235,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
         user_shell.has_header = True
         lines.append(not_of_threads(read_kinds(config.getoption("--sanitize"))))
+    if config.getoption(_WORLD) is not None:
+        from torch_testing_ext._collectives.failure import describe_world
+
+        lines.append(describe_world(config.getoption(_WORLD)))
     if config.getoption(_FAKE) is not None:
         from torch_testing_ext._machine import fake_accelerator
 
@@ -478,7 +513,10 @@ def _concerns_us(item: Any) -> bool:
 # since this is before the fixtures are set up.
 def pytest_runtest_setup(item: Any) -> None:
     """Prepare a test with a mark of ours, and let its call run it in ranks, or in a new interpreter."""
+    is_in_world = os.environ.get("_TORCH_TESTING_EXT_WORLD")
     if not _concerns_us(item):
+        if is_in_world:
+            _require_ranks(item)
         return
     from torch_testing_ext._pytest_ranks import marks
 
@@ -492,6 +530,8 @@ def pytest_runtest_setup(item: Any) -> None:
     if of_standalone is not None and not hasattr(item.config.option, "dist_is_standalone"):
         from torch_testing_ext._pytest_ranks import standalone
 
+        if is_in_world:
+            pytest.skip(f"not in a world of {is_in_world} ranks: it runs in a new interpreter")
         standalone.set_up(item)
         item.runtest = functools.partial(standalone.run, item, of_standalone.timeout)
     elif spec is not None:
@@ -499,6 +539,18 @@ def pytest_runtest_setup(item: Any) -> None:
 
         spec_here = item_in_parent.set_up(item, spec)
         item.runtest = functools.partial(item_in_parent.run_in_ranks, item, spec_here)
+    elif is_in_world:
+        _require_ranks(item)
+
+
+def _require_ranks(item: Any) -> None:
+    """Skip a test that cannot run in a whole world, since it has no ranks."""
+    from torch_testing_ext._testing.bases import tests_in_worlds
+    from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase
+
+    cls = getattr(item, "cls", None)
+    if not (isinstance(cls, type) and issubclass(cls, RankedTestCase)):
+        tests_in_worlds.require_ranks(None, getattr(item, "function", None))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

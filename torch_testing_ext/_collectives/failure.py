@@ -460,3 +460,58 @@ def _same_kind(calls: Mapping[int, TimedCall]) -> dict[int, TimedCall]:
     kinds = [call.name for call in calls.values()]
     most = max(kinds, key=kinds.count)
     return {rank: call for rank, call in calls.items() if call.name == most}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Whole worlds: what ranks without communication have issued, for pictures of a test that ran in one.
+
+
+class WorldCall(NamedTuple):
+    """A call of a class of ranks, and the bytes that each of them hands over."""
+
+    name: str
+    group: str
+    bytes: int
+    site: str
+
+
+@dataclass(frozen=True)
+class WorldClass:
+    """Ranks that have issued the same: `count` calls each. `calls`: the first of these, if they were asked for."""
+
+    ranks: tuple[int, ...]
+    count: int
+    calls: tuple[WorldCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorldView:
+    """A whole world. `traffic`: the bytes from each block of `block` neighbouring ranks (row) to each (column)."""
+
+    size: int
+    block: int
+    traffic: tuple[tuple[int, ...], ...]
+    classes: tuple[WorldClass, ...]
+    longest_chain: int
+    # The lines whose assertions compare values that were not communicated.
+    not_judged: tuple[str, ...] = ()
+
+    def block_of(self, number: int) -> range:
+        """The ranks of a row or column."""
+        return range(number * self.block, min(self.size, (number + 1) * self.block))
+
+
+def describe_world(size: int) -> str:
+    """The header of a run whose tests run in whole worlds."""
+    return f"whole world: {size} {'rank' if size == 1 else 'ranks'} for each test, without communication"
+
+
+# In a process whose runner asks for them: the worlds of the test that runs.
+noted_worlds: list[WorldView] | None = None
+
+
+def take_worlds() -> tuple[WorldView, ...]:
+    """Return the worlds since the last call, and note those that follow."""
+    global noted_worlds
+    taken, noted_worlds = noted_worlds, []
+    return tuple(taken or ())

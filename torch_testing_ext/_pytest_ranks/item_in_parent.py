@@ -241,7 +241,11 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     why = launched_ranks.wrong_size(spec.world_size)
     if why:
         raise pytest_internals.skip_at_test(why)
-    fake = environment.read_settings().fake_devices
+    settings = environment.read_settings()
+    if settings.world is not None:
+        # Its ranks do not communicate, and use no devices.
+        spec = replace(spec, world_size=settings.world, devices=0, is_auto=False)
+    fake = settings.fake_devices
     needed = spec.devices
     if spec.is_auto:
         launched = launch.this_launch()
@@ -288,6 +292,9 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
         _run_in_place(item, spec)
         return
     chosen = environment.read_settings()
+    if chosen.world is not None:
+        _run_in_world(item, spec, chosen.world)
+        return
     debug_rank = item_in_rank.rank_with_terminal(item.config, chosen.debug_rank, spec.world_size)
     chosen = replace(chosen, debug_rank=debug_rank)
     item_in_rank.skip_verdicts(item.config)
@@ -317,6 +324,22 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
         if launch.failed_by_itself(report):
             xfails.append(of_rank.xfail)
     _raise(_name_of(item), verdict, xfails)
+
+
+def _run_in_world(item: Any, spec: RankSpec, size: int) -> None:
+    """Run a test as each rank of a whole world, without communication."""
+    from torch_testing_ext._testing.bases import tests_in_worlds
+
+    if spec.scope != "function":
+        raise tests_in_worlds.not_run(size, f"shares its ranks with the other tests of its {spec.scope}")
+    if plan_of_item(item) is not None:
+        raise tests_in_worlds.not_run(size, tests_in_worlds.HAS_FAULTS)
+    test = item_in_rank.RankTest(item, spec)
+    directory = launch.new_directory(item.nodeid)
+    try:
+        tests_in_worlds.run_in_world(item_in_rank.run_in_world, size, directory, test)
+    finally:
+        launch.discard(directory)
 
 
 def _run_with(

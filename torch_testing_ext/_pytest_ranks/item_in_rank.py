@@ -269,6 +269,14 @@ def run_in_rank(context: launch.RankContext) -> None:
     run_rank(context, body, reports_imports=True)
 
 
+def run_in_world(context: launch.RankContext) -> None:
+    """Run the test as a rank of a whole world."""
+    test: RankTest = context.inherited
+    never_ask(test.item.config)
+    with _own_capture(context):
+        _run_and_judge(test.item, context.account)
+
+
 def run_shared(context: launch.RankContext) -> None:
     """Run tests that share their ranks, as the body of a rank. Wider fixtures are torn down after the last of them."""
     from torch_testing_ext.launch.persistent_ranks import tasks

@@ -228,6 +228,7 @@ class Settings:
     sanitize: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
     shake: int | None = None
+    world: int | None = None
 
     def for_ranks(self, kinds: Collection[str] = ()) -> Sanitize:
         """Choose the checks for ranks whose test names these kinds, besides those of the settings."""
@@ -286,9 +287,12 @@ KNOWN_SETTINGS = {
     # Set on a cluster with cluster.fake-gpus: the devices that the test would have if they existed.
     PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", _names),
 }
+IN_WORLD = OWN_PREFIX + "WORLD"
 _OWN_SETTINGS = {
     # Ranks write when their collectives began and ended, also those that pass.
     OWN_PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
+    # The ranks of the world, without communication, that tests run in.
+    IN_WORLD: _Setting("world", "a number of ranks", _number),
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")

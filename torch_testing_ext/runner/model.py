@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from torch_testing_ext._collectives.failure import FailureView, RankLane
+from torch_testing_ext._collectives.failure import FailureView, RankLane, WorldView
 from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.user_shell import KitWarning
 from torch_testing_ext._process.words import EndWords
@@ -80,6 +80,7 @@ class Test:
     backend: str | None = None
     timeout: float | None = None  # set by @timeout
     has_ranks: bool = False  # its launch layer ends them at the time-out, and explains that
+    is_whole_world: bool = False  # it runs a whole world by itself
     together: str = ""  # tests of one file with the same value share fixtures, hence a process
     skip: str | None = None  # reason to skip it, if known before it runs
     want: str | None = None  # if there are not enough devices for it: what it needs ("4 devices")
@@ -176,6 +177,7 @@ class TestEnd:
     memory: DeviceMemory | None = None  # None if it has used no device, or did not say
     warnings: tuple[KitWarning, ...] = ()  # about its ranks
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
+    worlds: tuple[WorldView, ...] = ()  # the whole worlds that it has run in, or has checked itself
 
     @property
     def said(self) -> str:
@@ -295,6 +297,7 @@ class RunHeader:
     torch: str = ""
     python: str = ""
     devices: str = ""  # the accelerators, in words
+    world: int | None = None  # the ranks of the whole world that each test runs in
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,7 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None and options.shake.seed is None:
         shake = dataclasses.replace(options.shake, seed=random.randrange(2**31))
         options = dataclasses.replace(options, shake=shake)
+    _check_world(options, sources)
     options = _debugged(options, sources)
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
@@ -167,6 +168,29 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return options
+
+
+def _check_world(options: Options, sources: Mapping[str, str]) -> None:
+    """Raises UsageError for options that need ranks which communicate, or devices."""
+    if options.world is None:
+        return
+    for field in ("pdb", "trace", "shake", "cluster", "fake_accelerators", "ranks_per_gpu", "sanitize"):
+        default = Options.__dataclass_fields__[field].default
+        if getattr(options, field) != default:
+            flag = written_name(field)
+            raise UsageError(f"--world and {flag} cannot be combined: ranks of a whole world {_WHY_ALONE[field]}")
+
+
+# Why a whole world leaves no room for another option; and what to do.
+_WHY_ALONE = {
+    "pdb": "have no terminal. Leave out one of them",
+    "trace": "have no terminal. Leave out one of them",
+    "shake": "wait for nobody, so delays change nothing. Leave out one of them",
+    "cluster": "run on this machine. Leave out one of them",
+    "fake_accelerators": "use the CPU. Leave out one of them",
+    "ranks_per_gpu": "use the CPU. Leave out one of them",
+    "sanitize": "are compared anyway. Leave out --sanitize",
+}
 
 
 def _debugged(options: Options, sources: Mapping[str, str]) -> Options:

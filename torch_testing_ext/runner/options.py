@@ -200,6 +200,7 @@ class Options:
     sanitize: str | None = None
     sanitize_order: OrderHazard = OrderHazard.WARN
     shake: ShakeSpec | None = None
+    world: int | None = None
 
     pdb: bool = False
     # Stop at the first line of each test.
@@ -239,7 +240,7 @@ class Options:
         if not self.drop_in:
             words += self._of_cache
         words += [f"-m {user_shell.quote(expression)}" for expression in self.marks]
-        values = {"cluster": self.cluster, "fake-accelerators": self.fake_accelerators}
+        values = {"cluster": self.cluster, "fake-accelerators": self.fake_accelerators, "world": self.world}
         words += [f"--{name} {user_shell.quote(str(value))}" for name, value in values.items() if value is not None]
         if self.ranks_per_gpu > 1:
             words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
@@ -293,6 +294,8 @@ class Options:
         seed = self._seed_of_delays(repetition)
         if seed is not None:
             environ["TORCH_TESTING_EXT_SHAKE"] = str(seed)
+        if self.world is not None:
+            environ["_TORCH_TESTING_EXT_WORLD"] = str(self.world)
         if self.perfetto is not None:
             environ["_TORCH_TESTING_EXT_LANES"] = "1"
         return environ
@@ -579,7 +582,7 @@ OPTION_GROUPS = {
         ),
         "affected": OptionSpec(
             str,
-            "run only tests that read a file that has changed since their last run or since the last commit (or REV)",
+            "run only tests whose files have changed since their last run or the last commit (or REV)",
             "REV",
             configurable=False,
             alone="HEAD",
@@ -717,7 +720,8 @@ OPTION_GROUPS = {
             "warn|fail",
             Level.SETTING,
         ),
-        "shake": OptionSpec(read_shake, "run every test N times with random delays before collectives", "N[:SEED]"),
+        "shake": OptionSpec(read_shake, "run every test N times, with random delays", "N[:SEED]"),
+        "world": OptionSpec(count, "run tests in ranks as whole worlds of N ranks", "N"),
     },
     "debugging": {
         "pdb": OptionSpec(

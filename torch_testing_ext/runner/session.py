@@ -26,6 +26,7 @@ from torch_testing_ext.runner.scheduling.plan import (
     Plan,
     describe_undeclared,
     forecast,
+    in_world,
     plan,
     priority,
     shard,
@@ -108,7 +109,7 @@ class CommitQuery:
         return commit, bool(dirty)
 
 
-def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str) -> RunHeader:
+def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str, world: int | None = None) -> RunHeader:
     """The header of a run that this process has been started for."""
     name, dirty = commit.answer()
     return RunHeader(
@@ -119,6 +120,7 @@ def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str) -
         torch=torch_version,
         python=platform.python_version(),
         devices=describe_devices(inventory),
+        world=world,
     )
 
 
@@ -287,6 +289,7 @@ def find_work(
     affected.record(site.reads(), discovered)
     options = dataclasses.replace(options, jobs=found.slots)
     selected, broken = _selected(chosen, discovery)
+    selected = in_world(selected, options.world)
     tests, in_shard = _in_shard(options, earlier, selected, broken)
     to_run, note = _to_rerun(options, earlier, chosen, tests)
     if note and chosen.more_files:
@@ -506,7 +509,7 @@ def _run_work(
     affected: Affected,
 ) -> Summary:
     """Run the work with the engine, and record its results for later runs."""
-    header = make_header(commit, work.inventory, site.torch_version)
+    header = make_header(commit, work.inventory, site.torch_version, work.options.world)
     engine, late = site.engine(work, _first(work, earlier), reporters, header)
     nothing = []
     if not work.tests and work.options.affected is None:

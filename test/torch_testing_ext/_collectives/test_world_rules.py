@@ -12,7 +12,7 @@ from torch_testing_ext._collectives.findings import FindingKind
 from torch_testing_ext._collectives.records import GroupRecord
 from torch_testing_ext._collectives.sanitized_rank import Issued
 from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter, text_of
-from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge
+from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge, traffic, view_of
 from torch_testing_ext.common_utils import run_tests
 
 FLOATS = ((4,), "float32")
@@ -159,6 +159,88 @@ class WorldRulesTest(WorldCase):
             rank.issue()
         with self.assertRaisesRegex(ValueError, "rank 0 has issued more calls than a log has room for"):
             self.judged([rank])
+
+    def traffic_of(self, ranks, block=1):
+        self.judged(ranks)
+        return traffic(self.world, block)
+
+    def test_traffic_of_messages(self):
+        ranks = self.ranks(3)
+        ranks[0].issue("send", peer=2)
+        ranks[2].issue("recv", peer=0)
+        self.assertEqual(self.traffic_of(ranks), [[0, 0, 16], [0, 0, 0], [0, 0, 0]])
+
+    def test_traffic_of_collectives(self):
+        """Each counts as the least that a rank must send; nobody sends to itself."""
+        none, each = [0, 0, 0, 0], [16, 16, 16, 16]
+        rooted = [0, 16, 16, 16]
+        for kind, first, others in (
+            ("all_reduce", [8, 8, 8, 8], [8, 8, 8, 8]),
+            ("all_gather", each, each),
+            ("reduce_scatter_tensor", [4, 4, 4, 4], [4, 4, 4, 4]),
+            ("broadcast", rooted, none),
+            ("scatter", [0, 4, 4, 4], none),
+            ("reduce", none, [16, 0, 0, 0]),
+            ("gather", none, [16, 0, 0, 0]),
+            ("barrier", none, none),
+        ):
+            with self.subTest(kind):
+                ranks = self.ranks(4)
+                is_rooted = kind in ("broadcast", "scatter", "reduce", "gather")
+                for rank in ranks:
+                    tensors = {"inputs": (), "outputs": ()} if kind == "barrier" else {}
+                    rank.issue(kind, root=0 if is_rooted else None, **tensors)
+                expected = [list(first if number == 0 else others) for number in range(4)]
+                for number in range(4):
+                    expected[number][number] = 0
+                self.assertEqual(self.traffic_of(ranks), expected)
+
+    def test_traffic_with_splits(self):
+        ranks = self.ranks(2)
+        ranks[0].issue("all_to_all_single", size=2, splits=((1, 2), (1, 3)))
+        ranks[1].issue("all_to_all_single", size=2, splits=((3, 1), (2, 2)))
+        self.assertEqual(self.traffic_of(ranks), [[0, 12], [8, 0]])
+
+    def test_traffic_of_blocks_of_ranks(self):
+        ranks = self.ranks(4, ("g", (0, 1, 2, 3)), ("h", (0, 3)))
+        for rank in ranks:
+            rank.issue("all_gather")
+        for rank in (ranks[0], ranks[3]):
+            rank.issue("all_gather", group=1)
+        self.assertEqual(self.traffic_of(ranks, 2), [[32, 80], [80, 32]])
+        view = view_of(self.world, self.progress.chain, (), with_calls=True)
+        self.assertEqual((view.size, view.block, sum(map(sum, view.traffic))), (4, 1, 224))
+        self.assertEqual([(alike.ranks, alike.count) for alike in view.classes], [((0, 3), 2), ((1, 2), 1)])
+        self.assertEqual([call.group for call in view.classes[0].calls], ["group g", "group h"])
+
+    def test_a_large_world_has_a_small_matrix(self):
+        ranks = self.ranks(70)
+        for rank in ranks:
+            rank.issue("all_gather")
+        self.judged(ranks)
+        view = view_of(self.world, self.progress.chain, (), with_calls=False)
+        self.assertEqual((view.block, len(view.traffic), view.block_of(17)), (4, 18, range(68, 70)))
+        self.assertEqual(view.traffic[0][0], 4 * 3 * 16)
+        self.assertEqual(view.traffic[0][17], 4 * 2 * 16)
+        self.assertEqual(view.classes[0].calls, ())
+
+    def test_ranks_that_were_cut(self):
+        """They may have gone on in reality; what others did, or wait for in a circle, counts."""
+        ranks = self.ranks(2)
+        ranks[0].issue()
+        self.assertIsNotNone(self.judged(ranks))
+        self.assertIsNone(judge(self.world, self.progress, is_cut=True))
+        ranks = self.ranks(2)
+        for rank in ranks:
+            rank.issue("send", peer=1 - rank.number)
+            rank.issue("recv", peer=1 - rank.number)
+        self.judged(ranks)
+        self.assertIs(judge(self.world, self.progress, is_cut=True).kind, FindingKind.DEADLOCK)
+        ranks = self.ranks(2)
+        ranks[0].issue(op="sum")
+        ranks[1].issue(op="max")
+        self.judged(ranks)
+        self.assertIs(judge(self.world, self.progress, is_cut=True).kind, FindingKind.MISMATCH)
 
 
 class BrokenRulesTest(WorldCase):

@@ -16,6 +16,9 @@ from torch_testing_ext._collectives.failure import (
     SourceLine,
     TimedCall,
     Value,
+    WorldCall,
+    WorldClass,
+    WorldView,
 )
 from torch_testing_ext.runner.model import (
     COUNTS_AS,
@@ -109,6 +112,16 @@ def hang_of_ranks(size: int) -> FinishedTest:
     test = a_test("test_hang", world_size=size)
     one = attempt("", TestOutcome.TIMEOUT, test=test, message="", failure=HANG, ranks=logs, seconds=4.0)
     return FinishedTest((one,))
+
+
+def finished_in_world(size: int) -> FinishedTest:
+    """A test that passed in a whole world, whose rank 0 sends 2 KiB to each other rank of four blocks."""
+    calls = (WorldCall("broadcast #1 [512]", "the default group", 2048, "test_x.py:7 in test_b"),)
+    classes = (WorldClass((0,), 1, calls), WorldClass(tuple(range(1, size)), 2, (*calls, calls[0])))
+    traffic = ((0, 2048, 2048, 1024), *[(0, 0, 0, 0)] * 3)
+    view = WorldView(size, size // 4, traffic, classes, 2, ("test_x.py:9 in test_b",))
+    one = attempt("", test=a_test("test_broadcast", world_size=size))
+    return FinishedTest((replace(one, end=replace(one.end, worlds=(view,))),))
 
 
 def every_outcome() -> tuple[FinishedTest, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kit.browser import Browser, needs_chromium
 from kit.files import subject
 from kit.invented import make_attempt
-from kit.invented_runs import SCREEN, attempt, every_outcome, hang_of_ranks, history_of, ranks
+from kit.invented_runs import SCREEN, attempt, every_outcome, finished_in_world, hang_of_ranks, history_of, ranks
 
 from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestId, TestOutcome
 from torch_testing_ext.runner.report import html_page
@@ -171,6 +171,7 @@ class InABrowserTest(unittest.TestCase):
         logs = {"message": f"{long}\nmore", "output": long, "ranks": ranks([long], long), "leftovers": (long,)}
         finished = (
             hang_of_ranks(4),
+            finished_in_world(8),
             *every_outcome(),
             FinishedTest((attempt(f"test_{long}", TestOutcome.UNEXPECTED_SUCCESS, seconds=7300.0, **logs),)),
             FinishedTest((attempt("test_s", TestOutcome.SKIPPED, message=long),)),
@@ -192,7 +193,7 @@ class InABrowserTest(unittest.TestCase):
 
     def test_every_text_has_contrast(self):
         header = RunHeader("python run_test.py", "f" * 40, False, "node", "2.13.0", "3.11.4", "none")
-        self.open((hang_of_ranks(4), *every_outcome()), header=header, warnings=("careful",))
+        self.open((hang_of_ranks(4), finished_in_world(8), *every_outcome()), header=header, warnings=("careful",))
         for scheme in "light", "dark":
             self.browser.scheme(scheme)
             for opened in "true", "false":
@@ -279,6 +280,17 @@ class TextTest(unittest.TestCase):
             },
         )
         self.assertNotIn("<dt>", html_page.render_page(history_of(every_outcome())))
+
+    def test_the_traffic_of_a_whole_world(self):
+        page = html_page.render_page(history_of([finished_in_world(8)]))
+        self.assertIn("whole world of 8 ranks in 2 classes", page)
+        self.assertIn("<li>test_x.py:9 in test_b</li>", page)
+        table = re.search(r'<table class="traffic">(.*?)</table>', page)[1]
+        self.assertIn("<caption>KiB that the ranks of a row send to those of a column</caption>", table)
+        self.assertEqual(re.findall(r'<th scope="col">(.*?)</th>', table), ["0-1", "2-3", "4-5", "6-7"])
+        first, *others = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', table)
+        self.assertEqual(re.findall(r"<td[^>]*>(.*?)</td>", first[1]), ["", "2", "2", "1"])
+        self.assertEqual([number for number, _ in others], ["2-3", "4-5", "6-7"])
 
     def test_headlines(self):
         good, bad = FinishedTest((attempt("test_a"),)), FinishedTest((attempt("test_b", TestOutcome.CRASHED),))

@@ -43,6 +43,23 @@ class OptionsCase(FolderCase):
 
 
 class CommandLineTest(OptionsCase):
+    def test_a_whole_world_stands_alone(self):
+        options = self.options("--world", "1024")
+        self.assertEqual(options.world, 1024)
+        self.assertEqual(options.command.split()[-2:], ["--world", "1024"])
+        self.assertEqual(options.environment_of_sanitizer(0)["_TORCH_TESTING_EXT_WORLD"], "1024")
+        self.assertRefused("'0' is not a whole number of at least 1", "--world", "0")
+        for words in (
+            ("--pdb",),
+            ("--trace",),
+            ("--shake", "2"),
+            ("--sanitize",),
+            ("--cluster", "auto"),
+            ("--fake-accelerators", "2"),
+            ("--ranks-per-gpu", "2"),
+        ):
+            self.assertRefused(f"--world and {words[0]} cannot be combined: .* [Ll]eave out", "--world", "8", *words)
+
     def test_every_field_is_in_the_option_table(self):
         self.assertEqual(set(OPTION_TABLE), {field.name for field in dataclasses.fields(Options)})
 

@@ -12,10 +12,10 @@ from kit.invented import finished_test, make_attempt, make_test, make_unit
 
 from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds
 from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
-from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, Shuffle
+from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, Shuffle, UsageError
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.leases import Inventory
-from torch_testing_ext.runner.scheduling.plan import plan, priority, shard, without_result
+from torch_testing_ext.runner.scheduling.plan import in_world, plan, priority, shard, without_result
 
 TWO = Inventory(("0", "1"), "cuda")
 
@@ -35,6 +35,22 @@ class PlanTest(unittest.TestCase):
         units = plan(tests, TWO, nothing_known).units
         self.assertEqual([[tests.index(test) for test in unit.tests] for unit in units], [[0, 2], [1], [3]])
         self.assertEqual((units[0].devices, units[0].ranks), (1, 2))
+
+    def test_tests_in_whole_worlds(self):
+        tests = [
+            make_test("test_a", has_ranks=True, world_size=4, devices=4),
+            make_test("test_b", is_whole_world=True),
+            make_test("test_c", devices=1),
+            make_test("test_d", skip="not today"),
+        ]
+        self.assertIs(in_world(tests, None), tests)
+        changed = in_world(tests, 64)
+        self.assertEqual([(test.world_size, test.devices) for test in changed[:2]], [(64, 0), (64, 0)])
+        skips = [None, None, "not in a world of 64 ranks: it has no ranks", "not today"]
+        self.assertEqual([test.skip for test in changed], skips)
+        with self.assertRaisesRegex(UsageError, "--world 64: none of the selected tests has ranks. Name tests of"):
+            in_world(tests[2:], 64)
+        self.assertEqual(in_world([], 64), [])
 
     def test_needs_that_no_devices_meet_together(self):
         facts = tuple(DeviceFacts("g", 1 << 34, (9, 0), nvlinks=(number ^ 1,)) for number in range(4))

@@ -21,6 +21,7 @@ from kit.invented_runs import (
     attempt,
     ended,
     every_outcome,
+    finished_in_world,
     finished_test,
     hang_of_ranks,
     history_of,
@@ -31,6 +32,7 @@ from kit.invented_runs import (
 from kit.junit import Invalid, read_junit, validate
 
 import torch_testing_ext
+from torch_testing_ext._process import messages
 from torch_testing_ext._process.files import write_atomically
 from torch_testing_ext.runner.model import (
     Category,
@@ -41,6 +43,7 @@ from torch_testing_ext.runner.model import (
     RunBegan,
     RunHeader,
     Test,
+    TestEnd,
     TestId,
     TestOutcome,
     Unit,
@@ -317,6 +320,40 @@ class TraceTest(unittest.TestCase):
                 self.assertLessEqual(unit["ts"], one["ts"])
                 self.assertLessEqual(one["ts"] + one["dur"], unit["ts"] + unit["dur"])
             self.assertEqual(tests[1]["args"], {"outcome": "failed", "attempt": 1, "ranks": 1, "why": "why"})
+
+
+class WholeWorldTest(unittest.TestCase):
+    """A test in a whole world, in the files of a run."""
+
+    def test_a_lane_for_each_class_in_the_trace(self):
+        events = json.loads(result_files.render_perfetto(history_of([finished_in_world(8)])))["traceEvents"]
+        (name,) = [one for one in events if one["name"] == "process_name" and "whole world" in one["args"]["name"]]
+        self.assertEqual(
+            name["args"]["name"],
+            "whole world of 8 ranks, 1 ms for each call, not its time: ExampleTest.test_broadcast",
+        )
+        own = [one for one in events if one["pid"] == name["pid"]]
+        lanes = {one["tid"]: one["args"]["name"] for one in own if one["name"] == "thread_name"}
+        self.assertEqual(lanes, {0: "rank 0", 1: "ranks 1-7"})
+        calls = [one for one in own if one["ph"] == "X"]
+        self.assertEqual([(one["tid"], one["dur"]) for one in calls], [(0, 1000), (1, 1000), (1, 1000)])
+        self.assertEqual(calls[2]["ts"] - calls[1]["ts"], 1000)
+        self.assertEqual(calls[0]["args"]["bytes"], 2048)
+
+    def test_json_and_junit(self):
+        history = history_of([finished_in_world(8)], header=RunHeader(world=8))
+        (test,) = result_files.json_document(history)["tests"]
+        (world,) = test["attempts"][0]["worlds"]
+        self.assertEqual((world["size"], world["block"], world["traffic"][0][1]), (8, 2, 2048))
+        self.assertEqual(result_files.json_document(history)["header"]["world"], 8)
+        junit = result_files.render_junit(history)
+        self.assertIn('name="world" value="whole world: 8 ranks for each test, without communication"', junit)
+        self.assertIn("whole world of 8 ranks in 2 classes: 15 calls, 5 KiB sent, longest chain 2", junit)
+
+    def test_the_journal_keeps_it(self):
+        (finished,) = history_of([finished_in_world(8)]).summary.finished
+        text = messages.to_json(finished.last.end)
+        self.assertEqual(messages.from_json(text, messages.by_name(TestEnd)), finished.last.end)
 
 
 class TraceOfRanksTest(unittest.TestCase):

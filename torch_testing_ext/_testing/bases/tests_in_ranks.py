@@ -559,6 +559,10 @@ def checked_world_size(given: Any, name: str) -> int:
     return size
 
 
+# Where tests run in whole worlds: what to do before the set-up of each, in place of the preparation of its ranks.
+prepare_otherwise: Callable[["RankedTestCase"], None] | None = None
+
+
 class RankedTestCase(TestCase):
     """A test case whose test methods run in ranks; in the parent, each is replaced by one that waits for them."""
 
@@ -595,7 +599,7 @@ class RankedTestCase(TestCase):
 
     def run(self, result: Any = None) -> Any:
         self._result = result
-        self._prepare_ranks()
+        (prepare_otherwise or type(self)._prepare_ranks)(self)
         return super().run(result)
 
     def _prepare_ranks(self) -> None:

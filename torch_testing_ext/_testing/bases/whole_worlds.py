@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
+from torch_testing_ext._collectives import failure, world_rules
 from torch_testing_ext._collectives.failure import FailureView, Site
 from torch_testing_ext._collectives.findings import FindingKind
 from torch_testing_ext._collectives.sanitized_rank import CallRecorder
@@ -33,13 +34,14 @@ from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, b
 from torch_testing_ext._process import child_processes, system
 from torch_testing_ext._process.files import is_library
 from torch_testing_ext._process.words import few, grouped, list_of
-from torch_testing_ext._testing.helpers.mock_group import FakeStore
+from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext._torch import flight_recorder, operation_hook, process_state, tensors
 from torch_testing_ext._torch.operation_hook import OpSpec, TensorUses
+from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.fork_server import MANY_RANKS
 from torch_testing_ext.launch.own_report import format_error, sites_of, summarize
 
-from .groups_and_devices import watch_creation
+from .groups_and_devices import FakeStore, watch_creation
 from .tests_in_ranks import RankError, RankFailure, show_to_user
 
 # What a rank that does not communicate must not do: the events of Python, in words.
@@ -90,6 +92,15 @@ class World:
         """The most bytes that the tensors of each rank had at once."""
         return list(self._memory)
 
+    def traffic(self, block: int = 1) -> list[list[int]]:
+        """The bytes that each rank (row) sends to each other (column); with `block`, those of blocks of neighbours.
+
+        A collective counts as the least that each rank must send, spread evenly over the other members.
+        """
+        if block < 1:
+            raise ValueError(f"a block has at least one rank, not {block}")
+        return world_rules.traffic(self._records, block)
+
 
 def check_world(
     function: Callable[..., object],
@@ -108,6 +119,12 @@ def check_world(
     __tracebackhide__ = True
     if world_size < 1:
         raise ValueError(f"a world has at least one rank, not {world_size}")
+    ranks = run_ranks(lambda rank: function(rank, world_size, *args, **kwargs), world_size, timeout)
+    return judge_ranks(ranks, buffered_sends)
+
+
+def run_ranks(body: Callable[[int], object], world_size: int, timeout: float, is_test: bool = False) -> Ranks:
+    """Run all ranks. `is_test`: the body is that of a test which was written for ranks that communicate."""
     if dist.is_initialized():
         raise RuntimeError("this process has a process group: check a whole world before it makes one, or destroy it")
     _require_forks(child_processes.prepare_to_fork())
@@ -115,32 +132,46 @@ def check_world(
     was_installed = operation_hook.is_installed()
     operation_hook.install()
     try:
-        ranks = _Ranks(folder, world_size, timeout, lambda rank: function(rank, world_size, *args, **kwargs))
+        ranks = Ranks(folder, world_size, timeout, body, is_test)
         ranks.run()
     finally:
         if not was_installed:
             operation_hook.remove()
         shutil.rmtree(folder, ignore_errors=True)
+    return ranks
+
+
+def judge_ranks(ranks: Ranks, buffered_sends: bool = False) -> World:
+    """Compare what the ranks did. Raises RankFailure or RankError, or SkipTest for a test that cannot be judged."""
+    __tracebackhide__ = True
     if ranks.errors:
         alike_in = grouped((text, rank) for rank, (text, _) in ranks.errors.items())
         lines = [f"{list_of(alike)}: {text}" for text, alike in alike_in.items()]
         first = min(ranks.errors)
         _, whole = ranks.errors[first]
-        text = "\n".join([f"{len(ranks.errors)} of {world_size} ranks failed", *few(lines), "", whole])
+        text = "\n".join([f"{len(ranks.errors)} of {ranks.world_size} ranks failed", *few(lines), "", whole])
         error = RankFailure(text) if ranks.assertions.get(first) else RankError(text)
         error.failure = FailureView.of_text(text, title=lines[0].partition("\n")[0])
         raise error
     progress = Progress(ranks.records, buffered_sends)
-    finding = judge(ranks.records, progress)
+    if failure.noted_worlds is not None:
+        not_judged = [*ranks.not_judged, *ranks.cuts]
+        with_calls = environment.read_settings().lanes
+        failure.noted_worlds.append(world_rules.view_of(ranks.records, progress.chain, not_judged, with_calls))
+    finding = judge(ranks.records, progress, is_cut=bool(ranks.cuts))
     if finding is not None:
         classes = "\n".join(few([str(alike) for alike in ranks.records.classes]))
         text = f"{finding.text}\n\n{classes}"
         # As in a real run: ranks that disagree fail, and ranks that hang are an error.
         hangs = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE)
-        failure = RankError(text) if hangs else RankFailure(text)
-        failure.failure = FailureView.of_text(text, next(iter(finding.sites), None), title=finding.title)
-        raise failure
+        found = RankError(text) if hangs else RankFailure(text)
+        found.failure = FailureView.of_text(text, next(iter(finding.sites), None), title=finding.title)
+        raise found
+    if ranks.cuts:
+        # What the ranks did until there has been compared.
+        raise unittest.SkipTest(f"not judged: compares communicated values at {next(iter(ranks.cuts))}")
     warnings = [f"{list_of(alike)}: {text}" for text, alike in ranks.warnings.items()]
+    warnings += [f"not judged: compares communicated values at {line}" for line in ranks.not_judged]
     inversion = first_inversion(ranks.records.records)
     if inversion is not None:
         # They do not wait for each other here. With NCCL, they may.
@@ -148,7 +179,7 @@ def check_world(
     for line in few(warnings):
         show_to_user(line)
     classes_of_ranks = [alike.ranks for alike in ranks.records.classes]
-    return World(world_size, progress.chain, classes_of_ranks, warnings, ranks.records, ranks.memory)
+    return World(ranks.world_size, progress.chain, classes_of_ranks, warnings, ranks.records, ranks.memory)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -157,7 +188,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float = 60.0) -> Callable[[Function], Any]:
     """Decorator: run a test as each rank of a world, without communication.
 
-    The test is called with the arguments `rank` and `world_size`, besides its own.
+    The test is called with the arguments `rank` and `world_size`, besides its own. The runner's option --world N
+    replaces the size.
     """
 
     def decorate(function: Function) -> Any:
@@ -168,8 +200,10 @@ def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float
             def run(rank: int, size: int) -> None:
                 function(*args, rank=rank, world_size=size, **kwargs)
 
-            check_world(run, world_size, buffered_sends=buffered_sends, timeout=timeout)
+            chosen = environment.read_settings().world or world_size
+            check_world(run, chosen, buffered_sends=buffered_sends, timeout=timeout)
 
+        setattr(test, WHOLE_WORLD, True)
         signature = inspect.signature(function)
         own = [parameter for name, parameter in signature.parameters.items() if name not in ("rank", "world_size")]
         test.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
@@ -182,12 +216,15 @@ def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float
 # The forks.
 
 
-class _Ranks:
+class Ranks:
     """Runs all ranks, each in a fork, and collects what they have left."""
 
-    def __init__(self, folder: Path, world_size: int, timeout: float, body: Callable[[int], object]):
+    def __init__(
+        self, folder: Path, world_size: int, timeout: float, body: Callable[[int], object], is_test: bool = False
+    ):
         self._folder = folder
-        self._world_size = world_size
+        self.world_size = world_size
+        self._is_test = is_test
         self._timeout = timeout
         self._body = body
         self._running: dict[int, int] = {}
@@ -199,13 +236,16 @@ class _Ranks:
         # By text: the ranks.
         self.warnings: dict[str, list[int]] = {}
         self.memory: list[int] = []
+        # Of a test: the lines whose assertions compare values that were not communicated; those that ended a rank.
+        self.not_judged: dict[str, None] = {}
+        self.cuts: dict[str, None] = {}
         self._imported: list[str] = []
 
     def run(self) -> None:
         """Run all ranks, and end those that are left if this is interrupted."""
         most = system.cores()
         try:
-            for rank in range(self._world_size):
+            for rank in range(self.world_size):
                 self._running[self._fork(rank)] = rank
                 if rank == 0:
                     _require_forks(child_processes.check_after_fork())
@@ -235,7 +275,7 @@ class _Ranks:
 
     def _fork(self, rank: int) -> int:
         return child_processes.fork_child(
-            lambda: _run_rank(self._folder, rank, self._world_size, self._timeout, self._body)
+            lambda: _run_rank(self._folder, rank, self.world_size, self._timeout, self._body, self._is_test)
         )
 
     def _wait(self) -> None:
@@ -251,6 +291,8 @@ class _Ranks:
         output = files["output"].read_text("utf-8", "replace") if files["output"].exists() else ""
         if "skipped" in result:
             raise unittest.SkipTest(result["skipped"])
+        if self._is_test and "unsuitable" in result:
+            raise unittest.SkipTest(f"not in a world of {self.world_size} ranks: it {result['unsuitable']}")
         if "error" in result:
             self.assertions[rank] = result["failed"]
             self.errors[rank] = result["error"], "\n".join([result["traceback"], output])
@@ -265,6 +307,8 @@ class _Ranks:
             self.memory.append(result["memory"])
             for text in result["warnings"]:
                 self.warnings.setdefault(text, []).append(rank)
+            self.not_judged.update(dict.fromkeys(result["not_judged"]))
+            self.cuts.update(dict.fromkeys(result["cut"]))
             if not self.errors:
                 self.records.add([LogReader(files[_LOG])])
         for file in files.values():
@@ -281,7 +325,9 @@ def _require_forks(unsafe: str | None) -> None:
 _ENOUGH_ERRORS = 64
 
 
-def _run_rank(folder: Path, rank: int, world_size: int, timeout: float, body: Callable[[int], object]) -> NoReturn:
+def _run_rank(
+    folder: Path, rank: int, world_size: int, timeout: float, body: Callable[[int], object], is_test: bool
+) -> NoReturn:
     """Be one rank: run the body, and leave a log and a result."""
     process_state.exempt_imported(None)
     output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -294,16 +340,25 @@ def _run_rank(folder: Path, rank: int, world_size: int, timeout: float, body: Ca
         try:
             torch.set_num_threads(1)
             in_world = _RankInWorld(LogWriter(folder / f"{rank}.{_LOG}"), rank, world_size)
+            cut = []
             try:
-                with in_world.active():
+                with in_world.active(judges=not is_test):
                     body(rank)
+            except AssertionError as error:
+                if not is_test or not in_world.uses.has_read:
+                    raise
+                cut = [place_of(error)]
             finally:
                 in_world.finish()
             imported = [name for name in sys.modules if name not in before and name.startswith("torch.")]
-            result = {"memory": in_world.uses.most, "warnings": in_world.uses.warnings, "imported": imported}
+            uses = in_world.uses
+            result = {"memory": uses.most, "warnings": uses.warnings, "imported": imported}
+            result |= {"not_judged": list(uses.not_judged), "cut": cut}
         except BaseException as error:
             result = {"error": _line_of(error), "traceback": format_error(error)}
             result["failed"] = isinstance(error, AssertionError)
+            if isinstance(error, NotForWorlds):
+                result["unsuitable"] = f"{error.what}   {place_of(error)}".rstrip()
             # That of unittest, or of pytest.
             if isinstance(error, unittest.SkipTest) or type(error).__name__ == "Skipped":
                 result["skipped"] = str(error)
@@ -313,8 +368,22 @@ def _run_rank(folder: Path, rank: int, world_size: int, timeout: float, body: Ca
 
 def _line_of(error: BaseException) -> str:
     """Describe an exception by its first line, and the line of the program that raised it."""
+    place = place_of(error)
+    return summarize(error) + (f"   {place}" if place else "")
+
+
+def place_of(error: BaseException) -> str:
+    """The line of the program that raised an exception."""
     own = [site for site in sites_of(error) if not is_library(site.file)]
-    return summarize(error) + (f"   {own[-1]}" if own else "")
+    return str(own[-1]) if own else ""
+
+
+class NotForWorlds(RuntimeError):
+    """The program does what a rank of a whole world cannot. `what`: in a sentence about the program."""
+
+    def __init__(self, message: str, what: str):
+        super().__init__(message)
+        self.what = what
 
 
 class _RankInWorld:
@@ -333,8 +402,8 @@ class _RankInWorld:
         self._log.wait(number, self._recorder.site())
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Be this rank, in a process that ends soon: nothing is restored."""
+    def active(self, judges: bool) -> Iterator[None]:
+        """Be this rank, in a process that ends soon: nothing is restored. `judges`: assertions hold for all values."""
         flight_recorder.forget_groups()
         rank, size = str(self._rank), str(self._world_size)
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
@@ -351,6 +420,9 @@ class _RankInWorld:
                 setattr(getattr(torch, module), name, self.uses.synchronize)
         torch.UntypedStorage.resize_ = self.uses.watched_resize(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
         torch.Tensor.cpu = self.uses.watched_copy(torch.Tensor.cpu)  # type: ignore[method-assign]
+        if not judges:
+            self.uses.leave_assertions(unittest.TestCase)
+            torch.testing.assert_close = self.uses.not_judging(torch.testing.assert_close)
         with self.uses:
             yield
 
@@ -372,7 +444,8 @@ class _RankInWorld:
             if not dist.is_initialized():
                 init("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
             elif asked not in (-1, self._world_size):
-                raise ValueError(f"the program makes a world of {asked} ranks, and this one has {self._world_size}")
+                text = f"the program makes a world of {asked} ranks, and this one has {self._world_size}"
+                raise NotForWorlds(text, f"fixes its world size to {asked}")
 
         dist.distributed_c10d.init_process_group = dist.init_process_group = have
 
@@ -430,8 +503,9 @@ class _RankInWorld:
             setattr(torch.cuda.nccl, name, nccl)
 
 
-def _refusal(what: str) -> RuntimeError:
-    return RuntimeError(f"the program {what}, which a rank of a whole world cannot: it does not communicate")
+def _refusal(what: str) -> NotForWorlds:
+    text = f"the program {what}, which a rank of a whole world cannot: it does not communicate"
+    return NotForWorlds(text, what)
 
 
 class _WaitLog(Check):
@@ -466,6 +540,40 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         self._bytes = 0
         self.most = 0
         self.warnings: list[str] = []
+        # A value of other ranks has been read.
+        self.has_read = False
+        # The lines of assertions that have read such a value, or have failed after that.
+        self.not_judged: dict[str, None] = {}
+        self._asserts = 0
+
+    # -- assertions of a test, which may be about values that nobody has communicated
+
+    def leave_assertions(self, case: type) -> None:
+        """Let the assertions of a class, and of all that derive from it, end no rank for such values."""
+        for name, function in list(vars(case).items()):
+            if name.startswith("assert") and inspect.isfunction(function):
+                setattr(case, name, self.not_judging(function))
+        heirs: list[type] = case.__subclasses__()
+        for heir in heirs:
+            self.leave_assertions(heir)
+
+    def not_judging(self, assertion: Callable[..., Any]) -> Callable[..., Any]:
+        """An assertion that notes its line instead, if it is about such values."""
+
+        @functools.wraps(assertion)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._asserts += 1
+            try:
+                return assertion(*args, **kwargs)
+            except AssertionError:
+                if not self.has_read:
+                    raise
+                self.not_judged[_place_here()] = None
+                return None
+            finally:
+                self._asserts -= 1
+
+        return call
 
     # -- calls
 
@@ -511,6 +619,10 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         if number is None:
             return
         self._on_wait_for(number)
+        self.has_read = True
+        if self._asserts:
+            self.not_judged[_place_here()] = None
+            return
         text = f"{method}() reads a value that other ranks have a part in, and that a whole world does not know"
         text += f"   {self._line()}"
         if text not in self.warnings:
@@ -522,6 +634,9 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         return any(kind.__module__.startswith(_DTENSOR) for kind in types)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func._schema.name == "aten::equal":
+            for tensor in tensors.tensors_in(args):
+                self._read("equal", tensor)
         # Some operations on lists work in place and return nothing.
         made = list(tensors.tensors_in(args if result is None else result))
         if func.namespace == "_c10d_functional" and func._schema.name.endswith("wait_tensor"):
@@ -572,6 +687,14 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         size, _ = self._storages.pop(key)
         self._depends.pop(key, None)
         self._bytes -= size
+
+
+def _place_here() -> str:
+    """The line of the program that is running."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else str(Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
 
 
 def _storage(tensor: torch.Tensor) -> int:

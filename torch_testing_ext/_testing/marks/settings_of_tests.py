@@ -11,6 +11,8 @@ from torch_testing_ext.faults import PLAN, FaultPlan, Sweep
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
 _MAY_DIFFER = "_torch_testing_ext_collectives_may_differ"
+# A test that runs in a whole world by itself.
+WHOLE_WORLD = "_torch_testing_ext_whole_world"
 _SANITIZE = "_torch_testing_ext_sanitize"
 
 

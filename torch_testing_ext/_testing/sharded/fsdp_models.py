@@ -137,7 +137,7 @@ def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
 def _init_process_group(test: Any, fake: bool) -> None:
     size = int(test.world_size)
     if fake:
-        from torch_testing_ext._testing.helpers.mock_group import FakeStore
+        from torch_testing_ext._testing.bases.groups_and_devices import FakeStore
 
         dist.init_process_group(backend="fake", world_size=size, rank=test.rank, store=FakeStore())
         return

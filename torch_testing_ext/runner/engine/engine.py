@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from torch_testing_ext._collectives.failure import describe_world
 from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import bare_uuid
@@ -722,6 +723,8 @@ def _known_results(plan: Plan, broken: Sequence[Attempt]) -> Iterator[Attempt]:
 
 def _notes(options: Options, inventory: Inventory) -> Iterator[str]:
     """Lines for the header of the run, about all of its tests."""
+    if options.world is not None:
+        yield describe_world(options.world)
     if inventory.kind == fake_accelerator.KIND:
         yield fake_accelerator.describe(len(inventory.names))
     if options.sanitize and (note := not_of_threads(read_kinds(options.sanitize))):

@@ -349,6 +349,7 @@ def describe(named: NamedTest, file: str, devices: int) -> Test:
         return _describe_pytest(named, file, devices)
     from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase
     from torch_testing_ext._testing.marks.needs import needs_of
+    from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 
     method = _method(test)
     needs = needs_of(type(test))
@@ -363,6 +364,7 @@ def describe(named: NamedTest, file: str, devices: int) -> Test:
         backend=next((need.backend for need in needs if need.backend), None),
         timeout=_timeout(test),
         has_ranks=ranks > 1 or isinstance(test, RankedTestCase),
+        is_whole_world=hasattr(method, WHOLE_WORLD),
         together=_together(type(test), named.cls),
         skip=_known_skip(test, method),
         line=_line(test),
@@ -385,6 +387,7 @@ def _describe_pytest(named: NamedTest, file: str, devices: int) -> Test:
         backend=item.backend or case.backend,
         timeout=item.timeout or case.timeout,
         has_ranks=item.has_ranks or case.has_ranks,
+        is_whole_world=item.is_whole_world or case.is_whole_world,
         skip=case.skip if item.skip is None else item.skip,
     )
 

@@ -22,7 +22,7 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
 from torch_testing_ext._testing.bases import unittest_and_pytest
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest
 from torch_testing_ext._testing.marks import needs
-from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
+from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT, WHOLE_WORLD
 from torch_testing_ext.runner.model import Test, TestId
 
 from .pytest_session import Collection, names_of_classes
@@ -165,6 +165,7 @@ def describe(test: PytestTest, name: TestId, available: int) -> Test:
         backend=backend,
         timeout=timeout,
         has_ranks=spec is not None,
+        is_whole_world=hasattr(function, WHOLE_WORLD),
         together=test.together,
         skip=_reason(skip) if skip is not None else None,
         marks=tuple(sorted({mark.name for mark in item.iter_markers()})),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import FailureView, combined
+from torch_testing_ext._collectives.failure import FailureView, combined, take_worlds
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._testing.bases.unittest_and_pytest import FixtureSuite, prevented
@@ -25,6 +25,8 @@ from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFa
 
 # The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
 LONGEST_MESSAGE = 4_000_000
+# Whole worlds of one test.
+_MOST_WORLDS = 4
 
 Send = Callable[[FromWorker], None]
 
@@ -40,6 +42,7 @@ class UnitReports:
 
     def test_began(self, number: int) -> None:
         verdict.forget_memory()
+        take_worlds()
         self._port_in_use = False
         self.send(Began(number, time.monotonic(), self._length_of_log()))
 
@@ -65,6 +68,7 @@ class UnitReports:
             memory and DeviceMemory(*memory),
             notes.warnings,
             notes.left_running,
+            take_worlds()[:_MOST_WORLDS],
         )
         self.send(Ended(number, time.monotonic(), end, self._length_of_log(), self._new_rank_directories()))
 

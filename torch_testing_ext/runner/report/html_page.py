@@ -26,6 +26,7 @@ from torch_testing_ext._collectives.failure import (
     RankLane,
     RankWait,
     Value,
+    WorldView,
     bars,
     meetings,
 )
@@ -349,6 +350,44 @@ class _Picture:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# The traffic of a whole world, as a table: who sends how much to whom. Pure.
+
+
+def render_world(view: WorldView) -> Elements:
+    """The facts about a world, the lines that were not judged, and the matrix of its traffic."""
+    yield xml_element("p", text.world_in_words(view), class_="facts")
+    if view.not_judged:
+        lines = [xml_element("li", line) for line in view.not_judged]
+        words = "not judged, since values were not communicated:"
+        yield xml_element("div", words, xml_element("ul", *lines), class_="facts")
+    most = max(map(max, view.traffic), default=0)
+    if not most:
+        return
+    blocks = [view.block_of(number) for number in range(len(view.traffic))]
+    names = [str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}" for block in blocks]
+    unit, word = max((scale for scale in _SCALES if scale[0] <= most), default=_SCALES[0])
+    caption = f"{word} that the ranks of a row send to those of a column"
+    head = xml_element("tr", xml_element("td"), *(xml_element("th", name, scope="col") for name in names))
+    rows = [head]
+    for name, row in zip(names, view.traffic, strict=True):
+        cells = [_amount(amount, most, unit) for amount in row]
+        rows.append(xml_element("tr", xml_element("th", name, scope="row"), *cells))
+    table = xml_element("table", xml_element("caption", caption), *rows, class_="traffic")
+    yield xml_element("div", table, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+_SCALES = ((1, "bytes"), (1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB"), (1 << 40, "TiB"))
+
+
+def _amount(amount: int, most: int, unit: int) -> Element:
+    """A cell, which is the darker the more is sent; nothing is an empty one."""
+    if not amount:
+        return xml_element("td")
+    words = f"{amount / unit:.3g}"
+    return xml_element("td", words, style=f"--share: {amount / most * 35:.0f}%", title=f"{amount} bytes")
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # The run as one HTML file, which refers to nothing outside it and is complete without JavaScript. Pure.
 
 HERE = Path(__file__).parent / "page"
@@ -589,6 +628,8 @@ def _attempt(attempt: Attempt, is_known: bool = False) -> Elements:
     """The message of an attempt, unless it `is_known`, and all else folded."""
     if attempt.said and not is_known:
         yield xml_element("div", *render_failure(attempt), class_=f"failure {css_class(attempt.outcome.value)}")
+    for view in attempt.end.worlds:
+        yield from render_world(view)
     if attempt.end.leftovers:
         yield xml_element("p", f"Left running (now terminated): {'; '.join(attempt.end.leftovers)}", class_="facts")
     folded = []

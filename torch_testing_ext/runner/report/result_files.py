@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torch_testing_ext._collectives.failure import RankLane, bars, meetings
+from torch_testing_ext._process.words import list_of
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, RankLog, Summary, Test, TestOutcome
 
 from . import text
@@ -83,6 +84,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "output": text.log(attempt.output),
         "ranks": [_rank(log) for log in attempt.ranks],
         "leftovers": attempt.end.leftovers,
+        "worlds": [asdict(view) for view in attempt.end.worlds],
     }
 
 
@@ -231,6 +233,7 @@ def _rerun(tag: str, attempt: Attempt) -> Element:
 def _outputs(attempt: Attempt) -> Elements:
     ran_on = text.node_of(attempt.lease)
     parts = [f"ran on {ran_on}"] if ran_on else []
+    parts += [text.world_in_words(view) for view in attempt.end.worlds]
     parts += [f"{heading}:\n{words}" for heading, words in text.logs(attempt)]
     parts += text.leftovers(attempt)
     if parts:
@@ -245,13 +248,18 @@ DEVICES = 1
 SLOTS = 2
 IMPORTS = 3
 
+# Worlds follow all places where ranks run.
+_FIRST_WORLD = 1 << 16
+# Of a call in a whole world, in seconds.
+STEP = 1e-3
+
 TraceEvent = dict[str, Any]
 TraceEvents = Iterator[TraceEvent]
 
 
 def render_perfetto(history: History) -> str:
     """The content of the trace file."""
-    events = [*_events(history), *_imports(history), *_ranks(history)]
+    events = [*_events(history), *_imports(history), *_ranks(history), *_worlds(history)]
     timed = [event for event in events if "ts" in event]
     first = min((event["ts"] for event in timed), default=0)
     # Imports begin before the run does.
@@ -321,6 +329,25 @@ def _ranks(history: History) -> TraceEvents:
             # The clocks of nodes differ: there, the last rank ends with its test.
             zero = max(lane.ended for lane in lanes) - attempt.began - attempt.seconds
         yield from _ranks_of_test(lanes, attempt, {"pid": pids[_place_of_ranks(attempt)]}, zero, f"{number}")
+
+
+def _worlds(history: History) -> TraceEvents:
+    """The whole worlds of tests: a lane for each class of ranks. A step is a call, since time is not simulated."""
+    number = _FIRST_WORLD
+    for attempt in history.attempts:
+        for view in attempt.end.worlds:
+            if not any(alike.calls for alike in view.classes):
+                continue
+            name = f"whole world of {view.size} ranks, {STEP * 1e3:g} ms for each call, not its time"
+            yield from _process(number, f"{name}: {attempt.test.id.dotted}")
+            for lane, alike in enumerate(view.classes):
+                place = {"pid": number, "tid": lane}
+                yield from _thread(place, list_of(alike.ranks))
+                for step, call in enumerate(alike.calls):
+                    at = attempt.began + step * STEP
+                    facts = {"group": call.group, "bytes": call.bytes, "line": call.site, "ranks": len(alike.ranks)}
+                    yield {**_slice(call.name, "call", at, at + STEP, facts), **place}
+            number += 1
 
 
 def _place_of_ranks(attempt: Attempt) -> str:

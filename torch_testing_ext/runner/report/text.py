@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
+from torch_testing_ext._collectives.failure import WorldView, describe_world
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
 from torch_testing_ext._process.words import count as count, size_in_words
@@ -440,8 +441,18 @@ def header_facts(header: RunHeader) -> list[tuple[str, str]]:
         ("torch", header.torch),
         ("Python", header.python),
         ("devices", header.devices),
+        ("world", "" if header.world is None else describe_world(header.world)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def world_in_words(view: WorldView) -> str:
+    """The whole world that a test has run in: its size, what is alike, and how much was sent."""
+    calls = sum(len(alike.ranks) * alike.count for alike in view.classes)
+    classes = f"{len(view.classes)} {'class' if len(view.classes) == 1 else 'classes'}"
+    sent = size_in_words(sum(map(sum, view.traffic)))
+    words = f"whole world of {count(view.size, 'rank')} in {classes}: {count(calls, 'call')}, {sent} sent"
+    return f"{words}, longest chain {view.longest_chain}"
 
 
 # -- elements of XML and HTML

@@ -24,7 +24,7 @@ from torch_testing_ext.runner.model import (
     TestOutcome,
     Unit,
 )
-from torch_testing_ext.runner.options import Options, Rerun, ShardSpec
+from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, UsageError
 
 from .leases import Inventory, Priority, Queue, RunLeases, no_preference, typical_seconds
 
@@ -117,6 +117,25 @@ class Plan:
             if unit.repetition == 0:
                 tests += unit.tests
         return tuple(sorted(tests, key=place))
+
+
+def in_world(tests: list[Test], size: int | None) -> list[Test]:
+    """The tests as they run with --world: none needs devices, and those without ranks are skipped."""
+    if size is None:
+        return tests
+    if tests and not any(test.has_ranks or test.is_whole_world for test in tests):
+        raise UsageError(
+            f"--world {size}: none of the selected tests has ranks. Name tests of MultiProcessTestCase, with "
+            f"pytest.mark.world_size or the like, or leave out --world"
+        )
+    changed = []
+    for test in tests:
+        if test.has_ranks or test.is_whole_world:
+            changed.append(dataclasses.replace(test, world_size=size, devices=0, shared_by=0))
+        else:
+            skip = test.skip or f"not in a world of {size} ranks: it has no ranks"
+            changed.append(dataclasses.replace(test, skip=skip))
+    return changed
 
 
 def plan(

@@ -1,0 +1,144 @@
+"""Tests in ranks, written for few of them: sound in a larger world, or not, or not for whole worlds at all."""
+
+import subprocess
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
+from torch_testing_ext.common_utils import TestCase
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.faults import call, faults, kill
+from torch_testing_ext.worlds import whole_world
+
+
+class FourRanks(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return 4
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def init(self, size=None):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", rank=self.rank, world_size=size or self.world_size, store=store)
+
+    def sum_of_ones(self):
+        self.init()
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        return tensor
+
+    def test_sound(self):
+        tensor = self.sum_of_ones()
+        self.assertEqual(tensor, torch.full((4,), float(self.world_size)))
+        torch.testing.assert_close(tensor, torch.full((4,), float(self.world_size)))
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def test_group_of_four(self):
+        self.init()
+        nodes = [dist.new_group(list(range(first, first + 4))) for first in range(0, self.world_size, 4)]
+        dist.all_reduce(torch.ones(4), group=nodes[self.rank // 4])
+        if self.rank < 4:
+            dist.barrier()  # fault
+
+    def test_ring_that_forgets_the_last(self):
+        self.init()
+        last = 3
+        if self.rank < last:
+            dist.send(torch.ones(2), self.rank + 1)
+        if self.rank > 0:
+            dist.recv(torch.ones(2), self.rank - 1)
+
+    def test_uneven(self):
+        self.init()
+        rows = torch.ones(12).tensor_split(self.world_size)[self.rank]
+        dist.all_gather_into_tensor(torch.empty(rows.numel() * self.world_size), rows)
+
+    def test_fixed(self):
+        self.init(2)
+
+    def test_bare_assertion(self):
+        assert self.sum_of_ones()[0].item() == self.world_size
+
+    def test_mismatch_before_a_bare_assertion(self):
+        tensor = self.sum_of_ones()
+        dist.all_reduce(torch.ones(4 + self.rank // 4))
+        assert tensor[0].item() == self.world_size
+
+    def test_assertion_on_one_rank(self):
+        tensor = self.sum_of_ones()
+        if self.rank == 0:
+            assert tensor[0].item() == self.world_size
+        dist.barrier()
+
+    def test_own_values(self):
+        self.init()
+        self.assertEqual(dist.get_world_size(), 4)
+
+    def test_starts_a_process(self):
+        self.init()
+        subprocess.run(["true"], check=True)
+
+    @faults(kill(1, at=call(1)))
+    def test_faults(self):
+        self.init()
+
+    def test_skips(self):
+        self.skipTest("not today")
+
+
+class OwnRanks(FourRanks):
+    def _check_return_codes(self, fn, elapsed_time):
+        pass
+
+
+class Continuous(MultiProcContinuousTest):
+    world_size = 2
+
+    def test_sum(self):
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor, torch.full((4,), float(self.world_size)))
+        self.assertEqual(dist.get_world_size(), self.world_size)
+
+
+class Threads(MultiThreadedTestCase):
+    @property
+    def world_size(self):
+        return 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def perThreadSetUp(self):
+        self.is_set_up = True
+
+    def test_sum(self):
+        self.assertTrue(self.is_set_up)
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor, torch.full((4,), float(self.world_size)))
+
+
+class OnMesh(DTensorTestBase):
+    @property
+    def world_size(self):
+        return 2
+
+    @with_comms
+    def test_gather(self):
+        mesh = self.build_device_mesh()
+        whole = distribute_tensor(torch.ones(16, 2), mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
+        self.assertEqual(whole.to_local(), torch.ones(16, 2))
+
+
+class ByItself(TestCase):
+    @whole_world(2)
+    def test_size(self, rank, world_size):
+        assert world_size == dist.get_world_size() == 8
