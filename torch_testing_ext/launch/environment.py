@@ -20,11 +20,13 @@ from torch_testing_ext._machine.machine_resources import OTHER_MASKS, leased_por
 from torch_testing_ext._process import (
     launcher_variables,
     launcher_variables as variables,
+    messages,
     project_settings,
     system,
     user_shell,
 )
 from torch_testing_ext._process.words import nearest
+from torch_testing_ext.faults import Drill
 
 from .in_rank import Job, Sanitize
 
@@ -228,6 +230,7 @@ class Settings:
     sanitize: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
     shake: int | None = None
+    drill: Drill | None = None
 
     def for_ranks(self, kinds: Collection[str] = ()) -> Sanitize:
         """Choose the checks for ranks whose test names these kinds, besides those of the settings."""
@@ -289,6 +292,8 @@ KNOWN_SETTINGS = {
 _OWN_SETTINGS = {
     # Ranks write when their collectives began and ended, also those that pass.
     OWN_PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
+    # The runner tries faults in each test.
+    OWN_PREFIX + "DRILL": _Setting("drill", "a drill", lambda text: messages.decode(Drill, json.loads(text))),
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")

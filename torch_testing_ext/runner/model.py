@@ -10,6 +10,7 @@ from torch_testing_ext._collectives.failure import FailureView, RankLane
 from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.user_shell import KitWarning
 from torch_testing_ext._process.words import EndWords
+from torch_testing_ext.faults import SweepReport
 
 # --------------------------------------------------------------------------------------------------------------------
 # The data of a run, which all modules of the runner exchange: tests, units, leases, attempts and their outcomes.
@@ -176,6 +177,7 @@ class TestEnd:
     memory: DeviceMemory | None = None  # None if it has used no device, or did not say
     warnings: tuple[KitWarning, ...] = ()  # about its ranks
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
+    sweep: SweepReport | None = None  # what its faults did, in a drill or a sweep of its own
 
     @property
     def said(self) -> str:

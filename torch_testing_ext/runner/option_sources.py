@@ -15,11 +15,20 @@ from typing import Any, TypeVar
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU
 from torch_testing_ext._process import project_settings
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext._process.project_settings import RUNNER_PREFIX, SECTION, files_in, toml_module
+from torch_testing_ext._process.project_settings import (
+    RUNNER_PREFIX,
+    SECTION,
+    files_in,
+    is_checkout,
+    tests_of_checkout,
+    toml_module,
+    toml_reader,
+)
 from torch_testing_ext._process.words import nearest
+from torch_testing_ext.faults import KINDS, KnownHang
 
 from .command_line import ParsedWords, parse_words, renamed_settings, setting_name, shown_value, written_name
-from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError, is_checkout, tests_of_checkout
+from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
 # The folders of a project's tests, where its settings name none.
@@ -159,6 +168,7 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None and options.shake.seed is None:
         shake = dataclasses.replace(options.shake, seed=random.randrange(2**31))
         options = dataclasses.replace(options, shake=shake)
+    options = _drilled(options, sources)
     options = _debugged(options, sources)
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
@@ -167,6 +177,54 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.drop_in:
         options = _dropped_in(options, sources, cwd)
     return options
+
+
+def _drilled(options: Options, sources: Mapping[str, str]) -> Options:
+    """The options of a drill, with what its file of known hangs says. Raises UsageError."""
+    if options.drill is None:
+        for field in OPTION_TABLE:
+            if field.startswith("drill_") and sources[field] == COMMAND_LINE:
+                raise UsageError(f"{written_name(field)} needs --drill")
+        return options
+    if options.pdb or options.trace:
+        raise UsageError("--drill and --pdb cannot be combined: a test that stops has no time limit")
+    known = () if options.drill_known is None else read_known_hangs(options.drill_known)
+    return dataclasses.replace(options, known_hangs=known)
+
+
+_OF_KNOWN = ("test", "fault", "reason")
+
+
+def read_known_hangs(file: Path) -> tuple[KnownHang, ...]:
+    """The tables [[known]] of a file. Raises UsageError."""
+    try:
+        toml = toml_reader(file)
+        content = toml.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--drill-known {file}: {error}") from None
+    for name in content.keys() - {"known"}:
+        raise UsageError(f"--drill-known {file}: {name} is not a table of this file. Write [[known]]")
+    tables = content.get("known", [])
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise UsageError(f"--drill-known {file}: write [[known]], in double brackets, before each known hang")
+    return tuple(_known_hang(f"--drill-known {file}, [[known]] number {n}", each) for n, each in enumerate(tables, 1))
+
+
+def _known_hang(where: str, given: Mapping[str, Any]) -> KnownHang:
+    for name in given.keys() - set(_OF_KNOWN):
+        raise UsageError(f"{where}: {name} is not one of {', '.join(_OF_KNOWN)}.{nearest(name, _OF_KNOWN)}")
+    for name in _OF_KNOWN:
+        if not isinstance(given.get(name), str) or not given[name].strip():
+            raise UsageError(f"{where}: {name} is missing")
+    known = KnownHang(*(given[name].strip() for name in _OF_KNOWN))
+    kind, _, rest = known.fault.partition("(")
+    if kind not in KINDS:
+        raise UsageError(f"{where}: {kind!r} is not a fault.{nearest(kind, KINDS)}")
+    if not re.search(r"\brank=\d+, at=(call|step|mark)\(.+\)\)$", rest):
+        raise UsageError(
+            f"{where}: {known.fault!r} is not a fault as drills report it, such as kill(rank=1, at=call(2))"
+        )
+    return known
 
 
 def _debugged(options: Options, sources: Mapping[str, str]) -> Options:

@@ -23,7 +23,13 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
-from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test, first_plan, refuse_faults
+from torch_testing_ext._testing.marks.settings_of_tests import (
+    LAUNCHED,
+    check_faults,
+    faults_of_test,
+    first_plan,
+    refuse_faults,
+)
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport, environment
 from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankEvidence, RankWatch, WatchAction
@@ -267,7 +273,7 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def _begin_round(self, world_size: int, directory: Path) -> Round:
         """Begin the test in a process that a launcher has started as a rank, together with the others."""
-        refuse_faults(self, "a launcher has started the ranks, and ends all with one: run the test without it")
+        refuse_faults(self, LAUNCHED)
         may_differ, sanitize = self._collectives_may_differ(), self._sanitize()
         return launched_ranks.begin(world_size, self._case(), directory, self._timeout(), self, may_differ, sanitize)
 
@@ -670,7 +676,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
             return self._wait_for_verdict(fn)
         with ExitStack() as resources:
             directory = launch.new_directory(self.id())
-            resources.callback(launch.discard, directory)
+            resources.callback(launch.discard, directory, of_fault=True)
             self.file_name = str(directory / "store")
             self._start_ranks(self._checked_world_size(), directory, plan, resources.callback)
             return self._wait_for_verdict(fn)
