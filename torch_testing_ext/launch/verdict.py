@@ -436,15 +436,23 @@ def sweep_verdict(sweep: Sweep, run: Callable[[FaultPlan], tuple[Sequence[RankRe
     if sweep.drill is not None and sweep.drill.fails:
         wrong += [(line, Verdict(Outcome.FAILED)) for line in gone]
     lines = [_line(sweep, cell) for cell in cells]
-    return _verdict_on_cells(sweep, lines, wrong)
+    hanging = sum(cell.end is SweepEnd.HUNG and sweep.is_wrong(cell) for cell in cells)
+    return _verdict_on_cells(sweep, lines, wrong, hanging)
 
 
-def _verdict_on_cells(sweep: Sweep, lines: Sequence[str], wrong: Sequence[tuple[str, Verdict]]) -> Verdict:
+def _verdict_on_cells(
+    sweep: Sweep, lines: Sequence[str], wrong: Sequence[tuple[str, Verdict]], hanging: int
+) -> Verdict:
+    """One verdict on all runs: `lines` tells each, `wrong` those that fail the test, `hanging` of them by a hang."""
     if not wrong:
         return Verdict(Outcome.PASSED)
     (first, verdict), *_ = wrong
-    verb = "fail" if sweep.drill is None else "hang" if verdict.outcome is Outcome.TIMEOUT else "are wrong for"
-    title = f"{len(wrong)} of {len(lines)} faults {verb} this test; the first: {first}"
+    title = f"{len(wrong)} of {len(lines)} faults fail this test"
+    if sweep.drill is not None:
+        counts = [f"{hanging} of {len(lines)} faults hang this test"] if hanging else []
+        counts += [f"{len(wrong) - hanging} known to hang it do so no more"] if hanging < len(wrong) else []
+        title = ", and ".join(counts)
+    title += f"; the first: {first}"
     rest = "\n".join(["the faults, one run each:", *(f"  {line}" for line in lines)])
     failure = verdict.failure or FailureView.of_text(title)
     account = f"{title}\n\n{rest}\n\n{failure.account}"

@@ -23,13 +23,7 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
-from torch_testing_ext._testing.marks.settings_of_tests import (
-    LAUNCHED,
-    check_faults,
-    faults_of_test,
-    first_plan,
-    refuse_faults,
-)
+from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test, first_plan, refuse_faults
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport, environment
 from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankEvidence, RankWatch, WatchAction
@@ -273,7 +267,7 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def _begin_round(self, world_size: int, directory: Path) -> Round:
         """Begin the test in a process that a launcher has started as a rank, together with the others."""
-        refuse_faults(self, LAUNCHED)
+        refuse_faults(self)
         may_differ, sanitize = self._collectives_may_differ(), self._sanitize()
         return launched_ranks.begin(world_size, self._case(), directory, self._timeout(), self, may_differ, sanitize)
 

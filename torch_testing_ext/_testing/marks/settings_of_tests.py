@@ -169,7 +169,7 @@ def check_faults(cls: type) -> None:
             raise ValueError(f"@faults of {cls.__qualname__}.{name}: {why}")
 
 
-def refuse_faults(test: Any, why: str) -> None:
+def refuse_faults(test: Any, why: str = LAUNCHED) -> None:
     """Raise the error of a test case that has faults, and whose ranks cannot have them; a drill leaves it out."""
     say_not_drilled(why)
     if plan_on(_method(test)) is not None:
