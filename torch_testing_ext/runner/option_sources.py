@@ -28,7 +28,7 @@ from torch_testing_ext._process.words import nearest
 from torch_testing_ext.faults import KINDS, KnownHang
 
 from .command_line import ParsedWords, parse_words, renamed_settings, setting_name, shown_value, written_name
-from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError
+from .options import ALL_CPUS, OPTION_TABLE, KnownFile, Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
 # The folders of a project's tests, where its settings name none.
@@ -188,8 +188,10 @@ def _drilled(options: Options, sources: Mapping[str, str]) -> Options:
         return options
     if options.pdb or options.trace:
         raise UsageError("--drill and --pdb cannot be combined: a test that stops has no time limit")
-    known = () if options.drill_known is None else read_known_hangs(options.drill_known)
-    return dataclasses.replace(options, known_hangs=known)
+    if not isinstance(options.drill_known, Path):
+        return options
+    known = KnownFile(options.drill_known, read_known_hangs(options.drill_known))
+    return dataclasses.replace(options, drill_known=known)
 
 
 _OF_KNOWN = ("test", "fault", "reason")

@@ -153,6 +153,15 @@ class ShakeSpec:
 
 
 @dataclass(frozen=True)
+class KnownFile:
+    path: Path
+    hangs: tuple[KnownHang, ...]
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True)
 class ShardSpec:
     """One of `count` parts of the tests."""
 
@@ -230,9 +239,7 @@ class Options:
     drill_points: DrillPoints = DrillPoints.CALLS
     drill_within: float = 10.0
     drill_fail: DrillFail = DrillFail.NOTHING
-    drill_known: Path | None = None
-    # What that file has.
-    known_hangs: tuple[KnownHang, ...] = ()
+    drill_known: Path | KnownFile | None = None
 
     pdb: bool = False
     # Stop at the first line of each test.
@@ -292,8 +299,7 @@ class Options:
         if self.drill is None:
             return []
         of_drill = {field: getattr(self, field) for field in OPTION_TABLE if field.startswith("drill")}
-        chosen = {field: value for field, value in of_drill.items() if value != getattr(Options, field)}
-        texts = {field: str(getattr(value, "value", value)) for field, value in chosen.items()}
+        texts = {f: str(getattr(v, "value", v)) for f, v in of_drill.items() if v != getattr(Options, f)}
         return [f"{OPTION_TABLE[field].flags[0]} {user_shell.quote(text)}" for field, text in texts.items()]
 
     @property
@@ -340,7 +346,7 @@ class Options:
         if self.drill is not None:
             points, fails = self.drill_points.value.removesuffix("s"), self.drill_fail is DrillFail.HANG
             faults = tuple(map(fault_of_word, self.drill.split(",")))
-            drill = Drill(faults, points, self.drill_within, fails, self.known_hangs)
+            drill = Drill(faults, points, self.drill_within, fails, getattr(self.drill_known, "hangs", ()))
             environ["_TORCH_TESTING_EXT_DRILL"] = json.dumps(messages.encode(drill))
         return environ
 
@@ -711,7 +717,7 @@ OPTION_GROUPS = {
     },
     "faults": {
         "drill": OptionSpec(
-            read_drill, f"run every test once for each rank, call and fault: {', '.join(KINDS)}", "FAULT[:VALUE],..."
+            read_drill, f"try faults at every call of tests: {', '.join(KINDS)}", "FAULT[:VALUE],...", Level.HELP_ALL
         ),
         "drill_points": OptionSpec(one_of(DrillPoints), "where", "calls|steps|all", Level.HELP_ALL),
         "drill_within": OptionSpec(read_seconds, "what goes on so long after a fault hangs", "SECONDS", Level.HELP_ALL),
