@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import enum
 import functools
 import inspect
 import pickle
@@ -88,6 +90,13 @@ class PlannedFault:
     # A pickled exception, and its type.
     error: bytes = b""
     error_type: str = ""
+
+    @property
+    def word(self) -> str:
+        """What a drill is asked for: `fault_of_word` reads it."""
+        value = {"exits": str(self.code), "raises": self.error_type}.get(self.kind, "")
+        value = value or ("" if self.seconds is None else f"{self.seconds:g}")
+        return f"{self.kind}:{value}" if value else self.kind
 
     def __str__(self) -> str:
         own = {"exits": [str(self.code)], "raises": [self.error_type]}.get(self.kind, [])
@@ -365,10 +374,19 @@ def _guarded(test: Any) -> Any:
 
 @dataclass(frozen=True)
 class Points:
-    """All points of a kind that a rank passes while nothing is wrong."""
+    """All points of a kind, or of all kinds, that a rank passes while nothing is wrong."""
 
     where: str
     phase: str = "before"
+
+    def of(self, passed: Mapping[str, int]) -> list[Point]:
+        """The points of a rank that has passed all this so many times."""
+        found = []
+        for name, times in {"call": _number_of_calls(passed), **passed}.items():
+            where, _, mark_name = name.partition(" ")
+            if where in ("call", "step", "mark") and self.where in (where, "all"):
+                found += [Point(where, n, name=mark_name, phase=self.phase) for n in range(1, times + 1)]
+        return found
 
 
 def calls(phase: str = "before") -> Points:
@@ -408,6 +426,8 @@ class Sweep:
     within: float | None = None
     must_reach: tuple[str, ...] = ()
     known: tuple[KnownFailure, ...] = ()
+    # What the runner has asked for; None for the sweep of a test.
+    drill: Drill | None = None
 
     @property
     def recording(self) -> FaultPlan:
@@ -419,14 +439,22 @@ class Sweep:
         plans = []
         for fault in self.faults:
             for rank in self.ranks or sorted(passed):
-                for n in range(1, _number_of(self.at.where, passed.get(rank, {})) + 1):
-                    at = Point(self.at.where, n, phase=self.at.phase)
+                for at in self.at.of(passed.get(rank, {})):
                     plans.append(FaultPlan((replace(fault, rank=rank, at=at),), (), self.within, self.must_reach))
         return plans
 
     def why_known(self, fault: PlannedFault) -> str:
-        """The reason for which this fault is known to fail; "" if it is not."""
+        """The reason for which this fault is known to fail, in a drill to hang; "" if it is not."""
+        if self.drill is not None:
+            return next((each.reason for each in self.drill.known if each.fault == str(fault)), "")
         return next((each.reason for each in self.known if each.fault == fault), "")
+
+    def is_wrong(self, cell: SweepCell) -> bool:
+        """Does this fail the test? A drill fails only for hangs, and only if that is wanted."""
+        if self.drill is None:
+            return cell.end is not SweepEnd.NOT_TRIED and cell.end.is_pass == bool(cell.known)
+        is_tried = cell.end not in (SweepEnd.NOT_TRIED, SweepEnd.ABSENT)
+        return self.drill.fails and is_tried and (cell.end is SweepEnd.HUNG) != bool(cell.known)
 
     def why_not(self, world_size: int) -> str:
         """See FaultPlan."""
@@ -434,9 +462,7 @@ class Sweep:
         return FaultPlan((*chosen, *(each.fault for each in self.known))).why_not(world_size)
 
 
-def _number_of(where: str, passed: Mapping[str, int]) -> int:
-    if where == "step":
-        return passed.get("step", 0)
+def _number_of_calls(passed: Mapping[str, int]) -> int:
     return sum(times for name, times in passed.items() if name in OPERATIONS)
 
 
@@ -475,6 +501,142 @@ def _check_is_tried(fault: PlannedFault, among: list[PlannedFault], at: Points, 
     if replace(fault, rank=None, at=None) not in among or fault.at != of_sweep or (ranks and fault.rank not in ranks):
         such = replace(among[0], rank=min(ranks, default=0), at=Point(at.where, 1, phase=at.phase))
         raise ValueError(f"known({fault}): the sweep tries no such fault, but faults such as {such}")
+
+
+# -- what the faults of a sweep did, as data
+
+
+class SweepEnd(enum.Enum):
+    """The end of a test with one fault."""
+
+    RECOVERED = "recovered"  # it passed, and a survivor had an error on its way
+    UNNOTICED = "passed"  # it passed, and no call of a survivor has failed
+    ERROR = "error"
+    HUNG = "hung"  # ranks that had not failed had to be ended
+    NOT_TRIED = "not tried"  # the call was over before the fault could happen in it
+    ABSENT = "did not happen"  # the rank has not come to the point this time
+
+    @property
+    def is_pass(self) -> bool:
+        return self in (SweepEnd.RECOVERED, SweepEnd.UNNOTICED)
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """One run of a test with one fault."""
+
+    fault: str  # whole: `kill(rank=1, at=call(2))`
+    word: str  # without rank and point
+    rank: int
+    point: str
+    place: str  # such as `at all_reduce #2`
+    end: SweepEnd
+    error: str = ""  # the type of the exception, or how the rank has ended
+    seconds: float | None = None  # from the fault to that end
+    title: str = ""  # of the failure
+    known: str = ""  # the reason for which it is known
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """All runs of a test with faults, or the reason why a drill has none."""
+
+    cells: tuple[SweepCell, ...] = ()
+    is_drill: bool = True
+    why_not: str = ""
+    missing: tuple[str, ...] = ()  # known cells of a drill that are no more: there is no such point
+    names: tuple[str, ...] = ()  # given to `fault_point` and `reached` in the code
+    reached: tuple[str, ...] = ()  # of these, in any run
+
+
+# -- drills: sweeps that the runner asks for
+
+
+@dataclass(frozen=True)
+class KnownHang:
+    """A fault that is known to hang a test. `fault`: as reports write it, such as `kill(rank=1, at=call(2))`."""
+
+    test: str
+    fault: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Drill:
+    """The faults that are tried at each point of each rank of every test, one run each."""
+
+    faults: tuple[PlannedFault, ...]
+    points: str = "call"
+    within: float = 10.0
+    # A hang fails its test.
+    fails: bool = False
+    known: tuple[KnownHang, ...] = ()
+
+    def sweep(self, test: str) -> Sweep:
+        """The sweep of a test with this name, of which `known` may lack the beginning, or have more of it."""
+        name = _dotted(test)
+        known = tuple(each for each in self.known if _is_end(name, _dotted(each.test)))
+        return Sweep(self.faults, Points(self.points), within=self.within, drill=replace(self, known=known))
+
+    def missing(self, tried: Iterable[str]) -> tuple[KnownHang, ...]:
+        """The known cells that a drill should have tried, and has not: their points are no more."""
+        tried = set(tried)
+        heads = tuple(str(replace(fault, rank=0)).partition("rank=")[0] for fault in self.faults)
+        wheres = ("call", "step", "mark") if self.points == "all" else (self.points,)
+        return tuple(
+            each
+            for each in self.known
+            if each.fault not in tried
+            and each.fault.startswith(heads)
+            and each.fault.partition("at=")[2].startswith(wheres)
+        )
+
+
+def _dotted(test: str) -> str:
+    return test.replace(".py::", ".").replace("::", ".").replace("/", ".")
+
+
+def _is_end(one: str, other: str) -> bool:
+    shorter, longer = sorted((one, other), key=len)
+    return f".{longer}".endswith(f".{shorter}")
+
+
+def _raised(name: str) -> PlannedFault:
+    error = getattr(builtins, name, None)
+    if not (isinstance(error, type) and issubclass(error, Exception)):
+        raise ValueError(f"raises:{name}: give an exception of Python, such as raises:OSError")
+    try:
+        return raises(error)
+    except TypeError:
+        raise ValueError(f"raises:{name}: it cannot be made without arguments; give another one") from None
+
+
+# By name: what reads the part behind the colon, and its default.
+_OF_WORDS: dict[str, tuple[Callable[[str], PlannedFault], str]] = {
+    "kill": (lambda _: kill(), ""),
+    "segv": (lambda _: segv(), ""),
+    "abort": (lambda _: abort(), ""),
+    "stop": (lambda text: stop(float(text) if text else None), ""),
+    "slow": (lambda text: slow(float(text)), "1"),
+    "hold_gil": (lambda text: hold_gil(float(text)), "1"),
+    "exits": (lambda text: exits(int(text)), "1"),
+    "raises": (_raised, "RuntimeError"),
+}
+KINDS = tuple(_OF_WORDS)
+
+
+def fault_of_word(word: str) -> PlannedFault:
+    """Read `kill`, `stop:2`, `slow:1`, `exits:3`, `raises:OSError`. Raises ValueError."""
+    kind, colon, text = word.partition(":")
+    read, default = _OF_WORDS[kind]
+    if colon and (not text or kind in _SIGNALS):
+        raise ValueError(f"{word!r}: {'give a value behind the colon' if not text else f'{kind} has no value'}")
+    try:
+        return read(text or default)
+    except ValueError as error:
+        if "could not convert" in str(error) or "invalid literal" in str(error):
+            raise ValueError(f"{word!r}: {text!r} is not a number") from None
+        raise
 
 
 # -- for tests, in their ranks

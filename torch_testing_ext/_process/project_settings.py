@@ -1,10 +1,13 @@
 """The settings of a project: the folder that has them, and those that tests read without the runner."""
 
 import configparser
+import enum
 import functools
 import importlib
+import math
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +57,24 @@ def toml_module() -> ModuleType | None:
     return None
 
 
+def is_checkout(folder: Path) -> bool:
+    """Is this a checkout of PyTorch, or a project that keeps its tests in the same folder?"""
+    return (folder / "test").is_dir()
+
+
+def tests_of_checkout(folder: Path) -> Path:
+    """The tests of a checkout that are for us."""
+    return next(path for path in (folder / "test" / "distributed", folder / "test") if path.is_dir())
+
+
+def root_of_checkout(path: Path) -> Path:
+    """The checkout that contains a test file or folder; if there is none, the folder or that of the file."""
+    if is_checkout(path):
+        return path
+    inside = next((folder.parent for folder in path.parents if folder.name == "test"), None)
+    return inside or (path if path.is_dir() else path.parent)
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Our sections of the files.
 
@@ -82,7 +103,9 @@ def pyproject_section(root: Path) -> dict[str, Any] | None:
         raise SettingsError(f"{file} cannot be read: {error}") from None
     if f"tool.{SECTION}" not in text.replace(" ", ""):
         return None
-    toml = _toml_reader(file)
+    toml = toml_reader(
+        file, f", or move the settings to the section [{SECTION}] of setup.cfg, which every Python can read."
+    )
     try:
         tool = toml.loads(text).get("tool", {})
     except toml.TOMLDecodeError as error:
@@ -93,15 +116,13 @@ def pyproject_section(root: Path) -> dict[str, Any] | None:
     return section
 
 
-def _toml_reader(file: Path) -> ModuleType:
+def toml_reader(file: Path, remedy: str = "") -> ModuleType:
+    """The module that reads this file. Raises SettingsError, with what to do instead."""
     toml = toml_module()
     if toml is not None:
         return toml
     version = ".".join(map(str, sys.version_info[:2]))
-    raise SettingsError(
-        f"{file} configures {SECTION}, but Python {version} cannot read TOML. Install tomli, or move the settings "
-        f"to the section [{SECTION}] of setup.cfg, which every Python can read."
-    )
+    raise SettingsError(f"{file} is for {SECTION}, but Python {version} cannot read TOML. Install tomli" + remedy)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -134,3 +155,57 @@ def _of_project(folder: Path) -> str:
         with suppress(SettingsError):
             section.update(read(root) or {})
     return str(section.get("devices", AUTO))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Readers: each converts the text of a setting to its value; the message of a ValueError says what is valid.
+
+
+def read_boolean(text: str) -> bool:
+    known = configparser.ConfigParser.BOOLEAN_STATES
+    if text.lower() not in known:
+        raise ValueError(f"{text!r} is not true or false")
+    return known[text.lower()]
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """A reader for whole numbers."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return read
+
+
+count, count_or_zero = whole_number(1), whole_number(0)
+
+
+def read_seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def read_path(text: str) -> Path:
+    if not text:
+        raise ValueError("the path is empty")
+    # As a shell: `~name` stays if there is no such user.
+    return Path(os.path.expanduser(text))
+
+
+def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
+    """A reader for the values of an enum."""
+
+    def read(text: str) -> Any:
+        known = [member.value for member in kind]
+        if text not in known:
+            raise ValueError(f"{text!r} is not one of {', '.join(known)}")
+        return kind(text)
+
+    return read

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .words import in_bytes
 
@@ -55,7 +55,7 @@ def test_as_argument(test: str) -> str:
 # Notes on the test that runs in this process, for the runner of the tests: it takes them when the test has ended.
 #
 # Warnings for the user; processes that ranks have left running, and that were ended: a test that passes but leaves
-# some has *leaked*; and the most device memory that each rank has had.
+# some has *leaked*; the most device memory that each rank has had; and what the faults of a sweep did.
 
 # Of each device: its number, bytes in tensors, bytes that torch has reserved.
 Peaks = tuple[tuple[int, int, int], ...]
@@ -77,6 +77,7 @@ class Notes(NamedTuple):
     warnings: tuple[KitWarning, ...]
     left_running: tuple[str, ...]
     memory: tuple[Peaks, ...]
+    sweeps: tuple[Any, ...]
 
 
 # The report of the run that this process belongs to begins with what its options leave out.
@@ -84,6 +85,7 @@ has_header = False
 _warnings: list[KitWarning] = []
 _left_running: list[str] = []
 _memory: list[Peaks] = []
+_sweeps: list[Any] = []
 
 
 def warn_user(text: str, reason: str = "") -> None:
@@ -104,6 +106,11 @@ def note_memory(peaks: Iterable[Peaks]) -> None:
     _memory.extend(filter(None, peaks))
 
 
+def note_sweep(report: Any) -> None:
+    """Note what the faults of a sweep did, or why a drill has none: a `SweepReport`."""
+    _sweeps.append(report)
+
+
 def forget_memory() -> None:
     """Another test begins: what was noted before is not its own."""
     _memory.clear()
@@ -111,9 +118,10 @@ def forget_memory() -> None:
 
 def take_notes() -> Notes:
     """Return all notes since the last call."""
-    notes = Notes(tuple(_warnings), take_left_running(), tuple(_memory))
+    notes = Notes(tuple(_warnings), take_left_running(), tuple(_memory), tuple(_sweeps))
     _warnings.clear()
     _memory.clear()
+    _sweeps.clear()
     return notes
 
 

@@ -37,7 +37,7 @@ from torch_testing_ext._testing.bases.tests_in_ranks import (
     sanitize_with,
 )
 from torch_testing_ext._testing.marks import needs
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext._testing.marks.settings_of_tests import LAUNCHED, kinds_on, may_differ, say_not_drilled
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.in_rank import Sanitize
@@ -45,7 +45,7 @@ from torch_testing_ext.launch.persistent_ranks import PersistentRanks
 from torch_testing_ext.launch.rank_watch import RankEvidence
 
 from . import item_in_rank, pytest_internals
-from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_item, rank_side, scope_node
+from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_item, plan_of_run, rank_side, scope_node
 from .reports import LONGEST_SECTION
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -301,14 +301,31 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
     # Here, once: each rank would do it by itself.
     for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
         importlib.import_module(name)
-    planned = plan_of_item(item)
-    if isinstance(planned, Sweep):
-        run = functools.partial(_run_with, item, spec, chosen)
-        _raise(_name_of(item), launch.sweep_verdict(planned, run), ())
+    planned = plan_of_run(item, spec.world_size)
+    if not isinstance(planned, Sweep):
+        _, verdict, xfails = _run_shown(item, spec, chosen, planned)
+        _raise(_name_of(item), verdict, xfails)
         return
+    first = planned.recording
+    xfails = []
+
+    def run(plan: FaultPlan) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
+        if plan != first:
+            return _run_with(item, spec, chosen, plan)
+        reports, verdict, xfails[:] = _run_shown(item, spec, chosen, plan)
+        return reports, verdict
+
+    verdict = launch.sweep_verdict(planned, run)
+    _raise(_name_of(item), verdict, xfails)
+
+
+def _run_shown(
+    item: Any, spec: RankSpec, chosen: environment.Settings, plan: FaultPlan | None
+) -> tuple[Sequence[launch.RankReport], launch.Verdict, list[Any]]:
+    """Run a test, and add what its ranks have left to its report. Returns also what `xfail` says where they failed."""
     directory = launch.new_directory(item.nodeid)
     try:
-        reports, verdict = _run_and_judge(item, spec, directory, chosen, planned)
+        reports, verdict = _run_and_judge(item, spec, directory, chosen, plan)
         extras = [item_in_rank.read_extras(report.account) for report in reports]
         _add_sections(item, directory, spec)
         item.user_properties.extend(extras[0].properties)
@@ -323,7 +340,7 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
     for report, of_rank in zip(reports, extras, strict=True):
         if launch.failed_by_itself(report):
             xfails.append(of_rank.xfail)
-    _raise(_name_of(item), verdict, xfails)
+    return reports, verdict, xfails
 
 
 def _run_in_world(item: Any, spec: RankSpec, size: int) -> None:
@@ -350,7 +367,7 @@ def _run_with(
     try:
         return _run_and_judge(item, spec, directory, chosen, plan)
     finally:
-        launch.discard(directory)
+        launch.discard(directory, of_fault=True)
 
 
 def _run_and_judge(
@@ -502,8 +519,9 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
 
 def _run_in_place(item: Any, spec: RankSpec) -> None:
     """Run a test in this process, which a launcher has started as a rank; raise the verdict of all ranks."""
+    say_not_drilled(LAUNCHED)
     if plan_of_item(item) is not None:
-        raise RankError("faults: a launcher has started the ranks, and ends all with one: run the test without it")
+        raise RankError(f"faults: {LAUNCHED}")
     own = launch.new_directory(item.nodeid)
     case = _case_of(item)
     try:

@@ -20,7 +20,14 @@ from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
-from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, plan_on
+from torch_testing_ext._testing.marks.settings_of_tests import (
+    OWN_FAULTS,
+    checked_devices,
+    devices_for,
+    drill_of,
+    plan_on,
+    say_not_drilled,
+)
 from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
 from torch_testing_ext.launch.environment import too_many
 
@@ -267,6 +274,15 @@ def plan_of_item(item: Any) -> FaultPlan | Sweep | None:
         return plan_of(mark.args, **mark.kwargs)
     except (TypeError, ValueError) as error:
         raise BadMark(f"its mark {FAULTS}: {error}") from None
+
+
+def plan_of_run(item: Any, world_size: int) -> FaultPlan | Sweep | None:
+    """The faults of a test that runs now: its own, or those that the runner wants to try."""
+    plan = plan_of_item(item)
+    if plan is None:
+        return drill_of(item.nodeid, world_size)
+    say_not_drilled(OWN_FAULTS)
+    return plan
 
 
 def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:

@@ -20,11 +20,13 @@ from torch_testing_ext._machine.machine_resources import OTHER_MASKS, leased_por
 from torch_testing_ext._process import (
     launcher_variables,
     launcher_variables as variables,
+    messages,
     project_settings,
     system,
     user_shell,
 )
 from torch_testing_ext._process.words import nearest
+from torch_testing_ext.faults import Drill
 
 from .in_rank import Job, Sanitize
 
@@ -229,6 +231,7 @@ class Settings:
     fails_for_order: bool = False
     shake: int | None = None
     world: int | None = None
+    drill: Drill | None = None
 
     def for_ranks(self, kinds: Collection[str] = ()) -> Sanitize:
         """Choose the checks for ranks whose test names these kinds, besides those of the settings."""
@@ -293,6 +296,8 @@ _OWN_SETTINGS = {
     OWN_PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
     # The ranks of the world, without communication, that tests run in.
     IN_WORLD: _Setting("world", "a number of ranks", _number),
+    # The runner tries faults in each test.
+    OWN_PREFIX + "DRILL": _Setting("drill", "a drill", lambda text: messages.decode(Drill, json.loads(text))),
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")

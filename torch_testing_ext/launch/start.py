@@ -624,7 +624,8 @@ def _refusals(what: str) -> Iterator[None]:
         raise CannotStart(f"{what}: {system.why_refused(error)}", is_refused=True) from None
 
 
-def discard(directory: Path) -> None:
-    """Remove the directory of a run, unless the user keeps the files."""
-    if environment.read_settings().logs is None:
+def discard(directory: Path, of_fault: bool = False) -> None:
+    """Remove the directory of a run, unless the user keeps the files. `of_fault`: a drill has hundreds of these."""
+    settings = environment.read_settings()
+    if settings.logs is None or (of_fault and settings.drill is not None):
         shutil.rmtree(directory, ignore_errors=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.project_settings import read_boolean
 from torch_testing_ext._process.words import NEAR
 
 from .options import (
@@ -19,7 +20,6 @@ from .options import (
     Options,
     OptionSpec,
     UsageError,
-    read_boolean,
 )
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ import enum
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from torch_testing_ext._collectives.failure import FailureView, RankLane, WorldView
 from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.user_shell import KitWarning
 from torch_testing_ext._process.words import EndWords
+from torch_testing_ext.faults import KnownHang, SweepReport
 
 # --------------------------------------------------------------------------------------------------------------------
 # The data of a run, which all modules of the runner exchange: tests, units, leases, attempts and their outcomes.
@@ -178,6 +180,7 @@ class TestEnd:
     warnings: tuple[KitWarning, ...] = ()  # about its ranks
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     worlds: tuple[WorldView, ...] = ()  # the whole worlds that it has run in, or has checked itself
+    sweep: SweepReport | None = None  # what its faults did, in a drill or a sweep of its own
 
     @property
     def said(self) -> str:
@@ -257,6 +260,17 @@ class FinishedTest:
     @property
     def seconds(self) -> float:
         return sum(attempt.seconds for attempt in self.attempts)
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """The file of --drill-known."""
+
+    path: Path
+    hangs: tuple[KnownHang, ...]
+
+    def __str__(self) -> str:
+        return str(self.path)
 
 
 @dataclass(frozen=True)

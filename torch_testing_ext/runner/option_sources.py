@@ -15,11 +15,21 @@ from typing import Any, TypeVar
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU
 from torch_testing_ext._process import project_settings
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext._process.project_settings import RUNNER_PREFIX, SECTION, files_in, toml_module
+from torch_testing_ext._process.project_settings import (
+    RUNNER_PREFIX,
+    SECTION,
+    files_in,
+    is_checkout,
+    tests_of_checkout,
+    toml_module,
+    toml_reader,
+)
 from torch_testing_ext._process.words import nearest
+from torch_testing_ext.faults import KINDS, KnownHang
 
 from .command_line import ParsedWords, parse_words, renamed_settings, setting_name, shown_value, written_name
-from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError, is_checkout, tests_of_checkout
+from .model import KnownFile
+from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError
 
 # --------------------------------------------------------------------------------------------------------------------
 # The folders of a project's tests, where its settings name none.
@@ -160,6 +170,7 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
         shake = dataclasses.replace(options.shake, seed=random.randrange(2**31))
         options = dataclasses.replace(options, shake=shake)
     _check_world(options, sources)
+    options = _drilled(options, sources)
     options = _debugged(options, sources)
     _check_cluster(options, sources)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
@@ -174,7 +185,7 @@ def _check_world(options: Options, sources: Mapping[str, str]) -> None:
     """Raises UsageError for options that need ranks which communicate, or devices."""
     if options.world is None:
         return
-    for field in ("pdb", "trace", "shake", "cluster", "fake_accelerators", "ranks_per_gpu", "sanitize"):
+    for field in _WHY_ALONE:
         default = Options.__dataclass_fields__[field].default
         if getattr(options, field) != default:
             flag = written_name(field)
@@ -190,7 +201,58 @@ _WHY_ALONE = {
     "fake_accelerators": "use the CPU. Leave out one of them",
     "ranks_per_gpu": "use the CPU. Leave out one of them",
     "sanitize": "are compared anyway. Leave out --sanitize",
+    "drill": "wait for nobody, so a fault hangs none of them. Leave out one of them",
 }
+
+
+def _drilled(options: Options, sources: Mapping[str, str]) -> Options:
+    """The options of a drill, with what its file of known hangs says. Raises UsageError."""
+    if options.drill is None:
+        for field in OPTION_TABLE:
+            if field.startswith("drill_") and sources[field] == COMMAND_LINE:
+                raise UsageError(f"{written_name(field)} needs --drill")
+        return options
+    if options.pdb or options.trace:
+        raise UsageError("--drill and --pdb cannot be combined: a test that stops has no time limit")
+    if not isinstance(options.drill_known, Path):
+        return options
+    known = KnownFile(options.drill_known, read_known_hangs(options.drill_known))
+    return dataclasses.replace(options, drill_known=known)
+
+
+_OF_KNOWN = ("test", "fault", "reason")
+
+
+def read_known_hangs(file: Path) -> tuple[KnownHang, ...]:
+    """The tables [[known]] of a file. Raises UsageError."""
+    try:
+        toml = toml_reader(file)
+        content = toml.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--drill-known {file}: {error}") from None
+    for name in content.keys() - {"known"}:
+        raise UsageError(f"--drill-known {file}: {name} is not a table of this file. Write [[known]]")
+    tables = content.get("known", [])
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise UsageError(f"--drill-known {file}: write [[known]], in double brackets, before each known hang")
+    return tuple(_known_hang(f"--drill-known {file}, [[known]] number {n}", each) for n, each in enumerate(tables, 1))
+
+
+def _known_hang(where: str, given: Mapping[str, Any]) -> KnownHang:
+    for name in given.keys() - set(_OF_KNOWN):
+        raise UsageError(f"{where}: {name} is not one of {', '.join(_OF_KNOWN)}.{nearest(name, _OF_KNOWN)}")
+    for name in _OF_KNOWN:
+        if not isinstance(given.get(name), str) or not given[name].strip():
+            raise UsageError(f"{where}: {name} is missing")
+    known = KnownHang(*(given[name].strip() for name in _OF_KNOWN))
+    kind, _, rest = known.fault.partition("(")
+    if kind not in KINDS:
+        raise UsageError(f"{where}: {kind!r} is not a fault.{nearest(kind, KINDS)}")
+    if not re.search(r"\brank=\d+, at=(call|step|mark)\(.+\)\)$", rest):
+        raise UsageError(
+            f"{where}: {known.fault!r} is not a fault as drills report it, such as kill(rank=1, at=call(2))"
+        )
+    return known
 
 
 def _debugged(options: Options, sources: Mapping[str, str]) -> Options:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import enum
-import math
+import json
 import os
 from collections.abc import Callable
-from configparser import ConfigParser
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN, read_kinds
-from torch_testing_ext._process import project_settings, system, user_shell
+from torch_testing_ext._process import messages, project_settings, system, user_shell
 from torch_testing_ext._process.files import CACHE
+from torch_testing_ext._process.project_settings import (
+    count,
+    count_or_zero,
+    is_checkout,
+    one_of,
+    read_boolean,
+    read_path,
+    read_seconds,
+    root_of_checkout,
+)
 from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process.words import nearest
+from torch_testing_ext.faults import KINDS, Drill, fault_of_word
 
-from .model import Policy
+from .model import KnownFile, Policy
 
 # --------------------------------------------------------------------------------------------------------------------
 # The options of a run, as the rest of the runner reads them.
@@ -100,6 +111,21 @@ class OrderHazard(enum.Enum):
 
     WARN = "warn"
     FAIL = "fail"
+
+
+class DrillPoints(enum.Enum):
+    """The points at which a drill tries its faults."""
+
+    CALLS = "calls"
+    STEPS = "steps"
+    ALL = "all"
+
+
+class DrillFail(enum.Enum):
+    """What fails a test in a drill."""
+
+    NOTHING = "nothing"
+    HANG = "hang"
 
 
 class Repeat(enum.Enum):
@@ -201,6 +227,11 @@ class Options:
     sanitize_order: OrderHazard = OrderHazard.WARN
     shake: ShakeSpec | None = None
     world: int | None = None
+    drill: str | None = None
+    drill_points: DrillPoints = DrillPoints.CALLS
+    drill_within: float = 10.0
+    drill_fail: DrillFail = DrillFail.NOTHING
+    drill_known: Path | KnownFile | None = None
 
     pdb: bool = False
     # Stop at the first line of each test.
@@ -225,7 +256,7 @@ class Options:
     @property
     def drop_in_root(self) -> Path | None:
         """The folder to which the names of dropped-in tests are relative; None without any."""
-        roots = {_root_of(path) for path in self.drop_in}
+        roots = {root_of_checkout(path) for path in self.drop_in}
         return Path(os.path.commonpath(roots)) if roots else None
 
     @property
@@ -253,7 +284,15 @@ class Options:
             words.append("-o sanitize-order=fail")
         if self.devices != project_settings.AUTO:
             words.append(f"-o devices={self.devices}")
-        return " ".join(words)
+        return " ".join([*words, *self._of_drill])
+
+    @property
+    def _of_drill(self) -> list[str]:
+        if self.drill is None:
+            return []
+        of_drill = {field: getattr(self, field) for field in OPTION_TABLE if field.startswith("drill")}
+        texts = {f: str(getattr(v, "value", v)) for f, v in of_drill.items() if v != getattr(Options, f)}
+        return [f"{OPTION_TABLE[field].flags[0]} {user_shell.quote(text)}" for field, text in texts.items()]
 
     @property
     def show_command(self) -> str:
@@ -298,6 +337,11 @@ class Options:
             environ["_TORCH_TESTING_EXT_WORLD"] = str(self.world)
         if self.perfetto is not None:
             environ["_TORCH_TESTING_EXT_LANES"] = "1"
+        if self.drill is not None:
+            points, fails = self.drill_points.value.removesuffix("s"), self.drill_fail is DrillFail.HANG
+            faults = tuple(map(fault_of_word, self.drill.split(",")))
+            drill = Drill(faults, points, self.drill_within, fails, getattr(self.drill_known, "hangs", ()))
+            environ["_TORCH_TESTING_EXT_DRILL"] = json.dumps(messages.encode(drill))
         return environ
 
     def environment_of_debugger(self) -> dict[str, str]:
@@ -338,52 +382,10 @@ class Options:
         return Policy(fail_flaky=self.flaky is CountAs.FAIL, fail_leaked=self.leaked is CountAs.FAIL)
 
 
-def is_checkout(folder: Path) -> bool:
-    """Is this a checkout of PyTorch, or a project that keeps its tests in the same folder?"""
-    return (folder / "test").is_dir()
-
-
-def tests_of_checkout(folder: Path) -> Path:
-    """The tests of a checkout that are for us."""
-    return next(path for path in (folder / "test" / "distributed", folder / "test") if path.is_dir())
-
-
-def _root_of(path: Path) -> Path:
-    """The checkout that contains a test file or folder; if there is none, the folder or that of the file."""
-    if is_checkout(path):
-        return path
-    inside = next((folder.parent for folder in path.parents if folder.name == "test"), None)
-    return inside or (path if path.is_dir() else path.parent)
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # The option table: the command line, its help and the configuration files all follow from it.
 
 # -- readers: convert the text of an option to its value; the message of a ValueError says what is valid
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    """A reader for whole numbers."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise ValueError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return read
-
-
-count, count_or_zero = whole_number(1), whole_number(0)
-
-
-def read_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{text!r} is not a positive number of seconds")
-    return value
 
 
 def read_shard(text: str) -> ShardSpec:
@@ -448,36 +450,21 @@ def read_shake(text: str) -> ShakeSpec:
     return ShakeSpec(int(runs), int(seed) if colon else None)
 
 
-def read_boolean(text: str) -> bool:
-    known = ConfigParser.BOOLEAN_STATES
-    if text.lower() not in known:
-        raise ValueError(f"{text!r} is not true or false")
-    return known[text.lower()]
+def read_drill(text: str) -> str:
+    """Faults, separated by commas, with their values behind a colon: `kill,stop:2`."""
+    words = text.replace(" ", "").split(",")
+    for word in words:
+        kind = word.partition(":")[0]
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is not a fault.{nearest(kind, KINDS)}")
+        fault_of_word(word)
+    return ",".join(dict.fromkeys(words))
 
 
 def read_sanitizer_kinds(text: str) -> str:
     """Kinds of checks of the sanitizer, separated by commas."""
     read_kinds(text)
     return text
-
-
-def read_path(text: str) -> Path:
-    if not text:
-        raise ValueError("the path is empty")
-    # As a shell: `~name` stays if there is no such user.
-    return Path(os.path.expanduser(text))
-
-
-def one_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
-    """A reader for the values of an enum."""
-
-    def read(text: str) -> Any:
-        known = [member.value for member in kind]
-        if text not in known:
-            raise ValueError(f"{text!r} is not one of {', '.join(known)}")
-        return kind(text)
-
-    return read
 
 
 # -- the table
@@ -722,6 +709,15 @@ OPTION_GROUPS = {
         ),
         "shake": OptionSpec(read_shake, "run every test N times, with random delays", "N[:SEED]"),
         "world": OptionSpec(count, "run tests in ranks as whole worlds of N ranks", "N"),
+    },
+    "faults": {
+        "drill": OptionSpec(
+            read_drill, f"try faults at every call of tests: {', '.join(KINDS)}", "FAULT[:VALUE],...", Level.HELP_ALL
+        ),
+        "drill_points": OptionSpec(one_of(DrillPoints), "where", "calls|steps|all", Level.HELP_ALL),
+        "drill_within": OptionSpec(read_seconds, "what goes on so long after a fault hangs", "SECONDS", Level.HELP_ALL),
+        "drill_fail": OptionSpec(one_of(DrillFail), "what fails a test", "nothing|hang", Level.HELP_ALL),
+        "drill_known": OptionSpec(read_path, "a TOML file with the hangs that are known", "FILE", Level.HELP_ALL),
     },
     "debugging": {
         "pdb": OptionSpec(

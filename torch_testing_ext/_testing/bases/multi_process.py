@@ -267,7 +267,7 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def _begin_round(self, world_size: int, directory: Path) -> Round:
         """Begin the test in a process that a launcher has started as a rank, together with the others."""
-        refuse_faults(self, "a launcher has started the ranks, and ends all with one: run the test without it")
+        refuse_faults(self)
         may_differ, sanitize = self._collectives_may_differ(), self._sanitize()
         return launched_ranks.begin(world_size, self._case(), directory, self._timeout(), self, may_differ, sanitize)
 
@@ -670,7 +670,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
             return self._wait_for_verdict(fn)
         with ExitStack() as resources:
             directory = launch.new_directory(self.id())
-            resources.callback(launch.discard, directory)
+            resources.callback(launch.discard, directory, of_fault=True)
             self.file_name = str(directory / "store")
             self._start_ranks(self._checked_world_size(), directory, plan, resources.callback)
             return self._wait_for_verdict(fn)

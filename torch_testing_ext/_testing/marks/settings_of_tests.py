@@ -5,8 +5,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
+from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.project_settings import AUTO
-from torch_testing_ext.faults import PLAN, FaultPlan, Sweep
+from torch_testing_ext.faults import PLAN, FaultPlan, Sweep, SweepReport
+from torch_testing_ext.launch.environment import read_settings
 
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
@@ -109,13 +111,45 @@ def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None
     """
     plan = plan_on(_method(test))
     if plan is None:
-        return None
+        why = (
+            "its class judges exit codes itself, by _check_return_codes"
+            if test._overrides("_check_return_codes")
+            else ""
+        )
+        return drill_of(test.id(), int(test.world_size), why)
+    say_not_drilled(OWN_FAULTS)
     why = plan.why_not(int(test.world_size))
     if isinstance(plan, FaultPlan) and plan.restarts and not restarts:
         why = why or f"restart({plan.restarts[0]}) needs ranks of its own for each test: use MultiProcessTestCase"
     if why:
         raise test._error(f"@faults of {type(test).__qualname__}.{test._testMethodName}: {why}")
     return plan
+
+
+# Why a test is in no drill.
+OWN_FAULTS = "it has faults of its own"
+LAUNCHED = "a launcher has started the ranks, and ends all with one: run the test without it"
+
+
+def drill_of(test: str, world_size: int, why_not: str = "") -> Sweep | None:
+    """Return the faults that the runner wants to try in the test with this name; None if it has none in mind.
+
+    `why_not`: the reason for which this test cannot have them.
+    """
+    drill = read_settings().drill
+    if drill is None:
+        return None
+    why_not = why_not or ("it has one rank, and nobody survives that" if world_size == 1 else "")
+    if why_not:
+        say_not_drilled(why_not)
+        return None
+    return drill.sweep(test)
+
+
+def say_not_drilled(why: str) -> None:
+    """Tell the runner why a test is in no drill, if there is one."""
+    if read_settings().drill is not None:
+        user_shell.note_sweep(SweepReport(why_not=why))
 
 
 def check_faults(cls: type) -> None:
@@ -137,8 +171,9 @@ def check_faults(cls: type) -> None:
             raise ValueError(f"@faults of {cls.__qualname__}.{name}: {why}")
 
 
-def refuse_faults(test: Any, why: str) -> None:
-    """Raise the error of a test case that has faults, and whose ranks cannot have them."""
+def refuse_faults(test: Any, why: str = LAUNCHED) -> None:
+    """Raise the error of a test case that has faults, and whose ranks cannot have them; a drill leaves it out."""
+    say_not_drilled(why)
     if plan_on(_method(test)) is not None:
         raise test._error(f"@faults of {type(test).__qualname__}.{test._testMethodName}: {why}")
 

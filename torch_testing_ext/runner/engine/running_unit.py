@@ -119,6 +119,7 @@ class UnitFiles:
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, the answer of NCCL and the verdict
 # take a while.
 BACKSTOP = 15.0
+LONGEST_DRILL = 86_400.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
 START_TIMEOUT = 180.0
 # A supervisor that takes longer to end its unit is stuck.
@@ -204,7 +205,10 @@ class Deadlines:
     def time_to_end(self, test: Test) -> float:
         """The time after which the unit is ended, if its launch layer has not ended the test before."""
         limit = self.time_limit(test)
-        return limit + BACKSTOP if test.has_ranks else limit
+        if not test.has_ranks:
+            return limit
+        # In a drill it runs many times, each of which has that limit.
+        return LONGEST_DRILL if self._options.drill is not None else limit + BACKSTOP
 
     def begin(self, seconds: float, when_slow: Callable[[], object] | None = None) -> None:
         """Set the deadline of a test or fixture, and forget that of the one before."""

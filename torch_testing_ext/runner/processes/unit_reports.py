@@ -1,5 +1,6 @@
 """Reports of tests and fixtures that a worker sends, and unittest's suite and result that make them."""
 
+import ast
 import os
 import sys
 import time
@@ -7,14 +8,16 @@ import unittest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from torch_testing_ext import launch
+from torch_testing_ext import fault_points, faults, launch
 from torch_testing_ext._collectives.failure import FailureView, combined, take_worlds
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._testing.bases.unittest_and_pytest import FixtureSuite, prevented
-from torch_testing_ext.launch import Cause, in_rank, own_report, verdict
+from torch_testing_ext.faults import SweepReport
+from torch_testing_ext.launch import Cause, environment, in_rank, own_report, verdict
 from torch_testing_ext.launch.judging import view_of_error
 from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, TestEnd, TestOutcome
 
@@ -69,6 +72,7 @@ class UnitReports:
             notes.warnings,
             notes.left_running,
             take_worlds()[:_MOST_WORLDS],
+            _sweep_of(notes.sweeps, outcome),
         )
         self.send(Ended(number, time.monotonic(), end, self._length_of_log(), self._new_rank_directories()))
 
@@ -102,6 +106,46 @@ class UnitReports:
             new = sorted(set(os.listdir(self.unit.ranks)) - self._ranks_seen)
         self._ranks_seen.update(new)
         return tuple(new)
+
+
+NO_RANKS = "it has no ranks that a drill can reach: use MultiProcessTestCase, or @pytest.mark.world_size"
+
+
+def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport | None:
+    """What the faults of a test did, with the names in the code; in a drill also why it has none."""
+    for report in noted:
+        if report.cells:
+            return replace(report, names=_names_in_code())
+    if environment.read_settings().drill is None or COUNTS_AS[outcome] is not Category.PASSED:
+        return None
+    return noted[0] if noted else SweepReport(why_not=NO_RANKS)
+
+
+def _names_in_code() -> tuple[str, ...]:
+    """The names that imported modules give to `fault_point` and `reached`, which show what no run has reached."""
+    names: set[str] = set()
+    sought = (fault_points.fault_point, fault_points.reached, fault_points, faults)
+    for module in list(sys.modules.values()):
+        content = dict(getattr(module, "__dict__", {}))
+        called = {name for name, value in content.items() if any(value is each for each in sought)}
+        file = content.get("__file__") or ""
+        if called and not str(content.get("__name__")).startswith("torch_testing_ext"):
+            names.update(_names_given(Path(file), called))
+    return tuple(sorted(names))
+
+
+def _names_given(file: Path, called: set[str]) -> Iterator[str]:
+    """The names that the code of a file gives to these functions, or to those of these modules."""
+    with suppress(OSError, ValueError, SyntaxError):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            match node:
+                case ast.Call(func=ast.Name(name), args=[ast.Constant(str() as given), *_]) if name in called:
+                    yield given
+                case ast.Call(
+                    func=ast.Attribute(ast.Name(name), "fault_point" | "reached"),
+                    args=[ast.Constant(str() as given), *_],
+                ) if name in called:
+                    yield given
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -199,6 +199,9 @@ class FinalSummary:
             self._skipped(),
             self._flaky(),
             self._leaked(),
+            *self._drills(),
+            self._not_drilled(),
+            self._not_reached(),
             self._unfinished(),
             self._warnings(),
             self._error(),
@@ -344,6 +347,22 @@ class FinalSummary:
             *_table("left processes running (now terminated):", of_processes),
             *_table("left memory of a device in use:", of_memory),
         ]
+
+    def _drills(self) -> Iterator[list[str]]:
+        """The matrix of each test of a drill, and what hangs it."""
+        for result, report in text.sweeps(self.summary):
+            if lines := text.drill_lines(report):
+                told = (line if style is None else self.styler(style, line) for style, line in lines)
+                yield [f"drill of {self._name(result)}:", *told]
+
+    def _not_drilled(self) -> list[str]:
+        why = grouped((report.why_not, self._name(result)) for result, report in text.sweeps(self.summary))
+        rows = [(str(len(names)), "\n".join([reason, *names])) for reason, names in why.items() if reason]
+        return _table("not drilled:", rows)
+
+    def _not_reached(self) -> list[str]:
+        names = text.not_reached(self.summary)
+        return [f"no run has reached: {', '.join(map(text.printable, names))}"] if names else []
 
     def _unfinished(self) -> list[str]:
         waiting = self.summary.unfinished

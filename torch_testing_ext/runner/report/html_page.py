@@ -596,6 +596,7 @@ class _Page:
             if len(finished.attempts) > 1:
                 yield xml_element("p", f"attempt {attempt.number}: {attempt.outcome.value}{alike}", class_="attempt")
             yield from _attempt(attempt, bool(alike))
+        yield from _sweep(finished.last)
 
     def _circumstances(self, finished: FinishedTest) -> str:
         world_size = finished.test.world_size
@@ -611,6 +612,10 @@ class _Page:
         return " \N{MIDDLE DOT} ".join(filter(None, parts))
 
     def skips(self) -> Elements:
+        names = text.not_reached(self._summary)
+        if names:
+            rows = [xml_element("li", xml_element("span", text.printable(name))) for name in names]
+            yield _list_of_reasons("Names that no run has reached", rows)
         reasons = text.skip_reasons(self._summary)
         if reasons:
             rows = [
@@ -622,6 +627,30 @@ class _Page:
 def _list_of_reasons(title: str, rows: Sequence[Element]) -> Element:
     head = xml_element("div", xml_element("h2", title), class_="head")
     return xml_element("section", head, xml_element("ul", *rows, class_="reasons rest"), class_="card")
+
+
+def _sweep(attempt: Attempt) -> Elements:
+    """What each fault did to a test, by point and rank."""
+    report = attempt.end.sweep
+    if report is None:
+        return
+    if report.why_not:
+        yield xml_element("p", f"Not drilled: {report.why_not}", class_="facts")
+    for matrix in text.matrices(report):
+        head = xml_element("tr", *(xml_element("th", word) for word in matrix.head))
+        rows = []
+        for title, columns in matrix.rows:
+            cells = []
+            for of_cell in columns:
+                ends = of_cell[0].end.value if of_cell else ""
+                titles = "\n".join(dict.fromkeys(f"{cell.fault} {cell.place} {cell.title}" for cell in of_cell))
+                words = text.cell_words(of_cell)
+                cells.append(xml_element("td", words, class_=css_class(ends), title=text.printable(titles)))
+            rows.append(xml_element("tr", xml_element("th", title), *cells))
+        yield xml_element("table", head, *rows, class_="sweep")
+    told = [f"{heading}: {line}" for heading, lines, _ in text.told_of_drill(report) for line in lines]
+    if told:
+        yield xml_element("ul", *(xml_element("li", line) for line in told))
 
 
 def _attempt(attempt: Attempt, is_known: bool = False) -> Elements:

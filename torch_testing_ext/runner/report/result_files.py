@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_testing_ext._collectives.failure import RankLane, bars, meetings
 from torch_testing_ext._process.words import list_of
+from torch_testing_ext.faults import SweepReport
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, RankLog, Summary, Test, TestOutcome
 
 from . import text
@@ -50,6 +51,7 @@ def json_document(history: History) -> dict[str, Any]:
         "verdicts": {category.value: summary.count(category) for category in Category},
         "outcomes": Counter(finished.outcome.value for finished in summary.finished),
         "tests": [_test(finished, history) for finished in summary.finished],
+        "drill": _drill(summary),
         "unfinished": [str(test.id) for test in summary.unfinished],
         "warnings": summary.warnings,
     }
@@ -85,6 +87,24 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "ranks": [_rank(log) for log in attempt.ranks],
         "leftovers": attempt.end.leftovers,
         "worlds": [asdict(view) for view in attempt.end.worlds],
+    }
+
+
+def _drill(summary: Summary) -> dict[str, Any] | None:
+    """What the faults of a drill, and of sweeps of tests, did; None without any."""
+    swept = text.sweeps(summary)
+    if not swept:
+        return None
+    return {"tests": [_sweep(result, report) for result, report in swept], "not_reached": text.not_reached(summary)}
+
+
+def _sweep(finished: FinishedTest, report: SweepReport) -> dict[str, Any]:
+    return {
+        "id": str(finished.test.id),
+        "asked_by": "drill" if report.is_drill else "test",
+        "why_not": report.why_not or None,
+        "cells": [{**asdict(cell), "end": cell.end.value} for cell in report.cells],
+        "hang_no_more": text.hang_no_more(report) if report.is_drill else [],
     }
 
 

@@ -1,0 +1,280 @@
+"""Drills: programs with known matrices, what fails a drill, and the tests that it leaves out."""
+
+import contextlib
+import json
+import tempfile
+import unittest
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from kit.files import write
+from kit.outcomes import outcome_of
+from kit.ranks import OneRank, Ranks, wait_for
+
+from torch_testing_ext._process import messages, user_shell
+from torch_testing_ext.common_distributed import MultiThreadedTestCase
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.faults import (
+    Drill,
+    FaultPlan,
+    KnownHang,
+    SweepEnd,
+    call,
+    fault_of_word,
+    fault_point,
+    faults,
+    kill,
+)
+from torch_testing_ext.launch import Outcome, RankEnding, RankReport, Verdict, sweep_verdict
+from torch_testing_ext.launch.verdict import FaultsSeen, HappenedFault
+from torch_testing_ext.runner.option_sources import read_options
+from torch_testing_ext.runner.options import UsageError
+from torch_testing_ext.runner.report import text
+
+
+class Programs(Ranks):
+    """Each rank has a group of its own, so that no call depends on the other rank."""
+
+    def alone(self):
+        self.join_group(timeout=timedelta(seconds=5))
+        group = [dist.new_group([rank]) for rank in range(2)][self.rank]
+        # One that ends too early would break the connections that the other still makes.
+        Path(f"{self.file_name}.{self.rank}").touch()
+        wait_for(Path(f"{self.file_name}.{1 - self.rank}").exists)
+        return group
+
+    def hangs(self):
+        """Rank 0 waits for what rank 1 does behind its second call; rank 1 survives an error of its first one."""
+        group = self.alone()
+        done = Path(f"{self.file_name}.done")
+        with contextlib.suppress(ValueError):
+            dist.all_reduce(torch.ones(1), group=group)
+        fault_point("half")
+        dist.all_reduce(torch.ones(1), group=group)
+        if self.rank == 1:
+            done.touch()
+        wait_for(done.exists)
+
+    def recovers(self):
+        self.join_group(timeout=timedelta(seconds=5))
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1))
+
+    @faults(kill(1, at=call(1)), within=20)
+    def has_own(self):
+        dist.all_reduce(torch.ones(1), group=self.alone())
+
+    def passes_nothing(self):
+        pass
+
+
+class Alone(OneRank):
+    def passes(self):
+        pass
+
+
+class Judging(Ranks):
+    def _check_return_codes(self, fn, elapsed_time):
+        super()._check_return_codes(fn, elapsed_time)
+
+    def passes(self):
+        pass
+
+
+class Threads(MultiThreadedTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def passes(self):
+        pass
+
+
+def drilled(test, *words, **options):
+    """Run a test in a drill; its outcome, and what was noted."""
+    drill = Drill(tuple(map(fault_of_word, words)), **options)
+    setting = json.dumps(messages.encode(drill))
+    user_shell.take_notes()
+    with mock.patch.dict("os.environ", _TORCH_TESTING_EXT_DRILL=setting):
+        seen = outcome_of(test)
+    return seen, user_shell.take_notes().sweeps
+
+
+def ends(report):
+    """By fault: the words of its cells."""
+    return {cell.fault: text.cell_words((cell,), with_seconds=False) for cell in report.cells}
+
+
+class ProgramsTest(unittest.TestCase):
+    def test_the_death_that_hangs(self):
+        seen, (report,) = drilled(Programs("hangs"), "raises:ValueError", within=2.0)
+        self.assertEqual(seen.outcome, "passed", seen.message)
+        expected = {
+            "raises(ValueError, rank=0, at=call(1))": "passed",
+            "raises(ValueError, rank=0, at=call(2))": "passed",
+            "raises(ValueError, rank=1, at=call(1))": "passed",
+            "raises(ValueError, rank=1, at=call(2))": "hung",
+        }
+        self.assertEqual(ends(report), expected)
+        (hang,) = text.hangs(report, known=False)
+        self.assertIn("raises(ValueError, rank=1, at=call(2)) at all_reduce #2", hang)
+        self.assertIn("rank 1 raised ValueError", hang)
+
+    def test_a_hang_fails_if_that_is_wanted(self):
+        known = KnownHang("test_drill.py::Programs::hangs", "kill(rank=1, at=mark('half'))", "the reason")
+        gone = replace(known, fault="kill(rank=0, at=mark('half'))")
+        no_more = replace(known, fault="kill(rank=1, at=mark('half', 2))")
+        other = replace(known, test="Others::hangs", fault="kill(rank=1, at=mark('half', 3))")
+        options = {"points": "mark", "within": 2.0, "fails": True}
+        seen, (report,) = drilled(Programs("hangs"), "kill", **options, known=(known,))
+        self.assertEqual(seen.outcome, "passed", seen.message)
+        self.assertEqual(list(ends(report).values()), ["passed", "hung, known"])
+        seen, (report,) = drilled(Programs("hangs"), "kill", **options, known=(gone, no_more, other))
+        self.assertIn("1 of 2 faults hang this test, and 2 known to hang it do so no more; the first: ", seen.message)
+        self.assertIn("passes, though known to hang: the reason", seen.message)
+        told = [f"{gone.fault}: passed; known to hang: the reason"]
+        told.append(f"{no_more.fault}: there is no such point any more; known to hang: the reason")
+        self.assertEqual(text.hang_no_more(report), told)
+
+    def test_recovery_is_told_apart(self):
+        seen, (report,) = drilled(Programs("recovers"), "kill", within=20.0)
+        self.assertEqual(seen.outcome, "passed", seen.message)
+        self.assertEqual(set(ends(report).values()), {"recovered"})
+
+    def test_left_out(self):
+        for test, why in (
+            (Programs("has_own"), "it has faults of its own"),
+            (Alone("passes"), "it has one rank, and nobody survives that"),
+            (Judging("passes"), "its class judges exit codes itself, by _check_return_codes"),
+            (Threads("passes"), "its ranks are threads, of which none can die alone: use MultiProcessTestCase"),
+            (Programs("passes_nothing"), "its ranks pass no point of the kind: call"),
+        ):
+            with self.subTest(why=why):
+                seen, reports = drilled(test, "kill")
+                self.assertEqual(seen.outcome, "passed", seen.message)
+                self.assertEqual(next(report.why_not for report in reports if report.why_not), why)
+                self.assertFalse([cell for report in reports if report.is_drill for cell in report.cells])
+
+
+def invented(plan, counts=(2, 2), happens=True, ending=RankEnding.PASSED):
+    """The reports of ranks that have passed so many barriers, of which one had a fault."""
+    reports = [
+        RankReport(rank, RankEnding.PASSED, ended=11.0, faults=FaultsSeen(passed={"barrier": times, "step": 1}))
+        for rank, times in enumerate(counts)
+    ]
+    for fault in plan.faults:
+        happened = (HappenedFault(0, fault, "at barrier #1", 10.0),) if happens else ()
+        reports[fault.rank] = replace(reports[fault.rank], ending=ending, faults=FaultsSeen(happened))
+    return reports
+
+
+class InventedRunsTest(unittest.TestCase):
+    def report_of(self, run, drill=None):
+        user_shell.take_notes()
+        verdict = sweep_verdict((drill or Drill((kill(),))).sweep("T.test"), run)
+        return verdict, user_shell.take_notes().sweeps
+
+    def test_ranks_that_pass_different_numbers_of_points(self):
+        verdict, (report,) = self.report_of(lambda plan: (invented(plan, (3, 1)), Verdict(Outcome.PASSED)))
+        self.assertIs(verdict.outcome, Outcome.PASSED)
+        (matrix,) = text.matrices(report)
+        self.assertEqual(matrix.head, ["kill", "rank 0", "rank 1"])
+        rows = {title: [text.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
+        self.assertEqual(rows, {"call(1)": ["passed 1.00 s"] * 2, "call(2) to call(3)": ["passed 1.00 s", "-"]})
+
+    def test_a_rank_that_does_not_come_to_the_point_again(self):
+        verdict, (report,) = self.report_of(
+            lambda plan: (invented(plan, happens=False), Verdict(Outcome.FAILED if plan.faults else Outcome.PASSED)),
+            Drill((kill(),), fails=True),
+        )
+        self.assertIs(verdict.outcome, Outcome.PASSED)
+        self.assertEqual({cell.end for cell in report.cells}, {SweepEnd.ABSENT})
+
+    def test_a_test_that_fails_or_skips_by_itself(self):
+        for outcome in (Outcome.FAILED, Outcome.SKIPPED):
+            runs = []
+
+            def run(plan, outcome=outcome, runs=runs):
+                runs.append(plan)
+                return invented(plan), Verdict(outcome, "the reason")
+
+            verdict, reports = self.report_of(run)
+            self.assertIs(verdict.outcome, outcome)
+            self.assertEqual((runs, reports), ([FaultPlan()], ()))
+        self.assertEqual(verdict.message, "the reason")
+
+    def test_all_points(self):
+        tried = []
+        self.report_of(
+            lambda plan: (tried.extend(plan.faults), (invented(plan, (1,)), Verdict(Outcome.PASSED)))[1],
+            Drill((kill(), fault_of_word("stop:2")), "all"),
+        )
+        at = ["call(1)", "step(1)"]
+        self.assertEqual([str(each.at) for each in tried], at * 2)
+        self.assertEqual([each.word for each in tried], ["kill", "kill", "stop:2", "stop:2"])
+
+
+class WordsTest(unittest.TestCase):
+    def read(self, *words):
+        with tempfile.TemporaryDirectory() as folder:
+            return read_options(words, {}, Path(folder), Path(folder)).options
+
+    def test_faults(self):
+        for word in ("kill", "segv", "abort", "stop", "stop:2", "slow:1", "hold_gil:0.5", "exits:3", "raises:OSError"):
+            self.assertEqual(fault_of_word(word).word, word)
+            self.assertEqual(self.read("--drill", word).drill, word)
+        self.assertEqual(self.read("--drill", "kill, stop,kill").drill, "kill,stop")
+
+    def test_the_command_to_run_again(self):
+        words = ("--drill", "kill", "--drill-points", "steps", "--drill-fail", "hang")
+        self.assertIn(" ".join(words), self.read(*words).command)
+
+    def test_mistakes(self):
+        for words, told in (
+            (("--drill", "kil"), "'kil' is not a fault. Did you mean: kill"),
+            (("--drill", ""), "'' is not a fault"),
+            (("--drill", "kill:3"), "kill has no value"),
+            (("--drill", "slow:x"), "'slow:x': 'x' is not a number"),
+            (("--drill", "slow:0"), "greater than 0"),
+            (("--drill", "exits:300"), "a number from 0 to 255"),
+            (("--drill", "raises:Nothing"), "give an exception of Python"),
+            (("--drill", "raises:UnicodeDecodeError"), "it cannot be made without arguments"),
+            (("--drill", "kill", "--drill-points", "call"), "'call' is not one of calls, steps, all"),
+            (("--drill", "kill", "--drill-within", "0"), "not a positive number of seconds"),
+            (("--drill", "kill", "--drill-fail", "error"), "'error' is not one of nothing, hang"),
+            (("--drill-fail", "hang"), "--drill-fail needs --drill"),
+            (("--drill", "kill", "--pdb"), "--drill and --pdb cannot be combined"),
+            (("--drill", "kill", "--drill-known", "none.toml"), "No such file"),
+        ):
+            with self.subTest(words=words), self.assertRaises(UsageError) as caught:
+                self.read(*words)
+            self.assertIn(told, str(caught.exception))
+            self.assertNotIn("\n", str(caught.exception))
+
+    @unittest.skipIf(not __import__("importlib.util").util.find_spec("tomllib"), "this Python cannot read TOML")
+    def test_mistakes_in_the_known_hangs(self):
+        whole = 'test = "T::test"\nfault = "kill(rank=1, at=call(2))"\nreason = "why"\n'
+        for content, told in (
+            ("[[known]\n", "known.toml"),
+            (f"[known]\n{whole}", "in double brackets"),
+            (f"[[knwon]]\n{whole}", "knwon is not a table of this file"),
+            (f'[[known]]\n{whole}reasn = ""\n', "reasn is not one of test, fault, reason. Did you mean: reason"),
+            ('[[known]]\ntest = "T::test"\n', "fault is missing"),
+            (f"[[known]]\n{whole.replace('kill', 'kil')}", "'kil' is not a fault. Did you mean: kill"),
+            (f"[[known]]\n{whole.replace('at=call(2)', '2')}", "is not a fault as drills report it"),
+        ):
+            with self.subTest(told=told), tempfile.TemporaryDirectory() as folder:
+                file = write(Path(folder), "known.toml", content)
+                with self.assertRaises(UsageError) as caught:
+                    self.read("--drill", "kill", "--drill-known", str(file))
+                self.assertIn(told, str(caught.exception))
+
+
+if __name__ == "__main__":
+    run_tests()
