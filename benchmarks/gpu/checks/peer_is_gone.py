@@ -17,7 +17,7 @@ ROWS = {
 
 def check(c):
     told = c.folder / "told"
-    told.mkdir()
+    told.mkdir(exist_ok=True)
     found = run_test(c, "test_gone.py", "--timeout=60", environ={"GPU_CHECK_TOLD": str(told)})
     for name, row in ROWS.items():
         c.expect(found.outcomes.get(name) == "passed", f"{row}: the fault happens", found.message(name)[:600])

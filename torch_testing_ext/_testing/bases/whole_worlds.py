@@ -251,7 +251,7 @@ class Ranks:
                     _require_forks(child_processes.check_after_fork())
                     self._wait()
                     self._preload()
-                    if self._world_size >= MANY_RANKS:
+                    if self.world_size >= MANY_RANKS:
                         # A fork then copies fewer page tables.
                         system.collapse_all()
                 if len(self._running) >= most:
