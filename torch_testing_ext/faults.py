@@ -93,7 +93,7 @@ class PlannedFault:
 
     @property
     def word(self) -> str:
-        """What a drill is asked for: `fault_of_word` reads it."""
+        """The word that asks a drill for it: `fault_of_word` reads it."""
         value = {"exits": str(self.code), "raises": self.error_type}.get(self.kind, "")
         value = value or ("" if self.seconds is None else f"{self.seconds:g}")
         return f"{self.kind}:{value}" if value else self.kind

@@ -468,7 +468,7 @@ def _reached(reports: Sequence[RankReport]) -> set[str]:
 
 
 def _cell(sweep: Sweep, fault: PlannedFault, reports: Sequence[RankReport], verdict: Verdict) -> SweepCell:
-    """What a run with this fault did."""
+    """The cell of a run with this fault: what it did."""
     victim = next(report for report in reports if report.rank == fault.rank)
     place = "".join(happened.place for happened in victim.faults.happened)
     cell = SweepCell(

@@ -122,7 +122,7 @@ class DrillPoints(enum.Enum):
 
 
 class DrillFail(enum.Enum):
-    """What fails a test in a drill."""
+    """The results that fail a test in a drill."""
 
     NOTHING = "nothing"
     HANG = "hang"

@@ -7,7 +7,7 @@ import unittest
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.user_shell import KitWarning, Notes
 
-NOTHING = Notes((), (), ())
+NOTHING = Notes((), (), (), ())
 
 
 class TestOfOneTest(unittest.TestCase):
@@ -37,13 +37,13 @@ class TestOfOneTest(unittest.TestCase):
         user_shell.note_left_running(["a"])
         user_shell.note_memory([((0, 5, 10),)])
         self.assertEqual(user_shell.take_left_running(), ("a",))
-        self.assertEqual(user_shell.take_notes(), Notes((), (), (((0, 5, 10),),)))
+        self.assertEqual(user_shell.take_notes(), Notes((), (), (((0, 5, 10),),), ()))
 
     def test_the_next_test_does_not_have_the_memory(self) -> None:
         user_shell.note_left_running(["of a fixture"])
         user_shell.note_memory([((0, 5, 10),)])
         user_shell.forget_memory()
-        self.assertEqual(user_shell.take_notes(), Notes((), ("of a fixture",), ()))
+        self.assertEqual(user_shell.take_notes(), Notes((), ("of a fixture",), (), ()))
 
 
 if __name__ == "__main__":

@@ -587,8 +587,8 @@ class MultiProcessTestCase(ProcessRanksTestCase):
     def _start_processes(self, proc: Any) -> None:
         """Start the ranks. `proc`, a class of processes, is for an override that starts them itself."""
         assert self._directory is not None
-        plan = first_plan(faults_of_test(self))
-        self._start_ranks(self._checked_world_size(), self._directory, plan, self.addCleanup)
+        world_size = self._checked_world_size()
+        self._start_ranks(world_size, self._directory, first_plan(faults_of_test(self)), self.addCleanup)
 
     def _start_ranks(
         self, world_size: int, directory: Path, plan: FaultPlan | None, add_cleanup: Callable[..., Any]

@@ -112,7 +112,7 @@ NO_RANKS = "it has no ranks that a drill can reach: use MultiProcessTestCase, or
 
 
 def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport | None:
-    """What the faults of a test did, with the names in the code; in a drill also why it has none."""
+    """The report on the faults of a test, with the names in the code; in a drill also why it has none."""
     for report in noted:
         if report.cells:
             return replace(report, names=_names_in_code())

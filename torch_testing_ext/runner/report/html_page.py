@@ -630,7 +630,7 @@ def _list_of_reasons(title: str, rows: Sequence[Element]) -> Element:
 
 
 def _sweep(attempt: Attempt) -> Elements:
-    """What each fault did to a test, by point and rank."""
+    """The tables of what each fault did to a test, by point and rank."""
     report = attempt.end.sweep
     if report is None:
         return

@@ -91,7 +91,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 
 
 def _drill(summary: Summary) -> dict[str, Any] | None:
-    """What the faults of a drill, and of sweeps of tests, did; None without any."""
+    """The results of a drill and of sweeps of tests; None without any."""
     swept = text.sweeps(summary)
     if not swept:
         return None

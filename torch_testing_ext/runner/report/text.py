@@ -337,7 +337,7 @@ def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
 
 
 class Matrix(NamedTuple):
-    """What one fault did, by point and rank: neighbouring points are in one row, and ranks in one column, if alike."""
+    """The matrix of one fault by point and rank: neighbouring points are in one row, and ranks in one column, if alike."""
 
     head: list[str]
     rows: list[tuple[str, list[tuple[SweepCell, ...]]]]
@@ -383,7 +383,7 @@ def _matrix(word: str, cells: Sequence[SweepCell]) -> Matrix:
 
 
 def cell_words(cells: Sequence[SweepCell], with_seconds: bool = True) -> str:
-    """What faults did that did the same; the longest time of them."""
+    """One cell of faults that did the same; the longest time of them."""
     if not cells:
         return "-"
     first = cells[0]
@@ -413,7 +413,7 @@ def drill_lines(report: SweepReport) -> list[tuple[Style | None, str]]:
 
 
 def told_of_drill(report: SweepReport) -> list[tuple[str, list[str], Style]]:
-    """What a drill says besides its matrices: hangs, known ones, and known ones that are no more."""
+    """The lines of a drill besides its matrices: hangs, known ones, and known ones that are no more."""
     if not report.is_drill:
         return []
     known, unknown = hangs(report, known=True), hangs(report, known=False)
