@@ -337,7 +337,7 @@ def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
 
 
 class Matrix(NamedTuple):
-    """The matrix of one fault by point and rank: neighbouring points are in one row, and ranks in one column, if alike."""
+    """One fault by point and rank: neighbouring points are in one row, and ranks in one column, if alike."""
 
     head: list[str]
     rows: list[tuple[str, list[tuple[SweepCell, ...]]]]
