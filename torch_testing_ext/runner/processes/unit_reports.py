@@ -112,11 +112,13 @@ NO_RANKS = "it has no ranks that a drill can reach: use MultiProcessTestCase, or
 
 
 def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport | None:
-    """The report on the faults of a test, with the names in the code; in a drill also why it has none."""
+    """The report on the faults of a test; in a drill with the names in the code, or why it has no faults."""
+    is_drill = environment.read_settings().drill is not None
     for report in noted:
         if report.cells:
-            return replace(report, names=_names_in_code())
-    if environment.read_settings().drill is None or COUNTS_AS[outcome] is not Category.PASSED:
+            # Elsewhere other tests of the file may reach them.
+            return replace(report, names=_names_in_code()) if is_drill else report
+    if not is_drill or COUNTS_AS[outcome] is not Category.PASSED:
         return None
     return noted[0] if noted else SweepReport(why_not=NO_RANKS)
 
