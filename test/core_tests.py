@@ -28,9 +28,6 @@ CORE: dict[str, str] = {
     "a script under torchrun": (
         f"{OURS}_testing/bases/test_functions_and_scripts.py::RunScriptTest::test_under_torchrun"
     ),
-    "a failure of ranks that shrinks": (
-        f"{OURS}_hypothesis/test_participants.py::TestShrinking::test_failure_between_draws"
-    ),
     "a compiled step": "distributed/_composable/test_replicate_with_compiler.py::ReplicateTest::test_compile_cpu",
     "programs of ranks that part": f"{OURS}_spmd/test_programs_part.py::TestProgramsPart::test_branches",
     "a suite of FSDP and tensor parallel": (
