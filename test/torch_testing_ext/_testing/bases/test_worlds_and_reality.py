@@ -89,6 +89,8 @@ def run_in_groups(rank, size, partition, by_size):
         group = dist.new_group(list(ranks))
         if rank in ranks:
             by_size[len(ranks)].run(group)
+    # Rank 0 has the store that the others need until then.
+    dist.barrier()
 
 
 def train(rank, size, program, fault=None):
