@@ -531,7 +531,9 @@ def pytest_runtest_setup(item: Any) -> None:
         from torch_testing_ext._pytest_ranks import standalone
 
         if is_in_world:
-            pytest.skip(f"not in a world of {is_in_world} ranks: it runs in a new interpreter")
+            from torch_testing_ext._collectives.failure import not_in_world
+
+            pytest.skip(not_in_world(int(is_in_world), "runs in a new interpreter"))
         standalone.set_up(item)
         item.runtest = functools.partial(standalone.run, item, of_standalone.timeout)
     elif spec is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
-from torch_testing_ext._process.words import list_of
+from torch_testing_ext._process.words import count, list_of
 
 WIDTH = 80
 # The lines of a failure at that width. The two that a runner adds, with the name of the test, make 15.
@@ -503,7 +503,15 @@ class WorldView:
 
 def describe_world(size: int) -> str:
     """The header of a run whose tests run in whole worlds."""
-    return f"whole world: {size} {'rank' if size == 1 else 'ranks'} for each test, without communication"
+    return f"whole world: {count(size, 'rank')} for each test, without communication"
+
+
+HAS_NO_RANKS = "has no ranks"
+
+
+def not_in_world(size: int, why: str) -> str:
+    """The reason of a skip. `why`: a verb with its object, of which the test is the subject."""
+    return f"not in a world of {count(size, 'rank')}: it {why}"
 
 
 # In a process whose runner asks for them: the worlds of the test that runs.

@@ -169,7 +169,7 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     if options.shake is not None and options.shake.seed is None:
         shake = dataclasses.replace(options.shake, seed=random.randrange(2**31))
         options = dataclasses.replace(options, shake=shake)
-    _check_world(options, sources)
+    _check_world(options)
     options = _drilled(options, sources)
     options = _debugged(options, sources)
     _check_cluster(options, sources)
@@ -181,7 +181,7 @@ def _complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Option
     return options
 
 
-def _check_world(options: Options, sources: Mapping[str, str]) -> None:
+def _check_world(options: Options) -> None:
     """Raises UsageError for options that need ranks which communicate, or devices."""
     if options.world is None:
         return

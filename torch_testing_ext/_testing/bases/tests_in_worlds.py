@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import launch
+from torch_testing_ext._collectives.failure import HAS_NO_RANKS, not_in_world
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD, faults_of_test
@@ -29,7 +30,6 @@ _OF_OTHER_RANKS = ("_start_processes", "_join_processes", "_check_return_codes",
 
 
 HAS_FAULTS = "has faults, of which ranks without communication learn nothing"
-HAS_NO_RANKS = "has no ranks"
 
 
 def install() -> None:
@@ -39,7 +39,7 @@ def install() -> None:
 
 def not_run(size: int, why: str) -> unittest.SkipTest:
     """The skip of a test that cannot run in a whole world. `why`: a verb with its object."""
-    return unittest.SkipTest(f"not in a world of {size} ranks: it {why}")
+    return unittest.SkipTest(not_in_world(size, why))
 
 
 def require_ranks(test: unittest.TestCase | None, function: Any) -> None:

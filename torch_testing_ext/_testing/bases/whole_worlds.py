@@ -292,7 +292,7 @@ class Ranks:
         if "skipped" in result:
             raise unittest.SkipTest(result["skipped"])
         if self._is_test and "unsuitable" in result:
-            raise unittest.SkipTest(f"not in a world of {self.world_size} ranks: it {result['unsuitable']}")
+            raise unittest.SkipTest(failure.not_in_world(self.world_size, result["unsuitable"]))
         if "error" in result:
             self.assertions[rank] = result["failed"]
             self.errors[rank] = result["error"], "\n".join([result["traceback"], output])

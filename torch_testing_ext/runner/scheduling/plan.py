@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch_testing_ext._collectives.failure import HAS_NO_RANKS, not_in_world
 from torch_testing_ext._machine.device_rules import why_not
 from torch_testing_ext._process.words import count, first_names, grouped, in_bytes
 from torch_testing_ext.runner.model import (
@@ -133,7 +134,7 @@ def in_world(tests: list[Test], size: int | None) -> list[Test]:
         if test.has_ranks or test.is_whole_world:
             changed.append(dataclasses.replace(test, world_size=size, devices=0, shared_by=0))
         else:
-            skip = test.skip or f"not in a world of {size} ranks: it has no ranks"
+            skip = test.skip or not_in_world(size, HAS_NO_RANKS)
             changed.append(dataclasses.replace(test, skip=skip))
     return changed
 
