@@ -104,8 +104,16 @@ def describe_left(folder: Path) -> list[str]:
         tests = dict(line.split("\t", 1) for line in seen.read_text().splitlines()) if seen.exists() else {}
         for name in sorted(os.listdir(child)):
             if name != _FIRST_SEEN and not name.startswith(_KEPT):
-                lines.append(f"{name}: first seen after {tests.get(name, 'the last test')}")
+                lines.append(f"{name}: first seen after {tests.get(name, 'the last test')}{_contents(child / name)}")
     return lines
+
+
+def _contents(folder: Path) -> str:
+    try:
+        names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
+    except OSError:  # it is being removed
+        names = []
+    return f", with {', '.join(names[:5])}" if names else ""
 
 
 def use_own_folder(config: pytest.Config) -> None:

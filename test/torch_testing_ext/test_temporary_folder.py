@@ -60,11 +60,11 @@ class LeftTest(unittest.TestCase):
         self.assertNotIn("left in the temporary folder", text)
 
     def test_something_is_left(self):
-        code, text, left = self.ran(
-            f"{LEAVES}\ndef test_leaves():\n    tempfile.mkdtemp(prefix='torch_testing_ext_')\n", "-n", "1"
-        )
+        leaves = "folder = tempfile.mkdtemp(prefix='torch_testing_ext_'); os.mkdir(folder + '/inside')"
+        code, text, left = self.ran(f"{LEAVES}\ndef test_leaves():\n    {leaves}\n", "-n", "1")
         self.assertEqual((code, left), (1, []), text)
-        self.assertRegex(text, r"(?m)^torch_testing_ext_\w+: first seen after test_it.py::test_leaves\n4 passed")
+        line = r"torch_testing_ext_\w+: first seen after test_it.py::test_leaves, with inside"
+        self.assertRegex(text, rf"(?m)^{line}\n4 passed")
         self.assertNotIn("at_exit_", text)
 
     def test_what_others_leave_is_no_failure(self):

@@ -29,6 +29,8 @@ agent.main()
 _folders: dict[int, str] = {}
 # By process: what removes its folder.
 _removers: dict[int, subprocess.Popen[bytes]] = {}
+# A server that is only starting may put its socket there meanwhile, so that the folder is not empty.
+_REMOVE = 'read -r _; for attempt in 1 2 3 4 5 6 7 8 9; do rm -rf "$1" && break; sleep 1; done'
 # The folders, and the values of PYTHONPATH, for which there is a server.
 _started: set[tuple[str, str]] = set()
 
@@ -127,7 +129,7 @@ def _folder() -> str:
     if pid not in _folders:
         _folders[pid] = tempfile.mkdtemp(prefix="torch_testing_ext_test_")
         reading, _ = os.pipe()
-        command = ["sh", "-c", 'read -r _; exec rm -rf "$1"', "sh", _folders[pid]]
+        command = ["sh", "-c", _REMOVE, "sh", _folders[pid]]
         # The other end stays open, here and in ranks that are forked, until the last of these has ended.
         _removers[pid] = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True)
         os.close(reading)
