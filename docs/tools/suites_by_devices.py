@@ -22,7 +22,9 @@ PAGE = ROOT / "docs" / "contribute" / "suites.md"
 ACCELERATORS = ROOT / "test" / "torch_testing_ext" / "kit" / "python_accelerator"
 MACHINES = (0, 1, 2, 3, 4, 8)
 BEGIN, END = "<!-- suites by devices -->", "<!-- end -->"
-KIND = "testacc"
+KIND, BACKEND = "testacc", "testccl"
+# In the table: the backend of the accelerators, whichever they are.
+OWN = "own"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Place:
     devices: int = 0
     kind: str = ""
     skips: bool = False
+    backend: str = "gloo"
 
     def __str__(self) -> str:
         if self.skips:
@@ -68,7 +71,7 @@ def places_of(files: Sequence[Path], machines: Sequence[int] = MACHINES) -> dict
     return places
 
 
-def _on_machine(file: Any, name: str, count: int) -> dict[str, Place]:
+def _on_machine(file: Any, path: str, count: int) -> dict[str, Place]:
     """Where each test of a file runs on a machine with so many accelerators."""
     from torch_testing_ext.runner.options import Options
     from torch_testing_ext.runner.scheduling.leases import make_inventory
@@ -76,17 +79,33 @@ def _on_machine(file: Any, name: str, count: int) -> dict[str, Place]:
 
     with _accelerators(count):
         inventory = make_inventory(Options(), {}, KIND if count else None, count)
-        tests = file.listing(name, count)
-        kinds = {named.name: getattr(named.test, "device_type", "") for named in file.named}
+        tests = file.listing(path, count)
+        kinds = {named.name: str(getattr(named.test, "device_type", "") or "") for named in file.named}
+        backends = {
+            named.name: _backend(named.test, test.backend, kinds[named.name] or (KIND if test.devices else "cpu"))
+            for named, test in zip(file.named, tests, strict=True)
+        }
     planned = plan(tests, inventory, lambda test: None)
     # A skip that no device changes, as that of a compiler which is missing here, does not count.
     always = {test.id for test in tests if test.skip is not None}
     skipped = {test.id for test in planned.skipped} - always
     places = {}
     for named, test in zip(file.named, tests, strict=True):
-        kind = str(kinds[named.name] or "")
-        places[named.name] = Place(test.world_size, test.devices, kind, test.id in skipped)
+        name = named.name
+        places[name] = Place(test.world_size, test.devices, kinds[name], test.id in skipped, backends[name])
     return places
+
+
+def _backend(test: Any, needed: str | None, kind: str) -> str:
+    """The backend that a test needs or its class names, or else torch's default for the device of its tensors."""
+    from torch.distributed import get_default_backend_for_device
+
+    from torch_testing_ext.distributed._tensor.common_dtensor import LocalDTensorTestBase
+
+    if isinstance(test, LocalDTensorTestBase):
+        return "fake"
+    own = getattr(test, "backend", None)
+    return needed or (own if isinstance(own, str) else get_default_backend_for_device(kind))
 
 
 class _accelerators:
@@ -111,22 +130,30 @@ def table(places: Mapping[str, Mapping[str, Places]]) -> str:
     The files whose tests never use devices are the last row together.
     """
     machines = " | ".join(str(count) for count in MACHINES)
-    lines = [f"| suite | tests | {machines} |", "| --- " * (len(MACHINES) + 2) + "|"]
-    others = []
+    lines = [f"| suite | tests | backend | {machines} |", "| --- " * (len(MACHINES) + 3) + "|"]
+    others: list[Places] = []
+    files = 0
     for file, tests in places.items():
         if all(place.devices == 0 for on_machines in tests.values() for place in on_machines):
-            others.append(len(tests))
+            others += tests.values()
+            files += 1
             continue
-        rows = Counter(tuple(map(str, on_machines)) for on_machines in tests.values())
+        rows = Counter((backends_in_words([row]), *map(str, row)) for row in tests.values())
         for row, number in rows.items():
             lines.append(f"| `{Path(file).stem}` | {number} | {' | '.join(row)} |")
     cells = " | ".join(["on CPU"] * len(MACHINES))
-    rest = f"the {len(others)} other suites, of properties and faults"
-    return "\n".join([*lines, f"| {rest} | {sum(others)} | {cells} |"])
+    rest = f"the {files} other suites, of properties and faults"
+    return "\n".join([*lines, f"| {rest} | {len(others)} | {backends_in_words(others)} | {cells} |"])
+
+
+def backends_in_words(rows: Sequence[Places]) -> str:
+    """The backends of tests, on any machine where they run. The accelerators' own has another name for each type."""
+    names = dict.fromkeys(place.backend for row in rows for place in row if not place.skips)
+    return ", ".join(OWN if name == BACKEND else name for name in names)
 
 
 def problems(places: Mapping[str, Mapping[str, Places]]) -> Iterator[str]:
-    """What must not be: a test that only a machine without devices runs, or one on the CPU that holds devices."""
+    """What must not be: a test that only a machine without devices runs, or one that holds devices on the CPU."""
     for file, tests in places.items():
         for name, on_machines in tests.items():
             for count, place in zip(MACHINES, on_machines, strict=True):
@@ -137,6 +164,9 @@ def problems(places: Mapping[str, Mapping[str, Places]]) -> Iterator[str]:
                     yield f"{file} {name} runs on the CPU, and holds {place.devices} of {count} devices"
                 elif place.kind == KIND and not place.devices:
                     yield f"{file} {name} uses devices that it does not lease, of {count}"
+                elif place.backend not in ("fake", BACKEND if place.devices else "gloo"):
+                    where = f"with {place.devices} of {count} devices"
+                    yield f"{file} {name} communicates over {place.backend}, {where}"
 
 
 def with_table(page: str, text: str) -> str:

@@ -30,6 +30,8 @@ _now = time.time_ns
 _GLOO = "_dump_fr_trace"
 # Those functions: `_dump_nccl_trace` if torch is built with NCCL, 2.11 to 2.15; `_dump_xccl_trace`.
 _OF_A_BACKEND = re.compile(r"_dump_(?!fr_)\w+_trace")
+# The backends whose calls gloo records. That of fake accelerators is one: torch 2.15 would record them once more.
+RECORDED_BY_GLOO = ("gloo", "fakeccl")
 
 
 @dataclass
@@ -258,14 +260,14 @@ def use_recorders(backends: set[str], recorders: list[FlightRecorder] = _recorde
 
 
 def _backends_of(group: Any, setting: str) -> set[str]:
-    """The backends of a group, without gloo: by the names that were asked for, and by those that they have themselves.
+    """The backends of a group, without those that gloo records for: by the names that were asked for, and by their own.
 
     What is made for "nccl" has the name "nccl2" from torch 2.15 on. `_device_types`, `_get_backend`: 2.11 to 2.15.
     """
     names = {part.rpartition(":")[2].lower() for part in setting.split(",") if part}
     with suppress(Exception):  # a group of a custom class may lack them
         names |= {str(group._get_backend(device).name()).lower() for device in group._device_types}
-    return names - {"gloo", "undefined", ""}
+    return names - {*RECORDED_BY_GLOO, "undefined", ""}
 
 
 def forget_groups() -> None:

@@ -30,6 +30,11 @@ class Many(MultiProcContinuousTest):
         # The first tests make the caches, and the buffers of NCCL.
         self.assertEqual(IN_USE[-1], IN_USE[min(len(IN_USE), FIRST) - 1])
 
+    @skip_if_lt_x_gpu(1)
+    def test_zz_in_one_rank(self):
+        """By its name and its line, the last one of its class."""
+        self.assertEqual(len(IN_USE), 300)
+
 
 instantiate_parametrized_tests(Many)
 

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_testing_ext._machine.device_rules import CONTEXT
 from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcContinuousTest, skip_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
 from torch_testing_ext.common_utils import run_tests
@@ -26,6 +27,20 @@ def check_device(test):
             torch.empty(int(0.6 * total), dtype=torch.uint8, device=device())
 
 
+def check_context(test):
+    """What a rank has on the GPU besides its tensors is no more than we reckon with. Each rank has used its group."""
+    if device() == "cpu" or torch.cuda.device_count() > 1:
+        return
+    reserved = torch.tensor(torch.cuda.memory_reserved(), device=device())
+    dist.all_reduce(reserved)
+    free, total = torch.cuda.mem_get_info()
+    context = (total - free - int(reserved)) // dist.get_world_size()
+    print(f"a rank has {context >> 20} MiB besides its tensors")
+    test.assertLessEqual(context, CONTEXT)
+    # Until here, no rank ends.
+    dist.barrier()
+
+
 class CreatePg(DistributedTestBase):
     world_size = 4
 
@@ -34,6 +49,7 @@ class CreatePg(DistributedTestBase):
         self.create_pg(device())
         check_device(self)
         check_collectives(self)
+        check_context(self)
 
     @skip_if_lt_x_gpu(4, allow_cpu=True)
     def test_ddp(self):

@@ -47,6 +47,11 @@ def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(count, dtype=dtype)
 
 
+def mesh_of_ranks() -> Any:
+    """All ranks, on devices of the kind on which tensors are made: torch moves those of a DTensor to the mesh's."""
+    return dist.init_device_mesh(torch.get_default_device().type, (WORLD_SIZE,))
+
+
 def type_of(rank: int) -> torch.dtype:
     """Another type in rank 1, of the same size."""
     return torch.int32 if rank == 1 else torch.float32
@@ -552,7 +557,7 @@ def fsdp_of_different_types(self):
     from torch.distributed.fsdp import fully_shard
 
     model = torch.nn.Linear(4, 6, bias=False, dtype=torch.float16 if self.rank == 1 else torch.bfloat16)
-    fully_shard(model, mesh=dist.init_device_mesh("cpu", (WORLD_SIZE,)))
+    fully_shard(model, mesh=mesh_of_ranks())
     model.unshard()
 
 
@@ -577,6 +582,6 @@ def compiled_collective(self):
 def dtensor_of_different_types(self):
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    mesh = dist.init_device_mesh("cpu", (WORLD_SIZE,))
+    mesh = mesh_of_ranks()
     local = torch.ones(2, 2, dtype=type_of(self.rank))
     DTensor.from_local(local, mesh, [Shard(0)], run_check=False).redistribute(placements=[Replicate()]).to_local()

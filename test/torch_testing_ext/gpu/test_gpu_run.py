@@ -382,6 +382,37 @@ class DryRunTest(unittest.TestCase):
         why = "without the stacks of the rank that does not come, the title names rank 1"
         self.assertEqual(said.broken, [why])
 
+    def test_which_tests_were_on_the_gpu(self):
+        """Those of the SPMD compiler, all of them, and no other."""
+
+        def with_memory(*on_gpu):
+            document = results_of(("test_sgd", "test_adam", "test_load"))
+            for test, file in zip(document["tests"], ("data_parallel", "data_parallel", "checkpoint"), strict=True):
+                test["id"] = test["id"].replace("f.py", f"test/distributed/test_{file}.py")
+                if not test["id"].endswith(on_gpu):
+                    test["attempts"] = [{**test["attempts"][-1], "device_memory": None, "devices": []}]
+            return lambda names: (0, "", document)
+
+        why = ["the tests of the SPMD compiler have memory of a GPU"]
+        for on_gpu, broken in (
+            (("test_sgd", "test_adam"), []),
+            (("test_sgd",), why),
+            (("test_sgd", "test_adam", "test_load"), why),
+        ):
+            self.assertEqual(self.judge("run_test", "check", with_memory(*on_gpu)).broken, broken, on_gpu)
+
+    def test_300_tests_in_one_rank(self):
+        """Each has little to compare with if the others had ranks of their own."""
+
+        def ended(last):
+            document = results_of([*(f"test_many_number_{number}" for number in range(300)), "test_zz_in_one_rank"])
+            document["tests"][-1]["outcome"] = last
+            return lambda names: (int(last != "passed"), "", document)
+
+        self.assertEqual(self.judge("nothing_left", "check", ended("passed")).broken, [])
+        broken = self.judge("nothing_left", "check", ended("failed")).broken
+        self.assertEqual(broken, ["all 300 tests have the same rank"])
+
     def test_a_rank_that_was_killed(self):
         """The time until the verdict counts from the kill."""
 

@@ -3,14 +3,18 @@
 The check `masks` of benchmarks/gpu/run does the same with real devices.
 """
 
+import sys
+import tempfile
 import unittest
+from pathlib import Path
 from unittest import mock
 
 from kit.invented import make_unit
 from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.device_rules import problem_of_mask
-from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, all_mig_instances
+from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, NvmlProcess, all_mig_instances
+from torch_testing_ext._process import user_shell
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, CannotRun, Options, UsageError
@@ -207,6 +211,23 @@ class TestFindingDevices(unittest.TestCase):
         """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""
         inventory, warnings = self.discover("cuda", 2, error=NvmlError("not installed"))
         self.assertEqual((("0", "1"), {}, ()), (inventory.names, inventory.gpus, warnings))
+
+    def test_without_the_package_of_nvml_a_run_says_how_to_get_it(self):
+        """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "pynvml.py").write_text("raise ImportError")
+            nvml = NvmlProcess(path=[folder, *sys.path])
+            self.addCleanup(nvml.close)
+            work = mock.Mock(inventory=self.discover("cuda", 2)[0], options=Options())
+            warnings = []
+            with mock.patch.object(run_site, "open_nvml", nvml.gpus):
+                checks = run_site.LocalSite(Options(), mock.Mock())._memory_return(
+                    work, mock.Mock(), mock.Mock(), warnings
+                )
+        self.assertIsNone(checks)
+        (warning,) = warnings
+        self.assertIn("device memory is not checked between tests: the package nvidia-ml-py is not installed", warning)
+        self.assertIn(user_shell.install("gpu"), warning)
 
     def test_mig_without_a_mask(self):
         """Covered on a GPU in MIG mode by the check `masks`."""

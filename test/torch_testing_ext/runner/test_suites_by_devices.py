@@ -3,15 +3,22 @@
 No test that runs without devices skips with some, and none on the CPU holds a device.
 """
 
+import importlib.util
+import os
+import shutil
 import sys
 import unittest
 
 from kit.processes import ROOT
-from kit.with_accelerators import in_a_fork
+from kit.with_accelerators import in_a_fork, with_accelerators
+
+from torch_testing_ext._machine import accelerators
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import suites_by_devices
-from suites_by_devices import KIND, MACHINES, Place
+from suites_by_devices import BACKEND, KIND, MACHINES, Place
+
+REPLICATE_SUITE = ROOT / "test" / "distributed" / "_composable" / "test_replicate_with_compiler.py"
 
 
 class TestSuites(unittest.TestCase):
@@ -24,16 +31,32 @@ class TestSuites(unittest.TestCase):
         self.assertEqual(suites_by_devices.with_table(page, suites_by_devices.table(places)), page)
 
 
+class TestImports(unittest.TestCase):
+    @unittest.skipUnless(shutil.which(os.environ.get("CXX", "g++")), "inductor needs a C++ compiler")
+    @with_accelerators(4)
+    def test_a_suite_that_compiles_tries_the_vector_instructions_once(self):
+        """Its ranks inherit them; patterns, which fake tensors build, wait for the ranks where there are devices."""
+        spec = importlib.util.spec_from_file_location("replicate_suite", REPLICATE_SUITE)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        from torch._inductor import cpu_vec_isa
+        from torch._inductor.fx_passes import joint_graph
+
+        self.assertEqual(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize, 1)
+        self.assertEqual(joint_graph.lazy_init.cache_info().currsize, 0)
+        self.assertIsNone(accelerators.unsafe_to_fork())
+
+
 class TestProblems(unittest.TestCase):
     """What the table must not have. The first is of FSDP's tests, the second of the property suites, as they were."""
 
     CPU, SKIPS = Place(4, 0, "cpu"), Place(4, 4, KIND, skips=True)
+    DEVICES = Place(4, 4, KIND, backend=BACKEND)
 
     def problems(self, *places):
         return [text.partition(" ")[2] for text in suites_by_devices.problems({"test_x.py": {"test_it": places}})]
 
     def test_a_test_that_skips_with_some_devices(self):
-        found = self.problems(self.CPU, self.SKIPS, self.SKIPS, self.SKIPS, Place(4, 4, KIND), Place(4, 4, KIND))
+        found = self.problems(self.CPU, self.SKIPS, self.SKIPS, self.SKIPS, self.DEVICES, self.DEVICES)
         self.assertEqual(found, [f"test_it runs without devices, and skips with {count}" for count in (1, 2, 3)])
 
     def test_a_test_on_the_cpu_that_holds_devices(self):
@@ -41,11 +64,21 @@ class TestProblems(unittest.TestCase):
         self.assertEqual(found, [f"test_it runs on the CPU, and holds 4 of {count} devices" for count in (4, 8)])
 
     def test_a_test_that_leases_too_few(self):
-        found = self.problems(*[self.CPU] * 4, Place(4, 0, KIND), Place(4, 4, KIND))
+        found = self.problems(*[self.CPU] * 4, Place(4, 0, KIND), self.DEVICES)
         self.assertEqual(found, ["test_it uses devices that it does not lease, of 4"])
 
+    def test_a_test_with_the_backend_of_another_device(self):
+        found = self.problems(*[self.CPU] * 3, Place(4, 0, "cpu", backend=BACKEND), Place(4, 4, KIND), self.DEVICES)
+        self.assertEqual(
+            found,
+            [
+                f"test_it communicates over {BACKEND}, with 0 of 3 devices",
+                "test_it communicates over gloo, with 4 of 4 devices",
+            ],
+        )
+
     def test_one_that_needs_devices(self):
-        self.assertEqual(self.problems(*[self.SKIPS] * 4, *[Place(4, 4, KIND)] * 2), [])
+        self.assertEqual(self.problems(*[self.SKIPS] * 4, *[self.DEVICES] * 2), [])
         self.assertEqual(len(MACHINES), 6)
 
 

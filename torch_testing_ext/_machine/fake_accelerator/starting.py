@@ -62,7 +62,7 @@ def read_count(text: str) -> int:
 
 
 def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> None:
-    """Raise FakeAcceleratorError if there cannot be so many, or if a mask names one that there is not."""
+    """Raise FakeAcceleratorError if there cannot be so many, or if a setting or a mask is wrong."""
     read_count(str(count))
     memory = environ.get(MEMORY)
     if memory is not None and not (memory.isdecimal() and int(memory)):
@@ -71,13 +71,22 @@ def check(count: int, environ: MutableMapping[str, str] | os._Environ[str]) -> N
         raise FakeAcceleratorError(f"{LATE_STREAMS}={environ[LATE_STREAMS]} is not understood: write 1, or unset it")
     if environ.get(_AUTOLOAD) == "0":
         raise FakeAcceleratorError(f"{_AUTOLOAD}=0 keeps torch from loading fake accelerators: unset it")
-    for entry in environ.get(MASK, "").split(","):
-        name = entry.strip()
-        if name not in ("", "-1") and not (name.isdecimal() and int(name) < count):
+    _check_mask(count, environ.get(MASK, ""))
+
+
+def _check_mask(count: int, mask: str) -> None:
+    """Raise FakeAcceleratorError if a mask names one that there is not, or one twice: then it shows none, as CUDA's."""
+    names = [entry.strip() for entry in mask.split(",")]
+    for name in names:
+        if name in ("", "-1"):
+            continue
+        if not (name.isdecimal() and int(name) < count):
             raise FakeAcceleratorError(
-                f"{MASK}={environ[MASK]} names {name}, which is not one of the {count} fake accelerators: unset it, or "
+                f"{MASK}={mask} names {name}, which is not one of the {count} fake accelerators: unset it, or "
                 f"name 0 to {count - 1}"
             )
+        if names.count(name) > 1:
+            raise FakeAcceleratorError(f"{MASK}={mask} names {name} twice, so that none is visible: name it once")
 
 
 def _check_extensions() -> None:

@@ -235,6 +235,11 @@ class StartingTest(BuildingCase):
             with self.assertRaisesRegex(FakeAcceleratorError, f"names {wrong}, .* unset it, or name 0 to 3"):
                 starting.check(4, {names.MASK: mask})
 
+    def test_a_mask_that_names_a_device_twice(self) -> None:
+        """As CUDA's, it would show none: tests would run on the CPU without a word."""
+        with self.assertRaisesRegex(FakeAcceleratorError, "=1,3, 1 names 1 twice, so that none is visible: name it"):
+            starting.check(4, {names.MASK: "1,3, 1"})
+
     def test_the_environment_of_a_run(self) -> None:
         with self.environ(XDG_CACHE_HOME=str(self.cache), PYTHONPATH="/before"), mock.patch("sys.path", [*sys.path]):
             starting.start(3, self.announced.append)

@@ -17,7 +17,7 @@ from torch_testing_ext.common_distributed import sanitize
 
 MISMATCHES = (
     *("dtype_of_all_reduce", "dtype_of_scatter", "count_before_a_barrier", "dtype_in_a_subgroup"),
-    "barrier_against_all_reduce",
+    *("barrier_against_all_reduce", "fsdp_of_different_types", "dtensor_of_different_types"),
 )
 LEFT_ALONE = ("early_return", "early_skip", "exception_before_the_collective", "early_return_in_a_subgroup")
 DEADLOCKS = ("opposite_order_of_two_groups", "key_that_nobody_sets")
