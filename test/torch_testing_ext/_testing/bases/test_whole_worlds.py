@@ -14,6 +14,7 @@ import world_programs as programs
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from torch_testing_ext._torch.process_state import options_of_alike_ranks
 from torch_testing_ext.common_distributed import RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.ranks import spawn
@@ -175,6 +176,9 @@ class SoundTest(TestCase):
         check_world(programs.experts_without_tokens, 3)
         check_world(programs.uneven_lists, 3)
 
+    def test_groups_of_other_backends(self):
+        self.assertEqual(check_world(programs.other_backend, 2).calls(op="all_reduce"), [2, 2])
+
     def test_a_barrier_of_gloo(self):
         self.assertEqual(check_world(programs.checked_barrier, 2).calls(op="barrier"), [1, 1])
 
@@ -247,6 +251,17 @@ class FactsTest(TestCase):
         (line,) = self.warned(programs.reads_values, 4)
         self.assertIn("ranks 0-3: item() reads a value that other ranks have a part in", line)
         self.assertIn(marked(programs.reads_values)[0], line)
+
+    @unittest.skipUnless(options_of_alike_ranks(), "torch has no FakeProcessGroup.Options.simulate_uniform_ranks")
+    def test_values_of_alike_ranks(self):
+        world = check_world(programs.waits_for_votes, 4, timeout=10)
+        self.assertEqual(world.calls(), [1] * 4)
+        self.assertIn(marked(programs.waits_for_votes)[0], world.warnings[0])
+
+    def test_values_of_ranks_that_are_not_alike(self):
+        """They are wrong, also where torch computes as if they were: the warning stays."""
+        (line,) = self.warned(programs.sums_ranks, 3)
+        self.assertIn(marked(programs.sums_ranks)[0], line)
 
     def test_opposite_orders_in_which_nobody_waits(self):
         (text,) = self.warned(programs.opposite_groups_at_once, 2)
@@ -365,7 +380,7 @@ def orders():
             order = schedules._add_send_recv({rank: list(plan[rank]) for rank in plan}, rank_of.__getitem__, count)
         else:
             order = kind(local, MICROBATCHES).pipeline_order_with_comms
-        left_out = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+        left_out = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
         yield (
             name,
             {rank: [step for step in steps if step[1].name not in left_out] for rank, steps in order.items()},

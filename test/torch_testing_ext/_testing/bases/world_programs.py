@@ -145,6 +145,12 @@ def uneven_lists(rank, size):
     dist.all_to_all([torch.empty(length) for length in got], [ones(length) for length in given])
 
 
+def other_backend(rank, size):
+    """A group for which the program names a backend."""
+    for backend in ("gloo", "nccl"):
+        dist.all_reduce(ones(), group=dist.new_group(list(range(size)), backend=backend))
+
+
 def checked_barrier(rank, size):
     dist.monitored_barrier()
 
@@ -377,4 +383,21 @@ def reads_values(rank, size):
     dist.all_reduce(total)
     mean = total / size
     if mean.sum().item() > 100:  # fault
+        dist.barrier()
+
+
+def waits_for_votes(rank, size):
+    """It goes on when all ranks have voted: alike ones do."""
+    votes = ones(1)
+    dist.all_reduce(votes)
+    while votes.item() < size:  # fault
+        votes = ones(1)
+        dist.all_reduce(votes)
+
+
+def sums_ranks(rank, size):
+    """The values are not alike, whatever a rank computes with its own."""
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total)
+    if total.item() < 0:  # fault
         dist.barrier()
