@@ -75,8 +75,12 @@ class TestsInWorldsTest(unittest.TestCase):
             (subject.Continuous, "test_sum"),
             (subject.Threads, "test_sum"),
             (subject.OnMesh, "test_gather"),
+            (subject.Sharded, "test_step"),
+            (subject.Sharded, "test_step_on_cpu"),
+            (subject.ShardedContinuous, "test_step"),
+            (subject.OnAllDevices, "test_sum"),
         ):
-            with self.subTest(cls.__name__):
+            with self.subTest(cls.__name__, name=name):
                 self.assertTrue(self.assertPasses(3, cls, name).not_judged)
 
     def test_a_size_of_its_own_gives_way(self):
@@ -110,6 +114,9 @@ class TestsInWorldsTest(unittest.TestCase):
                 seen = self.run_in(8, cls, name)
                 self.assertEqual(seen.outcome, "skipped", seen.message)
                 self.assertIn(f"not in a world of 8 ranks: it {why}", seen.message)
+
+    def test_devices_that_a_test_needs(self):
+        self.assertSkips(subject.Sharded, "test_many_devices", "Need at least 1000 accelerator devices")
 
     def test_its_own_skip(self):
         self.assertSkips(subject.FourRanks, "test_skips", "not today")

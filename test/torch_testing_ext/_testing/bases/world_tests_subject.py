@@ -4,9 +4,17 @@ import subprocess
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
+from torch_testing_ext.common_distributed import (
+    DynamoDistributedMultiProcTestCase,
+    MultiProcContinuousTest,
+    MultiProcessTestCase,
+    MultiThreadedTestCase,
+    skip_if_lt_x_gpu,
+)
+from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
 from torch_testing_ext.common_utils import TestCase
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 from torch_testing_ext.faults import call, faults, kill
@@ -136,6 +144,40 @@ class OnMesh(DTensorTestBase):
         mesh = self.build_device_mesh()
         whole = distribute_tensor(torch.ones(16, 2), mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
         self.assertEqual(whole.to_local(), torch.ones(16, 2))
+
+
+def shards():
+    """Take a step of a sharded model."""
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model)
+    model(torch.ones(2, 8)).sum().backward()
+    return model.weight.full_tensor()
+
+
+class Sharded(FSDPTest):
+    def test_step(self):
+        self.assertEqual(shards(), torch.zeros(8, 8))
+
+    @skip_if_lt_x_gpu(2, allow_cpu=True)
+    def test_step_on_cpu(self):
+        self.assertEqual(shards(), torch.zeros(8, 8))
+
+    @skip_if_lt_x_gpu(1000)
+    def test_many_devices(self):
+        self.fail("it runs")
+
+
+class ShardedContinuous(FSDPTestContinuous):
+    def test_step(self):
+        self.assertEqual(shards(), torch.zeros(8, 8))
+
+
+class OnAllDevices(DynamoDistributedMultiProcTestCase):
+    def test_sum(self):
+        self.create_pg("cpu")
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        self.assertEqual(tensor, torch.zeros(4))
 
 
 class ByItself(TestCase):
