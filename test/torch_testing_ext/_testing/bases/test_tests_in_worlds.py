@@ -53,7 +53,8 @@ class TestsInWorldsTest(unittest.TestCase):
     def test_sound_at_another_size(self):
         world = self.assertPasses(8, subject.FourRanks, "test_sound")
         places = [place.partition(" ")[0] for place in world.not_judged]
-        self.assertEqual(places, [line_of("self.assertEqual(tensor"), line_of("torch.testing.assert_close")])
+        texts = ("self.assertEqual(tensor", "torch.testing.assert_close", "# by its own name")
+        self.assertEqual(places, list(map(line_of, texts)))
         self.assertEqual([alike.ranks for alike in world.classes], [tuple(range(8))])
 
     def test_a_hang_that_four_ranks_do_not_have(self):
@@ -101,6 +102,7 @@ class TestsInWorldsTest(unittest.TestCase):
 
     def test_an_assertion_on_own_values_is_judged(self):
         self.assertFinds(8, "test_own_values", "8 of 8 ranks failed", line_of("dist.get_world_size(), 4"))
+        self.assertFinds(8, "test_own_values_by_name", "8 of 8 ranks failed", line_of("assert_close(torch.ones(2)"))
 
     def test_what_does_not_run(self):
         four = subject.FourRanks

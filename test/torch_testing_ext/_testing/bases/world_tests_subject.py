@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing import assert_close
 
 from torch_testing_ext.common_distributed import (
     DynamoDistributedMultiProcTestCase,
@@ -44,8 +45,13 @@ class FourRanks(MultiProcessTestCase):
         tensor = self.sum_of_ones()
         self.assertEqual(tensor, torch.full((4,), float(self.world_size)))
         torch.testing.assert_close(tensor, torch.full((4,), float(self.world_size)))
+        assert_close(tensor, torch.full((4,), float(self.world_size)))  # by its own name
         dist.barrier()
         dist.destroy_process_group()
+
+    def test_own_values_by_name(self):
+        self.init()
+        assert_close(torch.ones(2), torch.zeros(2))
 
     def test_group_of_four(self):
         self.init()
