@@ -88,7 +88,7 @@ class TestsInWorldsTest(unittest.TestCase):
         self.assertPasses(8, subject.ByItself, "test_size")
 
     def test_a_bare_assertion_ends_the_comparison(self):
-        place = line_of("assert self.sum_of_ones()")
+        place = line_of("assert self.sum_of_ranks()")
         self.assertSkips(
             subject.FourRanks,
             "test_bare_assertion",
@@ -109,6 +109,7 @@ class TestsInWorldsTest(unittest.TestCase):
         for cls, name, why in (
             (four, "test_fixed", f"fixes its world size to 2   {line_of('dist.init_process_group')} in init"),
             (four, "test_starts_a_process", "starts a process"),
+            (four, "test_asks_nobody", "waits on rank 0 for 'unset' in a store, which no rank before it has set"),
             (four, "test_faults", "has faults"),
             (subject.OwnRanks, "test_sound", "starts or judges its ranks itself: OwnRanks"),
         ):

@@ -1,10 +1,13 @@
 """Whole worlds: planted faults with ranks and lines, sound programs, facts, refusals, and the same in reality."""
 
 import contextlib
+import functools
 import importlib.util
 import io
 import random
+import tempfile
 import unittest
+import unittest.mock
 import warnings
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import world_programs as programs
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from torch_testing_ext._process import system
 from torch_testing_ext._torch.process_state import options_of_alike_ranks
 from torch_testing_ext.common_distributed import RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -179,6 +183,14 @@ class SoundTest(TestCase):
     def test_groups_of_other_backends(self):
         self.assertEqual(check_world(programs.other_backend, 2).calls(op="all_reduce"), [2, 2])
 
+    def test_keys_of_ranks_before(self):
+        check_world(programs.asks_rank_before, 5)
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(system, "cores", lambda: 2):
+            check_world(programs.asks_rank_beside, 3, Path(folder))
+
+    def test_a_key_of_its_own_thread(self):
+        check_world(programs.asks_its_thread, 2)
+
     def test_a_barrier_of_gloo(self):
         self.assertEqual(check_world(programs.checked_barrier, 2).calls(op="barrier"), [1, 1])
 
@@ -295,6 +307,21 @@ class RefusedTest(WorldCase):
         ):
             with self.subTest(program=program.__name__):
                 self.finds(program, 2, text, error=RankError)
+
+    def test_keys_that_nobody_sets(self):
+        unset = "in a store, which no rank before it has set"
+        with tempfile.TemporaryDirectory() as folder:
+            program = functools.partial(programs.asks_nobody, file=Path(folder, "store"))
+            with self.assertRaises(RankError) as caught:
+                check_world(program, 3)
+        self.assertIn(f"rank 1: NotForWorlds: the program waits for 'set' {unset}", str(caught.exception))
+        self.assertIn(marked(programs.asks_nobody)[0], str(caught.exception))
+        self.finds(
+            programs.asks_default_store,
+            2,
+            f"ranks 0, 1: NotForWorlds: the program waits for 'unset' {unset}",
+            error=RankError,
+        )
 
     def test_a_rank_that_does_not_end(self):
         with self.assertRaisesRegex(RankError, "rank 1: has not ended within 0.2 s(.|\n)*never_ends"):

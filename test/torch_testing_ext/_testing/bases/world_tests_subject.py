@@ -41,6 +41,13 @@ class FourRanks(MultiProcessTestCase):
         dist.all_reduce(tensor)
         return tensor
 
+    def sum_of_ranks(self):
+        """No rank can know it, also not by what it has itself."""
+        self.init()
+        tensor = torch.tensor(self.rank)
+        dist.all_reduce(tensor)
+        return tensor
+
     def test_sound(self):
         tensor = self.sum_of_ones()
         self.assertEqual(tensor, torch.full((4,), float(self.world_size)))
@@ -77,17 +84,17 @@ class FourRanks(MultiProcessTestCase):
         self.init(2)
 
     def test_bare_assertion(self):
-        assert self.sum_of_ones()[0].item() == self.world_size
+        assert self.sum_of_ranks().item() == sum(range(self.world_size))
 
     def test_mismatch_before_a_bare_assertion(self):
-        tensor = self.sum_of_ones()
+        tensor = self.sum_of_ranks()
         dist.all_reduce(torch.ones(4 + self.rank // 4))
-        assert tensor[0].item() == self.world_size
+        assert tensor.item() == sum(range(self.world_size))
 
     def test_assertion_on_one_rank(self):
-        tensor = self.sum_of_ones()
+        tensor = self.sum_of_ranks()
         if self.rank == 0:
-            assert tensor[0].item() == self.world_size
+            assert tensor.item() == sum(range(self.world_size))
         dist.barrier()
 
     def test_own_values(self):
@@ -97,6 +104,9 @@ class FourRanks(MultiProcessTestCase):
     def test_starts_a_process(self):
         self.init()
         subprocess.run(["true"], check=True)
+
+    def test_asks_nobody(self):
+        dist.FileStore(self.file_name, self.world_size).get("unset")
 
     @faults(kill(1, at=call(1)))
     def test_faults(self):
