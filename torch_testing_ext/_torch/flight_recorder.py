@@ -1,5 +1,6 @@
 """The flight recorder, and the log of the process groups that this process has made."""
 
+import functools
 import importlib
 import inspect
 import logging
@@ -323,6 +324,8 @@ def watch_process_groups(creating: Callable[[str], AbstractContextManager[object
     create = c10d._new_process_group_helper
     signature = inspect.signature(create)
 
+    # Whoever wraps it once more reads its parameters.
+    @functools.wraps(create)
     def create_watched(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         began = _now()

@@ -85,6 +85,18 @@ def register_fake_backend() -> None:
     dist.Backend.register_backend("fake", make, extended_api=True, devices=["cpu", "cuda", "hpu", "xpu"])
 
 
+def options_of_alike_ranks() -> Any:
+    """Options of a fake group that computes as if all ranks had the values of this one: 2.15; None where torch cannot.
+
+    It does not know whether they have.
+    """
+    if not hasattr(getattr(fake_process_group(), "Options", None), "simulate_uniform_ranks"):
+        return None
+    options = fake_process_group().Options()
+    options.simulate_uniform_ranks = True
+    return options
+
+
 def make_groups_fake(on_made: Callable[[], None]) -> None:
     """From now on, let each group that this process makes have the fake backend, whatever was asked for.
 
@@ -98,7 +110,7 @@ def make_groups_fake(on_made: Callable[[], None]) -> None:
 
     def create_fake(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        bound.arguments.update(backend="fake", backend_options=None)
+        bound.arguments.update(backend="fake", backend_options=options_of_alike_ranks())
         made = create(*bound.args, **bound.kwargs)
         on_made()
         return made

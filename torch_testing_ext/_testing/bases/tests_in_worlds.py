@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import unittest
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -112,11 +113,13 @@ def prepare(test: RankedTestCase) -> None:
     def nothing(*_: object, **__: object) -> None:
         """Stands for what would start ranks."""
 
+    @functools.wraps(getattr(test, test._testMethodName))
     def run() -> None:
         __tracebackhide__ = True
         if why is not None:
             raise why
-        skip = test._known_skip()
+        # What the test itself needs: a class that wants a device for each rank needs none here.
+        skip = RankedTestCase._known_skip(test)
         if skip is not None:
             raise Skipped(skip)
         directory = launch.new_directory(test.id())

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import unittest
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -274,9 +275,8 @@ class Ranks:
             _require_forks(child_processes.check_after_fork())
 
     def _fork(self, rank: int) -> int:
-        return child_processes.fork_child(
-            lambda: _run_rank(self._folder, rank, self.world_size, self._timeout, self._body, self._is_test)
-        )
+        place = _Place(self._folder, rank, self.world_size, list(self._running))
+        return child_processes.fork_child(lambda: _run_rank(place, self._timeout, self._body, self._is_test))
 
     def _wait(self) -> None:
         """Wait for the end of one rank, and take what it has left."""
@@ -325,10 +325,19 @@ def _require_forks(unsafe: str | None) -> None:
 _ENOUGH_ERRORS = 64
 
 
-def _run_rank(
-    folder: Path, rank: int, world_size: int, timeout: float, body: Callable[[int], object], is_test: bool
-) -> NoReturn:
+@dataclass(frozen=True)
+class _Place:
+    """The place of a rank in its world. `before`: the processes of the ranks before it that still run."""
+
+    folder: Path
+    rank: int
+    world_size: int
+    before: list[int]
+
+
+def _run_rank(place: _Place, timeout: float, body: Callable[[int], object], is_test: bool) -> NoReturn:
     """Be one rank: run the body, and leave a log and a result."""
+    folder, rank = place.folder, place.rank
     process_state.exempt_imported(None)
     output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     child_processes.detach(output)
@@ -339,7 +348,7 @@ def _run_rank(
         before = set(sys.modules)
         try:
             torch.set_num_threads(1)
-            in_world = _RankInWorld(LogWriter(folder / f"{rank}.{_LOG}"), rank, world_size)
+            in_world = _RankInWorld(LogWriter(folder / f"{rank}.{_LOG}"), place, timeout)
             cut = []
             try:
                 with in_world.active(judges=not is_test):
@@ -389,9 +398,12 @@ class NotForWorlds(RuntimeError):
 class _RankInWorld:
     """One rank among groups that do not communicate: its log, and what it must not do."""
 
-    def __init__(self, log: LogWriter, rank: int, world_size: int):
-        self._rank = rank
-        self._world_size = world_size
+    def __init__(self, log: LogWriter, place: _Place, timeout: float):
+        self._rank = place.rank
+        self._world_size = place.world_size
+        self._before = place.before
+        self._timeout = timeout
+        self._store = _StoreOfWorld(place.folder / "store", place.world_size)
         self._log = log
         waits = _WaitLog()
         self._recorder = CallRecorder(log, [waits], without_data=True, ours=__file__)
@@ -409,7 +421,8 @@ class _RankInWorld:
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
         watch_creation()
         self._make_groups_fake()
-        dist.init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
+        self._watch_stores()
+        dist.init_process_group("fake", store=self._store, rank=self._rank, world_size=self._world_size)
         self._recorder.note_groups()
         self._refuse()
         operation_hook.listen(self._recorder)
@@ -422,7 +435,7 @@ class _RankInWorld:
         torch.Tensor.cpu = self.uses.watched_copy(torch.Tensor.cpu)  # type: ignore[method-assign]
         if not judges:
             self.uses.leave_assertions(unittest.TestCase)
-            torch.testing.assert_close = self.uses.not_judging(torch.testing.assert_close)
+            tensors.wrap_differences(self.uses.without_differences)
         with self.uses:
             yield
 
@@ -442,12 +455,38 @@ class _RankInWorld:
         def have(*args: Any, **kwargs: Any) -> None:
             asked = kwargs.get("world_size", -1)
             if not dist.is_initialized():
-                init("fake", store=FakeStore(), rank=self._rank, world_size=self._world_size)
+                init("fake", store=self._store, rank=self._rank, world_size=self._world_size)
             elif asked not in (-1, self._world_size):
                 text = f"the program makes a world of {asked} ranks, and this one has {self._world_size}"
                 raise NotForWorlds(text, f"fixes its world size to {asked}")
 
         dist.distributed_c10d.init_process_group = dist.init_process_group = have
+
+    def _watch_stores(self) -> None:
+        """Let a rank wait in a store for ranks before it, and for no others: these run when it has ended."""
+
+        def wait_for(store: Any, keys: Sequence[str]) -> None:
+            if store.check(keys) or threading.active_count() > 1:
+                # Another thread may set it.
+                return
+            child_processes.wait_until_gone(self._before, self._timeout)
+            for key in keys:
+                if not store.check([key]):
+                    unset = f"for {key!r} in a store, which no rank before it has set"
+                    text = f"the program waits {unset}, and the ranks after it run when it has ended"
+                    raise NotForWorlds(text, f"waits on rank {self._rank} {unset}")
+
+        def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(store: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+                wait_for(store, [keys] if isinstance(keys, str) else keys)
+                return method(store, keys, *args, **kwargs)
+
+            return call
+
+        stores: Any = dist
+        for name in ("get", "multi_get", "wait"):
+            setattr(stores.Store, name, waiting(getattr(stores.Store, name)))
 
     def _refuse(self) -> None:
         """Refuse what would reach out of the world: it would hang, or do harm."""
@@ -501,6 +540,36 @@ class _RankInWorld:
         stores.TCPStore.__init__ = store
         for name in ("all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "init_rank", "unique_id"):
             setattr(torch.cuda.nccl, name, nccl)
+
+
+class _StoreOfWorld(FakeStore):
+    """The store of the default group: a file of all ranks, made where a program uses it."""
+
+    def __init__(self, file: Path, world_size: int):
+        super().__init__()
+        stores: Any = dist
+        self._made = functools.cache(lambda: stores.FileStore(str(file), world_size))
+
+    def set(self, *args: Any) -> None:
+        self._made().set(*args)
+
+    def get(self, key: str) -> Any:
+        return self._made().get(key)
+
+    def add(self, key: str, amount: int) -> Any:
+        return self._made().add(key, amount)
+
+    def check(self, keys: list[str]) -> Any:
+        return self._made().check(keys)
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        self._made().wait(keys, *timeout)
+
+    def compare_set(self, *args: Any) -> Any:
+        return self._made().compare_set(*args)
+
+    def delete_key(self, key: str) -> Any:
+        return self._made().delete_key(key)
 
 
 def _refusal(what: str) -> NotForWorlds:
@@ -572,6 +641,23 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
                 return None
             finally:
                 self._asserts -= 1
+
+        return call
+
+    def without_differences(self, find: Callable[..., Any]) -> Callable[..., Any]:
+        """Leave differences between such values out of what `find` has found."""
+
+        @functools.wraps(find)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._asserts += 1
+            try:
+                found = find(*args, **kwargs)
+            finally:
+                self._asserts -= 1
+            if not found or not self.has_read:
+                return found
+            self.not_judged[_place_here()] = None
+            return []
 
         return call
 

@@ -406,7 +406,7 @@ class FSDPTest(FSDPTestMixin, MultiProcessTestCase):
     @property
     def device_type(self) -> str:
         """The type of the accelerators, or "cpu" if there are fewer than the test needs."""
-        if fsdp_models.constants.is_set("DEVICE_TYPE"):
+        if fsdp_models.constants.is_set("DEVICE_TYPE") or fsdp_models.in_whole_world():
             return fsdp_models.device_type()
         enough = accelerators.most_ranks() >= max(1, _devices_needed(self))
         return (accelerators.accelerator_type() if enough else None) or "cpu"
@@ -540,7 +540,7 @@ class FSDPTestMultiThread(MultiThreadedTestCase):
 
 
 def _may_use_cpu(test: Any) -> bool:
-    return any(need.allow_cpu for need in needs_of(test))
+    return fsdp_models.in_whole_world() or any(need.allow_cpu for need in needs_of(test))
 
 
 def _keep_nccl_quiet() -> None:

@@ -32,13 +32,14 @@ from torch_testing_ext._machine.flags import ComputedNames
 from torch_testing_ext._testing.bases import groups_and_devices
 from torch_testing_ext._testing.marks import skips
 from torch_testing_ext._torch import process_state, sharding
+from torch_testing_ext.launch import environment
 
 # --------------------------------------------------------------------------------------------------------------------
 # The device that the FSDP helpers use: the machine's accelerator, or the CPU if there is none.
 #
 # `use_device_type` keeps a rank on the CPU, for a test that needs more devices than the machine has and allows the
-# CPU. A test file may set DEVICE_TYPE, DEVICE_COUNT and DISTRIBUTED_BACKEND in the mirror. Importing this module asks
-# no driver; the first call does.
+# CPU. A whole world is on the CPU. A test file may set DEVICE_TYPE, DEVICE_COUNT and DISTRIBUTED_BACKEND in the mirror.
+# Importing this module asks no driver; the first call does.
 
 _chosen: str | None = None
 
@@ -57,7 +58,14 @@ def use_device_type(device_type: str | None) -> None:
     _chosen = device_type
 
 
+def in_whole_world() -> bool:
+    """Do tests in ranks run without communication?"""
+    return environment.read_settings().world is not None
+
+
 def _type() -> str:
+    if in_whole_world():
+        return "cpu"
     return _chosen or accelerators.accelerator_type() or "cpu"
 
 

@@ -53,7 +53,8 @@ class TestsInWorldsTest(unittest.TestCase):
     def test_sound_at_another_size(self):
         world = self.assertPasses(8, subject.FourRanks, "test_sound")
         places = [place.partition(" ")[0] for place in world.not_judged]
-        self.assertEqual(places, [line_of("self.assertEqual(tensor"), line_of("torch.testing.assert_close")])
+        texts = ("self.assertEqual(tensor", "torch.testing.assert_close", "# by its own name")
+        self.assertEqual(places, list(map(line_of, texts)))
         self.assertEqual([alike.ranks for alike in world.classes], [tuple(range(8))])
 
     def test_a_hang_that_four_ranks_do_not_have(self):
@@ -75,15 +76,19 @@ class TestsInWorldsTest(unittest.TestCase):
             (subject.Continuous, "test_sum"),
             (subject.Threads, "test_sum"),
             (subject.OnMesh, "test_gather"),
+            (subject.Sharded, "test_step"),
+            (subject.Sharded, "test_step_on_cpu"),
+            (subject.ShardedContinuous, "test_step"),
+            (subject.OnAllDevices, "test_sum"),
         ):
-            with self.subTest(cls.__name__):
+            with self.subTest(cls.__name__, name=name):
                 self.assertTrue(self.assertPasses(3, cls, name).not_judged)
 
     def test_a_size_of_its_own_gives_way(self):
         self.assertPasses(8, subject.ByItself, "test_size")
 
     def test_a_bare_assertion_ends_the_comparison(self):
-        place = line_of("assert self.sum_of_ones()")
+        place = line_of("assert self.sum_of_ranks()")
         self.assertSkips(
             subject.FourRanks,
             "test_bare_assertion",
@@ -97,12 +102,14 @@ class TestsInWorldsTest(unittest.TestCase):
 
     def test_an_assertion_on_own_values_is_judged(self):
         self.assertFinds(8, "test_own_values", "8 of 8 ranks failed", line_of("dist.get_world_size(), 4"))
+        self.assertFinds(8, "test_own_values_by_name", "8 of 8 ranks failed", line_of("assert_close(torch.ones(2)"))
 
     def test_what_does_not_run(self):
         four = subject.FourRanks
         for cls, name, why in (
             (four, "test_fixed", f"fixes its world size to 2   {line_of('dist.init_process_group')} in init"),
             (four, "test_starts_a_process", "starts a process"),
+            (four, "test_asks_nobody", "waits on rank 0 for 'unset' in a store, which no rank before it has set"),
             (four, "test_faults", "has faults"),
             (subject.OwnRanks, "test_sound", "starts or judges its ranks itself: OwnRanks"),
         ):
@@ -110,6 +117,9 @@ class TestsInWorldsTest(unittest.TestCase):
                 seen = self.run_in(8, cls, name)
                 self.assertEqual(seen.outcome, "skipped", seen.message)
                 self.assertIn(f"not in a world of 8 ranks: it {why}", seen.message)
+
+    def test_devices_that_a_test_needs(self):
+        self.assertSkips(subject.Sharded, "test_many_devices", "Need at least 1000 accelerator devices")
 
     def test_its_own_skip(self):
         self.assertSkips(subject.FourRanks, "test_skips", "not today")

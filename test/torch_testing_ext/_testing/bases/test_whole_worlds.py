@@ -1,10 +1,13 @@
 """Whole worlds: planted faults with ranks and lines, sound programs, facts, refusals, and the same in reality."""
 
 import contextlib
+import functools
 import importlib.util
 import io
 import random
+import tempfile
 import unittest
+import unittest.mock
 import warnings
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import world_programs as programs
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
+from torch_testing_ext._process import system
+from torch_testing_ext._torch.process_state import options_of_alike_ranks
 from torch_testing_ext.common_distributed import RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.ranks import spawn
@@ -175,6 +180,17 @@ class SoundTest(TestCase):
         check_world(programs.experts_without_tokens, 3)
         check_world(programs.uneven_lists, 3)
 
+    def test_groups_of_other_backends(self):
+        self.assertEqual(check_world(programs.other_backend, 2).calls(op="all_reduce"), [2, 2])
+
+    def test_keys_of_ranks_before(self):
+        check_world(programs.asks_rank_before, 5)
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(system, "cores", lambda: 2):
+            check_world(programs.asks_rank_beside, 3, Path(folder))
+
+    def test_a_key_of_its_own_thread(self):
+        check_world(programs.asks_its_thread, 2)
+
     def test_a_barrier_of_gloo(self):
         self.assertEqual(check_world(programs.checked_barrier, 2).calls(op="barrier"), [1, 1])
 
@@ -248,6 +264,17 @@ class FactsTest(TestCase):
         self.assertIn("ranks 0-3: item() reads a value that other ranks have a part in", line)
         self.assertIn(marked(programs.reads_values)[0], line)
 
+    @unittest.skipUnless(options_of_alike_ranks(), "torch has no FakeProcessGroup.Options.simulate_uniform_ranks")
+    def test_values_of_alike_ranks(self):
+        world = check_world(programs.waits_for_votes, 4, timeout=10)
+        self.assertEqual(world.calls(), [1] * 4)
+        self.assertIn(marked(programs.waits_for_votes)[0], world.warnings[0])
+
+    def test_values_of_ranks_that_are_not_alike(self):
+        """They are wrong, also where torch computes as if they were: the warning stays."""
+        (line,) = self.warned(programs.sums_ranks, 3)
+        self.assertIn(marked(programs.sums_ranks)[0], line)
+
     def test_opposite_orders_in_which_nobody_waits(self):
         (text,) = self.warned(programs.opposite_groups_at_once, 2)
         self.assertIn("issue collectives in opposite orders", text)
@@ -280,6 +307,21 @@ class RefusedTest(WorldCase):
         ):
             with self.subTest(program=program.__name__):
                 self.finds(program, 2, text, error=RankError)
+
+    def test_keys_that_nobody_sets(self):
+        unset = "in a store, which no rank before it has set"
+        with tempfile.TemporaryDirectory() as folder:
+            program = functools.partial(programs.asks_nobody, file=Path(folder, "store"))
+            with self.assertRaises(RankError) as caught:
+                check_world(program, 3)
+        self.assertIn(f"rank 1: NotForWorlds: the program waits for 'set' {unset}", str(caught.exception))
+        self.assertIn(marked(programs.asks_nobody)[0], str(caught.exception))
+        self.finds(
+            programs.asks_default_store,
+            2,
+            f"ranks 0, 1: NotForWorlds: the program waits for 'unset' {unset}",
+            error=RankError,
+        )
 
     def test_a_rank_that_does_not_end(self):
         with self.assertRaisesRegex(RankError, "rank 1: has not ended within 0.2 s(.|\n)*never_ends"):
@@ -365,7 +407,7 @@ def orders():
             order = schedules._add_send_recv({rank: list(plan[rank]) for rank in plan}, rank_of.__getitem__, count)
         else:
             order = kind(local, MICROBATCHES).pipeline_order_with_comms
-        left_out = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+        left_out = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")
         yield (
             name,
             {rank: [step for step in steps if step[1].name not in left_out] for rank, steps in order.items()},

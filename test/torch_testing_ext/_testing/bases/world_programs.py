@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 import subprocess
+import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -143,6 +145,54 @@ def uneven_lists(rank, size):
     given = [rank + 2 * peer for peer in range(size)]
     got = [peer + 2 * rank for peer in range(size)]
     dist.all_to_all([torch.empty(length) for length in got], [ones(length) for length in given])
+
+
+def other_backend(rank, size):
+    """A group for which the program names a backend."""
+    for backend in ("gloo", "nccl"):
+        dist.all_reduce(ones(), group=dist.new_group(list(range(size)), backend=backend))
+
+
+def asks_rank_before(rank, size):
+    store = dist.distributed_c10d._get_default_store()
+    if rank > 0:
+        assert store.get(f"rank {rank - 1}") == b"here"
+        store.wait([f"rank {rank - 1}"])
+    store.set(f"rank {rank}", "here")
+    assert store.add("ranks", 1) > rank
+
+
+def told_of_checks(kind, tell):
+    """A kind of store that tells when somebody has looked for a key."""
+
+    class Store(kind):
+        def check(self, keys):
+            found = super().check(keys)
+            tell()
+            return found
+
+    return Store
+
+
+def asks_rank_beside(rank, size, folder):
+    """Rank 2 asks for a key before rank 1 sets it."""
+    asked = folder / "asked"
+    store = told_of_checks(dist.FileStore, asked.touch)(str(folder / "store"), size)
+    if rank == 1:
+        while not asked.exists():
+            time.sleep(0.01)
+        store.set("key", "here")
+    elif rank == 2:
+        assert store.get("key") == b"here"
+
+
+def asks_its_thread(rank, size):
+    asked = threading.Event()
+    store = told_of_checks(dist.HashStore, asked.set)()
+    thread = threading.Thread(target=lambda: asked.wait() and store.set("key", "here"))
+    thread.start()
+    assert store.get("key") == b"here"
+    thread.join()
 
 
 def checked_barrier(rank, size):
@@ -358,6 +408,15 @@ def asks_for_scattered_object(rank, size):
     dist.scatter_object_list([None], [1] * size if rank == 0 else None, src=0)  # fault
 
 
+def asks_nobody(rank, size, file):
+    if rank == 1:
+        dist.PrefixStore("mine", dist.FileStore(str(file), size)).wait(["set", "unset"])  # fault
+
+
+def asks_default_store(rank, size):
+    dist.distributed_c10d._get_default_store().get("unset")  # fault
+
+
 def sends_datagram(rank, size):
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9))  # fault
 
@@ -377,4 +436,21 @@ def reads_values(rank, size):
     dist.all_reduce(total)
     mean = total / size
     if mean.sum().item() > 100:  # fault
+        dist.barrier()
+
+
+def waits_for_votes(rank, size):
+    """It goes on when all ranks have voted: alike ones do."""
+    votes = ones(1)
+    dist.all_reduce(votes)
+    while votes.item() < size:  # fault
+        votes = ones(1)
+        dist.all_reduce(votes)
+
+
+def sums_ranks(rank, size):
+    """The values are not alike, whatever a rank computes with its own."""
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total)
+    if total.item() < 0:  # fault
         dist.barrier()
