@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import enum
 import functools
@@ -446,7 +447,7 @@ class Sweep:
     def why_known(self, fault: PlannedFault) -> str:
         """The reason for which this fault is known to fail, in a drill to hang; "" if it is not."""
         if self.drill is not None:
-            return next((each.reason for each in self.drill.known if each.fault == str(fault)), "")
+            return next((each.reason for each in self.drill.known if each.fault == fault), "")
         return next((each.reason for each in self.known if each.fault == fault), "")
 
     def is_wrong(self, cell: SweepCell) -> bool:
@@ -554,11 +555,16 @@ class SweepReport:
 
 @dataclass(frozen=True)
 class KnownHang:
-    """A fault that is known to hang a test. `fault`: as reports write it, such as `kill(rank=1, at=call(2))`."""
+    """A fault that is known to hang a test. `test`: the name, which may lack the beginning, or have more of it."""
 
     test: str
-    fault: str
+    fault: PlannedFault
     reason: str
+
+    def is_of(self, test: str) -> bool:
+        """Is this the test that hangs?"""
+        shorter, longer = sorted((_dotted(test), _dotted(self.test)), key=len)
+        return f".{longer}".endswith(f".{shorter}")
 
 
 @dataclass(frozen=True)
@@ -573,32 +579,23 @@ class Drill:
     known: tuple[KnownHang, ...] = ()
 
     def sweep(self, test: str) -> Sweep:
-        """The sweep of a test with this name, of which `known` may lack the beginning, or have more of it."""
-        name = _dotted(test)
-        known = tuple(each for each in self.known if _is_end(name, _dotted(each.test)))
+        """The sweep of a test with this name."""
+        known = tuple(each for each in self.known if each.is_of(test))
         return Sweep(self.faults, Points(self.points), within=self.within, drill=replace(self, known=known))
 
-    def missing(self, tried: Iterable[str]) -> tuple[KnownHang, ...]:
+    def missing(self, tried: Iterable[PlannedFault]) -> tuple[KnownHang, ...]:
         """The known cells that a drill should have tried, and has not: their points are no more."""
         tried = set(tried)
-        heads = tuple(str(replace(fault, rank=0)).partition("rank=")[0] for fault in self.faults)
-        wheres = ("call", "step", "mark") if self.points == "all" else (self.points,)
-        return tuple(
-            each
-            for each in self.known
-            if each.fault not in tried
-            and each.fault.startswith(heads)
-            and each.fault.partition("at=")[2].startswith(wheres)
-        )
+        return tuple(each for each in self.known if each.fault not in tried and self._tries(each.fault))
+
+    def _tries(self, fault: PlannedFault) -> bool:
+        """Is this a fault of the drill, at a point of its kind?"""
+        is_at = fault.at is not None and self.points in ("all", fault.at.where)
+        return is_at and replace(fault, rank=None, at=None) in self.faults
 
 
 def _dotted(test: str) -> str:
     return test.replace(".py::", ".").replace("::", ".").replace("/", ".")
-
-
-def _is_end(one: str, other: str) -> bool:
-    shorter, longer = sorted((one, other), key=len)
-    return f".{longer}".endswith(f".{shorter}")
 
 
 def _raised(name: str) -> PlannedFault:
@@ -628,6 +625,8 @@ KINDS = tuple(_OF_WORDS)
 def fault_of_word(word: str) -> PlannedFault:
     """Read `kill`, `stop:2`, `slow:1`, `exits:3`, `raises:OSError`. Raises ValueError."""
     kind, colon, text = word.partition(":")
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is not a fault; known are {', '.join(KINDS)}")
     read, default = _OF_WORDS[kind]
     if colon and (not text or kind in _SIGNALS):
         raise ValueError(f"{word!r}: {'give a value behind the colon' if not text else f'{kind} has no value'}")
@@ -637,6 +636,39 @@ def fault_of_word(word: str) -> PlannedFault:
         if "could not convert" in str(error) or "invalid literal" in str(error):
             raise ValueError(f"{word!r}: {text!r} is not a number") from None
         raise
+
+
+_OF_POINTS: dict[str, Callable[..., Point]] = {"call": call, "step": step, "mark": mark}
+
+
+def fault_of_text(text: str) -> PlannedFault:
+    """Read a fault as drills report it: `kill(rank=1, at=call(2))`. Raises ValueError."""
+    wrong = ValueError(f"{text!r} is not a fault as drills report it, such as kill(rank=1, at=call(2))")
+    try:
+        written = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise wrong from None
+    match written:
+        case ast.Call(ast.Name(kind), values, [ast.keyword("rank", rank), ast.keyword("at", ast.Call() as at)]):
+            fault = fault_of_word(":".join([kind, *map(ast.unparse, values)]))
+            return _fault(replace(fault, rank=_literal(rank), at=_point_of(at, wrong)))
+    raise wrong
+
+
+def _point_of(written: ast.Call, wrong: ValueError) -> Point:
+    make = _OF_POINTS.get(ast.unparse(written.func))
+    if make is None or written.keywords:
+        raise wrong
+    values = [_literal(each) for each in written.args]
+    # Drills tell no operations or groups.
+    if len(values) > (2 if make is mark else 1):
+        raise wrong
+    return make(*values)
+
+
+def _literal(written: ast.expr) -> Any:
+    """The value of a constant; that of another expression is its text, which is no number."""
+    return written.value if isinstance(written, ast.Constant) else ast.unparse(written)
 
 
 # -- for tests, in their ranks

@@ -1,6 +1,10 @@
 """Ranks that lose one of them: what an operation of gloo does in the survivors, and how training goes on."""
 
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 import unittest
 from datetime import timedelta
@@ -11,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
-from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.faults import call, calls, fault_point, fault_sweep, faults, kill, mark, reached, restart, stop
 
 LOST = 2
@@ -127,6 +131,14 @@ class TestSurvivorsOfGloo(Survivors):
             return ERROR, str(error)
         return RETURNS, ""
 
+    def stay(self):
+        """Rank 0 is there until rank 1 has come through: one that leaves with an error would fail that, too."""
+        through = Path(f"{self.file_name}.through")
+        if self.rank == 1:
+            through.touch()
+        while not through.exists():
+            time.sleep(0.001)
+
 
 def _test_of(name):
     operation, *expected = AFTER_LOSS[name]
@@ -135,6 +147,8 @@ def _test_of(name):
     def test(self):
         self.lose()
         did, _ = self.what_it_does(operation)
+        if expected[1] == RETURNS:
+            self.stay()
         self.assertIn(did, expected[self.rank])
 
     return test
@@ -210,19 +224,12 @@ class TestRecovery(Survivors):
     @fault_sweep(kill, at=calls(), ranks=[1, LOST], within=30)
     def test_no_loss_hangs(self):
         self.join()
-        self.meet()
         try:
             for _ in range(2):
                 dist.all_reduce(torch.ones(1))
             dist.broadcast(torch.ones(1), 0)
         except RuntimeError:
             reached("the loss is seen")
-
-    def meet(self):
-        """All ranks have joined: one that dies now is missed in a call."""
-        store = dist.FileStore(f"{self.file_name}.joined", self.world_size)
-        store.set(str(self.rank), "")
-        store.wait([str(rank) for rank in range(self.world_size)])
 
     @faults(kill(LOST, at=mark("step", 3)), restart(LOST), within=60, must_reach=["loaded"])
     def test_restarted_rank_rejoins_from_a_checkpoint(self):
@@ -279,6 +286,59 @@ class TestRecovery(Survivors):
         dcp.load(state, checkpoint_id=folders[0], no_dist=True)
         self.assertEqual(state["weight"], torch.ones(2))
         reached("not whole")
+
+
+# Adds up ones over all ranks in four steps, with a checkpoint after each. In the first start, rank 1 dies in the third.
+# torchrun's own store, in which ranks meet by default, is the same for all starts, and torch's keys are, too: there,
+# ranks would find the addresses of ranks that are gone, and wait for these or fail (torch 2.11 to 2.15).
+RESTARTED = """
+import os, signal, sys
+from datetime import timedelta
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+folder, start = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+store = dist.PrefixStore(f"start {start}", store)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+newest = folder / "checkpoint"
+state = torch.load(newest) if newest.exists() else {"step": 0, "sum": torch.zeros(1)}
+first = state["step"]
+for state["step"] in range(first + 1, 5):
+    if (rank, start, state["step"]) == (1, 0, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    state["sum"] += one
+    if rank == 0:
+        torch.save(state, folder / "new")
+        os.replace(folder / "new", newest)
+    dist.barrier()
+(folder / f"rank {rank}").write_text(f"start {start} after step {first}: sum {state['sum'].item():g}")
+dist.destroy_process_group()
+"""
+
+
+@requires_gloo()
+class TestTorchrun(TestCase):
+    def test_killed_rank_resumes_from_its_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "train.py")
+            script.write_text(RESTARTED)
+            words = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", str(script), folder]
+            command = [sys.executable, "-m", "torch.distributed.run", *words]
+            agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            try:
+                output, _ = agent.communicate(timeout=240)
+            finally:
+                # It ends its ranks.
+                agent.send_signal(signal.SIGTERM)
+                agent.wait()
+            self.assertEqual(agent.returncode, 0, output)
+            told = {file.name: file.read_text() for file in Path(folder).glob("rank *")}
+        self.assertEqual(told, {f"rank {rank}": "start 1 after step 2: sum 8" for rank in range(2)})
 
 
 @requires_gloo()

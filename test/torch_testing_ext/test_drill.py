@@ -24,13 +24,21 @@ from torch_testing_ext.faults import (
     KnownHang,
     SweepEnd,
     call,
+    exits,
+    fault_of_text,
     fault_of_word,
     fault_point,
     faults,
     kill,
+    mark,
+    raises,
+    slow,
+    step,
+    stop,
 )
 from torch_testing_ext.launch import Outcome, RankEnding, RankReport, Verdict, sweep_verdict
 from torch_testing_ext.launch.verdict import FaultsSeen, HappenedFault
+from torch_testing_ext.runner.model import KnownFile
 from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.report import text
@@ -127,10 +135,10 @@ class ProgramsTest(unittest.TestCase):
         self.assertIn("rank 1 raised ValueError", hang)
 
     def test_a_hang_fails_if_that_is_wanted(self):
-        known = KnownHang("test_drill.py::Programs::hangs", "kill(rank=1, at=mark('half'))", "the reason")
-        gone = replace(known, fault="kill(rank=0, at=mark('half'))")
-        no_more = replace(known, fault="kill(rank=1, at=mark('half', 2))")
-        other = replace(known, test="Others::hangs", fault="kill(rank=1, at=mark('half', 3))")
+        known = KnownHang("test_drill.py::Programs::hangs", kill(1, at=mark("half")), "the reason")
+        gone = replace(known, fault=kill(0, at=mark("half")))
+        no_more = replace(known, fault=kill(1, at=mark("half", 2)))
+        other = replace(known, test="Others::hangs", fault=kill(1, at=mark("half", 3)))
         options = {"points": "mark", "within": 2.0, "fails": True}
         seen, (report,) = drilled(Programs("hangs"), "kill", **options, known=(known,))
         self.assertEqual(seen.outcome, "passed", seen.message)
@@ -231,14 +239,33 @@ class WordsTest(unittest.TestCase):
             self.assertEqual(self.read("--drill", word).drill, word)
         self.assertEqual(self.read("--drill", "kill, stop,kill").drill, "kill,stop")
 
+    def test_faults_as_reports_write_them(self):
+        for fault in (
+            kill(1, at=call(2)),
+            stop(rank=0, at=step(3)),
+            slow(0.5, 2, at=mark("it's half", 2)),
+            exits(3, 0, at=mark("a, b=(c)")),
+            raises(OSError, 1, at=call(1)),
+        ):
+            self.assertEqual(fault_of_text(str(fault)), fault)
+        self.assertEqual(fault_of_text(" kill( rank=1,at=call( 2 ) ) "), kill(1, at=call(2)))
+
+    def test_known_hangs_are_found_by_the_end_of_a_name(self):
+        known = KnownHang("T::test", kill(1, at=call(2)), "why")
+        for test, is_of in (("test_x.py::T::test", True), ("T::test", True), ("XT::test", False), ("T::test2", False)):
+            self.assertIs(known.is_of(test), is_of)
+        strangers = KnownFile(Path("known.toml"), (known,)).strangers(["test_x.py::XT::test"])
+        self.assertEqual(strangers, ["known.toml: no test of this run is 'T::test', which is known to hang"])
+        self.assertEqual(KnownFile(Path("known.toml"), (known,)).strangers(["T::test", "other"]), [])
+
     def test_the_command_to_run_again(self):
         words = ("--drill", "kill", "--drill-points", "steps", "--drill-fail", "hang")
         self.assertIn(" ".join(words), self.read(*words).command)
 
     def test_mistakes(self):
         for words, told in (
-            (("--drill", "kil"), "'kil' is not a fault. Did you mean: kill"),
-            (("--drill", ""), "'' is not a fault"),
+            (("--drill", "kil"), "'kil' is not a fault; known are kill, segv"),
+            (("--drill", ""), "'' is not a fault; known are"),
             (("--drill", "kill:3"), "kill has no value"),
             (("--drill", "slow:x"), "'slow:x': 'x' is not a number"),
             (("--drill", "slow:0"), "greater than 0"),
@@ -250,6 +277,7 @@ class WordsTest(unittest.TestCase):
             (("--drill", "kill", "--drill-fail", "error"), "'error' is not one of nothing, hang"),
             (("--drill-fail", "hang"), "--drill-fail needs --drill"),
             (("--drill", "kill", "--pdb"), "--drill and --pdb cannot be combined"),
+            (("--drill", "kill", "--trace"), "--drill and --trace cannot be combined"),
             (("--drill", "kill", "--drill-known", "none.toml"), "No such file"),
         ):
             with self.subTest(words=words), self.assertRaises(UsageError) as caught:
@@ -260,14 +288,20 @@ class WordsTest(unittest.TestCase):
     @unittest.skipIf(not __import__("importlib.util").util.find_spec("tomllib"), "this Python cannot read TOML")
     def test_mistakes_in_the_known_hangs(self):
         whole = 'test = "T::test"\nfault = "kill(rank=1, at=call(2))"\nreason = "why"\n'
+        inline = ", ".join(whole.replace("kill", "kil").splitlines())
         for content, told in (
             ("[[known]\n", "known.toml"),
             (f"[known]\n{whole}", "in double brackets"),
             (f"[[knwon]]\n{whole}", "knwon is not a table of this file"),
             (f'[[known]]\n{whole}reasn = ""\n', "reasn is not one of test, fault, reason. Did you mean: reason"),
             ('[[known]]\ntest = "T::test"\n', "fault is missing"),
-            (f"[[known]]\n{whole.replace('kill', 'kil')}", "'kil' is not a fault. Did you mean: kill"),
+            (f"[[known]]\n{whole.replace('kill', 'kil')}", "'kil' is not a fault; known are kill, segv"),
             (f"[[known]]\n{whole.replace('at=call(2)', '2')}", "is not a fault as drills report it"),
+            (f"[[known]]\n{whole}[[known]]\n{whole.replace('call(2)', 'call(0)')}", "line 5: call: n is 0; the first"),
+            (f"[[known]]\n{whole.replace('call(2)', 'call(2, 3)')}", "is not a fault as drills report it"),
+            (f"[[known]]\n{whole.replace('call(2)', 'store(2)')}", "is not a fault as drills report it"),
+            (f"[[known]]\n{whole.replace('rank=1', 'rank=-1')}", "a rank is a number, 0 or more"),
+            (f"known = [{{ {inline} }}]", "number 1: 'kil' is not a fault"),
         ):
             with self.subTest(told=told), tempfile.TemporaryDirectory() as folder:
                 file = write(Path(folder), "known.toml", content)

@@ -13,7 +13,7 @@ import time
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -439,8 +439,10 @@ class FaultsOfRank:
     # Taken before a test could replace them.
     _now, _sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
 
-    def __init__(self, rank: int, plan: FaultPlan, log: LogWriter, path: Path):
+    def __init__(self, rank: int, plan: FaultPlan, log: LogWriter, path: Path, wait_for_peers: Callable[[], None]):
+        """`wait_for_peers`: returns when no peer is still making a group that this rank has made."""
         self._rank = rank
+        self._wait_for_peers = wait_for_peers
         self._plan = plan
         self._log = log
         self._path = path.with_name(path.name.removesuffix(AGAIN))
@@ -490,6 +492,7 @@ class FaultsOfRank:
             del self._held_for[index]
             self._hold(index, fault)
         for index, fault in self._at_call(self._pending, kind, group):
+            self._wait_for_peers()
             number_in_group = "" if is_message else f" #{self._collectives[group]}"
             self._happened[index] = f"{kind}{number_in_group}{_of_group(group)}"
             if fault.at is not None and fault.at.phase != "before":
@@ -565,6 +568,7 @@ class FaultsOfRank:
             if (at.op or at.name or name) == name:
                 self._counts[index] += 1
                 if self._counts[index] == at.n:
+                    self._wait_for_peers()
                     what = {"store": f"{name} on a store", "step": "optimizer step", "mark": repr(name)}[where]
                     self._happened[index] = f"{what} #{at.n}"
                     self._happen(index)
@@ -659,7 +663,13 @@ class RankSanitizer:
     """The sanitizer of this rank: a recorder, its log and its checks, which another test replaces."""
 
     def __init__(
-        self, rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path, plan: FaultPlan | None
+        self,
+        rank: int,
+        kinds: frozenset[SanitizeKind],
+        shake: int | None,
+        path: Path,
+        plan: FaultPlan | None,
+        wait_for_peers: Callable[[], None],
     ):
         self._log = LogWriter(path)
         self._checks: list[Check] = []
@@ -683,7 +693,7 @@ class RankSanitizer:
         self.has_shorter_timeouts = self._recorder.has_shorter_timeouts
         self._pid = os.getpid()
         if plan is not None:
-            self._recorder.faults = FaultsOfRank(rank, plan, self._log, path)
+            self._recorder.faults = FaultsOfRank(rank, plan, self._log, path, wait_for_peers)
         operation_hook.install()
         operation_hook.listen(self._recorder)
         flight_recorder.on_error_of_collectives(self._log.error_now)
@@ -732,13 +742,18 @@ def prepare_hook(wanted: bool) -> None:
 
 
 def begin_sanitizing(
-    rank: int, kinds: frozenset[SanitizeKind], shake: int | None, path: Path, plan: FaultPlan | None = None
+    rank: int,
+    kinds: frozenset[SanitizeKind],
+    shake: int | None,
+    path: Path,
+    plan: FaultPlan | None = None,
+    wait_for_peers: Callable[[], None] = lambda: None,
 ) -> None:
     """Sanitize this process from now on; its log is a new file at `path`. `plan`: the faults of its test."""
     global _current
     if _current is None:
         os.register_at_fork(after_in_child=_leave_alone)
-    _current = RankSanitizer(rank, kinds, shake, path, plan)
+    _current = RankSanitizer(rank, kinds, shake, path, plan, wait_for_peers)
 
 
 def is_active() -> bool:

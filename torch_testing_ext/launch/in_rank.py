@@ -348,7 +348,14 @@ def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     if wanted:
         from torch_testing_ext._collectives import sanitized_rank
 
-        sanitized_rank.begin_sanitizing(rank, wanted.kinds, wanted.shake, log, wanted.faults)
+        sanitized_rank.begin_sanitizing(rank, wanted.kinds, wanted.shake, log, wanted.faults, _wait_for_peers)
+
+
+def _wait_for_peers() -> None:
+    """Before a fault: wait until no peer is creating a group that this rank has created, or its creation would fail."""
+    context = context_here()
+    if context is not None and context.group_creation is not None:
+        context.group_creation.wait_for_peers()
 
 
 def end_of_sanitizing() -> None:

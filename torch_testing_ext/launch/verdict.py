@@ -422,13 +422,14 @@ def sweep_verdict(sweep: Sweep, run: Callable[[FaultPlan], tuple[Sequence[RankRe
     passed = {report.rank: report.faults.passed for report in reports}
     reached = _reached(reports)
     cells, wrong = [], []
-    for plan in sweep.plans(passed):
+    plans = sweep.plans(passed)
+    for plan in plans:
         reports, verdict = run(plan)
         reached |= _reached(reports)
         cells.append(_cell(sweep, plan.faults[0], reports, verdict))
         if sweep.is_wrong(cells[-1]):
             wrong.append((_line(sweep, cells[-1]), verdict))
-    missing = [] if sweep.drill is None else sweep.drill.missing(cell.fault for cell in cells)
+    missing = [] if sweep.drill is None else sweep.drill.missing(plan.faults[0] for plan in plans)
     gone = tuple(f"{each.fault}: there is no such point any more; known to hang: {each.reason}" for each in missing)
     has_none = "" if cells else f"its ranks pass no point of the kind: {sweep.at.where}"
     is_drill = sweep.drill is not None

@@ -2,7 +2,7 @@
 
 import enum
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -271,6 +271,12 @@ class KnownFile:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def strangers(self, tests: Iterable[str]) -> list[str]:
+        """Say which of its tests are none of these."""
+        names = list(tests)
+        strange = dict.fromkeys(each.test for each in self.hangs if not any(map(each.is_of, names)))
+        return [f"{self}: no test of this run is {name!r}, which is known to hang" for name in strange]
 
 
 @dataclass(frozen=True)

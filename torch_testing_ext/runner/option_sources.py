@@ -25,7 +25,7 @@ from torch_testing_ext._process.project_settings import (
     toml_reader,
 )
 from torch_testing_ext._process.words import nearest
-from torch_testing_ext.faults import KINDS, KnownHang
+from torch_testing_ext.faults import KnownHang, fault_of_text
 
 from .command_line import ParsedWords, parse_words, renamed_settings, setting_name, shown_value, written_name
 from .model import KnownFile
@@ -212,8 +212,10 @@ def _drilled(options: Options, sources: Mapping[str, str]) -> Options:
             if field.startswith("drill_") and sources[field] == COMMAND_LINE:
                 raise UsageError(f"{written_name(field)} needs --drill")
         return options
-    if options.pdb or options.trace:
-        raise UsageError("--drill and --pdb cannot be combined: a test that stops has no time limit")
+    for field in ("pdb", "trace"):
+        if getattr(options, field):
+            flag = written_name(field)
+            raise UsageError(f"--drill and {flag} cannot be combined: a test that stops has no time limit")
     if not isinstance(options.drill_known, Path):
         return options
     known = KnownFile(options.drill_known, read_known_hangs(options.drill_known))
@@ -221,13 +223,15 @@ def _drilled(options: Options, sources: Mapping[str, str]) -> Options:
 
 
 _OF_KNOWN = ("test", "fault", "reason")
+_TABLE = re.compile(r"\s*\[\[\s*known\s*\]\]")
 
 
 def read_known_hangs(file: Path) -> tuple[KnownHang, ...]:
     """The tables [[known]] of a file. Raises UsageError."""
     try:
         toml = toml_reader(file)
-        content = toml.loads(file.read_text(encoding="utf-8"))
+        written = file.read_text(encoding="utf-8")
+        content = toml.loads(written)
     except (OSError, ValueError) as error:
         raise UsageError(f"--drill-known {file}: {error}") from None
     for name in content.keys() - {"known"}:
@@ -235,7 +239,12 @@ def read_known_hangs(file: Path) -> tuple[KnownHang, ...]:
     tables = content.get("known", [])
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         raise UsageError(f"--drill-known {file}: write [[known]], in double brackets, before each known hang")
-    return tuple(_known_hang(f"--drill-known {file}, [[known]] number {n}", each) for n, each in enumerate(tables, 1))
+    places = [f"line {n}" for n, line in enumerate(written.splitlines(), 1) if _TABLE.match(line)]
+    if len(places) != len(tables):
+        # They need not have lines of their own.
+        places = [f"number {n}" for n in range(1, len(tables) + 1)]
+    wheres = [f"--drill-known {file}, [[known]] {place}" for place in places]
+    return tuple(_known_hang(where, table) for where, table in zip(wheres, tables, strict=True))
 
 
 def _known_hang(where: str, given: Mapping[str, Any]) -> KnownHang:
@@ -244,15 +253,10 @@ def _known_hang(where: str, given: Mapping[str, Any]) -> KnownHang:
     for name in _OF_KNOWN:
         if not isinstance(given.get(name), str) or not given[name].strip():
             raise UsageError(f"{where}: {name} is missing")
-    known = KnownHang(*(given[name].strip() for name in _OF_KNOWN))
-    kind, _, rest = known.fault.partition("(")
-    if kind not in KINDS:
-        raise UsageError(f"{where}: {kind!r} is not a fault.{nearest(kind, KINDS)}")
-    if not re.search(r"\brank=\d+, at=(call|step|mark)\(.+\)\)$", rest):
-        raise UsageError(
-            f"{where}: {known.fault!r} is not a fault as drills report it, such as kill(rank=1, at=call(2))"
-        )
-    return known
+    try:
+        return KnownHang(given["test"].strip(), fault_of_text(given["fault"]), given["reason"].strip())
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _debugged(options: Options, sources: Mapping[str, str]) -> Options:

@@ -39,6 +39,7 @@ from .model import (
     AttemptEnded,
     ExitCode,
     FinishedTest,
+    KnownFile,
     Policy,
     Reporter,
     Reporters,
@@ -532,6 +533,8 @@ def _run_work(
     if work.inventory.names and not work.inventory.fake:
         undeclared = describe_undeclared(summary.finished)
     last = [] if undeclared is None else [undeclared]
+    if isinstance(work.options.drill_known, KnownFile):
+        last += work.options.drill_known.strangers(str(test.id) for test in work.discovered)
     all_warnings = _each_once(warnings, earlier.warnings, summary.warnings, site.warnings, last)
     return dataclasses.replace(summary, warnings=all_warnings)
 

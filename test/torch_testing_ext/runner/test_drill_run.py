@@ -10,10 +10,10 @@ SUBJECT = """
 import threading
 import pytest
 import torch.distributed as dist
-from torch_testing_ext.fault_points import reached
 
 @pytest.mark.world_size(2)
 def test_waits(dist_env):
+    from torch_testing_ext.fault_points import reached
     alive = threading.Event()
     try:
         dist.barrier()
@@ -33,6 +33,11 @@ KNOWN = """
 test = "test_waits.py::test_waits"
 fault = "kill(rank=0, at=call(1))"
 reason = "somebody said so"
+
+[[known]]
+test = "test_waits.py::test_wait"
+fault = "kill(rank=0, at=call(1))"
+reason = "there is no such test"
 """
 HANG = "kill(rank=1, at=call(1))"
 
@@ -62,6 +67,7 @@ class DrillRunTest(RunsCase):
             self.assertEqual(tests["test_waits"]["hang_no_more"], [gone])
             self.assertIn(f"hangs no more: {gone}", told)
             self.assertIn(gone, page)
+            self.assertIn("no test of this run is 'test_waits.py::test_wait', which is known to hang", told)
         told = self.finish(self.start("--drill=kill", "--drill-within=4", "--drill-fail=hang", "test_waits.py"), 1)
         self.assertIn(f"1 of 2 faults hang this test; the first: {HANG} at barrier #1: ", told)
         self.assertIn("--drill kill --drill-within 4.0 --drill-fail hang test_waits.py::test_waits", told)

@@ -1,6 +1,7 @@
 """Reports of tests and fixtures that a worker sends, and unittest's suite and result that make them."""
 
 import ast
+import functools
 import os
 import sys
 import time
@@ -129,25 +130,51 @@ def _names_in_code() -> tuple[str, ...]:
     sought = (fault_points.fault_point, fault_points.reached, fault_points, faults)
     for module in list(sys.modules.values()):
         content = dict(getattr(module, "__dict__", {}))
-        called = {name for name, value in content.items() if any(value is each for each in sought)}
-        file = content.get("__file__") or ""
-        if called and not str(content.get("__name__")).startswith("torch_testing_ext"):
-            names.update(_names_given(Path(file), called))
+        called = frozenset(name for name, value in content.items() if any(value is each for each in sought))
+        file = str(content.get("__file__") or "")
+        if file.endswith(".py") and str(content.get("__name__")).partition(".")[0] not in _NOT_OF_USERS:
+            names.update(_names_given(file, called))
     return tuple(sorted(names))
 
 
-def _names_given(file: Path, called: set[str]) -> Iterator[str]:
-    """The names that the code of a file gives to these functions, or to those of these modules."""
-    with suppress(OSError, ValueError, SyntaxError):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            match node:
-                case ast.Call(func=ast.Name(name), args=[ast.Constant(str() as given), *_]) if name in called:
-                    yield given
-                case ast.Call(
-                    func=ast.Attribute(ast.Name(name), "fault_point" | "reached"),
-                    args=[ast.Constant(str() as given), *_],
-                ) if name in called:
-                    yield given
+_NOT_OF_USERS = frozenset({"torch", __name__.partition(".")[0], *sys.stdlib_module_names} - {"__main__"})
+_OURS = ("torch_testing_ext", fault_points.__name__, faults.__name__)
+_SOUGHT = ("fault_point", "reached", "fault_points", "faults")
+
+
+@functools.cache
+def _names_given(file: str, called: frozenset[str]) -> frozenset[str]:
+    """The names that the code of a file gives to these functions, or to those of these modules.
+
+    `called`: the names that the module has for them. Functions may import them, too.
+    """
+    try:
+        source = Path(file).read_bytes()
+        if not called and b"torch_testing_ext" not in source:
+            return frozenset()
+        nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, ValueError, SyntaxError):
+        return frozenset()
+    called |= {name for node in nodes for name in _imported(node)}
+    given = set()
+    for node in nodes:
+        match node:
+            case ast.Call(
+                ast.Name(name) | ast.Attribute(ast.Name(name), "fault_point" | "reached"),
+                [ast.Constant(str() as text), *_],
+            ) if name in called:
+                given.add(text)
+    return frozenset(given)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """The names by which an import brings these functions or modules."""
+    match node:
+        case ast.ImportFrom(module, names) if module in _OURS:
+            return [each.asname or each.name for each in names if each.name in _SOUGHT]
+        case ast.Import(names):
+            return [each.asname for each in names if each.asname and each.name in _OURS]
+    return []
 
 
 # --------------------------------------------------------------------------------------------------------------------

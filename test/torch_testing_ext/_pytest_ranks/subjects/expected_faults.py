@@ -72,9 +72,6 @@ class TestShared:
 @pytest.mark.world_size(2)
 @fault_sweep(kill, at=calls(), within=20)
 def test_sweep(dist_env):
-    # A rank that dies before all are connected is not missed in a call.
-    dist_env.store.set(f"rank {dist_env.rank}", "")
-    dist_env.store.wait(["rank 0", "rank 1"])
     with contextlib.suppress(RuntimeError):
         dist.all_reduce(torch.ones(1))
 
