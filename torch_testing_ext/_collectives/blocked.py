@@ -234,6 +234,13 @@ class RankState:
         call = next((thread.syscall for thread in self.threads if thread.number == self.main), "")
         return self.at_store is not None and call.split()[:1] != [_FUTEX.get(self.machine)]
 
+    @property
+    def waits_in_own_process(self) -> bool:
+        """Does the main thread wait without end, and not in torch: for a lock, or for another thread?"""
+        main = next((thread for thread in self.threads if thread.number == self.main), None)
+        is_in_torch = self.in_torch or self.for_work or self.calls == "wait"
+        return main is not None and not is_in_torch and _waits_without_end(main, self.machine, may_be_timed=False)
+
 
 def why_not_blocked(first: RankState | None, second: RankState | None) -> str | None:
     """Say why a rank is not known to wait in torch for ever, from two probes; None if it is."""
@@ -313,12 +320,10 @@ class _Probes:
         return "it has moved on" if self.first.frames != self.second.frames else None
 
     def wait_outside_of_torch(self) -> str | None:
-        """The main thread may wait for another thread, which waits in torch; then nothing else may wake it."""
+        """The main thread may wait for another thread, as one that waits in torch; then nothing else may wake it."""
         second = self.second
         if second.for_work or second.in_torch or second.calls == "wait" or second.waits_at_store:
             return None
-        if not any(thread.in_torch for thread in second.others):
-            return "it does not wait in torch"
         if self.awake:
             return f"its {self.awake[0].text} may wake it"
         if second.children:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch_testing_ext._process.words import MOST_LINES, EndWords, few, grouped, list_of, verb_for
 
 from .failure import Site
-from .records import Call, RankRecord, SharedGroup, ranks_grouped_by, shared_groups, whole_records
+from .records import OWN, STORE, Call, RankRecord, SharedGroup, ranks_grouped_by, shared_groups, whole_records
 
 # --------------------------------------------------------------------------------------------------------------------
 # Sends and receives: which belong together, and which have no partner yet. Only a log of all calls knows them.
@@ -50,7 +50,7 @@ class Wait:
     group: SharedGroup
     call: Call
     missing: tuple[int, ...]
-    # One of the missing is enough: a receive from any rank, or a key of a store.
+    # One of the missing is enough: a receive from any rank, a key of a store, or a signal.
     any_of: bool = False
     # Of a wait at a store: the keys in words, as far as they are known.
     keys: tuple[str, ...] = ()
@@ -60,7 +60,14 @@ class Wait:
         return self.call.kind == STORE
 
     @property
-    def keys_in_words(self) -> str:
+    def is_own(self) -> bool:
+        return self.call.kind == OWN
+
+    @property
+    def cause(self) -> str:
+        """The awaited object, if that is no call of others, in words."""
+        if self.is_own:
+            return "a lock, a queue, an event or a thread of its own"
         if not self.keys:
             return "a key of a store"
         return f"the key{'s' * (len(self.keys) > 1)} {', '.join(self.keys)} of a store"
@@ -173,8 +180,6 @@ def _in_order(calls: Mapping[Peer, Sequence[Call]]) -> list[tuple[Peer, Call]]:
 # --------------------------------------------------------------------------------------------------------------------
 # Findings about collectives: ranks that disagree, ranks in a deadlock, ranks left alone.
 
-# The kind of a wait at a store.
-STORE = "get"
 _CALLS_BEFORE = 3
 _LONGEST_CYCLE = 5
 # In which ranks of a mismatch call.
@@ -528,9 +533,9 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: b
     if left_alone is not None:
         sentence, gone = left_alone
         return Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)
-    keys = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store}
-    if keys:
-        return _key_that_nobody_sets(keys, deadlocked, lines, suspected)
+    causes = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store or wait.is_own}
+    if causes:
+        return _waits_that_nobody_ends(causes, deadlocked, lines, suspected)
     cycle = _cycle(deadlocked)
     parts: list[str] = []
     for rank, then in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
@@ -546,26 +551,36 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: b
     return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(cycle))
 
 
-def _key_that_nobody_sets(
-    keys: Mapping[int, Wait], deadlocked: Mapping[int, Wait], lines: tuple[Doing, ...], suspected: bool
+def _waits_that_nobody_ends(
+    causes: Mapping[int, Wait], deadlocked: Mapping[int, Wait], lines: tuple[Doing, ...], suspected: bool
 ) -> Finding:
-    """The finding about ranks that wait for keys of a store: whoever might set one waits, too."""
-    alike = grouped(((wait.keys_in_words, wait.call.line), rank) for rank, wait in sorted(keys.items()))
-    parts = [
-        f"{list_of(ranks)} {verb_for(ranks, 'waits', 'wait')} for {key} ({line})"
-        for (key, line), ranks in alike.items()
-    ]
-    hidden = len(parts) - _MOST_WAYS
-    if hidden > 0:
-        parts[_MOST_WAYS:] = [f"{hidden} more wait for other keys"]
-    sentence = f"{', '.join(parts)}, which nobody sets"
-    others = [rank for rank in sorted(deadlocked) if rank not in keys]
+    """The finding about ranks that wait for keys of a store, or in themselves: whoever might end that waits, too."""
+    sentences = []
+    for are_own, why in ((True, "which nothing in the process ends"), (False, "which nobody sets")):
+        waits = {rank: wait for rank, wait in causes.items() if wait.is_own == are_own}
+        if waits:
+            sentences.append(f"{_ranks_that_wait(waits)}, {why}")
+    sentence = "; ".join(sentences)
+    others = [rank for rank in sorted(deadlocked) if rank not in causes]
     if others:
         calls = list(dict.fromkeys(_call_in_group(deadlocked[rank]) for rank in others))
         sentence += f"; {list_of(others)} {verb_for(others, 'waits', 'wait')} in {', '.join(calls[:_MOST_WAYS])}"
     if suspected:
         sentence = f"suspected deadlock: {sentence}"
-    return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(sorted(keys)))
+    return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(sorted(causes)))
+
+
+def _ranks_that_wait(waits: Mapping[int, Wait]) -> str:
+    """The ranks with these waits, which are all of a kind, for what, and where."""
+    alike = grouped(((wait.cause, wait.call.line), rank) for rank, wait in sorted(waits.items()))
+    parts = [
+        f"{list_of(ranks)} {verb_for(ranks, 'waits', 'wait')} for {cause} ({line})"
+        for (cause, line), ranks in alike.items()
+    ]
+    hidden = len(parts) - _MOST_WAYS
+    if hidden > 0:
+        parts[_MOST_WAYS:] = [f"{hidden} more wait"]
+    return ", ".join(parts)
 
 
 def _call_in_group(wait: Wait) -> str:
@@ -573,15 +588,15 @@ def _call_in_group(wait: Wait) -> str:
 
 
 def _waiting(rank: int, wait: Wait) -> Doing:
-    if wait.is_at_store:
-        return Doing(rank, f"waiting for {wait.keys_in_words}", wait.call.site, tuple(wait.missing), wait.name)
+    if wait.is_at_store or wait.is_own:
+        return Doing(rank, f"waiting for {wait.cause}", wait.call.site, tuple(wait.missing), wait.name)
     call = _call_in_group(wait)
     return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
 
 
 def _left_alone(deadlocked: Mapping[int, Wait], ended: Ended) -> tuple[str, tuple[int, ...]] | None:
     for _, wait in sorted(deadlocked.items()):
-        gone = tuple(rank for rank in wait.missing if rank in ended)
+        gone = () if wait.is_own else tuple(rank for rank in wait.missing if rank in ended)
         if gone:
             waiting = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
             return left_alone_sentence(gone, ended, wait, waiting), gone
@@ -600,7 +615,7 @@ def left_alone_sentence(gone: Sequence[int], ended: Ended, wait: Wait, waiting: 
     how = ended[gone[0]]
     left = f"{list_of(gone)} {'left' if how == EndWords.PASSED else how}"
     if wait.is_at_store:
-        return f"{left} without setting {wait.keys_in_words}; {_are_waiting(waiting)} for it"
+        return f"{left} without setting {wait.cause}; {_are_waiting(waiting)} for it"
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
         return f"{left} without {doing}; {_are_waiting(waiting)} in {wait.name}"

@@ -12,7 +12,6 @@ from torch_testing_ext._process.words import grouped, list_of, verb_for
 from .blocked import RankState, why_not_blocked
 from .failure import Site
 from .findings import (
-    STORE,
     Ended,
     Finding,
     FindingKind,
@@ -23,7 +22,7 @@ from .findings import (
     first_mismatch,
     waiting_calls,
 )
-from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup
+from .records import OWN, STORE, Call, GroupKey, GroupRecord, RankRecord, SharedGroup
 
 RecordsByRank = Mapping[int, RankRecord]
 WaitsByRank = Mapping[int, list[Wait]]
@@ -41,10 +40,7 @@ def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict
     A process that a rank has started may set a key, too.
     """
     records = {record.rank: record for record in known}
-    everybody: set[int] = set()
-    for record in records.values():
-        for group in record.groups.values():
-            everybody.update(group.members)
+    everybody = _everybody(records.values())
     may_be_set = any(record.state is not None and record.state.children for record in running.values())
     waits = {}
     for rank, record in running.items():
@@ -54,8 +50,7 @@ def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict
         making = record.creating
         if making is None:
             if state.waits_at_store and not may_be_set:
-                others = tuple(sorted(everybody - {rank}))
-                waits[rank] = _wait(record, state, STORE, "a store", tuple(sorted(everybody)), others)
+                waits[rank] = _wait(record, state, STORE, "a store", everybody, _others(rank, everybody))
         elif not making.is_default:
             peers = [member for member in making.members if member != rank]
             late = tuple(peer for peer in peers if not _makes(records.get(peer), making))
@@ -76,7 +71,36 @@ def _wait(
     )
     group = SharedGroup(GroupKey(title, 0, "store"), title, members)
     is_for_key = kind == STORE
-    return Wait(record.rank, group, call, missing, any_of=is_for_key, keys=state.keys if is_for_key else ())
+    any_of = bool(missing) and kind in (STORE, OWN)
+    return Wait(record.rank, group, call, missing, any_of, keys=state.keys if is_for_key else ())
+
+
+def _everybody(known: Iterable[RankRecord]) -> tuple[int, ...]:
+    members = {member for record in known for group in record.groups.values() for member in group.members}
+    return tuple(sorted(members))
+
+
+def _others(rank: int, everybody: Iterable[int]) -> tuple[int, ...]:
+    return tuple(other for other in everybody if other != rank)
+
+
+def waits_in_own_process(running: RecordsByRank, known: Iterable[RankRecord]) -> dict[int, Wait]:
+    """The ranks that wait for something of their own process. Any other rank may send a signal that ends that.
+
+    So may the end of a call, by a callback: if the end of one is not known, no rank is missing. Those that a log says
+    the rank has waited for are over, unless another thread waits for them.
+    """
+    everybody = _everybody(known)
+    waits = {}
+    for rank, record in running.items():
+        state = record.state
+        if state is None or not state.waits_in_own_process:
+            continue
+        calls = [call for in_group in record.calls.values() for call in in_group]
+        may_end = any(not call.tells_end and (state.others or not call.blocks) for call in calls)
+        missing = () if may_end or record.creating is not None else _others(rank, everybody)
+        waits[rank] = _wait(record, state, OWN, "its process", everybody, missing)
+    return waits
 
 
 def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
@@ -247,7 +271,7 @@ def judge_probe(
     doubts = _doubts(suspects, before, running)
     certain = {rank: waiting[rank] for rank in suspects if rank not in doubts}
     proven = deadlocked(certain, ended)
-    if proven:
+    if any(not wait.is_own for wait in proven.values()):
         return Conclusion(before, describe_deadlock(proven, ended))
     return Conclusion(evidence, doubt=next(iter(doubts.values()), ""))
 
@@ -269,6 +293,8 @@ def _with_waits_at_stores(waiting: WaitsByRank, running: RecordsByRank, known: R
         has_other_threads = state is not None and bool(state.others)
         of_other_threads = waiting.get(rank, []) if has_other_threads else []
         all_waits[rank] = [*of_other_threads, wait]
+    for rank, wait in waits_in_own_process(running, known).items():
+        all_waits[rank] = [*waiting.get(rank, []), wait]
     return all_waits
 
 

@@ -34,6 +34,10 @@ _ALIKE = (
 )
 
 
+# The kinds of waits that are no calls: at a store, and for what only the rank's own process can end, as a lock does.
+STORE, OWN = "get", "wait"
+
+
 class GroupKey(NamedTuple):
     """A process group that was made at the same point by all its members. Groups may have the same name in turn."""
 

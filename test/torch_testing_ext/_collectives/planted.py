@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import threading
@@ -486,6 +487,53 @@ def barrier_of_a_store_that_others_leave_out(self):
     store = patient_store()
     if self.rank == 1:
         barrier(store, WORLD_SIZE, "torchelastic/nobody", barrier_timeout=2000)
+    dist.all_reduce(ones())
+
+
+# -- waits for something of the own process, beside a collective
+
+
+def in_own_process(*texts: str, bases: tuple[str, ...] = PROCESSES) -> Callable[[Any], Any]:
+    waits = "waits for a lock, a queue, an event or a thread of its own (line "
+    others = "), which nothing in the process ends; ranks 0, 2 wait in all_reduce #1"
+    return fault("error", f"rank 1 {waits}", others, *texts, bases=bases)
+
+
+@in_own_process("waiting for a lock, a queue, an event or a thread of its own")
+def lock_that_nobody_releases(self):
+    lock = threading.Lock()
+    lock.acquire()
+    if self.rank == 1:
+        with lock:
+            pass
+    dist.all_reduce(ones())
+
+
+@in_own_process()
+def queue_that_nobody_fills(self):
+    if self.rank == 1:
+        queue.Queue().get()
+    dist.all_reduce(ones())
+
+
+@in_own_process()
+def event_that_a_callback_does_not_set(self):
+    """The call that would set it lacks the others, which wait in another group."""
+    group = dist.new_group([0, 1, 2], group_desc="dp")
+    is_over = threading.Event()
+    if self.rank == 1:
+        work = dist.all_reduce(ones(), group=group, async_op=True)
+        work.get_future().add_done_callback(lambda _: is_over.set())
+        is_over.wait()
+    dist.all_reduce(ones())
+
+
+@in_own_process()
+def thread_that_waits_for_another_one(self):
+    if self.rank == 1:
+        thread = threading.Thread(target=threading.Event().wait, daemon=True)
+        thread.start()
+        thread.join()
     dist.all_reduce(ones())
 
 

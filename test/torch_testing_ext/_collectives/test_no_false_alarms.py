@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import os
+import queue
 import signal
 import threading
 import time
@@ -114,6 +115,73 @@ class Ranks(ranks.Ranks):
             with self.assertRaisesRegex(RuntimeError, "(?i)time"):
                 other.get("never")
         dist.all_reduce(torch.ones(3))
+
+    # -- waits for something of the own process, which end
+
+    def _in_own_process(self, until_the_end):
+        """Rank 1 waits, and the others wait for it."""
+        self.join_group()
+        if self.rank == 1:
+            until_the_end()
+        dist.all_reduce(torch.ones(3))
+
+    def a_lock_that_a_thread_opens(self):
+        def opened():
+            lock = threading.Lock()
+            lock.acquire()
+            threading.Thread(target=lambda: (self.looks(), lock.release())).start()
+            lock.acquire()
+
+        self._in_own_process(opened)
+
+    def an_event_with_a_timeout(self):
+        self._in_own_process(lambda: threading.Event().wait(3.0))
+
+    def a_queue_that_a_signal_fills(self):
+        def filled():
+            filled = queue.SimpleQueue()
+            signal.signal(signal.SIGALRM, lambda *_: filled.put(None))
+            signal.setitimer(signal.ITIMER_REAL, 3.0)
+            filled.get()
+
+        self._in_own_process(filled)
+
+    def a_queue_that_another_rank_fills(self):
+        """By a signal."""
+        self.join_group()
+        store = dist.distributed_c10d._get_default_store()
+        if self.rank == 1:
+            filled = queue.SimpleQueue()
+            signal.signal(signal.SIGUSR1, lambda *_: filled.put(None))
+            store.set("pid", str(os.getpid()))
+            filled.get()
+        elif self.rank == 2:
+            pid = int(store.get("pid"))
+            self.looks()
+            os.kill(pid, signal.SIGUSR1)
+        dist.all_reduce(torch.ones(3))
+
+    def an_event_that_a_callback_sets(self):
+        self.join_group()
+        mine, is_over = torch.ones(3), threading.Event()
+        if self.rank == 2:
+            self.looks()
+        work = dist.all_reduce(mine, async_op=True)
+        if self.rank == 1:
+            work.get_future().add_done_callback(lambda _: is_over.set())
+            is_over.wait()
+        work.wait()
+
+    def a_pipe_that_a_child_fills(self):
+        def filled():
+            reads, writes = os.pipe()
+            if os.fork() == 0:
+                self.looks()
+                os.write(writes, b".")
+                os._exit(0)
+            os.read(reads, 1)
+
+        self._in_own_process(filled)
 
     # -- waits that look like a cycle of two groups, but end
 

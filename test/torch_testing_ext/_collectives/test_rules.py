@@ -391,6 +391,7 @@ class TestDifferences(unittest.TestCase):
 OTHER = PythonThread(number=0, text="thread beat (test_x.py:3)", can_act=True, in_torch=False)
 AWAKE, IDLE = replace(OTHER, can_act=False), replace(OTHER, number=8)
 IN_TORCH = replace(IDLE, in_torch=True)
+OUTSIDE = {"in_torch": False, "calls": "acquire"}
 
 
 class TestBlocked(unittest.TestCase):
@@ -405,6 +406,8 @@ class TestBlocked(unittest.TestCase):
             (beating, later),
             ({"others": (AWAKE, IN_TORCH)}, {"others": (AWAKE, IN_TORCH)}),
             (joins, joins),
+            (OUTSIDE, OUTSIDE),
+            ({**OUTSIDE, "others": (IDLE,)}, {**OUTSIDE, "others": (IDLE,)}),
             ({"p2p": True, "in_collective": True}, {"p2p": True, "in_collective": True, "others": (IDLE,)}),
             tuple({"at_store": 300.0, "threads": (replace(one, number=7),)} for one in (slow[1], fast)),
         ):
@@ -434,13 +437,11 @@ class TestBlocked(unittest.TestCase):
         others = {
             "a Python thread that may act": {"others": (OTHER,)},
             "one that may be woken": {"others": (replace(OTHER, number=8), replace(OTHER, can_act=False))},
-            "not in torch, nor another thread": {"in_torch": False, "calls": "acquire", "others": (IDLE,)},
             "woken by a thread": {"in_torch": False, "calls": "acquire", "others": (IN_TORCH, AWAKE)},
             "woken by a child": {"in_torch": False, "calls": "acquire", "others": (IN_TORCH,), "children": True},
             "a timer": {"timers": True},
             "sends": {"p2p": True},
             "a thread that may receive": {"p2p": True, "in_collective": True, "others": (IN_TORCH,)},
-            "not in torch": {"in_torch": False, "calls": "acquire"},
             "another machine": {"machine": "riscv64"},
         }
         for name, fields in {**{name: {"threads": each} for name, each in threads.items()}, **others}.items():
@@ -537,6 +538,37 @@ class TestProof(unittest.TestCase):
         first = self.probe(self.NOTHING, *self.DEADLOCK)
         self.assertEqual((first.finding, first.is_suspicious), (None, True))
         self.assertEqual(self.probe(first.evidence, *self.DEADLOCK).finding.kind, FindingKind.DEADLOCK)
+
+    def own_wait(self, *of_ranks, ranks=(1,)):
+        """The finding if these ranks wait for something of their own process, and all have these calls."""
+        evidence, own = self.NOTHING, replace(BLOCKED, **OUTSIDE)
+        for _ in range(2):
+            states = {record.rank: own if record.rank in ranks else BLOCKED for record in world(*of_ranks)}
+            records = {record.rank: replace(record, state=states[record.rank]) for record in world(*of_ranks)}
+            conclusion = judge_probe(evidence, records, {}, {}, ProofRules(endless=60.0))
+            evidence = conclusion.evidence
+        return conclusion.finding
+
+    def test_a_wait_for_something_of_the_own_process(self):
+        waits = [entry(0, 0, over=False)]
+        found = self.own_wait(waits, [], waits)
+        self.assertEqual((found.kind, found.ranks), (FindingKind.DEADLOCK, (1,)))
+        self.assertIn("rank 1 waits for a lock, a queue, an event or a thread of its own", found.sentence)
+        over, waits_again = entry(0, 0), [entry(0, 0), entry(1, 0, over=False)]
+        self.assertEqual(self.own_wait(waits_again, [over], waits_again).ranks, (1,))
+
+    def test_a_wait_that_a_signal_of_another_rank_may_end(self):
+        """Rank 2 goes on."""
+        self.assertIsNone(self.own_wait([entry(0, 0, over=False)], [], []))
+
+    def test_a_wait_that_the_end_of_a_call_may_end(self):
+        """All have issued it, and it is not over."""
+        runs, waits = entry(0, 0, over=False), [entry(0, 0), entry(1, 0, over=False)]
+        self.assertIsNone(self.own_wait(waits, [runs], waits))
+
+    def test_no_rank_waits_in_a_collective(self):
+        """The test may be one of waits that somebody outside ends."""
+        self.assertIsNone(self.own_wait([], [], [], ranks=(0, 1, 2)))
 
     def test_ranks_that_moved_on_meanwhile(self):
         first = self.probe(self.NOTHING, *self.DEADLOCK)
