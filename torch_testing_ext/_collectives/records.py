@@ -70,6 +70,11 @@ class GroupRecord:
         return self.description == "default_pg"
 
     @property
+    def is_reconfigured(self) -> bool:
+        """Has a group of this name got other members, as this one? `flight_recorder` notes that in its world."""
+        return self.world.startswith("reconfigured ")
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names by which a test may call it: its own, its description, and that of its dimension of a mesh."""
         return self.name, self.description, self.description.removeprefix("mesh_")
@@ -462,7 +467,7 @@ class RawRecord:
         """The entries with the number of their group: the latest one of that name, unless another one may have it."""
         latest = [self._latest(entry.group, entry.created) for entry in entries]
         pairs = {
-            ((number, entry.backend), entry.fields["pg_id"])
+            ((self._origin(number), entry.backend), entry.fields["pg_id"])
             for entry, number in zip(entries, latest, strict=True)
             if number is not None
         }
@@ -470,9 +475,19 @@ class RawRecord:
         numbers_of = grouped((pg_id, number) for number, pg_id in pairs)
         sure = {of for of, ids in ids_of.items() if len(ids) == 1 and len(numbers_of[ids[0]]) == 1}
         return [
-            entry._replace(number=number) if (number, entry.backend) in sure else entry
+            entry._replace(number=number)
+            if number is not None and (self._origin(number), entry.backend) in sure
+            else entry
             for entry, number in zip(entries, latest, strict=True)
         ]
+
+    def _origin(self, number: int) -> int:
+        """The number of the group that was reconfigured to this one; its own if none was."""
+        group = self.groups[number]
+        if not group.is_reconfigured:
+            return number
+        earlier = (n for n in range(number) if self.groups[n].name == group.name)
+        return max((n for n in earlier if not self.groups[n].is_reconfigured), default=number)
 
     def _latest(self, name: str, created: int) -> int | None:
         times, numbers = self._made.get(name, ([], []))

@@ -225,6 +225,10 @@ class CallRecorder:
     def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int, Any]:
         """Write an operation down. Returns its number, that of its line, and its group."""
         group = operation_hook.group_of(spec, args)
+        if self._known_groups != flight_recorder.count_of_groups():
+            # One that was reconfigured has another number now.
+            self._groups.clear()
+            self.note_groups()
         known = self._groups.get(group)
         if known is None:
             known = self._groups[group] = self._look_up(group)
@@ -276,7 +280,6 @@ class CallRecorder:
 
     def _look_up(self, group: Any) -> tuple[int, int, float | None]:
         """The number of a group among those that the rank has made, its size, and its time-out."""
-        self.note_groups()
         number = flight_recorder.number_of_group(group)
         if number is None:
             return NO_GROUP, 0, None
@@ -507,7 +510,8 @@ class FaultsOfRank:
         """The faults whose point is this call. Counts it."""
         found = []
         for index, fault in among.items():
-            if fault.at is not None and _is_at(fault.at, kind, group, fault.rank):
+            peer = None if fault.rank == self._rank else fault.rank
+            if fault.at is not None and _is_at(fault.at, kind, group, peer):
                 self._counts[index] += 1
                 if self._counts[index] == fault.at.n:
                     found.append((index, fault))
@@ -628,14 +632,16 @@ def _has_happened(reader: LogReader, index: int) -> bool:
     return content is not None and any(event.get("fault") == index for event in content.events)
 
 
-def _is_at(at: Point, kind: str, group: int, rank: int | None) -> bool:
-    """Is a call of this kind in this group one of those that a point counts?"""
+def _is_at(at: Point, kind: str, group: int, peer: int | None) -> bool:
+    """Is a call of this kind in this group one of those that a point counts? `peer`: whose fault it is, if not ours."""
     if at.where != "call" or (at.op is not None and at.op != kind):
         return False
     record = _group_at(group)
     if record is None:
         return not (at.group or at.members)
-    if rank not in record.members or (at.members and at.members != tuple(sorted(record.members))):
+    if peer is not None and peer not in record.members:
+        return False
+    if at.members and at.members != tuple(sorted(record.members)):
         return False
     return at.group is None or at.group in record.names
 

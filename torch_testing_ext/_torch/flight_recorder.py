@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -106,6 +106,10 @@ def _without_inductor() -> Iterator[None]:
                 names["_inductor"] = before
 
 
+# The world of a group that was reconfigured begins so, as `GroupRecord.is_reconfigured` reads it; its number follows.
+_RECONFIGURED = "reconfigured "
+
+
 @dataclass(frozen=True)
 class MadeGroup:
     """A process group that this process has made. `index`: its own place among the `members`.
@@ -152,6 +156,11 @@ def has_flight_recorder() -> bool:
 def made_groups() -> list[MadeGroup]:
     """The process groups that this process has made, in order."""
     return list(_groups)
+
+
+def count_of_groups() -> int:
+    """The number of groups that this process has made so far."""
+    return len(_groups)
 
 
 def timeout_of_store(owners: Iterable[Any] | None, timeout: float | None = None) -> float | None:
@@ -340,7 +349,32 @@ def watch_process_groups(creating: Callable[[str], AbstractContextManager[object
         return made
 
     c10d._new_process_group_helper = create_watched
+    _watch_reconfigure(c10d.ProcessGroup)
     c10d_logger._c10d_logger.addHandler(_ErrorHandler())
+
+
+def _watch_reconfigure(kind: Any) -> None:
+    """Note the new members of a group that is reconfigured. `ProcessGroup.reconfigure`: 2.15."""
+    reconfigure = getattr(kind, "reconfigure", None)
+    if reconfigure is None:
+        return
+
+    @functools.wraps(reconfigure)
+    def reconfigure_watched(group: Any, options: Any) -> Any:
+        work = reconfigure(group, options)
+        number = _numbers.get(group)
+        if number is not None:
+            # Of one that is still on its way, this process knows only itself.
+            is_over = work.is_completed()
+            size, index = (group.size(), group.rank()) if is_over else (1, 0)
+            world = f"{_RECONFIGURED}{options.uuid}"
+            _numbers[group] = len(_groups)
+            _groups.append(
+                replace(_groups[number], members=tuple(range(size)), index=index, world=world, made_at=_now())
+            )
+        return work
+
+    kind.reconfigure = reconfigure_watched
 
 
 def logger_of_errors() -> logging.Logger:

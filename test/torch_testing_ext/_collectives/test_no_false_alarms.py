@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from kit import ranks
+from kit.outcomes import outcome_of
 
 from torch_testing_ext._testing.bases import tests_in_ranks
 from torch_testing_ext.common_distributed import collectives_may_differ
@@ -420,6 +421,51 @@ class Ranks(ranks.Ranks):
     def on_purpose(self):
         self.join_group()
         dist.all_reduce(torch.ones(4, dtype=torch.int32 if self.rank == 1 else torch.float32))
+
+
+def shrink(test, gone):
+    """In a rank: have the group of all go on without one rank."""
+    store = dist.FileStore(test.file_name, 3)
+    dist.init_process_group("gloo", store=store, rank=test.rank, world_size=3, enable_reconfigure=True)
+    for number, members in enumerate(([0, 1, 2], [rank for rank in range(3) if rank != gone])):
+        store.set(f"{number} {test.rank}", dist._get_reconfigure_handle())
+        handles = [store.get(f"{number} {rank}").decode() for rank in members]
+        if test.rank in members:
+            dist._reconfigure(number, handles, timeout=timedelta(seconds=60)).wait()
+            dist.all_reduce(torch.ones(1))
+            dist.barrier()
+
+
+@unittest.skipUnless(hasattr(dist, "_reconfigure"), "this torch has no _reconfigure")
+class ReconfiguredGroupTest(unittest.TestCase):
+    """A rank that is no member any more has missed nothing; the others are still compared."""
+
+    class Shrinking(ranks.Ranks):
+        world_size = 3
+
+        def without_the_first(self):
+            shrink(self, 0)
+
+        def without_the_last(self):
+            shrink(self, 2)
+
+        def members_disagree(self):
+            shrink(self, 0)
+            if self.rank == 1:
+                dist.all_reduce(torch.ones(1))
+            elif self.rank == 2:
+                dist.broadcast(torch.ones(1), 0)
+
+    def test_without_and_with_a_log(self):
+        for kinds in ("", "calls"):
+            with self.subTest(kinds=kinds), mock.patch.dict(os.environ, TORCH_TESTING_EXT_SANITIZE=kinds):
+                for name in ("without_the_first", "without_the_last"):
+                    said = io.StringIO()
+                    with contextlib.redirect_stderr(said):
+                        self.assertEqual(outcome_of(self.Shrinking(name)), ("passed", ""))
+                    self.assertNotIn("torch_testing_ext: ", said.getvalue())
+                seen = outcome_of(self.Shrinking("members_disagree"))
+                self.assertRegex(seen.message, "rank 1 calls all_reduce .*, rank 2 calls broadcast .* in call #3 ")
 
 
 class NoFalseAlarmTest(unittest.TestCase):
