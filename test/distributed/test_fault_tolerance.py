@@ -290,7 +290,7 @@ class TestRecovery(Survivors):
 
 # Adds up ones over all ranks in four steps, with a checkpoint after each. In the first start, rank 1 dies in the third.
 # torchrun's own store, in which ranks meet by default, is the same for all starts, and torch's keys are, too: there,
-# ranks would find the addresses of ranks that are gone, and wait for these or fail (torch 2.11 to 2.15).
+# ranks would find the addresses of ranks that are gone, and wait for these or fail (seen with torch 2.13).
 RESTARTED = """
 import os, signal, sys
 from datetime import timedelta
