@@ -24,7 +24,6 @@ import torch
 import torch._dynamo.config
 import torch._functorch.config
 import torch._inductor.config
-import torch._inductor.cpu_vec_isa
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo import compiled_autograd
@@ -72,13 +71,10 @@ CXX = os.environ.get("CXX", "g++")
 def _compile_once() -> None:
     """Do here, for all ranks, what a first compilation does: try the vector instructions, build the patterns.
 
-    It costs a rank more than its own graphs. With an accelerator, only the instructions: for patterns, fake tensors ask
-    CUDA's driver for its devices in C++ (`_ensureCUDADeviceGuardSet`), which does not survive a fork.
+    It costs a rank more than its own graphs. Not with an accelerator: fake tensors ask CUDA's driver for its devices in
+    C++ (`_ensureCUDADeviceGuardSet`), which does not survive a fork.
     """
-    if shutil.which(CXX) is None:
-        return
-    torch._inductor.cpu_vec_isa.pick_vec_isa()
-    if not at_least_x_gpu(1):
+    if shutil.which(CXX) is not None and not at_least_x_gpu(1):
         # Autograd starts its threads now: none. Once fake tensors have been used, a build with CUDA seems to have eight
         # devices, each of which would get a thread with the first backward pass.
         torch.ones(1, requires_grad=True).backward()

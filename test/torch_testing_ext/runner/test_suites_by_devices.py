@@ -3,22 +3,15 @@
 No test that runs without devices skips with some, and none on the CPU holds a device.
 """
 
-import importlib.util
-import os
-import shutil
 import sys
 import unittest
 
 from kit.processes import ROOT
-from kit.with_accelerators import in_a_fork, with_accelerators
-
-from torch_testing_ext._machine import accelerators
+from kit.with_accelerators import in_a_fork
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import suites_by_devices
 from suites_by_devices import BACKEND, KIND, MACHINES, Place
-
-REPLICATE_SUITE = ROOT / "test" / "distributed" / "_composable" / "test_replicate_with_compiler.py"
 
 
 class TestSuites(unittest.TestCase):
@@ -29,21 +22,6 @@ class TestSuites(unittest.TestCase):
         self.assertEqual(list(suites_by_devices.problems(places)), [])
         page = suites_by_devices.PAGE.read_text(encoding="utf-8")
         self.assertEqual(suites_by_devices.with_table(page, suites_by_devices.table(places)), page)
-
-
-class TestImports(unittest.TestCase):
-    @unittest.skipUnless(shutil.which(os.environ.get("CXX", "g++")), "inductor needs a C++ compiler")
-    @with_accelerators(4)
-    def test_a_suite_that_compiles_tries_the_vector_instructions_once(self):
-        """Its ranks inherit them; patterns, which fake tensors build, wait for the ranks where there are devices."""
-        spec = importlib.util.spec_from_file_location("replicate_suite", REPLICATE_SUITE)
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        from torch._inductor import cpu_vec_isa
-        from torch._inductor.fx_passes import joint_graph
-
-        self.assertEqual(cpu_vec_isa.valid_vec_isa_list.cache_info().currsize, 1)
-        self.assertEqual(joint_graph.lazy_init.cache_info().currsize, 0)
-        self.assertIsNone(accelerators.unsafe_to_fork())
 
 
 class TestProblems(unittest.TestCase):
