@@ -327,7 +327,14 @@ class TestTorchrun(TestCase):
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, "train.py")
             script.write_text(RESTARTED)
-            words = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", f"--log-dir={folder}/logs", str(script), folder]
+            words = [
+                "--standalone",
+                "--nproc-per-node=2",
+                "--max-restarts=1",
+                f"--log-dir={folder}/logs",
+                str(script),
+                folder,
+            ]
             command = [sys.executable, "-m", "torch.distributed.run", *words]
             agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             try:
