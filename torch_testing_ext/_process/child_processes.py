@@ -6,10 +6,12 @@ import io
 import os
 import re
 import selectors
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -17,6 +19,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
@@ -343,6 +346,15 @@ def wait_for_exit(pid: int) -> int | None:
         return None
 
 
+def wait_and_end_group(pid: int) -> int | None:
+    """Wait for a child, and end what it has left running in its group. Returns the same as `wait_for_exit`."""
+    with suppress(ChildProcessError):
+        # Its number stays its own until its status is taken.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        signal_group(pid, signal.SIGKILL)
+    return wait_for_exit(pid)
+
+
 def has_ended(pid: int, timeout: float) -> bool:
     """Wait at most `timeout` seconds for a process to end, without reaping it."""
     gone = os.pidfd_open(pid)
@@ -643,6 +655,31 @@ def fork_child(run: Callable[[], object], killed_by: int = signal.SIGKILL) -> in
             finally:
                 os._exit(1)
     return pid
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder that is removed at the end, also if this process is killed: then, when its forks have ended."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    read, write = os.pipe()
+    with blocked():
+        keeper = fork()
+        if keeper == 0:
+            with suppress(BaseException):
+                os.setsid()
+                os.close(write)
+                # This process and its forks have the other end.
+                os.read(read, 1)
+                shutil.rmtree(folder, ignore_errors=True)
+            os._exit(0)
+    os.close(read)
+    try:
+        yield folder
+    finally:
+        os.kill(keeper, signal.SIGKILL)
+        wait_for_exit(keeper)
+        os.close(write)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def start_session(parent: int, killed_by: int) -> None:

@@ -10,9 +10,7 @@ import inspect
 import json
 import multiprocessing.process
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import unittest
 import weakref
@@ -61,6 +59,8 @@ _REFUSED = {
 _SYNCHRONIZES = (("cuda", "synchronize"), ("accelerator", "synchronize"), ("xpu", "synchronize"))
 _DTENSOR = "torch.distributed.tensor"
 _STACKS, _LOG, _RESULT = "stacks", "log", "result"
+# The exit code of a rank that has no result.
+_CANNOT_WRITE = 74
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -129,16 +129,15 @@ def run_ranks(body: Callable[[int], object], world_size: int, timeout: float, is
     if dist.is_initialized():
         raise RuntimeError("this process has a process group: check a whole world before it makes one, or destroy it")
     _require_forks(child_processes.prepare_to_fork())
-    folder = Path(tempfile.mkdtemp(prefix="torch_testing_ext-world-"))
     was_installed = operation_hook.is_installed()
     operation_hook.install()
     try:
-        ranks = Ranks(folder, world_size, timeout, body, is_test)
-        ranks.run()
+        with child_processes.temporary_folder("torch_testing_ext-world-") as folder:
+            ranks = Ranks(folder, world_size, timeout, body, is_test)
+            ranks.run()
     finally:
         if not was_installed:
             operation_hook.remove()
-        shutil.rmtree(folder, ignore_errors=True)
     return ranks
 
 
@@ -282,7 +281,7 @@ class Ranks:
         """Wait for the end of one rank, and take what it has left."""
         pid = next(iter(self._running))
         # In their order: the ranks are alike, and their records are kept by rank.
-        code = child_processes.wait_for_exit(pid)
+        code = child_processes.wait_and_end_group(pid)
         rank = self._running.pop(pid)
         files = {name: self._folder / f"{rank}.{name}" for name in (_LOG, _RESULT, _STACKS, "output")}
         result: dict[str, Any] = {}
@@ -299,6 +298,8 @@ class Ranks:
         elif not result:
             stacks = files[_STACKS].read_text("utf-8", "replace") if files[_STACKS].exists() else ""
             how = child_processes.describe_exit(code)
+            if code == _CANNOT_WRITE:
+                how = f"could not write its result into {self._folder}"
             if "Timeout" in stacks:
                 how = f"has not ended within {self._timeout:g} s"
             self.errors[rank] = how, f"{stacks}\n{output}"
@@ -371,7 +372,10 @@ def _run_rank(place: _Place, timeout: float, body: Callable[[int], object], is_t
             # That of unittest, or of pytest.
             if isinstance(error, unittest.SkipTest) or type(error).__name__ == "Skipped":
                 result["skipped"] = str(error)
-        (folder / f"{rank}.{_RESULT}").write_text(json.dumps(result), "utf-8")
+        try:
+            (folder / f"{rank}.{_RESULT}").write_text(json.dumps(result), "utf-8")
+        except OSError:
+            child_processes.exit_now(_CANNOT_WRITE)
         child_processes.exit_now(0)
 
 

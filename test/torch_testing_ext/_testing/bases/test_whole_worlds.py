@@ -4,7 +4,10 @@ import contextlib
 import functools
 import importlib.util
 import io
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -330,6 +333,34 @@ class RefusedTest(WorldCase):
     def test_a_rank_that_is_killed(self):
         with self.assertRaisesRegex(RankError, "rank 1: was killed by SIGSEGV"):
             check_world(programs.is_killed, 2)
+
+    def test_a_full_disk(self):
+        with self.assertRaisesRegex(RankError, "ranks 0, 1: could not write its result into .*torch_testing_ext-world"):
+            check_world(programs.fills_disk, 2)
+
+    def test_what_a_rank_leaves_running(self):
+        read, write = os.pipe()
+        self.addCleanup(os.close, read)
+        check_world(programs.leaves_process, 2)
+        os.close(write)
+        self.assertEqual(os.read(read, 1), b"", "all that had the other end have ended")
+
+    def test_a_world_that_is_killed(self):
+        read, write = os.pipe()
+        self.addCleanup(os.close, read)
+        body = f"world_programs.tells_and_waits, 4, {write}"
+        code = f"import world_programs\nfrom torch_testing_ext.worlds import check_world\ncheck_world({body})"
+        with tempfile.TemporaryDirectory() as folder:
+            environ = {**os.environ, "TMPDIR": folder}
+            world = subprocess.Popen([sys.executable, "-c", code], env=environ, cwd=FILE.parent, pass_fds=[write])
+            os.close(write)
+            self.assertEqual(os.read(read, 1), b"!")
+            self.assertEqual(len(os.listdir(folder)), 1)
+            world.kill()
+            world.wait()
+            while os.read(read, 1):
+                pass
+            self.assertEqual(os.listdir(folder), [])
 
     def test_a_world_without_ranks(self):
         with self.assertRaisesRegex(ValueError, "at least one rank, not 0"):

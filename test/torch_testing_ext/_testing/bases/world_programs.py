@@ -1,6 +1,8 @@
 """Programs for whole worlds: sound ones, and ones with a fault at the lines that are marked."""
 
+import ctypes
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -424,6 +426,24 @@ def sends_datagram(rank, size):
 def never_ends(rank, size):
     while rank == 1:
         pass  # fault
+
+
+def fills_disk(rank, size):
+    """No file that this rank writes from now on has room."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def leaves_process(rank, size):
+    """Python does not see this fork."""
+    if ctypes.CDLL(None).fork() == 0:
+        signal.pause()
+
+
+def tells_and_waits(rank, size, told):
+    if rank > 0:
+        os.write(told, b"!")
+        signal.pause()
 
 
 def is_killed(rank, size):
