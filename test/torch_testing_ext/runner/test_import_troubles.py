@@ -136,6 +136,13 @@ class TestSkipped(TestCase):
 
 
 class TestUnusual(TestCase):
+    def test_a_file_may_ignore_the_ends_of_children(self):
+        """Or take their exit codes: the process that imports the file waits for a child that lists its tests."""
+        takes = "lambda number, frame: [os.waitpid(-1, os.WNOHANG) for _ in range(3)]"
+        for handler in "signal.SIG_IGN", takes:
+            file = PROJECT.write(f"import os, signal\nsignal.signal(signal.SIGCHLD, {handler})\n{FINE}")
+            self.assertEqual(PROJECT.run(file).outcomes, {"test_fine": "passed"})
+
     def test_a_file_that_starts_threads_runs_in_new_interpreters(self):
         file = PROJECT.write(
             """

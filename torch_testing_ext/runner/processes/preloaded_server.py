@@ -134,6 +134,8 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
     except BaseException as error:
         channel.send(_broken(_explain(error, request.path), error))
         os._exit(0)
+    # The import may have set a handler that takes the exit codes of children, or have them thrown away (SIG_IGN).
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Every process forked from this one has read the file as it is now.
     expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
     from torch_testing_ext._torch import process_state
