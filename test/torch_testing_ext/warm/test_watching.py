@@ -127,6 +127,7 @@ class WatchTest(unittest.TestCase):
         expect("2 passed ·")
         self.save(2, waits=True)
         self.wait_for_the_test()
+        expect("1/2")  # the page has room for one test's stack, which is not to be that of the other test
         press("w")
         expect("in test_waits")
         self.save(3)  # ends the run, and begins another
