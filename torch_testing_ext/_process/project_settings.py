@@ -1,6 +1,5 @@
 """The settings of a project: the folder that has them, and those that tests read without the runner."""
 
-import configparser
 import enum
 import functools
 import importlib
@@ -86,6 +85,10 @@ class SettingsError(ValueError):
 def setup_cfg_section(root: Path) -> dict[str, str]:
     """The settings in setup.cfg; empty without any. Raises SettingsError."""
     file = root / "setup.cfg"
+    if not os.path.isfile(file):
+        return {}
+    import configparser
+
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(file, encoding="utf-8")
@@ -161,11 +164,16 @@ def _of_project(folder: Path) -> str:
 # Readers: each converts the text of a setting to its value; the message of a ValueError says what is valid.
 
 
+# As in setup.cfg.
+_TRUE = ("1", "yes", "true", "on")
+_FALSE = ("0", "no", "false", "off")
+
+
 def read_boolean(text: str) -> bool:
-    known = configparser.ConfigParser.BOOLEAN_STATES
-    if text.lower() not in known:
+    word = text.lower()
+    if word not in _TRUE + _FALSE:
         raise ValueError(f"{text!r} is not true or false")
-    return known[text.lower()]
+    return word in _TRUE
 
 
 def whole_number(least: int) -> Callable[[str], int]:

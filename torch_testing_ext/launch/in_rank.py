@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import bdb
 import faulthandler
 import functools
 import importlib
@@ -462,9 +461,9 @@ class CannotStop(RuntimeError):
 
 
 _context: StopContext | None = None
-_NO_FAILURES = (CannotStop, bdb.BdbQuit, KeyboardInterrupt, SystemExit)
-# Of unittest and of pytest, which this package does not import.
-_SKIPS = ("SkipTest", "Skipped")
+_NO_FAILURES = (CannotStop, KeyboardInterrupt, SystemExit)
+# Of unittest, of pytest, and of a debugger, which this package does not import.
+_NO_FAILURES_OF_OTHERS = ("SkipTest", "Skipped", "BdbQuit")
 
 
 def prepare(context: StopContext) -> None:
@@ -496,7 +495,7 @@ def at_failure(error: BaseException) -> None:
     """The test has raised an exception of its own."""
     if _context is None or not _context.terminal.is_chosen or isinstance(error, _NO_FAILURES):
         return
-    if not any(kind.__name__ in _SKIPS for kind in type(error).__mro__):
+    if not any(kind.__name__ in _NO_FAILURES_OF_OTHERS for kind in type(error).__mro__):
         from . import rank_debugger
 
         rank_debugger.look_at_failure(_context, error)

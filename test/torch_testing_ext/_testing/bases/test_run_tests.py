@@ -247,6 +247,31 @@ class TestEarlyEnds(ScriptTestCase):
         self.assertIn("Ran 2 tests, each in a process of its own: 1 failed.", done.stderr)
 
 
+class TestNamesOfTheLibrary(ScriptTestCase):
+    def test_files_beside_the_test_that_plain_tests_do_not_import(self):
+        """A file `resource.py` beside the test hides Python's module of that name: its ranks run without it."""
+        for name in ("bdb", "configparser", "resource", "sysconfig", "unicodedata"):
+            self.script.with_name(f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')")
+        self.write("""
+            from torch_testing_ext.common_distributed import MultiProcessTestCase
+            from torch_testing_ext.common_utils import run_tests
+
+            class Case(MultiProcessTestCase):
+                world_size = 2
+
+                def setUp(self):
+                    super().setUp()
+                    self._spawn_processes()
+
+                def test_rank(self): self.assertLess(self.rank, 2)
+
+            run_tests()
+        """)
+        done = run_python(self.script, cwd=self.script.parent)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Ran 1 test", done.stderr)
+
+
 class TestStreams(ScriptTestCase):
     def test_a_test_may_leave_broken_streams(self):
         for run, source in (
