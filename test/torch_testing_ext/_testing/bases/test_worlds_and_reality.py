@@ -102,7 +102,8 @@ def train(rank, size, program, fault=None):
     for number in range(calls):
         training.call(number)
     if fault == "type" and rank == 1:
-        dist.all_reduce(torch.ones(1, dtype=torch.float64))
+        # As many bytes: with others, gloo raises or not, as the ranks' messages come.
+        dist.all_reduce(torch.ones(1, dtype=torch.int32))
     elif fault is not None:
         dist.all_reduce(torch.ones(1))
 
