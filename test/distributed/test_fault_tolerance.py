@@ -76,7 +76,10 @@ class Survivors(MultiProcessTestCase):
         dist.broadcast_object_list(pid, LOST)
         dist.barrier()
         fault_point("gone")
-        while Path(f"/proc/{pid[0]}").exists():
+        self.wait_until(lambda: not Path(f"/proc/{pid[0]}").exists())
+
+    def wait_until(self, holds):
+        while not holds():
             time.sleep(0.001)
 
 
@@ -136,8 +139,7 @@ class TestSurvivorsOfGloo(Survivors):
         through = Path(f"{self.file_name}.through")
         if self.rank == 1:
             through.touch()
-        while not through.exists():
-            time.sleep(0.001)
+        self.wait_until(through.exists)
 
 
 def _test_of(name):

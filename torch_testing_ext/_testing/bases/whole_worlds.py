@@ -621,6 +621,15 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
 
     # -- assertions of a test, which may be about values that nobody has communicated
 
+    @contextlib.contextmanager
+    def _asserting(self) -> Iterator[None]:
+        """A context in which such a value may be read: that is noted, and no warning."""
+        self._asserts += 1
+        try:
+            yield
+        finally:
+            self._asserts -= 1
+
     def leave_assertions(self, case: type) -> None:
         """Let the assertions of a class, and of all that derive from it, end no rank for such values."""
         for name, function in list(vars(case).items()):
@@ -635,16 +644,14 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
 
         @functools.wraps(assertion)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._asserts += 1
             try:
-                return assertion(*args, **kwargs)
+                with self._asserting():
+                    return assertion(*args, **kwargs)
             except AssertionError:
                 if not self.has_read:
                     raise
                 self.not_judged[_place_here()] = None
                 return None
-            finally:
-                self._asserts -= 1
 
         return call
 
@@ -653,11 +660,8 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
 
         @functools.wraps(find)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._asserts += 1
-            try:
+            with self._asserting():
                 found = find(*args, **kwargs)
-            finally:
-                self._asserts -= 1
             if not found or not self.has_read:
                 return found
             self.not_judged[_place_here()] = None
