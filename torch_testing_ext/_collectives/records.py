@@ -51,7 +51,8 @@ class GroupKey(NamedTuple):
 class GroupRecord:
     """A process group as one of its members knows it. `index`: this member's place among the `members`.
 
-    `world`: what all members know alike about the world that the group belongs to.
+    `world`: what all members know alike about the world that the group belongs to. `is_reconfigured`: a group of this
+    name got other members, as this one.
     """
 
     name: str
@@ -59,6 +60,7 @@ class GroupRecord:
     members: tuple[int, ...]
     index: int
     world: str = ""
+    is_reconfigured: bool = False
 
     @classmethod
     def made(cls, fields: Sequence[Any]) -> GroupRecord:
@@ -68,11 +70,6 @@ class GroupRecord:
     @property
     def is_default(self) -> bool:
         return self.description == "default_pg"
-
-    @property
-    def is_reconfigured(self) -> bool:
-        """Has a group of this name got other members, as this one? `flight_recorder` notes that in its world."""
-        return self.world.startswith("reconfigured ")
 
     @property
     def names(self) -> tuple[str, ...]:

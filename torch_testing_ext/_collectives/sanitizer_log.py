@@ -337,8 +337,8 @@ class LogReader:
 
 
 def _group_of(fields: Any) -> GroupRecord:
-    name, description, members, index, world = fields
-    return GroupRecord(name, description, tuple(members), index, world)
+    name, description, members, *others = fields
+    return GroupRecord(name, description, tuple(members), *others)
 
 
 def _is_call(record: tuple[int, ...]) -> bool:

@@ -106,16 +106,13 @@ def _without_inductor() -> Iterator[None]:
                 names["_inductor"] = before
 
 
-# The world of a group that was reconfigured begins so, as `GroupRecord.is_reconfigured` reads it; its number follows.
-_RECONFIGURED = "reconfigured "
-
-
 @dataclass(frozen=True)
 class MadeGroup:
     """A process group that this process has made. `index`: its own place among the `members`.
 
     `world` tells groups of different worlds with the same names apart, by the store that they have met at. `made_at`:
     in nanoseconds since 1970, as the recorder has them. `backend`: as torch has it, such as "cpu:gloo,cuda:nccl".
+    `is_reconfigured`: a group of this name got other members, as this one.
     """
 
     name: str
@@ -126,11 +123,12 @@ class MadeGroup:
     made_at: int
     backend: str = ""
     timeout: float = math.inf
+    is_reconfigured: bool = False
 
     @property
-    def fields(self) -> tuple[str, str, tuple[int, ...], int, str, int]:
+    def fields(self) -> tuple[str, str, tuple[int, ...], int, str, bool, int]:
         """The part of it that a rank leaves."""
-        return self.name, self.description, self.members, self.index, self.world, self.made_at
+        return self.name, self.description, self.members, self.index, self.world, self.is_reconfigured, self.made_at
 
 
 _recorders = [FlightRecorder(_GLOO)]  # those of the backends in use
@@ -367,11 +365,9 @@ def _watch_reconfigure(kind: Any) -> None:
             # Of one that is still on its way, this process knows only itself.
             is_over = work.is_completed()
             size, index = (group.size(), group.rank()) if is_over else (1, 0)
-            world = f"{_RECONFIGURED}{options.uuid}"
+            changes = {"members": tuple(range(size)), "index": index, "world": str(options.uuid), "made_at": _now()}
             _numbers[group] = len(_groups)
-            _groups.append(
-                replace(_groups[number], members=tuple(range(size)), index=index, world=world, made_at=_now())
-            )
+            _groups.append(replace(_groups[number], is_reconfigured=True, **changes))
         return work
 
     kind.reconfigure = reconfigure_watched
