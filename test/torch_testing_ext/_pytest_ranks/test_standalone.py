@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from kit.files import subject
-from kit.pytest_runs import PytestCase, run_pytest
+from kit.pytest_runs import PytestCase, PytestRun, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 
@@ -40,16 +40,28 @@ MODEL = {
 
 
 class StandaloneTest(PytestCase):
-    def test_every_outcome(self) -> None:
+    def run_some(self, *names: str) -> tuple[PytestRun, int]:
+        """Run these of the tests, and compare their outcomes; and how many processes there were."""
+        ids = [f"test_x.py::{name.replace('.', '::')}" for name in names]
         with tempfile.TemporaryDirectory() as folder:
             pids = Path(folder, "pids")
-            run = run_pytest({"test_x.py": SUBJECT}, PIDS=str(pids))
-            self.assertOutcomes(run, {name: outcome for name, (outcome, _) in MODEL.items()})
-            # One for pytest, and one for each test that is neither plain nor skipped here; one may end too early.
-            self.assertIn(len(set(pids.read_text().split())), (len(MODEL) - 2, len(MODEL) - 1))
-        for name, (_, text) in MODEL.items():
+            run = run_pytest({"test_x.py": SUBJECT}, *ids, PIDS=str(pids))
+            processes = len(set(pids.read_text().split()))
+        chosen = {name: MODEL[name] for name in names}
+        self.assertOutcomes(run, {name: outcome for name, (outcome, _) in chosen.items()})
+        for name, (_, text) in chosen.items():
             with self.subTest(test=name):
                 self.assertIn(text, run.messages[name].partition("\n")[0])
+        return run, processes
+
+    def test_one_ends_and_one_dies(self) -> None:
+        _, processes = self.run_some("test_passes[1]", "TestClass.test_dies", "test_plain")
+        self.assertEqual(processes, 3)
+
+    def test_every_outcome(self) -> None:
+        run, processes = self.run_some(*MODEL)
+        # One for pytest, and one for each test that is neither plain nor skipped here; one may end too early.
+        self.assertIn(processes, (len(MODEL) - 2, len(MODEL) - 1))
         self.assertEqual(run.outputs["test_passes[1]"].count("printed there"), 1)
         self.assertEqual(run.outputs["test_passes[1]"].count("written there"), 1)
         self.assertEqual(run.messages["TestClass.test_skips"].partition("\n")[0], "skipped there")
