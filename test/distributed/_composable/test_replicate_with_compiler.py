@@ -52,7 +52,6 @@ BACKEND = "inductor"
 # A pool of compile workers would import torch once more for each rank. Without one, inductor starts no thread when it
 # is imported, so that ranks inherit it from this process instead of importing it in each test.
 torch._inductor.config.compile_threads = 1
-importlib.import_module("torch._inductor.compile_fx")
 
 # A layer's weight is 1 MB, so that four layers make three buckets: the first is full with 1 MB, the others with 2.
 # PyTorch's tests have the same plan with layers of 16 MB and buckets of 25, which takes three times as long.
@@ -68,21 +67,6 @@ CONCATENATED = ["fuse_ddp_with_concat_op", "schedule_comm_wait"]
 CXX = os.environ.get("CXX", "g++")
 
 
-def _compile_once() -> None:
-    """Do here, for all ranks, what a first compilation does: try the vector instructions, build the patterns.
-
-    It costs a rank more than its own graphs. Not with an accelerator: fake tensors ask CUDA's driver for its devices in
-    C++ (`_ensureCUDADeviceGuardSet`), which does not survive a fork.
-    """
-    if shutil.which(CXX) is not None and not at_least_x_gpu(1):
-        # Autograd starts its threads now: none. Once fake tensors have been used, a build with CUDA seems to have eight
-        # devices, each of which would get a thread with the first backward pass.
-        torch.ones(1, requires_grad=True).backward()
-        torch.compile(torch.sin, backend=BACKEND)(torch.ones(2))
-        torch._dynamo.reset()
-
-
-_compile_once()
 needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C++ compiler, and there is no {CXX}")
 
 
@@ -140,11 +124,34 @@ def compile_backward(dynamic: bool = True) -> contextlib.AbstractContextManager[
     return compiled_autograd._enable(compile_graph, dynamic=dynamic)
 
 
+@functools.cache
+def compile_once() -> None:
+    """Do here, for all ranks, what the first step of a process does: try the vector instructions, build the patterns.
+
+    It takes a rank as long as a third of a test. With an accelerator, this only imports: fake tensors ask CUDA's driver
+    for its devices in C++ (`_ensureCUDADeviceGuardSet`), which does not survive a fork.
+    """
+    importlib.import_module("torch._inductor.compile_fx")
+    if shutil.which(CXX) is not None and not at_least_x_gpu(1):
+        # Autograd starts its threads now: none. Once fake tensors have been used, a build with CUDA seems to have eight
+        # devices, each of which would get a thread with the first backward pass.
+        torch.ones(1, requires_grad=True).backward()
+        with compile_backward():
+            torch.compile(nn.Linear(2, 2), backend=BACKEND)(torch.ones(1, 2)).sum().backward()
+        torch._dynamo.reset()
+
+
+# A worker of pytest also imports the file if other workers run its tests: there, the first test does it.
+if "PYTEST_VERSION" not in os.environ:
+    compile_once()
+
+
 class MultiProcessInductorTestCase(MultiProcessTestCase):
     """A test case whose ranks compile without graph caches."""
 
     def setUp(self) -> None:
         super().setUp()
+        compile_once()
         self._spawn_processes()
 
     def start(self, device_type: str) -> None:
