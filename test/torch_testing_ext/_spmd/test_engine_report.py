@@ -4,6 +4,7 @@ import functools
 import gc
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -148,8 +149,10 @@ class TestEngineReport(DTensorContinuousTestBase):
             "scale stays whole",
             "SGD updates whole parameters: gradients are sparse",
             "in buckets that start as they fill",
+            "broadcast of buffers",
         ):
             self.assertIn(text, str(report))
+        self.assertNotIn("broadcast", str(replace(report, buffers=0)))
 
     def test_whole_optimizer(self):
         def step(model, optimizer, batch):

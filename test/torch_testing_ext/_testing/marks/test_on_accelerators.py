@@ -11,6 +11,7 @@ import torch
 from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags
+from torch_testing_ext._machine.machine_resources import MachineMemory, MemoryUse
 from torch_testing_ext._testing.bases.functions_and_scripts import masks_of_ranks
 from torch_testing_ext._testing.marks import device_types, needs, settings_of_tests, skips
 
@@ -238,6 +239,13 @@ class TestDeviceTypes(unittest.TestCase):
     def test_large_tensors_without_any(self):
         decorate = device_types.largeTensorTest("1GB", device=KIND)
         self.assertEqual(_raised(decorate), f"Insufficient {KIND} memory")
+
+    def test_large_tensors_on_the_cpu(self):
+        """What the machine uses already is not free."""
+        use = MemoryUse(used=6 << 30, limit=16 << 30)
+        with mock.patch.object(MachineMemory, "of_machine", lambda self: use):
+            for size, reason in (("9GB", ""), ("11GB", "Insufficient cpu memory")):
+                self.assertEqual(_raised(device_types.largeTensorTest(size, device="cpu")), reason)
 
 
 class TestStreams(unittest.TestCase):
