@@ -33,8 +33,11 @@ from torch_testing_ext.upstream.rewriting import (
     rewrite_file,
 )
 
+sys.path.append(str(Path(__file__).parents[1] / "docs" / "tools"))
+
 # isort: split
 import checkout_git
+import kit_names
 import libcst as cst
 import patch_series
 import vendoring
@@ -66,7 +69,8 @@ class Refusal:
 
     def __str__(self) -> str:
         module, _, name = self.name.rpartition(".")
-        why = moved_name(f"{module_on(Side.THEIRS, module)}.{name}") or instead_of(self.name)
+        theirs = module_on(Side.THEIRS, module) or module
+        why = moved_name(f"{theirs}.{name}") or _in_other_versions(theirs, name) or instead_of(self.name)
         return f"{self.file}:{self.line}: the checkout has no {self.name} ({why})"
 
 
@@ -97,6 +101,12 @@ def prepare(file: Path, checkout: Path) -> OutgoingFile:
     notes = (*rewritten.notes, *_convention_notes(source, there), *_prerequisites(path, checkout))
     lost = tuple(line for line in _header(there or b"") if line not in _header(source))
     return OutgoingFile(path, source, refused, lost, tuple(f"{file}: {note}" for note in notes))
+
+
+def _in_other_versions(module: str, name: str) -> str | None:
+    """Name the versions of PyTorch that have it, of those whose names are recorded."""
+    versions = [version for version, kit in kit_names.recorded().items() if name in kit.get(module, ())]
+    return f"PyTorch has it in {', '.join(versions)}" if versions else None
 
 
 def instead_of(dotted: str) -> str:

@@ -12,7 +12,7 @@ by skip_if_lt_x_gpu that they need two GPUs.
 
 Test plan: CUDA_VISIBLE_DEVICES= python
 test/distributed/_composable/test_replicate_with_compiler.py ReplicateTest
-With gradients that are not reduced, test_compile_cpu now fails.
+With a compiled replicate that does not reduce, test_compile_cpu now fails.
 """
 
 FILE = "test/distributed/_composable/test_replicate_with_compiler.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from kit import faults
 from kit.faults import Case, SuiteFaultsTestCase, case_name, load
 from torch.distributed.fsdp import _init_utils
-from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from torch_testing_ext._torch import sharding
@@ -66,11 +65,7 @@ def _with_step(optimizer: type, change: Callable) -> type:
 
 
 def hidden_layer_is_gathered() -> AbstractContextManager[Any]:
-    """The first layer's output is gathered and sharded again: the same numbers, but more communication."""
-    plan = fsdp1.SEQUENCE_PARALLEL_PLAN
-    plan["net1"].output_layouts = (Replicate(),)
-    plan["net2"].input_layouts = (Replicate(),)
-    return nullcontext()
+    return faults.first_layer_is_gathered(fsdp1)
 
 
 def module_state_is_not_broadcast() -> AbstractContextManager[Any]:

@@ -47,21 +47,21 @@ def changed_reduction(change: Callable) -> AbstractContextManager[Any]:
 
 def gradients_are_always_reduced() -> AbstractContextManager[Any]:
     """`no_sync` has no effect."""
-    return mock.patch.object(suite.Training, "_gradient_sync", lambda training, sync: nullcontext())
+    return mock.patch.object(suite.ReplicateTest, "_gradient_sync", lambda test, model, sync: nullcontext())
 
 
 def compiled_models_always_reduce() -> AbstractContextManager[Any]:
     """`no_sync` has an effect on the eager model only, not on the compiled ones."""
-    wanted = suite.Training._gradient_sync
+    wanted = suite.ReplicateTest._gradient_sync
 
-    def ignored(training: Any, sync: bool) -> AbstractContextManager[Any]:
-        return wanted(training, sync or training.name != "eager replicate")
+    def ignored(test: Any, model: Any, sync: bool) -> AbstractContextManager[Any]:
+        return wanted(test, model, sync or hasattr(model, "_orig_mod"))
 
-    return mock.patch.object(suite.Training, "_gradient_sync", ignored)
+    return mock.patch.object(suite.ReplicateTest, "_gradient_sync", ignored)
 
 
 def backward_is_not_compiled() -> AbstractContextManager[Any]:
-    return mock.patch.object(suite, "compile_backward", lambda **options: nullcontext())
+    return mock.patch.object(suite.compiled_autograd, "_enable", lambda *words, **options: nullcontext())
 
 
 def buckets_are_not_made() -> AbstractContextManager[Any]:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from kit import faults
 from kit.faults import Case, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
-from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, input_reshard, loss
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
@@ -37,17 +36,7 @@ def hidden_units_are_rolled() -> AbstractContextManager[Any]:
 
 
 def layer_is_gathered() -> AbstractContextManager[Any]:
-    """The first layer's output is gathered, and the second layer shards it again: right, but for the communication."""
-
-    class Gathering(tp.ColwiseParallel):  # type: ignore[misc, name-defined]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**{**options, "output_layouts": Replicate()})
-
-    class FromReplicated(tp.RowwiseParallel):  # type: ignore[misc, name-defined]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**{**options, "input_layouts": Replicate()})
-
-    return mock.patch.multiple(tp, ColwiseParallel=Gathering, RowwiseParallel=FromReplicated)
+    return faults.first_layer_is_gathered(tp)
 
 
 def restored_input_is_rolled() -> AbstractContextManager[Any]:
@@ -96,17 +85,17 @@ def gradients_are_not_averaged() -> AbstractContextManager[Any]:
     build = ddp_2d.init_model
 
     def unsynchronised(*args: Any, **options: Any) -> Any:
-        two_d = build(*args, **options)
-        two_d.ddp.require_backward_grad_sync = False
-        return two_d
+        model, two_d, group = build(*args, **options)
+        two_d.require_backward_grad_sync = False
+        return model, two_d, group
 
     return mock.patch.object(ddp_2d, "init_model", unsynchronised)
 
 
 def bucket_views_are_ignored() -> AbstractContextManager[Any]:
-    ddp = ddp_2d.DDP
+    two_d = ddp_2d.TwoDParallel
     return mock.patch.object(
-        ddp_2d, "DDP", lambda model, gradient_as_bucket_view=False, **options: ddp(model, **options)
+        ddp_2d, "TwoDParallel", lambda *words, gradient_as_bucket_view=False, **options: two_d(*words, **options)
     )
 
 
@@ -149,7 +138,7 @@ CASES = [
     in_tp("test_transformer_req_grad_seq_parallel_float32_thaw_norm__output", frozen_parameters_are_trained, "x"),
     in_tp("test_loss_parallel", maximum_is_not_reduced, "all_reduce"),
     in_ddp_2d("test_2d_ddp_integration_functionality", output_is_not_reduced, "not close|differ"),
-    in_ddp_2d("test_2d_ddp_integration_functionality", gradients_are_not_averaged, "gradient of net"),
+    in_ddp_2d("test_2d_ddp_integration_functionality", gradients_are_not_averaged, "gradient of module.net"),
     in_ddp_2d("test_2d_ddp_integration_functionality", only_first_optimizer_steps, "net1.weight, rank"),
     in_ddp_2d("test_2d_ddp_gradient_as_bucket_view", bucket_views_are_ignored, "one bucket"),
     in_ddp_2d("test_2d_ddp_save_and_load_dp_1", optimizer_is_not_loaded, "exp_avg"),

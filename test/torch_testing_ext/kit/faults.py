@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
-from torch.distributed.tensor.parallel import RowwiseParallel
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from torch_testing_ext.common_utils import TestCase
 
@@ -57,6 +58,20 @@ def output_is_not_reduced() -> AbstractContextManager[Any]:
     return mock.patch.object(
         RowwiseParallel, "_prepare_output_fn", staticmethod(lambda layouts, local, module, out, mesh: out.to_local())
     )
+
+
+def first_layer_is_gathered(suite: ModuleType) -> AbstractContextManager[Any]:
+    """A Colwise layer's output is gathered, and a Rowwise layer shards it again: right, but for the communication."""
+
+    class Gathering(ColwiseParallel):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{**options, "output_layouts": Replicate()})
+
+    class FromReplicated(RowwiseParallel):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{**options, "input_layouts": Replicate()})
+
+    return mock.patch.multiple(suite, ColwiseParallel=Gathering, RowwiseParallel=FromReplicated)
 
 
 class RunsWithFault:

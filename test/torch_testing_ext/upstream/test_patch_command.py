@@ -128,6 +128,7 @@ class PatchTest(CheckoutCase):
             "from torch_testing_ext import launch\n"
             "from torch_testing_ext.hypothesis_utils import given\n"
             "from torch_testing_ext import common_utils; common_utils.SEED\n"
+            "from torch_testing_ext.common_utils import HardwareClassification\n"
         )
         self.put(self.ours / "test/test_x.py", source)
         lacks = "the checkout has no torch_testing_ext"
@@ -137,6 +138,7 @@ class PatchTest(CheckoutCase):
                 f"test/test_x.py:1: {lacks}.common_distributed.RankError (use RuntimeError",
                 "run_subtests (before torch 2.4: torch.testing._internal.common_fsdp.run_subtests)",
                 f"test/test_x.py:2: {lacks}.launch (use MultiProcessTestCase",
+                f"test/test_x.py:5: {lacks}.common_utils.HardwareClassification (PyTorch has it in 2.14, 2.15",
                 f"{lacks}.hypothesis_utils.given (use parametrize",
                 f"test/test_x.py:4: {lacks}.common_utils.SEED",
                 "Owner(s)",

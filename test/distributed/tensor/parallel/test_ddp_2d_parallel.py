@@ -1,7 +1,7 @@
 # Owner(s): ["oncall: distributed"]
-"""Tensor parallelism within DDP, on a (dp, tp) mesh, trains like DDP alone, and its checkpoints load on other meshes.
+"""Tensor parallelism within DDP trains like DDP alone, and its checkpoints load on other meshes.
 
-The tests run in 4 ranks: on 4 accelerators if there are that many, otherwise on the CPU with gloo.
+The tests run in 4 ranks: on 4 accelerators if there are that many, else on the CPU.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,49 +26,204 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, MLPModule, with_comms
 
+# Tensor-Parallel degree
 TP_DEGREE = 2
 LR = 3e-5
 
 
-@dataclass
-class TwoDModel:
-    """MLPModule, tensor-parallel over "tp", in DDP over "dp", with its parameters by name.
+class TwoDParallel(DDP):
+    """DDP over "dp" of a module that is tensor-parallel over "tp".
 
-    The parameters are read before the first forward, in which hooks of `_pre_dp_module_transform` replace them with
-    DTensors: afterwards the module lists no parameters. DDP and optimizers keep using the ones read here.
+    The first forward takes the parameters away from the module: hooks of
+    `_pre_dp_module_transform` put DTensors in their places. DDP and optimizers keep
+    using those that there were before, which `trained` holds by name.
     """
 
-    ddp: DDP
-    mesh: DeviceMesh
-    parameters: dict[str, nn.Parameter]
-    tp_placements: dict[str, tuple[Placement, ...]]
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, **options: Any) -> None:
+        placements = {name: parameter.placements for name, parameter in module.named_parameters()}
+        _pre_dp_module_transform(module)
+        super().__init__(module, process_group=mesh.get_group("dp"), **options)
+        self.mesh = mesh
+        self.trained = dict(self.named_parameters())
+        self.placements: dict[str, tuple[Placement, ...]] = {
+            f"module.{name}": (Replicate(), *placed) for name, placed in placements.items()
+        }
 
     def as_dtensor(self, name: str, local: torch.Tensor) -> DTensor:
         """One tensor of the ranks' local parts, placed like the parameter; it shares the memory of `local`."""
-        return DTensor.from_local(local.detach(), self.mesh, [Replicate(), *self.tp_placements[name]])
-
-    def state(self, optim: torch.optim.Optimizer) -> dict[str, Any]:
-        """Parameters and Adam's state, in a form that a mesh of any shape can load."""
-        return {
-            "model": {name: self.as_dtensor(name, parameter) for name, parameter in self.parameters.items()},
-            "optim": {
-                name: {
-                    key: self.as_dtensor(name, value) if value.ndim else value
-                    for key, value in optim.state[parameter].items()
-                }
-                for name, parameter in self.parameters.items()
-            },
-        }
+        return DTensor.from_local(local.detach(), self.mesh, self.placements[name])
 
 
-def init_model(model: nn.Module, mesh: DeviceMesh, **ddp_options: Any) -> TwoDModel:
-    plan = {"net1": ColwiseParallel(), "net2": RowwiseParallel()}
-    parallelize_module(model, mesh["tp"], plan)
-    placements = {name: parameter.placements for name, parameter in model.named_parameters()}
-    _pre_dp_module_transform(model)
-    parameters = dict(model.named_parameters())
-    ddp = DDP(model, process_group=mesh["dp"].get_group(), **ddp_options)
-    return TwoDModel(ddp, mesh, parameters, placements)
+def init_model(
+    device_type: str, model_parallel_size: int = TP_DEGREE, dtype: torch.dtype = torch.float32, **ddp_options: Any
+) -> tuple[DDP, TwoDParallel, dist.ProcessGroup]:
+    torch.manual_seed(0)
+    model = DDP(MLPModule(device_type).to(dtype))
+    torch.manual_seed(0)
+    twod_model = MLPModule(device_type).to(dtype)
+
+    mesh_2d = init_device_mesh(
+        device_type,
+        (dist.get_world_size() // model_parallel_size, model_parallel_size),
+        mesh_dim_names=("dp", "tp"),
+    )
+    parallelize_plan = {"net1": ColwiseParallel(), "net2": RowwiseParallel()}
+    twod_model = parallelize_module(twod_model, mesh_2d["tp"], parallelize_plan)
+    twod_model = TwoDParallel(twod_model, mesh_2d, **ddp_options)
+    return model, twod_model, mesh_2d.get_group("dp")
+
+
+class Test2dParallelIntegration(DTensorTestBase):
+    @property
+    def world_size(self) -> int:
+        return 4
+
+    def _check_module(self, m1: DDP, m2: TwoDParallel, check_grad: bool = False) -> None:
+        named_parameters = dict(m1.named_parameters())
+        self.assertEqual(set(m2.trained), set(named_parameters))
+        for name, param_m2 in m2.trained.items():
+            param_m1 = named_parameters[name]
+            if check_grad:
+                param_m1, param_m2 = param_m1.grad, param_m2.grad
+            whole = m2.as_dtensor(name, param_m2).full_tensor()
+            label = f"{'gradient of ' if check_grad else ''}{name}, rank {self.rank}"
+            self.assertEqual(whole, param_m1, msg=label)
+
+    @with_comms
+    def test_2d_ddp_integration_functionality(self) -> None:
+        model, twod_model, dp_pg = init_model(self.device_type)
+        optim = torch.optim.Adam(model.parameters(), lr=LR)
+        twod_optim = torch.optim.Adam(twod_model.parameters(), lr=LR)
+        # Ranks of one tp group get the same input: they are one data-parallel rank.
+        self._train(model, twod_model, optim, twod_optim, seed=1 + dist.get_rank(dp_pg))
+
+        input = self._input(16, seed=1004 + dist.get_rank(dp_pg))
+        self.assertEqual(twod_model(input), model(input))
+
+    def _train(
+        self,
+        model: DDP,
+        twod_model: TwoDParallel,
+        optim: torch.optim.Optimizer,
+        twod_optim: torch.optim.Optimizer,
+        seed: int,
+    ) -> None:
+        """One step of both models, compared."""
+        input = self._input(4, seed)
+        output, twod_output = model(input), twod_model(input)
+        self.assertEqual(twod_output, output, msg=f"output for seed {seed}")
+
+        optim.zero_grad()
+        twod_optim.zero_grad()
+        # Not the plain sum, whose gradient is the same for all rows.
+        output.square().sum().backward()
+        twod_output.square().sum().backward()
+        self._check_module(model, twod_model, check_grad=True)
+
+        optim.step()
+        twod_optim.step()
+        self._check_module(model, twod_model)
+
+    def _input(self, batch: int, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return torch.rand(batch, 10, device=self.device_type)
+
+    # -- What PyTorch's file leaves to do: options of DDP
+
+    @with_comms
+    def test_2d_ddp_gradient_as_bucket_view(self) -> None:
+        twod_model = self._test_steps(gradient_as_bucket_view=True)
+        grads = [parameter.grad for parameter in twod_model.trained.values()]
+        storages = {grad.untyped_storage().data_ptr() for grad in grads}
+        self.assertEqual(len(storages), 1, msg="the gradients are not views of DDP's one bucket")
+
+    @with_comms
+    def test_2d_ddp_static_graph(self) -> None:
+        # DDP records the graph in the first step, and reduces late there.
+        self._test_steps(static_graph=True)
+
+    def _test_steps(self, **ddp_options: Any) -> TwoDParallel:
+        model, twod_model, dp_pg = init_model(self.device_type, **ddp_options)
+        optim = torch.optim.Adam(model.parameters(), lr=LR)
+        twod_optim = torch.optim.Adam(twod_model.parameters(), lr=LR)
+        for step in range(3):
+            self._train(model, twod_model, optim, twod_optim, 1 + dist.get_rank(dp_pg) + 100 * step)
+        input = self._input(16, seed=1004 + dist.get_rank(dp_pg))
+        self.assertEqual(twod_model(input), model(input))
+        return twod_model
+
+    # -- What PyTorch's file leaves to do: checkpoints
+
+    @with_comms
+    @parametrize("dp", [1, 2, 4])
+    def test_2d_ddp_save_and_load(self, dp: int) -> None:
+        # A model on a (2, 2) mesh is saved after two steps. A new one on a (dp, 4 / dp)
+        # mesh continues from there.
+        saved, saved_optim = self._trainable_model(dp=2)
+        for step in range(2):
+            self._step(saved, saved_optim, step)
+        loaded, loaded_optim = self._trainable_model(dp)
+        before, wanted = full_state(loaded, loaded_optim), full_state(saved, saved_optim)
+        for name, parameter in before["model"].items():
+            self.assertNotEqual(parameter, wanted["model"][name], msg=name)
+
+        with shared_directory() as directory:
+            dcp.save(state(saved, saved_optim), checkpoint_id=directory)
+            dcp.load(state(loaded, loaded_optim), checkpoint_id=directory)
+        self.assertEqual(full_state(loaded, loaded_optim), full_state(saved, saved_optim))
+
+        for step in range(2, 5):
+            loss = self._step(saved, saved_optim, step)
+            self.assertEqual(self._step(loaded, loaded_optim, step), loss, msg=f"loss, step {step}")
+            self.assertEqual(full_state(loaded, loaded_optim), full_state(saved, saved_optim))
+
+    def _trainable_model(self, dp: int) -> tuple[TwoDParallel, torch.optim.Optimizer]:
+        """A model in float64, with a large learning rate, so that a step from a wrong state shows."""
+        _, twod_model, _ = init_model(self.device_type, self.world_size // dp, torch.float64)
+        optim = torch.optim.Adam(twod_model.parameters(), lr=0.05)
+        for parameter in twod_model.parameters():
+            # Adam creates these in its first step, but a checkpoint loads into existing
+            # tensors only.
+            optim.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        return twod_model, optim
+
+    def _step(self, twod_model: TwoDParallel, optim: torch.optim.Optimizer, step: int) -> torch.Tensor:
+        """Train on a batch of 8, split over dp ranks: any dp gives the same step. Return the loss."""
+        dp = twod_model.mesh["dp"]
+        mine = self._input(8, step).double().chunk(dp.size())[dp.get_local_rank()]
+        optim.zero_grad()
+        loss = twod_model(mine).square().mean()
+        loss.backward()
+        optim.step()
+        dist.all_reduce(loss := loss.detach())
+        return loss / self.world_size
+
+
+def state(model: TwoDParallel, optim: torch.optim.Optimizer) -> dict[str, Any]:
+    """Parameters and Adam's state, in a form that a mesh of any shape can load."""
+    return {
+        "model": {name: model.as_dtensor(name, parameter) for name, parameter in model.trained.items()},
+        "optim": {
+            name: {
+                key: model.as_dtensor(name, value) if value.ndim else value
+                for key, value in optim.state[parameter].items()
+            }
+            for name, parameter in model.trained.items()
+        },
+    }
+
+
+def full_state(model: TwoDParallel, optim: torch.optim.Optimizer) -> dict[str, Any]:
+    def gather(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: gather(each) for key, each in value.items()}
+        return value.full_tensor() if isinstance(value, DTensor) else value.clone()
+
+    return gather(state(model, optim))
 
 
 @contextmanager
@@ -83,126 +237,6 @@ def shared_directory() -> Iterator[Path]:
     finally:
         if dist.get_rank() == 0:
             shutil.rmtree(chosen[0] or "", ignore_errors=True)
-
-
-class Test2dParallelIntegration(DTensorTestBase):
-    @property
-    def world_size(self) -> int:
-        return 4
-
-    def build_2d_mesh(self, dp: int) -> DeviceMesh:
-        return init_device_mesh(self.device_type, (dp, self.world_size // dp), mesh_dim_names=("dp", "tp"))
-
-    def seeded_input(self, batch: int, seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return torch.rand(batch, 10, device=self.device_type)
-
-    # -- the same numbers as DDP alone
-
-    @with_comms
-    def test_2d_ddp_integration_functionality(self) -> None:
-        self.check_against_ddp(steps=1)
-
-    @with_comms
-    def test_2d_ddp_gradient_as_bucket_view(self) -> None:
-        two_d = self.check_against_ddp(steps=3, gradient_as_bucket_view=True)
-        storages = {parameter.grad.untyped_storage().data_ptr() for parameter in two_d.parameters.values()}
-        self.assertEqual(len(storages), 1, msg="the gradients are not views of DDP's one bucket")
-
-    @with_comms
-    def test_2d_ddp_static_graph(self) -> None:
-        # DDP records the graph and reduces the gradients late in the first step, and relies on the graph afterwards.
-        self.check_against_ddp(steps=3, static_graph=True)
-
-    def check_against_ddp(self, steps: int, **ddp_options: Any) -> TwoDModel:
-        ddp = DDP(MLPModule(self.device_type))
-        mesh = self.build_2d_mesh(dp=self.world_size // TP_DEGREE)
-        two_d = init_model(MLPModule(self.device_type), mesh, **ddp_options)
-        optim = torch.optim.Adam(ddp.parameters(), lr=LR)
-        two_d_optim = torch.optim.Adam(two_d.parameters.values(), lr=LR)
-        # Ranks of one tp group get the same input: together they are one data-parallel rank.
-        seed = 1 + mesh.get_local_rank("dp")
-
-        for step in range(steps):
-            x = self.seeded_input(4, seed + 100 * step)
-            output, two_d_output = ddp(x), two_d.ddp(x)
-            self.assertEqual(two_d_output, output, msg=f"step {step}")
-            optim.zero_grad()
-            two_d_optim.zero_grad()
-            output.square().sum().backward()
-            two_d_output.square().sum().backward()
-            self._check_module(two_d, ddp.module, check_grad=True)
-            optim.step()
-            two_d_optim.step()
-            self._check_module(two_d, ddp.module)
-
-        x = self.seeded_input(16, seed + 1004)
-        self.assertEqual(two_d.ddp(x), ddp(x))
-        return two_d
-
-    def _check_module(self, two_d: TwoDModel, model: nn.Module, check_grad: bool = False) -> None:
-        expected = dict(model.named_parameters())
-        self.assertEqual(set(two_d.parameters), set(expected))
-        for name, parameter in expected.items():
-            local = two_d.parameters[name]
-            actual, wanted = (local.grad, parameter.grad) if check_grad else (local, parameter)
-            label = f"{'gradient of ' if check_grad else ''}{name}, rank {self.rank}"
-            self.assertEqual(two_d.as_dtensor(name, actual).full_tensor(), wanted, msg=label)
-
-    # -- checkpoints
-
-    @with_comms
-    @parametrize("dp", [1, 2, 4])
-    def test_2d_ddp_save_and_load(self, dp: int) -> None:
-        # A model on a (2, 2) mesh is saved after two steps. A new model on a (dp, 4 / dp) mesh continues from there.
-        saved, saved_optim = self.trainable_model(dp=2)
-        for step in range(2):
-            self.step(saved, saved_optim, step)
-        loaded, loaded_optim = self.trainable_model(dp)
-        for name, parameter in self.full_state(loaded, loaded_optim)["model"].items():
-            self.assertNotEqual(parameter, self.full_state(saved, saved_optim)["model"][name], msg=name)
-
-        with shared_directory() as directory:
-            dcp.save(saved.state(saved_optim), checkpoint_id=directory)
-            dcp.load(loaded.state(loaded_optim), checkpoint_id=directory)
-        self.assertEqual(self.full_state(loaded, loaded_optim), self.full_state(saved, saved_optim))
-
-        for step in range(2, 5):
-            loss = self.step(saved, saved_optim, step)
-            self.assertEqual(self.step(loaded, loaded_optim, step), loss, msg=f"loss, step {step}")
-            self.assertEqual(self.full_state(loaded, loaded_optim), self.full_state(saved, saved_optim))
-
-    def trainable_model(self, dp: int) -> tuple[TwoDModel, torch.optim.Optimizer]:
-        """A model in float64, with a large learning rate, so that a step from a wrong state shows."""
-        two_d = init_model(MLPModule(self.device_type).double(), self.build_2d_mesh(dp))
-        optim = torch.optim.Adam(two_d.parameters.values(), lr=0.05)
-        for parameter in two_d.parameters.values():
-            # Adam creates these in its first step, but a checkpoint loads into existing tensors only.
-            optim.state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        return two_d, optim
-
-    def step(self, two_d: TwoDModel, optim: torch.optim.Optimizer, step: int) -> torch.Tensor:
-        """Train on a batch of 8, split over the data-parallel ranks: any dp gives the same step. Return the loss."""
-        dp = two_d.mesh["dp"]
-        mine = self.seeded_input(8, step).double().chunk(dp.size())[dp.get_local_rank()]
-        optim.zero_grad()
-        loss = two_d.ddp(mine).square().mean()
-        loss.backward()
-        optim.step()
-        dist.all_reduce(loss := loss.detach())
-        return loss / self.world_size
-
-    def full_state(self, two_d: TwoDModel, optim: torch.optim.Optimizer) -> dict[str, Any]:
-        def gather(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {key: gather(each) for key, each in value.items()}
-            return value.full_tensor() if isinstance(value, DTensor) else value.clone()
-
-        return gather(two_d.state(optim))
 
 
 instantiate_parametrized_tests(Test2dParallelIntegration)
