@@ -67,8 +67,6 @@ CONCATENATED = ["fuse_ddp_with_concat_op", "schedule_comm_wait"]
 WAIT = "torch.ops._c10d_functional.wait_tensor.default"
 
 CXX = os.environ.get("CXX", "g++")
-
-
 needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C++ compiler, and there is no {CXX}")
 
 
