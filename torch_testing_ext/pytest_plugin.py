@@ -201,6 +201,8 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis_internals.choose_search()
     if config.getoption("--sanitize"):
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
+    if config.getini("dist_lease_folder"):
+        os.environ["_TORCH_TESTING_EXT_LEASE_FOLDER"] = config.getini("dist_lease_folder")
     if config.getoption(_WORLD) is not None:
         _run_in_worlds(config)
     if config.getoption(OPTION):

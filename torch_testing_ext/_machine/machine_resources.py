@@ -86,6 +86,8 @@ def masks_by_user(environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
 LEASED = "_TORCH_TESTING_EXT_LEASED"
+# Set by pytest, if its user has named another folder.
+LEASE_FOLDER = "_TORCH_TESTING_EXT_LEASE_FOLDER"
 _RESERVATION = "reservation"
 
 
@@ -95,6 +97,12 @@ def default_folder() -> Path:
     if not base.is_dir():
         base = Path(tempfile.gettempdir())
     return base / f"torch_testing_ext-leases-{os.getuid()}"
+
+
+def lease_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of the locks: the one that the user has named, or the default."""
+    named = environ.get(LEASE_FOLDER)
+    return Path(named) if named else default_folder()
 
 
 def leased_by_ancestors(environ: Mapping[str, str]) -> frozenset[str]:

@@ -7,15 +7,18 @@ import functools
 import json
 import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any
 
 from kit.files import FolderCase, subject
-from kit.processes import ROOT, run_python
+from kit.processes import ROOT, clean_environ, run_python
 from kit.pytest_runs import PytestRun, run_pytest
 
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext.common_utils import run_tests
 
 README = ROOT / "README.md"
@@ -228,6 +231,38 @@ class DirectTest(DeviceCase):
         )
         done = run_python(file, **{COUNT: "3"})
         self.assertEqual((done.stdout, done.returncode), ("3\n", 0), done.stderr)
+
+    def test_two_programs_do_not_use_a_device_at_once(self) -> None:
+        """The second says for whom it waits, and runs when the first has ended."""
+        for fifo in ("is_held", "let_go"):
+            os.mkfifo(self.root / fifo)
+        first = self.start("holds")
+        self.assertEqual((self.root / "is_held").read_text(), "fake-0000")
+        second = self.start("passes")
+        assert second.stderr is not None
+        waiting = next(line for line in second.stderr if "waiting" in line)
+        self.assertIn(f"waiting for 1 of 1 devices, used by pid {first.pid}: spawn(holds)", waiting)
+        self.assertFalse((self.root / "has_run").exists())
+        (self.root / "let_go").write_text("")
+        for program in (first, second):
+            _, errors = program.communicate()
+            self.assertEqual(program.returncode, 0, errors)
+        self.assertTrue((self.root / "has_run").exists())
+
+    def start(self, function: str) -> subprocess.Popen[str]:
+        """Start a program whose ranks lease the only device."""
+        file = self.write("program.py", source_of("program.py"))
+        process = subprocess.Popen(
+            [sys.executable, file, function],
+            cwd=self.root,
+            env=clean_environ(**{COUNT: "1", LEASE_FOLDER: str(self.root / "leases"), "PYTHONPATH": str(ROOT)}),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        for clean_up in (process.stderr.close, process.wait, process.kill):  # the last one first
+            self.addCleanup(clean_up)
+        return process
 
     def test_nothing_changes_without_the_option(self) -> None:
         file = self.write("direct.py", "import torch, torch_testing_ext\nprint(hasattr(torch, 'fakeacc'))\n")
