@@ -111,6 +111,11 @@ def leased_by_ancestors(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset(filter(None, identities))
 
 
+def leased_for(identities: Iterable[str], ancestors: Collection[str]) -> dict[str, str]:
+    """The environment variable that tells a process which devices are leased for it."""
+    return {LEASED: ",".join(sorted({*ancestors, *identities}))}
+
+
 class DeviceLocks:
     """The locks of one run. `identities`: what identifies each device on this machine, by its name in this run."""
 
@@ -146,10 +151,7 @@ class DeviceLocks:
 
     def leased(self, names: Iterable[str]) -> dict[str, str]:
         """The environment variable that tells runs inside a unit which devices are leased for them."""
-        leased = set(self._ancestors)
-        for name in names:
-            leased.add(self._identities[name])
-        return {LEASED: ",".join(sorted(leased))}
+        return leased_for(map(self._identities.__getitem__, names), self._ancestors)
 
     def owner_of(self, name: str) -> str:
         """Names the run that has locked a device, in words; empty if it does not say."""
