@@ -1,6 +1,7 @@
 """Tensors of a fake accelerator against those of the CPU: run with --fake-accelerators 4."""
 
 import copy
+import importlib
 import io
 import os
 import pickle
@@ -205,6 +206,7 @@ def test_streams_and_events():
         assert torch.empty(1, device=KIND).device.index == 2
 
 
-def test_another_extension_is_refused():
+@pytest.mark.parametrize("module", ["torch.utils", "torch.utils.backend_registration"])
+def test_another_extension_is_refused(module):
     with pytest.raises(RuntimeError, match=r"npu cannot be loaded beside the fake accelerator.*Run without"):
-        torch.utils.rename_privateuse1_backend("npu")
+        importlib.import_module(module).rename_privateuse1_backend("npu")
