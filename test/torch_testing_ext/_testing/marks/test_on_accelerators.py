@@ -289,6 +289,67 @@ class TestRanks(unittest.TestCase):
             self.assertFalse(self.locks(3).acquire("0"))
 
 
+class TestOtherMachines(unittest.TestCase):
+    """Decorators on machines that are not here, as flags and versions describe them."""
+
+    def is_skipped(self, decorator, *true, version=None, **attributes):
+        """`decorator()` makes the decorator there. `true`: the flags that are."""
+        with (
+            mock.patch.object(skips, "flag", true.__contains__),
+            mock.patch.object(device_types, "flag", true.__contains__),
+            mock.patch.multiple(torch.version, **(version or {"xpu": None})),
+        ):
+            return bool(_raised(decorator(), **attributes))
+
+    def test_flags(self):
+        for decorator, true, expected in (
+            (lambda: skips.requires_multigpu, (), True),
+            (lambda: skips.requires_multigpu, ("TEST_MULTIGPU",), False),
+            (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM",), False),
+            (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM", "TEST_WITH_TORCHINDUCTOR"), True),
+            (lambda: skips.skipIfWindowsXPU, ("TEST_XPU",), False),
+            (lambda: skips.skipIfWindowsXPU, ("TEST_XPU", "IS_WINDOWS"), True),
+        ):
+            with self.subTest(true=true):
+                self.assertEqual(self.is_skipped(decorator, *true), expected)
+
+    def test_versions_of_rocm(self):
+        with mock.patch.object(skips, "getRocmVersion", lambda: (6, 4)):
+            for decorator, expected in (
+                (lambda: skips.skipIfRocmVersionLessThan((7, 0)), True),
+                (lambda: skips.skipIfRocmVersionAtLeast((6, 4)), True),
+                (lambda: skips.skipIfRocmVersionAtLeast((6, 5)), False),
+                (lambda: skips.skipIfRocmVersionInRange((6, 0), (6, 4), "why"), False),
+                (lambda: skips.skipIfRocmVersionInRange((6, 0), (6, 5), "why"), True),
+            ):
+                self.assertEqual(self.is_skipped(decorator, "TEST_WITH_ROCM"), expected)
+                self.assertFalse(self.is_skipped(decorator))
+
+    def test_versions_of_cuda(self):
+        for version, hip, expected in (("12.4", None, True), ("12.8", None, False), ("12.4", "6.4", False)):
+            found = {"cuda": version, "hip": hip, "xpu": None}
+            self.assertEqual(self.is_skipped(lambda: skips.requires_triton_ptxas_compat, version=found), expected)
+
+    def test_the_allocator_of_cuda(self):
+        for is_enabled in (True, False):
+            with mock.patch.object(skips.device_state, "caching_allocator_is_enabled", lambda is_on=is_enabled: is_on):
+                skipped = self.is_skipped(lambda: skips.skipIfCachingAllocatorDisabled, "TEST_CUDA")
+            self.assertEqual(skipped, not is_enabled)
+
+    def test_of_one_kind(self):
+        for kind, true, expected in (("cuda", ("TEST_WITH_ROCM",), True), ("cuda", (), False), ("xpu", (), False)):
+            self.assertEqual(self.is_skipped(lambda: device_types.skipCUDAIfRocm, *true, device_type=kind), expected)
+        self.assertTrue(self.is_skipped(lambda: device_types.onlyPRIVATEUSE1, device_type="cuda"))
+
+    def test_memory_of_a_device_without_any(self):
+        self.assertFalse(device_types._has_device_memory(torch.device("cuda"), 1))
+
+    def test_a_stream_is_kept_busy(self):
+        with mock.patch.object(torch.cuda, "_sleep") as sleep:
+            skips.device_sleep("cuda", 100)
+        sleep.assert_called_once_with(100)
+
+
 class TestDeviceTypes(unittest.TestCase):
     @with_accelerators(2)
     def test_names(self):
