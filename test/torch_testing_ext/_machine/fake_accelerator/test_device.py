@@ -15,7 +15,7 @@ from typing import Any
 
 from kit.files import FolderCase, subject
 from kit.processes import ROOT, clean_environ, run_python
-from kit.pytest_runs import PytestRun, run_pytest
+from kit.pytest_runs import PLUGIN, PytestRun, run_pytest
 
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
@@ -101,13 +101,15 @@ class PytestTest(DeviceCase):
                 self.assertIn(f"test_faults.py:{line}", run.messages[name])
 
     def test_properties_and_header(self) -> None:
+        """By the option and by the variable."""
         report = self.root / "junit.xml"
         source = "import torch\ndef test_count(): assert torch.accelerator.device_count() == 4\n"
         self.write("test_count.py", source)
-        done = run_python("-m", "pytest", *OPTIONS, f"--junitxml={report}", self.root)
-        self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
-        properties = [each.attrib for each in ElementTree.parse(report).iter("property")]
-        self.assertIn({"name": "fake_accelerators", "value": "4"}, properties)
+        for options, environ in ((OPTIONS, {}), ((), {COUNT: "4"})):
+            done = run_python("-m", "pytest", *PLUGIN, *options, f"--junitxml={report}", self.root, **environ)
+            self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
+            properties = [each.attrib for each in ElementTree.parse(report).iter("property")]
+            self.assertIn({"name": "fake_accelerators", "value": "4"}, properties)
 
     def test_refusals(self) -> None:
         self.write("test_nothing.py")
@@ -249,13 +251,28 @@ class DirectTest(DeviceCase):
             self.assertEqual(program.returncode, 0, errors)
         self.assertTrue((self.root / "has_run").exists())
 
-    def start(self, function: str) -> subprocess.Popen[str]:
+    def test_runs_have_devices_of_their_own(self) -> None:
+        """One does not wait for another."""
+        for fifo in ("is_held", "let_go"):
+            os.mkfifo(self.root / fifo)
+        first = self.start("holds", **{LEASE_FOLDER: ""})
+        self.assertEqual((self.root / "is_held").read_text(), "fake-0000")
+        second = self.start("passes", **{LEASE_FOLDER: ""})
+        _, errors = second.communicate()
+        self.assertEqual(second.returncode, 0, errors)
+        (self.root / "let_go").write_text("")
+        first.communicate()
+        self.assertEqual(first.returncode, 0)
+
+    def start(self, function: str, **environ: str) -> subprocess.Popen[str]:
         """Start a program whose ranks lease the only device."""
         file = self.write("program.py", source_of("program.py"))
         process = subprocess.Popen(
             [sys.executable, file, function],
             cwd=self.root,
-            env=clean_environ(**{COUNT: "1", LEASE_FOLDER: str(self.root / "leases"), "PYTHONPATH": str(ROOT)}),
+            env=clean_environ(
+                **{COUNT: "1", LEASE_FOLDER: str(self.root / "leases"), "PYTHONPATH": str(ROOT), **environ}
+            ),
             stderr=subprocess.PIPE,
             text=True,
         )
