@@ -176,7 +176,7 @@ def _start_fake_accelerators(count: int) -> None:
 
 
 def _fake_accelerators() -> str:
-    """How many there are, by the option or by the user's variable; empty without any."""
+    """Return how many there are, by the option or by the user's variable; empty without any."""
     return os.environ.get("TORCH_TESTING_EXT_FAKE_ACCELERATORS", "")
 
 

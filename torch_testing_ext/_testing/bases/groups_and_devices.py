@@ -232,9 +232,9 @@ _RESERVE_AFTER = 2.0
 
 
 class _LeasedHere(threading.local):
-    """What this thread has leased: it cannot become free while the thread waits, and nothing of it runs then.
+    """Knows what this thread has leased: that cannot become free while the thread waits, and nothing of it runs then.
 
-    So ranks that the tests of a class share are idle while a test beside them uses the same devices.
+    Ranks that the tests of a class share are idle while a test beside them uses the same devices.
     """
 
     def __init__(self) -> None:
