@@ -258,6 +258,11 @@ def test_a_sparse_tensor():
     torch.eye(2).to_sparse().to(KIND)  # fault
 
 
+def test_a_sparse_matrix():
+    matrix = torch.eye(2).to_sparse_csr().to(KIND)
+    matrix @ torch.ones(2, device=KIND)  # fault
+
+
 def test_an_operation_that_the_cpu_lacks():
     weight = torch.ones(1, device=KIND)
     torch.ops.aten._cudnn_rnn_flatten_weight([weight], 1, 1, 0, 1, 1, 1, False, False)  # fault

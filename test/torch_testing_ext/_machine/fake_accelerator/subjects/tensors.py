@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -204,6 +205,16 @@ def test_types():
     check(lambda device: torch.fft.fft(torch.arange(3.0, device=device)).conj())
     check(lambda device: torch.ones(2, 2, dtype=torch.bfloat16, device=device) @ torch.eye(2, device=device).bfloat16())
     check(lambda device: torch.ones(2, device=device).to(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss"])
+def test_losses(loss):
+    """No warning that the CPU has not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(
+            lambda device: getattr(nn.functional, loss)(torch.ones(2, 3, device=device), torch.zeros(2, 3).to(device))
+        )
 
 
 def test_inference_mode():
