@@ -175,6 +175,11 @@ def _start_fake_accelerators(count: int) -> None:
         starting.start_here(count)
 
 
+def _fake_accelerators() -> str:
+    """Return how many there are, by the option or by the user's variable; empty without any."""
+    return os.environ.get("TORCH_TESTING_EXT_FAKE_ACCELERATORS", "")
+
+
 @contextmanager
 def _one_line_of_fake_accelerators() -> Iterator[None]:
     """Have pytest end with one line if there cannot be any."""
@@ -201,6 +206,8 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis_internals.choose_search()
     if config.getoption("--sanitize"):
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
+    if config.getini("dist_lease_folder"):
+        os.environ["_TORCH_TESTING_EXT_LEASE_FOLDER"] = config.getini("dist_lease_folder")
     if config.getoption(_WORLD) is not None:
         _run_in_worlds(config)
     if config.getoption(OPTION):
@@ -239,10 +246,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         from torch_testing_ext._collectives.failure import describe_world
 
         lines.append(describe_world(config.getoption(_WORLD)))
-    if config.getoption(_FAKE) is not None:
+    if _fake_accelerators():
         from torch_testing_ext._machine import fake_accelerator
 
-        lines.append(fake_accelerator.describe(config.getoption(_FAKE)))
+        lines.append(fake_accelerator.describe(int(_fake_accelerators())))
     return [line for line in lines if line]
 
 
@@ -444,10 +451,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # xdist starts its workers next, and each sets the variables.
     if session.config.getoption("dist", "no") != "no":
         _end_collecting(session.config)
-    if session.config.getoption(_FAKE) is not None:
+    if _fake_accelerators():
         from torch_testing_ext._pytest_ranks import pytest_internals
 
-        pytest_internals.add_property(session.config, "fake_accelerators", session.config.getoption(_FAKE))
+        pytest_internals.add_property(session.config, "fake_accelerators", _fake_accelerators())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

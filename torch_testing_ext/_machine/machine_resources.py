@@ -86,6 +86,8 @@ def masks_by_user(environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
 LEASED = "_TORCH_TESTING_EXT_LEASED"
+# Set by pytest, if its user has named another folder.
+LEASE_FOLDER = "_TORCH_TESTING_EXT_LEASE_FOLDER"
 _RESERVATION = "reservation"
 
 
@@ -97,10 +99,21 @@ def default_folder() -> Path:
     return base / f"torch_testing_ext-leases-{os.getuid()}"
 
 
+def lease_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of the locks: the one that the user has named, or the default."""
+    named = environ.get(LEASE_FOLDER)
+    return Path(named) if named else default_folder()
+
+
 def leased_by_ancestors(environ: Mapping[str, str]) -> frozenset[str]:
     """The identities of devices that a run which started this one has leased for it."""
     identities = environ.get(LEASED, "").split(",")
     return frozenset(filter(None, identities))
+
+
+def leased_for(identities: Iterable[str], ancestors: Collection[str]) -> dict[str, str]:
+    """The environment variable that tells a process which devices are leased for it."""
+    return {LEASED: ",".join(sorted({*ancestors, *identities}))}
 
 
 class DeviceLocks:
@@ -138,10 +151,7 @@ class DeviceLocks:
 
     def leased(self, names: Iterable[str]) -> dict[str, str]:
         """The environment variable that tells runs inside a unit which devices are leased for them."""
-        leased = set(self._ancestors)
-        for name in names:
-            leased.add(self._identities[name])
-        return {LEASED: ",".join(sorted(leased))}
+        return leased_for(map(self._identities.__getitem__, names), self._ancestors)
 
     def owner_of(self, name: str) -> str:
         """Names the run that has locked a device, in words; empty if it does not say."""

@@ -20,7 +20,7 @@ from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 
-from . import item_in_rank, pytest_internals
+from . import item_in_parent, item_in_rank, pytest_internals
 from .marks import DIST_ENV, NAME, RANKS_CLASS, RankSpec, checked_class, spec_for
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -41,7 +41,10 @@ def run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, An
     instance = cls()
     timeout = spec.timeout or request.config.getoption("rank_timeout", None)
     case = case_of(f"fixture {cls.__name__}", source_file(cls))
-    with tempfile.TemporaryDirectory() as directory:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        item_in_parent.leased_devices(request.config, request.node.nodeid, spec.devices) as shown,
+    ):
         arguments = (instance, given, spec, Path(directory))
         functions_and_scripts.run_in_ranks(
             case,
@@ -51,6 +54,7 @@ def run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, An
             timeout,
             collectives_may_differ=may_differ(cls, cls.run),
             sanitize=kinds_on(cls, cls.run),
+            masks=shown,
         )
     return instance
 

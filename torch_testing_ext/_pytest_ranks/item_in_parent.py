@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import random
 import shutil
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +16,9 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_rules import by_uuid, identity_of_device, masks_for, visible_names
-from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
-from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._process.project_settings import CPU, default_devices
 from torch_testing_ext._process.user_shell import UserTerminal
 from torch_testing_ext._testing.bases import groups_and_devices, invocation, launched_ranks, tests_in_ranks
@@ -49,65 +43,15 @@ from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_item, plan_of
 from .reports import LONGEST_SECTION
 
 # --------------------------------------------------------------------------------------------------------------------
-# Leases the accelerators of one test, so that no other test has them at the same time.
-#
-# Other tests may run in other workers of pytest-xdist, in another pytest, or under run_test.py: all of them use the
-# locks of `_machine/machine_resources.py`, in the same folder.
-
-# Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
-_RETRY_INTERVAL = (0.02, 0.1)
-# In seconds.
-_RESERVE_AFTER = 2.0
+# The accelerators of one test, which no other test has at the same time.
 
 
-@contextmanager
-def leased_devices(item: Any, ranks: int, fake: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Lease devices for these ranks of a test, as soon as they are free. Yields the environment variables of its ranks.
-
-    No process of the test may be left when the lease ends. `fake`: names of devices in place of those that exist.
-    """
-    count = accelerators.device_count() if groups_and_devices.are_shared(ranks) else ranks
-    if not count:
-        yield {}
-        return
-    kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
-    if not fake and count < len(names) and not accelerators.masks_confine():
-        # All of them: nothing would keep the ranks of another test off the others.
-        count = len(names)
-    locks = _open_locks(item, {name: identity_of_device(kind, name, uuids) for name in names})
-    try:
-        chosen = _choose(locks, names, count)
-        if fake:
-            shown = {environment.PREFIX + "FAKE_DEVICES": ",".join(chosen)}
-        elif set(chosen) == set(names):
-            shown = {}
-        else:
-            shown = masks_for(chosen, kind)
-        yield {**shown, **locks.leased(chosen)}
-    finally:
-        locks.close()
-
-
-def _visible_devices() -> tuple[str | None, tuple[str, ...], Mapping[str, str]]:
-    """The kind, the names and the UUIDs of the devices that this process may use."""
-    kind = accelerators.runtime()
-    if kind is None:
-        return None, (), {}
-    names = visible_names(os.environ, kind, accelerators.device_count())
-    uuids = accelerators.device_uuids() if names else ()
-    return kind, names, by_uuid(names, uuids)
-
-
-def _open_locks(item: Any, identities: Mapping[str, str]) -> DeviceLocks:
-    """Open locks in the folder of this user; if that cannot be used, in one of this session of pytest."""
-    folder = item.config.getini("dist_lease_folder")
-    owner = f"pid {os.getpid()}: pytest, {item.nodeid}"
-    ancestors = leased_by_ancestors(os.environ)
-    try:
-        return DeviceLocks(Path(folder) if folder else default_folder(), identities, owner, ancestors)
-    except (OSError, UnsafeFolder) as error:
-        warnings.warn(f"other runs may use the same devices at the same time: {error}", stacklevel=1)
-        return DeviceLocks(_folder_of_session(item.config), identities, owner, ancestors)
+def leased_devices(
+    config: Any, name: str, ranks: int, fake: Sequence[str] = ()
+) -> AbstractContextManager[dict[str, str]]:
+    """Lease devices for these ranks of a test. If the folder of locks cannot be used, one of this session serves."""
+    owner = f"pid {os.getpid()}: pytest, {name}"
+    return groups_and_devices.leased_devices(ranks, owner, lambda: _folder_of_session(config), fake)
 
 
 def _folder_of_session(config: Any) -> Path:
@@ -116,25 +60,6 @@ def _folder_of_session(config: Any) -> Path:
     is_worker = hasattr(config, "workerinput")
     shared = base.parent if is_worker else base
     return shared / "torch_testing_ext-leases"
-
-
-def _choose(locks: DeviceLocks, names: Sequence[str], count: int) -> tuple[str, ...]:
-    """Lock devices, and wait until there are enough. Only the process with the reservation keeps some meanwhile."""
-    began = time.monotonic()
-    while True:
-        has_reservation = time.monotonic() - began > _RESERVE_AFTER and locks.reserve()
-        reserved = locks.reserved_by_others()
-        got: list[str] = []
-        for name in names:
-            if len(got) < count and name not in reserved and locks.acquire(name):
-                got.append(name)
-        if len(got) == count:
-            locks.end_reservation()
-            return tuple(got)
-        if not has_reservation:
-            for name in got:
-                locks.release(name)
-        time.sleep(random.uniform(*_RETRY_INTERVAL))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -417,7 +342,7 @@ def _job(
 ) -> launch.Job:
     """Make the job of ranks. They have their addresses and devices as long as `resources` is open."""
     addresses = resources.enter_context(environment.leased_variables(spec.world_size))
-    shown = resources.enter_context(leased_devices(item, spec.devices, chosen.fake_devices))
+    shown = resources.enter_context(leased_devices(item.config, item.nodeid, spec.devices, chosen.fake_devices))
     captures_nothing = item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash
     return job_for_test(
         body,

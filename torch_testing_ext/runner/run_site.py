@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_mask
-from torch_testing_ext._machine.machine_resources import DeviceLocks, default_folder, leased_by_ancestors
+from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import (
     Gpu,
     NvmlError,
@@ -271,7 +271,7 @@ def _device_locks(work: Work, warnings: list[str]) -> DeviceLocks | None:
         return None
     try:
         return DeviceLocks(
-            options.lease_folder or default_folder(),
+            options.lease_folder or lease_folder(os.environ),
             {name: inventory.identity_of(name) for name in inventory.names},
             f"pid {os.getpid()}: {shlex.join(sys.orig_argv)}",
             leased_by_ancestors(os.environ),

@@ -15,7 +15,7 @@ from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags, machine_resources
-from torch_testing_ext._machine.machine_resources import LEASED
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED
 from torch_testing_ext._pytest_ranks.item_in_parent import leased_devices
 from torch_testing_ext._testing.bases import groups_and_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
@@ -300,13 +300,14 @@ class TestLeasesOfPytest(unittest.TestCase):
     """Leases of tests with the mark `world_size`. Covered on a GPU by no check."""
 
     def lease(self, stack, ranks):
-        folder = stack.enter_context(tempfile.TemporaryDirectory()) if not self.folder else self.folder
-        self.folder = folder
-        config = mock.Mock(getoption=lambda *_: folder, getini=lambda *_: folder)
-        return stack.enter_context(leased_devices(mock.Mock(config=config, nodeid="test_x.py::test_it"), ranks, ()))
+        return stack.enter_context(leased_devices(mock.Mock(), "test_x.py::test_it", ranks))
 
     def setUp(self):
-        self.folder = ""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        environ = mock.patch.dict(os.environ, {LEASE_FOLDER: folder.name})
+        environ.start()
+        self.addCleanup(environ.stop)
 
     @with_accelerators(4)
     def test_two_tests_at_once(self):

@@ -1,5 +1,6 @@
 """Flags are correct and lazy; counting devices leaves this process safe to fork."""
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from torch_testing_ext import common_distributed, common_utils
 from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import system
 from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._torch import device_state
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -247,6 +249,45 @@ class TestDevices(TestCase):
         ):
             accelerators.ask_new_interpreter("ask_devices")
 
+    def test_a_new_interpreter_that_hangs_is_ended(self):
+        with (
+            mock.patch.object(accelerators, "_INTERPRETER_TIMEOUT", 0.0),
+            mock.patch.object(subprocess.Popen, "kill", autospec=True, side_effect=subprocess.Popen.kill) as kill,
+            self.assertRaises(accelerators.DriverDoesNotAnswer),
+        ):
+            accelerators.ask_new_interpreter("ask_devices")
+        (child,) = kill.call_args.args
+        self.assertEqual(child.wait(), -signal.SIGKILL)
+
+    def test_a_library_that_has_initialised_cuda(self):
+        """The driver tells, and forks of the process cannot use devices even when it is not asked again."""
+        driver = mock.Mock(**{"cuDeviceGetCount.side_effect": [3, 0]})
+        why = []
+        with self.process_that_has_used_nothing():
+            for loaded in (driver, driver, OSError):
+                with mock.patch("ctypes.CDLL", side_effect=[loaded]):
+                    why.append(accelerators.unsafe_to_fork())
+        self.assertEqual(why, [None, *["a library has initialised CUDA"] * 2])
+
+    def test_a_library_that_has_opened_a_device(self):
+        with self.process_that_has_used_nothing("/dev/kfd"):
+            self.assertEqual(
+                accelerators.unsafe_to_fork(), "a library has initialised an accelerator (/dev/kfd is open)"
+            )
+
+    @contextlib.contextmanager
+    def process_that_has_used_nothing(self, *opened):
+        """As torch knows it, on a machine with devices."""
+        untouched = {"first_use": lambda: None}
+        for name in ("accelerator_is_initialised", "accelerator_is_in_bad_fork"):
+            untouched[name] = lambda: False
+        with (
+            mock.patch.multiple(device_state, **untouched),
+            mock.patch.multiple(accelerators, device_may_exist=lambda: True, _driver_is_initialised=False),
+            mock.patch.object(system, "opened", lambda pid: set(opened)),
+        ):
+            yield
+
     def test_only_an_xpu_has_the_number_of_one(self):
         for kind, expected in (("xpu", 0xE20B), ("cuda", 0), (None, 0)):
             self.forget()
@@ -272,6 +313,72 @@ class TestDevices(TestCase):
                 self.forget()
                 self.pretend(ask_devices=(kind, 2), ask_facts=facts)
                 self.assertEqual(accelerators.peers_have_access(), expected)
+
+
+class TestConditions(TestCase):
+    """What common_cuda and the flags ask, on machines that are not here."""
+
+    def on(self, **true):
+        """A context in which these flags are true, and no other."""
+        return mock.patch.object(cuda, "flag", lambda name: true.get(name, False))
+
+    def test_nothing_is_asked_of_cuda_without_it(self):
+        with self.on(), mock.patch.object(accelerators, "cuda_properties", side_effect=AssertionError):
+            answers = [cuda.evaluate_gfx_arch_within(["gfx942"]), cuda._is_jetson(), cuda._has_cudnn()]
+            self.assertEqual([*answers, cuda.first_device(), cuda._cudnn_version()], [False] * 3 + [None, 0])
+            self.assertFalse(cuda.evaluate_platform_supports_flash_attention())
+
+    def test_flash_attention_on_other_devices(self):
+        for model, expected in ((0xE20B, True), (0x0BD5, False)):
+            with self.on(TEST_XPU=True), mock.patch.object(accelerators, "xpu_device_id", lambda model=model: model):
+                self.assertEqual(cuda._xpu_has_flash_attention(), expected)
+        with mock.patch.object(cuda, "PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU", True), self.on(TEST_XPU=True):
+            self.assertTrue(cuda.evaluate_platform_supports_flash_attention())
+            self.assertTrue(cuda.evaluate_platform_supports_mx_gemm())
+        with self.on(TEST_MTIA=True):
+            self.assertTrue(cuda.evaluate_platform_supports_flash_attention())
+
+    def test_version_of_magma(self):
+        for built_with, expected in (("CUDA 12\n  - Magma 2.6.1\n  - x", (2, 6, 1)), ("", (0, 0))):
+            with mock.patch("torch.__config__.show", return_value=built_with):
+                self.assertEqual(cuda.magma_version(), expected)
+
+    def test_triton_is_told_of_the_device(self):
+        """So that it does not initialise CUDA."""
+        answers = {"accelerator_type": lambda: "cuda", "cuda_properties": lambda: {"capability": (9, 0), "arch": ""}}
+        # The real one is an import of seconds.
+        interface = types.SimpleNamespace(caching_worker_device_properties={})
+        with (
+            mock.patch.multiple(accelerators, **answers),
+            mock.patch.dict(sys.modules, {"torch._dynamo.device_interface": interface}),
+            mock.patch("torch_testing_ext._torch.sharding.has_triton", torch.cuda.get_device_capability),
+        ):
+            self.assertEqual(cuda.has_triton(), (9, 0))
+
+    def test_numba_that_cannot_be_imported(self):
+        with self.on(TEST_NUMBA=True), mock.patch.dict(sys.modules, {"numba": None, "numba.cuda": None}):
+            self.assertFalse(cuda.numba_supports_cuda())
+
+    def test_bindings_of_python_on_rocm(self):
+        for is_hip in (True, False):
+            runtime = types.SimpleNamespace(**({"HIP_PYTHON": True} if is_hip else {}))
+            with (
+                mock.patch.object(flags, "_module", lambda name: lambda: True),
+                mock.patch.multiple(torch.version, cuda=None, hip="6.4"),
+                mock.patch.dict(sys.modules, {"cuda.bindings.runtime": runtime, "cuda.bindings": runtime}),
+            ):
+                self.assertEqual(flags._has_cuda_python_bindings(), is_hip)
+
+    def test_version_of_nccl(self):
+        with (
+            mock.patch.object(accelerators, "accelerator_type", lambda: "cuda"),
+            mock.patch("torch.distributed.is_nccl_available", lambda: True),
+            mock.patch.object(needs.c10d, "is_nccl_available", lambda: True),
+            mock.patch.object(torch.cuda.nccl, "version", lambda: (2, 20)),
+        ):
+            for version, skips in (((2, 21), True), ((2, 20), False)):
+                decorated = needs.requires_nccl_version(version, "why")(type("Test", (), {}))
+                self.assertEqual(getattr(decorated, "__unittest_skip__", False), skips)
 
 
 class TestDeviceNodes(TestCase):

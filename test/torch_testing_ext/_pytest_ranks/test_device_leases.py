@@ -16,7 +16,7 @@ from kit.processes import clean_environ
 from kit.pytest_runs import PLUGIN, PytestCase, run_pytest
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.machine_resources import DeviceLocks
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, DeviceLocks
 from torch_testing_ext._pytest_ranks import item_in_parent
 from torch_testing_ext.common_utils import run_tests
 
@@ -29,6 +29,15 @@ def test_holds():
     with open("is_held", "w"): pass
     with open("let_go") as fifo: fifo.read()
 """
+BESIDE_SHARED_RANKS = """
+import pytest
+@pytest.mark.world_size(2, devices=2, scope="module")
+def test_first(): pass
+@pytest.mark.world_size(1, devices=2)
+def test_beside(): pass
+@pytest.mark.world_size(2, devices=2, scope="module")
+def test_last(): pass
+"""
 PASSES = """
 import pytest
 @pytest.mark.world_size(1, devices=1)
@@ -36,11 +45,9 @@ def test_waits(): open("has_run", "w").close()
 """
 
 
-def item_with(folder: str, base: Path) -> SimpleNamespace:
-    """An item of pytest with this folder for leases, and this one for temporary files."""
-    factory = SimpleNamespace(getbasetemp=lambda: base)
-    config = SimpleNamespace(getini=lambda *_: folder, _tmp_path_factory=factory)
-    return SimpleNamespace(config=config, nodeid="test_x.py::test_x")
+def config_with(base: Path) -> SimpleNamespace:
+    """A configuration of pytest with this folder for temporary files."""
+    return SimpleNamespace(_tmp_path_factory=SimpleNamespace(getbasetemp=lambda: base))
 
 
 class DeviceLeasesTest(PytestCase):
@@ -51,6 +58,13 @@ class DeviceLeasesTest(PytestCase):
         outcomes = dict.fromkeys(run.outcomes, "passed") | {"test_too_many": "skipped"}
         self.assertEqual(len(outcomes), 15)
         self.assertOutcomes(run, outcomes)
+
+    def test_beside_ranks_that_others_share(self) -> None:
+        """These keep their devices until the end of the module, and are idle meanwhile: waiting would last for ever."""
+        with tempfile.TemporaryDirectory() as folder:
+            words = f"-odist_lease_folder={folder}/leases"
+            run = run_pytest({"test_beside.py": BESIDE_SHARED_RANKS}, words, **{FAKE: "a,b"})
+        self.assertOutcomes(run, dict.fromkeys(("test_first", "test_beside", "test_last"), "passed"))
 
     def test_of_another_session_that_is_killed(self) -> None:
         """A test waits for the device of another one, whose pytest is killed; the kernel frees the device."""
@@ -95,14 +109,16 @@ class DeviceLeasesTest(PytestCase):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "base").mkdir()
             Path(folder, "file").touch()
-            item = item_with(f"{folder}/file/leases", Path(folder, "base"))
-            with self.assertWarnsRegex(UserWarning, "other runs may use the same devices"):
-                locks = item_in_parent._open_locks(item, {"a": "fake-a"})
-            self.assertTrue(locks.acquire("a"))
-            other = DeviceLocks(Path(folder, "base", "torch_testing_ext-leases"), {"a": "fake-a"}, "another test")
-            self.assertFalse(other.acquire("a"))
+            config = config_with(Path(folder, "base"))
+            with (
+                mock.patch.dict(os.environ, {LEASE_FOLDER: f"{folder}/file/leases"}),
+                self.assertWarnsRegex(UserWarning, "other runs may use the same devices"),
+                item_in_parent.leased_devices(config, "test_x", 1, ("a",)),
+            ):
+                other = DeviceLocks(Path(folder, "base", "torch_testing_ext-leases"), {"a": "fake-a"}, "another test")
+                self.assertFalse(other.acquire("a"))
+            self.assertTrue(other.acquire("a"))
             other.close()
-            locks.close()
 
     def test_what_ranks_see(self) -> None:
         """Masks only where some devices are not leased: what is known of the devices holds for the same masks."""
@@ -115,7 +131,7 @@ class DeviceLeasesTest(PytestCase):
             with (
                 self.subTest(mask=mask, count=count),
                 tempfile.TemporaryDirectory() as folder,
-                mock.patch.dict(os.environ, mask),
+                mock.patch.dict(os.environ, {**mask, LEASE_FOLDER: folder}),
                 mock.patch.multiple(
                     accelerators,
                     runtime=lambda: "cuda",
@@ -123,8 +139,7 @@ class DeviceLeasesTest(PytestCase):
                     device_uuids=lambda: ("u", "v"),
                 ),
             ):
-                item = item_with(folder, Path(folder))
-                with item_in_parent.leased_devices(item, count, ()) as environ:
+                with item_in_parent.leased_devices(config_with(Path(folder)), "test_x", count) as environ:
                     leased = environ.pop("_TORCH_TESTING_EXT_LEASED").split(",")
                     self.assertEqual(environ, shown)
                     self.assertEqual(leased, ["cuda-u", "cuda-v"][:count])

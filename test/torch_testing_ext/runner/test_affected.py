@@ -10,6 +10,8 @@ from kit.files import subject
 from kit.runs import RunsCase
 from kit.warm import run_warm
 
+from torch_testing_ext._machine import fake_accelerator
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext._process import file_reads
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.option_sources import read_options
@@ -93,6 +95,8 @@ class RecordsTest(RunsCase):
             with self.subTest(expected):
                 self.record()
                 self.assertEqual(self.why(), "")
+                # Those of a run with fake accelerators are others each time.
+                self.assertEqual(self.why(**{fake_accelerator.MEMORY_FILE: "/1", LEASE_FOLDER: "/1"}), "")
                 self.assertIn("environment", self.why(MY_VARIABLE="1"))
                 self.assertIn("options", self.why("--fake-accelerators", "2"))
                 change()

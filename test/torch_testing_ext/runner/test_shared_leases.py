@@ -12,6 +12,7 @@ from kit.runs import RunsCase
 from kit.with_accelerators import environ_of_accelerators
 
 from torch_testing_ext._machine.machine_resources import (
+    LEASE_FOLDER,
     LEASED,
     DeviceLocks,
     UnsafeFolder,
@@ -58,6 +59,15 @@ from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 class T(unittest.TestCase):
     @skip_if_lt_x_gpu(1)
     def test_it(self): pass
+"""
+LEASES_AGAIN = """
+import unittest
+from torch_testing_ext._testing.bases.functions_and_scripts import devices_of_ranks
+from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+class T(unittest.TestCase):
+    @skip_if_lt_x_gpu(1)
+    def test_it(self):
+        with devices_of_ranks(1, 1): pass
 """
 
 
@@ -130,9 +140,11 @@ class ConcurrentRunsTest(LeasesCase):
         self.finish(first, 0)
 
     def test_switched_off(self):
+        """Then `spawn` in a test does not wait, either."""
         first = self.start_holding()
-        self.write("test/distributed/test_second.py", PASSES)
-        self.finish(self.start("-oshared-leases=false", "test_second"), 0)
+        self.write("test/distributed/test_second.py", LEASES_AGAIN)
+        environ = {LEASE_FOLDER: str(self.locks)}
+        self.finish(self.start("-oshared-leases=false", "test_second", environ=environ), 0)
         self.let_go()
         self.finish(first, 0)
 

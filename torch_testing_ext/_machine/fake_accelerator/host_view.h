@@ -6,6 +6,8 @@
 #include "device.h"
 
 namespace {
+constexpr auto kNoLayout = "a fake accelerator has no tensors of layout ";
+
 bool is_ours(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == kType; }
 
 Tensor tensor_of(Storage storage, c10::DispatchKey key, const Tensor& like) {
@@ -32,8 +34,7 @@ class OnHost {
           ": fakeccl takes tensors of fake accelerators only");
     }
     if (!is_ours(tensor)) return tensor;
-    TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "A fake accelerator has no tensors of layout ",
-        tensor.layout());
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, kNoLayout, tensor.layout());
     for (auto& [device, host] : tensors) if (device.is_same(tensor)) return host;
     tensors.emplace_back(tensor, tensor_of((*this)(tensor.storage()), c10::DispatchKey::CPU, tensor));
     return tensors.back().second;
@@ -48,6 +49,7 @@ class OnHost {
   Tensor back(const Tensor& result, DeviceIndex device_index) {
     if (!result.defined() || !result.is_cpu()) return result;
     for (auto& [device, host] : tensors) if (host.is_same(result)) return device;
+    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == at::kStrided, kNoLayout, result.layout());
     return tensor_of(on_device(result.storage(), device_index), c10::DispatchKey::PrivateUse1, result);
   }
   // Does to the device's tensors what the call has done to the shape or the storage of the host's.

@@ -3,6 +3,7 @@
 #pragma once
 #include "driver.h"
 #include "host_view.h"
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -14,6 +15,8 @@ class Call {
  public:
   Call(const c10::OperatorHandle& op, Stack* stack) : op_(op), stack_(stack) {}
   void run() {
+    TORCH_CHECK_NOT_IMPLEMENTED(op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), name(),
+        " is not there for fake accelerators: it is not there for the CPU, which computes for them");
     auto* value = &*(stack_->end() - static_cast<int64_t>(op_.schema().arguments().size()));
     for (const auto& argument : op_.schema().arguments()) find_device(argument, *value++);
     TORCH_CHECK(!device_ || !other_, "Expected all tensors to be on the same device, but got ", other_name_, " is on ",
@@ -69,6 +72,7 @@ class Call {
   void run_seeded() {
     const auto cpu = c10::DispatchKeySet(c10::DispatchKey::CPU);
     if (!op_.hasTag(at::Tag::nondeterministic_seeded)) return op_.redispatchBoxed(cpu, stack_);
+    TORCH_CHECK(!other_, "Expected a 'cpu' device type for generator but found '", kType, "'");
     const bool has_own = generator_ && !generator_->isNone();
     const auto generator = has_own ? generator_->toGenerator() : default_generator(stream_.first);
     TORCH_CHECK(generator.device().type() == kType, "Expected a '", kType, "' device type for generator but found '",
@@ -102,6 +106,10 @@ class Call {
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   Call(op, stack).run();
+}
+
+void no_sparse(const c10::OperatorHandle& op, Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(), ": ", kNoLayout, "Sparse");
 }
 
 // The host waits for what it reads.
@@ -180,6 +188,58 @@ FiveTensors gru_cell_backward(const Tensor& grad_hy, const Tensor& workspace, bo
   return {of_in, of_past, of_hx, has_bias ? of_in.sum(0) : Tensor(), has_bias ? of_past.sum(0) : Tensor()};
 }
 
+// SyncBatchNorm, whose parts the CPU does not have. Statistics are those of the channels, dimension 1.
+std::vector<int64_t> other_dims(const Tensor& input) {
+  std::vector<int64_t> dims(1);
+  for (int64_t dim = 2; dim < input.dim(); ++dim) dims.push_back(dim);
+  return dims;
+}
+Tensor widened(const Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
+Tensor along_channels(const Tensor& of_channels, const Tensor& input) {
+  std::vector<int64_t> sizes(input.dim(), 1);
+  sizes.at(1) = -1;
+  return of_channels.view(sizes);
+}
+
+TwoTensors batch_norm_stats(const Tensor& input, double eps) {
+  const auto x = widened(input);
+  return {x.mean(other_dims(x)), (x.var(other_dims(x), false) + eps).rsqrt()};
+}
+TwoTensors batch_norm_gather_stats(const Tensor&, const Tensor& means, const Tensor& invstds, Optional running_mean,
+    Optional running_var, double momentum, double eps, const Tensor& counts) {
+  const auto count = counts.to(means.scalar_type()).view({-1, 1}), total = count.sum();
+  const auto mean = (means * count).sum(0) / total;
+  const auto var = ((invstds.pow(-2) - eps + (means - mean).square()) * count).sum(0) / total;
+  if (running_mean && running_mean->defined()) running_mean->lerp_(mean.to(running_mean->scalar_type()), momentum);
+  if (running_var && running_var->defined())
+    running_var->lerp_((var * total / (total - 1)).to(running_var->scalar_type()), momentum);
+  return {mean, (var + eps).rsqrt()};
+}
+Tensor batch_norm_elemt(const Tensor& input, Optional weight, Optional bias, const Tensor& mean, const Tensor& invstd,
+    double) {
+  auto x = (widened(input) - along_channels(mean, input)) * along_channels(invstd, input);
+  if (weight && weight->defined()) x = x * along_channels(*weight, input);
+  if (bias && bias->defined()) x = x + along_channels(*bias, input);
+  return x.to(input.scalar_type());
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_backward_reduce(const Tensor& grad, const Tensor& input,
+    const Tensor& mean, const Tensor& invstd, Optional, bool, bool, bool) {
+  const auto dy = widened(grad);
+  const auto sum = dy.sum(other_dims(dy));
+  const auto sum_xmu = (dy * (widened(input) - along_channels(mean, input))).sum(other_dims(dy));
+  return {sum, sum_xmu, sum_xmu * invstd, sum};
+}
+Tensor batch_norm_backward_elemt(const Tensor& grad, const Tensor& input, const Tensor& mean, const Tensor& invstd,
+    Optional weight, const Tensor& sum, const Tensor& sum_xmu, const Tensor& counts) {
+  const auto total = counts.sum();
+  const auto xmu = widened(input) - along_channels(mean, input);
+  auto dx = widened(grad) - along_channels(sum / total, input) -
+      xmu * along_channels(invstd.square() * sum_xmu / total, input);
+  dx = dx * along_channels(invstd, input);
+  if (weight && weight->defined()) dx = dx * along_channels(*weight, input);
+  return dx.to(input.scalar_type());
+}
+
 Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(Device(kType, checked(device ? device->index() : -1)));
@@ -203,10 +263,22 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", [](const Tensor&, const Tensor&) { return true; });
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  // torch would call their variants with out=, which warn of the size that they give to it.
+  for (const char* name : {"mse_loss", "smooth_l1_loss"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("_thnn_fused_lstm_cell", lstm_cell);
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
   m.impl("_thnn_fused_gru_cell", gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
+  m.impl("batch_norm_stats", batch_norm_stats);
+  m.impl("batch_norm_gather_stats_with_counts", batch_norm_gather_stats);
+  m.impl("batch_norm_elemt", batch_norm_elemt);
+  m.impl("batch_norm_backward_reduce", batch_norm_backward_reduce);
+  m.impl("batch_norm_backward_elemt", batch_norm_backward_elemt);
+}
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&no_sparse>());
 }
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {

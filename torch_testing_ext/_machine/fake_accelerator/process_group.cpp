@@ -4,8 +4,10 @@
 
 #include "operations.h"
 #include <pthread.h>
+#include <set>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 namespace {
@@ -13,6 +15,7 @@ using Tensors = std::vector<Tensor>;
 using Lists = std::vector<Tensors>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Future = c10::ivalue::Future;
 
 // Work on the stream of its group: the stream that waits for it is the current one, as with NCCL.
@@ -54,7 +57,9 @@ class StagedWork final : public c10d::Work {
 
 class StagedBackend final : public c10d::Backend {
  public:
-  explicit StagedBackend(const BackendPtr& gloo) : Backend(gloo->getRank(), gloo->getSize()), gloo_(gloo) {}
+  // Without a store, ranks may share devices.
+  StagedBackend(const BackendPtr& gloo, StorePtr store)
+      : Backend(gloo->getRank(), gloo->getSize()), gloo_(gloo), store_(std::move(store)) {}
   const std::string getBackendName() const override { return "fakeccl"; }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
   void abort() override { gloo_->abort(); }
@@ -73,6 +78,13 @@ class StagedBackend final : public c10d::Backend {
   WorkPtr name(To& to, From& from, const c10d::Kind##Options& options) override { \
     return run(&Backend::name, options, to, from); \
   }
+// gloo cuts the first dimension into parts, NCCL the memory.
+#define FLAT_FROM_TO(name, Kind) \
+  WorkPtr name(Tensor& to, Tensor& from, const c10d::Kind##Options& options) override { \
+    const bool are_flat = to.is_contiguous() && from.is_contiguous(); \
+    auto flat_to = are_flat ? to.view(-1) : to, flat_from = are_flat ? from.view(-1) : from; \
+    return run(&Backend::name, options, flat_to, flat_from); \
+  }
   IN_PLACE(broadcast, Broadcast)
   IN_PLACE(reduce, Reduce)
   IN_PLACE(allreduce, Allreduce)
@@ -81,11 +93,11 @@ class StagedBackend final : public c10d::Backend {
   FROM_TO(gather, Lists, Tensors, Gather)
   FROM_TO(scatter, Tensors, Lists, Scatter)
   FROM_TO(allgather, Lists, Tensors, Allgather)
-  FROM_TO(_allgather_base, Tensor, Tensor, Allgather)
+  FLAT_FROM_TO(_allgather_base, Allgather)
   FROM_TO(allgather_coalesced, Lists, Tensors, Allgather)
   FROM_TO(allgather_into_tensor_coalesced, Tensors, Tensors, Allgather)
   FROM_TO(reduce_scatter, Tensors, Lists, ReduceScatter)
-  FROM_TO(_reduce_scatter_base, Tensor, Tensor, ReduceScatter)
+  FLAT_FROM_TO(_reduce_scatter_base, ReduceScatter)
   FROM_TO(reduce_scatter_tensor_coalesced, Tensors, Tensors, ReduceScatter)
   WorkPtr alltoall_base(Tensor& to, Tensor& from, std::vector<int64_t>& to_sizes, std::vector<int64_t>& from_sizes,
       const c10d::AllToAllOptions& options) override {
@@ -119,6 +131,7 @@ class StagedBackend final : public c10d::Backend {
   // The group's stream waits for the current one, and reads what it may.
   StreamKey begin(OnHost& host) {
     const auto device = host.tensors.empty() ? current : host.tensors.front().first.device().index();
+    claim(device);
     const StreamKey stream{device, -1 - getID() % kMostGroups};
     streams.wait(stream, streams.seen_by(Streams::current_on(device)));
     for (auto& [tensor, on_host] : host.tensors) {
@@ -127,6 +140,20 @@ class StagedBackend final : public c10d::Backend {
       if (!seen.is_same(on_host)) on_host.copy_(seen);
     }
     return stream;
+  }
+  // A device is used by one rank of a group, as with NCCL.
+  void claim(DeviceIndex device) {
+    if (!store_ || !claimed_.insert(device).second) return;
+    const auto rank = std::to_string(rank_);
+    std::string owner;
+    try {
+      owner = store_->compareSet("fakeccl/" + std::to_string(visible().at(device)), std::string(), rank);
+    } catch (const std::exception&) {
+      // Its server has ended: what this rank lacks is said by its collective.
+      return;
+    }
+    TORCH_CHECK(owner == rank, "Duplicate device detected: rank ", rank, " and rank ", owner, " both use ",
+        Device(kType, device), " in a collective. Use the device of the rank");
   }
   // gloo records for this backend. Its entries need the name of the group, which torch gives to this one alone, and are
   // told from those of a gloo of the same group by the description.
@@ -137,6 +164,8 @@ class StagedBackend final : public c10d::Backend {
   }
   static constexpr int64_t kMostGroups = 1 << 30;
   const BackendPtr gloo_;
+  const StorePtr store_;
+  std::set<DeviceIndex> claimed_;
 };
 }  // namespace
 
@@ -154,5 +183,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("memory_info", [](DeviceIndex device) { return memory.getMemoryInfo(device); });
   module.def("default_stream", [](DeviceIndex device) { return Driver().getDefaultStream({kType, device}); });
   module.def("default_generator", [](DeviceIndex device) { return default_generator(device); });
-  module.def("stage", [](const BackendPtr& gloo) { return BackendPtr(c10::make_intrusive<StagedBackend>(gloo)); });
+  module.def("stage", [](const BackendPtr& gloo, const StorePtr& store) {
+    return BackendPtr(c10::make_intrusive<StagedBackend>(gloo, store));
+  });
 }

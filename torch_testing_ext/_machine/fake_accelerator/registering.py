@@ -4,6 +4,7 @@ This package may be what imports torch, so that no module that does so itself ma
 Those of `_torch` are.
 """
 
+import importlib
 import os
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -46,8 +47,10 @@ def register() -> None:
     # Its stubs do not export these functions.
     utils: Any = torch.utils
     utils.rename_privateuse1_backend(KIND)
-    # Any extension that is imported later wants this place.
-    utils.rename_privateuse1_backend = _refuse_other_extension
+    # Any extension that is imported later wants this place, by one of these names.
+    others: list[Any] = [utils, importlib.import_module("torch.utils.backend_registration")]
+    for module in others:
+        module.rename_privateuse1_backend = _refuse_other_extension
     from . import device_module
 
     device_state.register_device_module(KIND, device_module)
@@ -55,7 +58,10 @@ def register() -> None:
     if torch.distributed.is_available():
 
         def make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
-            return library.stage(torch.distributed.ProcessGroupGloo(store, rank, size, timeout))
+            from ..device_rules import ranks_per_device
+
+            claims = store if ranks_per_device() == 1 else None
+            return library.stage(torch.distributed.ProcessGroupGloo(store, rank, size, timeout), claims)
 
         torch.distributed.Backend.register_backend(BACKEND, make_group, devices=[KIND])
 

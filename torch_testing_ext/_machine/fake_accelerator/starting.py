@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext._process import private_folders
 
 from . import COUNT, LATE_STREAMS, LIBRARY_FOLDER, MASK, MEMORY, MEMORY_FILE, building
@@ -33,7 +34,10 @@ def start(count: int, announce: Callable[[str], None] = announce) -> None:
     _check_extensions()
     if LIBRARY_FOLDER not in os.environ:
         folder = building.library_folder(building.default_cache(), announce)
-        os.environ[MEMORY_FILE] = str(_make_memory_file())
+        memory = _make_memory_file()
+        os.environ[MEMORY_FILE] = str(memory)
+        # They are the devices of this run, and other runs have others.
+        os.environ[LEASE_FOLDER] = os.environ.get(LEASE_FOLDER) or str(memory.parent / "leases")
         os.environ[LIBRARY_FOLDER] = str(folder)
         # Last: it has one entry point and a library of a name that nobody else uses.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(folder))))

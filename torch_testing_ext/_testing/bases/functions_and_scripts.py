@@ -18,8 +18,8 @@ import threading
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from torch_testing_ext.launch.in_rank import Sanitize, log_of
 from torch_testing_ext.launch.probes import Logs, records_of
 from torch_testing_ext.launch.rank_watch import RankEvidence, with_collectives
 
-from . import launched_ranks, tests_in_ranks
+from . import groups_and_devices, launched_ranks, tests_in_ranks
 from .invocation import case_of
 from .tests_in_ranks import (
     RankError,
@@ -112,10 +112,17 @@ def run_script(
     if launcher not in LAUNCHERS:
         raise ValueError(f"launcher is {launcher!r}; it must be one of {LAUNCHERS}")
     words = [str(arg) for arg in args]
-    env = {**masks_of_ranks(devices, size), **(env or {})}
-    if launcher is not None:
-        return ScriptRun((_under_torchrun(script, words, size, env, timeout),))
-    case = case_of(script.name, str(script))
+    with devices_of_ranks(devices, size, name=script.name) as masks:
+        env = {**masks, **(env or {})}
+        if launcher is not None:
+            return ScriptRun((_under_torchrun(script, words, size, env, timeout),))
+        return ScriptRun(_in_ranks(script, words, size, env, timeout))
+
+
+def _in_ranks(
+    script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None
+) -> tuple[str, ...]:
+    """Run a script in ranks of ours; return the output of each."""
 
     def start(make_job: Callable[..., launch.Job]) -> launch.Run:
         job = make_job(_run_in_script, arguments={"script": str(script)})
@@ -124,7 +131,7 @@ def run_script(
         context = launch.ProcessContext(environ, folder, _search_path(script), (str(script), *words))
         return launch.launch_fresh(replace(job, context=context))
 
-    return ScriptRun(run_to_end(case, size, timeout, start, launch.Expected()))
+    return run_to_end(case_of(script.name, str(script)), size, timeout, start, launch.Expected())
 
 
 def _search_path(script: Path) -> tuple[str, ...]:
@@ -297,22 +304,43 @@ def spawn(
     importable, and the arguments are pickled.
     """
     size = checked_world_size(world_size, "world_size")
-    _spawn(function, size, args, timeout, backend, masks_of_ranks(devices, size, backend))
+    launched_ranks.refuse("spawn")
+    with devices_of_ranks(devices, size, backend, _name_of(function)) as masks:
+        _spawn(function, size, args, timeout, backend, masks)
 
 
-def masks_of_ranks(devices: int | str | None, world_size: int, backend: str | None = None) -> dict[str, str]:
-    """The variables that hide accelerators from ranks that are to use the CPU. Raises a skip if there are too few."""
+def _name_of(function: Callable[..., object]) -> str:
+    return f"spawn({getattr(function, '__qualname__', function)!s})"
+
+
+@contextmanager
+def devices_of_ranks(
+    devices: int | str | None, world_size: int, backend: str | None = None, name: str = ""
+) -> Iterator[dict[str, str]]:
+    """Lease the accelerators that ranks are to use, and hide the others. Yields the variables of the ranks.
+
+    Raises a skip if there are too few. Where nothing says what the ranks use, they see all, and none is leased.
+    """
     default = default_devices(Path(user_shell.working_folder() or os.sep))
     devices = devices_for(checked_devices(devices), world_size, backend, default)
-    if devices is None:
-        return {}
     if devices == AUTO:
         devices = world_size if accelerators.most_ranks() >= world_size else 0
     skip = needs.devices(devices).unmet() if isinstance(devices, int) and devices else None
     if skip is not None:
         raise needs.Skipped(skip)
-    uses_accelerators = isinstance(devices, int) and devices > 0
-    return {} if uses_accelerators or not accelerators.device_count() else masks_for((), accelerators.runtime())
+    with ExitStack() as stack:
+        if isinstance(devices, int) and devices > 0:
+            owner = f"pid {os.getpid()}: {name}"
+            yield stack.enter_context(groups_and_devices.leased_devices(devices, owner, lambda: _folder_for(stack)))
+        elif devices is not None and accelerators.device_count():
+            yield masks_for((), accelerators.runtime())
+        else:
+            yield {}
+
+
+def _folder_for(stack: ExitStack) -> Path:
+    """A folder that is there as long as the stack is."""
+    return Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
 
 def _spawn(
@@ -325,7 +353,7 @@ def _spawn(
 ) -> None:
     """Do what `spawn` does, with these masks of devices."""
     launched_ranks.refuse("spawn")
-    case = case_of(f"spawn({getattr(function, '__qualname__', function)!s})", source_file(function))
+    case = case_of(_name_of(function), source_file(function))
     run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function), backend, masks)
 
 

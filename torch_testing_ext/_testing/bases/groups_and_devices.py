@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import random
+import threading
 import time
+import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +22,13 @@ import torch.distributed as dist
 
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.device_rules import uses_nccl
+from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
+from torch_testing_ext._process import user_shell
+from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._testing.helpers.contexts import within
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._torch import device_state, flight_recorder, process_state
-from torch_testing_ext.launch import RankContext
+from torch_testing_ext.launch import RankContext, environment
 from torch_testing_ext.launch.in_rank import context_here
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -211,6 +217,118 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
         torch.cuda.set_per_process_memory_fraction(device_rules.fraction_for(total, ranks), own)
 
     device_state.when_cuda_is_first_used(at_first_use)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Leases of accelerators: no other test and no other program has them at the same time.
+#
+# Tests of pytest that have ranks lease them here, and so do the ranks of `spawn` and `run_script`; run_test.py leases
+# for its tests. All use the locks of `_machine/machine_resources.py`, in the same folder.
+
+# Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
+_RETRY_INTERVAL = (0.02, 0.1)
+# In seconds.
+_RESERVE_AFTER = 2.0
+
+
+class _LeasedHere(threading.local):
+    """Knows what this thread has leased: that cannot become free while the thread waits, and nothing of it runs then.
+
+    Ranks that the tests of a class share are idle while a test beside them uses the same devices.
+    """
+
+    def __init__(self) -> None:
+        self.identities: list[str] = []
+
+
+_leased_here = _LeasedHere()
+
+
+@contextmanager
+def leased_devices(
+    ranks: int, owner: str, other_folder: Callable[[], Path], fake: Sequence[str] = ()
+) -> Iterator[dict[str, str]]:
+    """Lease devices for these ranks, as soon as they are free. Yields the environment variables of the ranks.
+
+    No process of the ranks may be left when the lease ends. `owner`: in words, for those who wait. `other_folder`: for
+    the locks, where the folder of this user cannot be used. `fake`: names of devices in place of those that exist.
+    """
+    count = accelerators.device_count() if are_shared(ranks) else ranks
+    if not count:
+        yield {}
+        return
+    kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
+    if not fake and count < len(names) and not accelerators.masks_confine():
+        # All of them: nothing would keep other ranks off those that these use.
+        count = len(names)
+    identities = {name: device_rules.identity_of_device(kind, name, uuids) for name in names}
+    locks = _open_locks(identities, owner, other_folder)
+    try:
+        chosen = _choose(locks, identities, count)
+        if fake:
+            shown = {environment.PREFIX + "FAKE_DEVICES": ",".join(chosen)}
+        elif set(chosen) == set(names):
+            shown = {}
+        else:
+            shown = device_rules.masks_for(chosen, kind)
+        leased = [identities[name] for name in chosen]
+        _leased_here.identities += leased
+        try:
+            yield {**shown, **locks.leased(chosen)}
+        finally:
+            for identity in leased:
+                _leased_here.identities.remove(identity)
+    finally:
+        locks.close()
+
+
+def _visible_devices() -> tuple[str | None, tuple[str, ...], Mapping[str, str]]:
+    """The kind, the names and the UUIDs of the devices that this process may use."""
+    kind = accelerators.runtime()
+    if kind is None:
+        return None, (), {}
+    names = device_rules.visible_names(os.environ, kind, accelerators.device_count())
+    uuids = accelerators.device_uuids() if names else ()
+    return kind, names, device_rules.by_uuid(names, uuids)
+
+
+def _open_locks(identities: Mapping[str, str], owner: str, other_folder: Callable[[], Path]) -> DeviceLocks:
+    """Open locks in the folder of this user; if that cannot be used, in another one."""
+    ancestors = leased_by_ancestors(os.environ)
+    try:
+        return DeviceLocks(lease_folder(os.environ), identities, owner, ancestors)
+    except (OSError, UnsafeFolder) as error:
+        warnings.warn(f"other runs may use the same devices at the same time: {error}", stacklevel=1)
+        return DeviceLocks(other_folder(), identities, owner, ancestors)
+
+
+def _choose(locks: DeviceLocks, identities: Mapping[str, str], count: int) -> tuple[str, ...]:
+    """Lock devices, and wait until there are enough. Only the process with the reservation keeps some meanwhile."""
+    began = time.monotonic()
+    has_told = False
+    own = [name for name, identity in identities.items() if identity in _leased_here.identities]
+    while True:
+        waits_long = time.monotonic() - began > _RESERVE_AFTER
+        has_reservation = waits_long and locks.reserve()
+        reserved = locks.reserved_by_others()
+        got: list[str] = []
+        for name in identities:
+            if len(got) < count and name not in reserved and locks.acquire(name):
+                got.append(name)
+        # The free ones first.
+        got += [name for name in own if name not in got][: count - len(got)]
+        if len(got) == count:
+            locks.end_reservation()
+            return tuple(got)
+        if waits_long and not has_told:
+            owners = filter(None, (locks.owner_of(name) for name in identities if name not in got))
+            used_by = "; ".join(dict.fromkeys(owners)) or "another run"
+            user_shell.warn_user(f"waiting for {count} of {len(identities)} devices, used by {used_by}")
+            has_told = True
+        if not has_reservation:
+            for name in got:
+                locks.release(name)
+        time.sleep(random.uniform(*_RETRY_INTERVAL))
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch_testing_ext
-from torch_testing_ext._machine.machine_resources import LEASED, all_masks
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, all_masks
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.launch.environment import PREFIX, RUNNER_PREFIX
@@ -44,7 +44,7 @@ _PREFIXES_OF_MACHINE = (
 
 LOGS = PREFIX + "LOGS"
 # run_test.py decides for the nodes.
-_OF_RUN = (LEASED, RUNNER_PREFIX)
+_OF_RUN = (LEASED, LEASE_FOLDER, RUNNER_PREFIX)
 # Not UTF-8: an environment may hold any.
 _OTHER_BYTES = re.compile("[\ud800-\udfff]")
 _SECRET = re.compile(

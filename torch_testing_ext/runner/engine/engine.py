@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import time
 import traceback
 from collections import Counter
@@ -15,7 +16,7 @@ from torch_testing_ext._collectives.failure import describe_world
 from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import bare_uuid
-from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._machine.machine_resources import leased_by_ancestors, leased_for, leased_port
 from torch_testing_ext._machine.nvml import NvmlError, Usage
 from torch_testing_ext._process import system, user_shell
 from torch_testing_ext._process.child_processes import EventLoop
@@ -428,8 +429,11 @@ class LocalPlace(Place):
         """Start a unit in processes of this machine."""
         environ = {**environment_of(lease, self.inventory), **self._address_of_ras(lease)}
         locks: tuple[int, ...] = ()
+        if lease.devices:
+            # Also if this run agrees with no other: what the test starts waits for none of these.
+            identities = map(self.inventory.identity_of, lease.devices)
+            environ.update(leased_for(identities, leased_by_ancestors(os.environ)))
         if self.others is not None:
-            environ.update(self.others.environment_of(lease))
             locks = self.others.locks.descriptors(lease.devices)
         environ.update(self.options.environment_of_sanitizer(unit.repetition))
         environ.update(self.options.environment_of_debugger())

@@ -84,12 +84,6 @@ class OtherRuns:
         for name in lease.devices:
             self.locks.release(name)
 
-    def environment_of(self, lease: Lease) -> dict[str, str]:
-        """The environment variables of a leaseholder, for runs that it starts."""
-        if not lease.devices:
-            return {}
-        return self.locks.leased(lease.devices)
-
     @property
     def are_awaited(self) -> bool:
         return self._wait is not None

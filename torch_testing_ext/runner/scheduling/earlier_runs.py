@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._machine import fake_accelerator
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext._process import file_reads, files, messages
 from torch_testing_ext._process.files import make_cache_folder, write_atomically
 from torch_testing_ext._process.project_settings import SETTINGS_FILES
@@ -202,7 +203,7 @@ _NO_RECORD = "there is no record of what it reads"
 _OF_TERMINAL = {
     *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TERM", "COLORTERM", "TERM_SESSION_ID", "WINDOWID", "TTY"),
     # Of each run.
-    fake_accelerator.MEMORY_FILE,
+    *(fake_accelerator.MEMORY_FILE, LEASE_FOLDER),
     *("TMUX", "TMUX_PANE", "STY", "DISPLAY", "WAYLAND_DISPLAY", "INVOCATION_ID", "JOURNAL_STREAM", "NO_COLOR"),
 }
 _PREFIXES_OF_TERMINAL = ("SSH_", "XDG_", "DBUS_", "VSCODE_", "LESS", "TORCH_TESTING_EXT_RUN_")

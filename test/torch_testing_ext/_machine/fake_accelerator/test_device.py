@@ -7,15 +7,18 @@ import functools
 import json
 import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any
 
 from kit.files import FolderCase, subject
-from kit.processes import ROOT, run_python
-from kit.pytest_runs import PytestRun, run_pytest
+from kit.processes import ROOT, clean_environ, run_python
+from kit.pytest_runs import PLUGIN, PytestRun, run_pytest
 
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext.common_utils import run_tests
 
 README = ROOT / "README.md"
@@ -98,13 +101,15 @@ class PytestTest(DeviceCase):
                 self.assertIn(f"test_faults.py:{line}", run.messages[name])
 
     def test_properties_and_header(self) -> None:
+        """By the option and by the variable."""
         report = self.root / "junit.xml"
         source = "import torch\ndef test_count(): assert torch.accelerator.device_count() == 4\n"
         self.write("test_count.py", source)
-        done = run_python("-m", "pytest", *OPTIONS, f"--junitxml={report}", self.root)
-        self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
-        properties = [each.attrib for each in ElementTree.parse(report).iter("property")]
-        self.assertIn({"name": "fake_accelerators", "value": "4"}, properties)
+        for options, environ in ((OPTIONS, {}), ((), {COUNT: "4"})):
+            done = run_python("-m", "pytest", *PLUGIN, *options, f"--junitxml={report}", self.root, **environ)
+            self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
+            properties = [each.attrib for each in ElementTree.parse(report).iter("property")]
+            self.assertIn({"name": "fake_accelerators", "value": "4"}, properties)
 
     def test_refusals(self) -> None:
         self.write("test_nothing.py")
@@ -228,6 +233,53 @@ class DirectTest(DeviceCase):
         )
         done = run_python(file, **{COUNT: "3"})
         self.assertEqual((done.stdout, done.returncode), ("3\n", 0), done.stderr)
+
+    def test_two_programs_do_not_use_a_device_at_once(self) -> None:
+        """The second says for whom it waits, and runs when the first has ended."""
+        for fifo in ("is_held", "let_go"):
+            os.mkfifo(self.root / fifo)
+        first = self.start("holds")
+        self.assertEqual((self.root / "is_held").read_text(), "fake-0000")
+        second = self.start("passes")
+        assert second.stderr is not None
+        waiting = next(line for line in second.stderr if "waiting" in line)
+        self.assertIn(f"waiting for 1 of 1 devices, used by pid {first.pid}: spawn(holds)", waiting)
+        self.assertFalse((self.root / "has_run").exists())
+        (self.root / "let_go").write_text("")
+        for program in (first, second):
+            _, errors = program.communicate()
+            self.assertEqual(program.returncode, 0, errors)
+        self.assertTrue((self.root / "has_run").exists())
+
+    def test_runs_have_devices_of_their_own(self) -> None:
+        """One does not wait for another."""
+        for fifo in ("is_held", "let_go"):
+            os.mkfifo(self.root / fifo)
+        first = self.start("holds", **{LEASE_FOLDER: ""})
+        self.assertEqual((self.root / "is_held").read_text(), "fake-0000")
+        second = self.start("passes", **{LEASE_FOLDER: ""})
+        _, errors = second.communicate()
+        self.assertEqual(second.returncode, 0, errors)
+        (self.root / "let_go").write_text("")
+        first.communicate()
+        self.assertEqual(first.returncode, 0)
+
+    def start(self, function: str, **environ: str) -> subprocess.Popen[str]:
+        """Start a program whose ranks lease the only device."""
+        file = self.write("program.py", source_of("program.py"))
+        process = subprocess.Popen(
+            [sys.executable, file, function],
+            cwd=self.root,
+            env=clean_environ(
+                **{COUNT: "1", LEASE_FOLDER: str(self.root / "leases"), "PYTHONPATH": str(ROOT), **environ}
+            ),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        for clean_up in (process.stderr.close, process.wait, process.kill):  # the last one first
+            self.addCleanup(clean_up)
+        return process
 
     def test_nothing_changes_without_the_option(self) -> None:
         file = self.write("direct.py", "import torch, torch_testing_ext\nprint(hasattr(torch, 'fakeacc'))\n")

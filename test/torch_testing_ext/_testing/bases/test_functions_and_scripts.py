@@ -19,6 +19,7 @@ from kit.files import subject, write
 from kit.processes import output_of_python
 
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED
 from torch_testing_ext._process import system
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
 from torch_testing_ext._testing.bases import functions_and_scripts
@@ -206,23 +207,27 @@ class DevicesTest(TestCase):
     def masks(self, count, *arguments, setting="auto"):
         of_machine = {"device_count": lambda: count, "most_ranks": lambda: count, "runtime": lambda: "cuda"}
         with (
-            mock.patch.multiple(accelerators, **of_machine),
-            mock.patch.dict(os.environ, {DEVICES_OF_RUN: setting}),
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.multiple(accelerators, device_uuids=tuple, **of_machine),
+            mock.patch.dict(os.environ, {DEVICES_OF_RUN: setting, LEASE_FOLDER: folder}),
+            functions_and_scripts.devices_of_ranks(*arguments) as environ,
         ):
-            return functions_and_scripts.masks_of_ranks(*arguments)
+            leased = environ.pop(LEASED, "")
+            return len(leased.split(",")) if leased else environ
 
-    def test_hidden_unless_there_is_one_for_each_rank(self):
+    def test_leased_or_hidden(self):
+        """A number: so many are leased, and nothing is masked."""
         hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
         for count, arguments, setting, expected in (
             (0, (None, 2), "auto", {}),
-            (2, (None, 2), "auto", {}),
-            (2, ("auto", 2), "cpu", {}),
+            (2, (None, 2), "auto", 2),
+            (2, ("auto", 2), "cpu", 2),
             (2, (None, 2), "cpu", hidden),
             (2, (0, 2), "auto", hidden),
             (1, (None, 2), "auto", hidden),
-            (1, (1, 2), "auto", {}),
+            (1, (1, 2), "auto", 1),
             (1, (None, 2, "gloo"), "auto", {}),
-            (2, (None, 2, "nccl"), "cpu", {}),
+            (2, (None, 2, "nccl"), "cpu", 2),
         ):
             with self.subTest(count=count, arguments=arguments, setting=setting):
                 self.assertEqual(self.masks(count, *arguments, setting=setting), expected)
@@ -233,7 +238,8 @@ class DevicesTest(TestCase):
                 self.masks(1, *arguments)
 
     def test_ranks_have_the_masks(self):
-        with mock.patch.object(functions_and_scripts, "masks_of_ranks", lambda *_: {"CUDA_VISIBLE_DEVICES": "none"}):
+        masks = contextlib.nullcontext({"CUDA_VISIBLE_DEVICES": "none"})
+        with mock.patch.object(functions_and_scripts, "devices_of_ranks", lambda *_: masks):
             spawn(see_devices, 1)
 
 

@@ -3,7 +3,12 @@
 The accelerators are those of Python (`kit/python_accelerator`): no compiler is needed.
 """
 
+import os
+import queue
+import tempfile
+import threading
 import unittest
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,9 +16,11 @@ import torch
 from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags
-from torch_testing_ext._machine.machine_resources import MachineMemory, MemoryUse
-from torch_testing_ext._testing.bases.functions_and_scripts import masks_of_ranks
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, DeviceLocks, MachineMemory, MemoryUse
+from torch_testing_ext._testing.bases import functions_and_scripts, groups_and_devices
+from torch_testing_ext._testing.bases.functions_and_scripts import devices_of_ranks
 from torch_testing_ext._testing.marks import device_types, needs, settings_of_tests, skips
+from torch_testing_ext.ranks import run_script, spawn
 
 BACKEND = "testccl"
 MACHINES = (0, 1, 2, 4)
@@ -181,30 +188,166 @@ class TestBackends(unittest.TestCase):
 class TestRanks(unittest.TestCase):
     """Devices of the ranks of `spawn` and `run_script`."""
 
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        environ = mock.patch.dict(os.environ, {LEASE_FOLDER: folder.name})
+        environ.start()
+        self.addCleanup(environ.stop)
+
+    def masks(self, *arguments):
+        with devices_of_ranks(*arguments) as environ:
+            return environ.get(MASK), environ.get(LEASED, "").count(KIND) // 2
+
     @with_accelerators(2)
     def test_masks(self):
-        hidden = {MASK: device_rules.NONE}
         for devices, world_size, expected in (
-            ("auto", 2, {}),
-            ("auto", 3, hidden),
-            (0, 2, hidden),
-            (2, 2, {}),
-            (None, 2, {}),
+            ("auto", 2, (None, 2)),
+            ("auto", 3, (device_rules.NONE, 0)),
+            (0, 2, (device_rules.NONE, 0)),
+            (1, 2, ("0", 1)),
+            (2, 2, (None, 2)),
+            (None, 2, (None, 2)),
         ):
-            self.assertEqual(masks_of_ranks(devices, world_size), expected, (devices, world_size))
+            self.assertEqual(self.masks(devices, world_size), expected, (devices, world_size))
         with self.assertRaises(needs.Skipped):
-            masks_of_ranks(4, 4)
+            self.masks(4, 4)
 
     @with_accelerators(2)
     def test_a_backend_decides(self):
-        self.assertEqual(masks_of_ranks(None, 2, BACKEND), {})
+        self.assertEqual(self.masks(None, 2, BACKEND), (None, 2))
         with self.assertRaises(needs.Skipped):
-            masks_of_ranks(None, 4, BACKEND)
-        self.assertEqual(masks_of_ranks(None, 4, "gloo"), {})
+            self.masks(None, 4, BACKEND)
+        self.assertEqual(self.masks(None, 4, "gloo"), (None, 0))
 
     @with_accelerators()
     def test_without_any(self):
-        self.assertEqual(masks_of_ranks("auto", 2), {})
+        self.assertEqual(self.masks("auto", 2), (None, 0))
+
+    def locks(self, count):
+        """Those of another program."""
+        identities = {str(number): f"{KIND}-{KIND}-{number}" for number in range(count)}
+        locks = DeviceLocks(Path(os.environ[LEASE_FOLDER]), identities, "pid 1: another program")
+        return locks
+
+    @with_accelerators(4)
+    def test_no_other_program_has_the_same_while_they_run(self):
+        other = self.locks(4)
+        other.acquire("0")
+        with mock.patch.object(functions_and_scripts, "_spawn", side_effect=self.check_lease) as start:
+            spawn(_nothing, 2, devices=2)
+        start.assert_called_once()
+        for launcher, starter in ((None, "_in_ranks"), ("torchrun", "_under_torchrun")):
+            with mock.patch.object(functions_and_scripts, starter, return_value="") as start:
+                run_script(__file__, world_size=1, devices=1, launcher=launcher)
+            _, _, _, environ, _ = start.call_args.args
+            self.assertEqual((environ[MASK], environ[LEASED]), ("1", f"{KIND}-{KIND}-1"))
+        self.assertEqual([name for name in "0123" if other.acquire(name)], ["0", "1", "2", "3"])
+        other.close()
+
+    def check_lease(self, *arguments):
+        """What is passed to ranks that lease 1 and 2."""
+        environ = arguments[-1]
+        identities = [f"{KIND}-{KIND}-{number}" for number in (1, 2)]
+        self.assertEqual((environ[MASK], environ[LEASED]), ("1,2", ",".join(identities)))
+        others = self.locks(4)
+        self.assertEqual([name for name in "123" if others.acquire(name)], ["3"])
+        others.close()
+
+    @with_accelerators(2)
+    def test_another_thread_waits_and_the_user_is_told_for_whom(self):
+        # Beside another thread, only a new interpreter could tell.
+        self.assertTrue(accelerators.masks_confine())
+        told = queue.Queue()
+        got = queue.Queue()
+
+        def wait():
+            with devices_of_ranks(1, 1, None, "the waiting one") as environ:
+                got.put(environ[LEASED])
+
+        thread = threading.Thread(target=wait, daemon=True)
+        with (
+            mock.patch.object(groups_and_devices, "_RESERVE_AFTER", 0.0),
+            mock.patch.object(groups_and_devices.user_shell, "warn_user", told.put),
+        ):
+            with devices_of_ranks(2, 2, None, "this test"):
+                thread.start()
+                text = told.get(timeout=60)
+                self.assertTrue(got.empty())
+            self.assertEqual(got.get(timeout=60), f"{KIND}-{KIND}-0")
+            thread.join()
+        self.assertEqual(text, f"waiting for 1 of 2 devices, used by pid {os.getpid()}: this test")
+
+    @with_accelerators(3)
+    def test_a_thread_does_not_wait_for_itself(self):
+        """Ranks that tests of a class share have devices while none of them runs. Free ones come first."""
+        with devices_of_ranks(2, 2) as outer:
+            self.assertEqual(outer[MASK], "0,1")
+            for count, mask in ((1, "2"), (2, "2,0"), (3, None)):
+                with devices_of_ranks(count, count) as inner:
+                    self.assertEqual(inner.get(MASK), mask)
+            self.assertFalse(self.locks(3).acquire("0"))
+
+
+class TestOtherMachines(unittest.TestCase):
+    """Decorators on machines that are not here, as flags and versions describe them."""
+
+    def is_skipped(self, decorator, *true, version=None, **attributes):
+        """`decorator()` makes the decorator there. `true`: the flags that are."""
+        with (
+            mock.patch.object(skips, "flag", true.__contains__),
+            mock.patch.object(device_types, "flag", true.__contains__),
+            mock.patch.multiple(torch.version, **(version or {"xpu": None})),
+        ):
+            return bool(_raised(decorator(), **attributes))
+
+    def test_flags(self):
+        for decorator, true, expected in (
+            (lambda: skips.requires_multigpu, (), True),
+            (lambda: skips.requires_multigpu, ("TEST_MULTIGPU",), False),
+            (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM",), False),
+            (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM", "TEST_WITH_TORCHINDUCTOR"), True),
+            (lambda: skips.skipIfWindowsXPU, ("TEST_XPU",), False),
+            (lambda: skips.skipIfWindowsXPU, ("TEST_XPU", "IS_WINDOWS"), True),
+        ):
+            with self.subTest(true=true):
+                self.assertEqual(self.is_skipped(decorator, *true), expected)
+
+    def test_versions_of_rocm(self):
+        with mock.patch.object(skips, "getRocmVersion", lambda: (6, 4)):
+            for decorator, expected in (
+                (lambda: skips.skipIfRocmVersionLessThan((7, 0)), True),
+                (lambda: skips.skipIfRocmVersionAtLeast((6, 4)), True),
+                (lambda: skips.skipIfRocmVersionAtLeast((6, 5)), False),
+                (lambda: skips.skipIfRocmVersionInRange((6, 0), (6, 4), "why"), False),
+                (lambda: skips.skipIfRocmVersionInRange((6, 0), (6, 5), "why"), True),
+            ):
+                self.assertEqual(self.is_skipped(decorator, "TEST_WITH_ROCM"), expected)
+                self.assertFalse(self.is_skipped(decorator))
+
+    def test_versions_of_cuda(self):
+        for version, hip, expected in (("12.4", None, True), ("12.8", None, False), ("12.4", "6.4", False)):
+            found = {"cuda": version, "hip": hip, "xpu": None}
+            self.assertEqual(self.is_skipped(lambda: skips.requires_triton_ptxas_compat, version=found), expected)
+
+    def test_the_allocator_of_cuda(self):
+        for is_enabled in (True, False):
+            with mock.patch.object(skips.device_state, "caching_allocator_is_enabled", lambda is_on=is_enabled: is_on):
+                skipped = self.is_skipped(lambda: skips.skipIfCachingAllocatorDisabled, "TEST_CUDA")
+            self.assertEqual(skipped, not is_enabled)
+
+    def test_of_one_kind(self):
+        for kind, true, expected in (("cuda", ("TEST_WITH_ROCM",), True), ("cuda", (), False), ("xpu", (), False)):
+            self.assertEqual(self.is_skipped(lambda: device_types.skipCUDAIfRocm, *true, device_type=kind), expected)
+        self.assertTrue(self.is_skipped(lambda: device_types.onlyPRIVATEUSE1, device_type="cuda"))
+
+    def test_memory_of_a_device_without_any(self):
+        self.assertFalse(device_types._has_device_memory(torch.device("cuda"), 1))
+
+    def test_a_stream_is_kept_busy(self):
+        with mock.patch.object(torch.cuda, "_sleep") as sleep:
+            skips.device_sleep("cuda", 100)
+        sleep.assert_called_once_with(100)
 
 
 class TestDeviceTypes(unittest.TestCase):

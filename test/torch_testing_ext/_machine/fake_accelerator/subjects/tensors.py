@@ -1,11 +1,13 @@
 """Tensors of a fake accelerator against those of the CPU: run with --fake-accelerators 4."""
 
 import copy
+import importlib
 import io
 import os
 import pickle
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -138,6 +140,90 @@ def test_random_numbers():
     assert torch.get_rng_state().equal(of_cpu)
 
 
+def test_states_of_random_numbers():
+    state = torch.fakeacc.get_rng_state()
+    first = torch.rand(3, device=KIND)
+    with torch.random.fork_rng(devices=[0], device_type=KIND):
+        torch.rand(3, device=KIND)
+    torch.fakeacc.set_rng_state(state)
+    assert_close(torch.rand(3, device=KIND), first)
+    assert torch.rand(2, generator=torch.Generator()).device.type == "cpu"
+
+
+def test_a_state_that_follows_its_parameters():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for device in ("cpu", KIND):
+        model.to(device)
+        optimizer.load_state_dict(optimizer.state_dict())
+        model(torch.ones(1, 2, device=device)).sum().backward()
+        optimizer.step()
+        assert optimizer.state[model.weight]["momentum_buffer"].device.type == device
+
+
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_scaler(is_finite):
+    scaler = torch.amp.GradScaler(KIND, init_scale=4.0)
+    weight = nn.Parameter(torch.ones(2, device=KIND))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.scale((weight * (1 if is_finite else torch.inf)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert (weight.tolist(), scaler.get_scale()) == (([0.0] * 2, 4.0) if is_finite else ([1.0] * 2, 2.0))
+
+
+def test_packed_sequences():
+    def make(device):
+        torch.manual_seed(0)
+        lstm = nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True).to(device)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.ones(2, 5, 3, device=device), torch.tensor([5, 3]), batch_first=True
+        )
+        return nn.utils.rnn.pad_packed_sequence(lstm(packed)[0])[0]
+
+    check(make)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpoints(use_reentrant):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).to(KIND)
+    x = torch.ones(2, 3, device=KIND, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(model, x, use_reentrant=use_reentrant).sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_loaders():
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    for workers in (0, 1):
+        loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True, num_workers=workers)
+        batches = [batch for (batch,) in loader]
+        assert all(batch.is_pinned() for batch in batches)
+        assert [batch.to(KIND, non_blocking=True).tolist() for batch in batches] == [[0, 1], [2, 3]]
+
+
+def test_types():
+    check(lambda device: torch.fft.fft(torch.arange(3.0, device=device)).conj())
+    check(lambda device: torch.ones(2, 2, dtype=torch.bfloat16, device=device) @ torch.eye(2, device=device).bfloat16())
+    check(lambda device: torch.ones(2, device=device).to(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss"])
+def test_losses(loss):
+    """No warning that the CPU has not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(
+            lambda device: getattr(nn.functional, loss)(torch.ones(2, 3, device=device), torch.zeros(2, 3).to(device))
+        )
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        y = nn.Linear(2, 2).to(KIND)(torch.ones(1, 2, device=KIND))
+        assert y.is_inference()
+        assert y.add_(1).cpu().numpy().shape == (1, 2)
+
+
 def test_save_load_pickle_copy():
     file = io.BytesIO()
     torch.save({"x": torch.arange(3.0, device=f"{KIND}:1")}, file)
@@ -205,6 +291,7 @@ def test_streams_and_events():
         assert torch.empty(1, device=KIND).device.index == 2
 
 
-def test_another_extension_is_refused():
+@pytest.mark.parametrize("module", ["torch.utils", "torch.utils.backend_registration"])
+def test_another_extension_is_refused(module):
     with pytest.raises(RuntimeError, match=r"npu cannot be loaded beside the fake accelerator.*Run without"):
-        torch.utils.rename_privateuse1_backend("npu")
+        importlib.import_module(module).rename_privateuse1_backend("npu")

@@ -1,12 +1,14 @@
 """Training on fake accelerators, with the numbers of one process on the CPU: run with --fake-accelerators 4."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -51,6 +53,53 @@ def check_trained(module, env, full=lambda parameter: parameter):
 @in_ranks
 def test_ddp(dist_env):
     check_trained(DistributedDataParallel(make_net().to(dist_env.device), device_ids=[dist_env.device.index]), dist_env)
+
+
+@in_ranks
+def test_synchronized_batch_norm(dist_env):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3))
+    whole = torch.randn(8, 2, 5)
+    part = whole.chunk(dist_env.world_size)[dist_env.rank].to(dist_env.device)
+    on_device = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net)).to(dist_env.device)
+    model = DistributedDataParallel(on_device, device_ids=[dist_env.device.index])
+    outputs = []
+    for module, batch in ((net, whole), (model, part)):
+        outputs.append(module(batch))
+        outputs[-1].pow(3).sum().backward()
+    assert_close(outputs[1].cpu(), outputs[0].chunk(dist_env.world_size)[dist_env.rank])
+    for parameter, expected in zip(on_device.parameters(), net.parameters(), strict=True):
+        assert_close(parameter.grad.cpu() * dist_env.world_size, expected.grad, rtol=1e-4, atol=1e-4)
+    for buffer, expected in zip(on_device.buffers(), net.buffers(), strict=True):
+        assert_close(buffer.cpu(), expected)
+
+
+@in_ranks
+def test_objects(dist_env):
+    objects = [torch.ones(1, device=dist_env.device) if dist_env.rank == 0 else None]
+    dist.broadcast_object_list(objects, 0, device=dist_env.device)
+    assert objects[0].item() == 1
+    gathered = [None] * dist_env.world_size
+    dist.all_gather_object(gathered, torch.full((1,), dist_env.rank, device=dist_env.device))
+    assert [int(each) for each in gathered] == list(range(dist_env.world_size))
+
+
+@in_ranks
+def test_a_tensor_whose_first_dimension_is_not_the_number_of_ranks(dist_env):
+    size = dist_env.world_size
+    gathered = torch.empty(1, size, device=dist_env.device)
+    dist.all_gather_into_tensor(gathered, torch.full((1, 1), dist_env.rank, device=dist_env.device).float())
+    assert gathered.tolist() == [list(range(size))]
+    mine = torch.empty(1, 1, device=dist_env.device)
+    dist.reduce_scatter_tensor(mine, gathered)
+    assert mine.item() == size * dist_env.rank
+
+
+@in_ranks
+def test_offloaded_parameters(dist_env):
+    net = fully_shard(make_net(), offload_policy=CPUOffloadPolicy())
+    train(net, lambda net: net(data_of(dist_env.rank).to(dist_env.device)).pow(2).mean(), steps=1)
+    assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
 
 
 @in_ranks

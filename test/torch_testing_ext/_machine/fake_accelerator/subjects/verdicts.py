@@ -32,6 +32,7 @@ def on_device(fault, backend="fakeccl"):
     """The same fault, whose tensors are on the device of the rank."""
 
     def body(self):
+        torch.accelerator.set_device_index(self.rank)
         with torch.device("fakeacc", self.rank):
             fault.body(self)
 
