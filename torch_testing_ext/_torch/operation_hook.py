@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
@@ -244,18 +243,6 @@ def name_of_reduce_op(number: int | None) -> str | None:
     if number is None:
         return None
     return _REDUCE_OPS[number] if number < len(_REDUCE_OPS) else f"reduce operation {number}"
-
-
-def timeout_of_group(group: Any) -> float | None:
-    """The time-out of a group's operations in seconds, the shortest of its backends; None if unknown.
-
-    `ProcessGroup._get_backend`, `ProcessGroup._device_types`, `Backend.options`: 2.11 to 2.15.
-    """
-    found = []
-    for device in getattr(group, "_device_types", ()):
-        with suppress(RuntimeError, AttributeError):
-            found.append(float(group._get_backend(device).options._timeout.total_seconds()))
-    return min(found, default=None)
 
 
 # -- works

@@ -371,7 +371,10 @@ def collectives_of_test(more_follow: bool = False) -> bytes:
     if recorder is None or is_forked_by_test:
         return b""
     dumps = recorder.take_collectives() if more_follow else recorder.recorded_collectives()
-    return _packed(recorder, dumps, now())
+    packed = _packed(recorder, dumps, now())
+    if more_follow:
+        recorder.forget_errors()
+    return packed
 
 
 def write_answer(target: Path, with_state: bool) -> None:
@@ -437,9 +440,8 @@ def _packed(
     groups = [group.fields for group in recorder.made_groups()]
     creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
-    errors = recorder.errors_of_collectives()
-    raised_at = recorder.places_of_errors()
-    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made, raised_at)
+    errors = [(error.at, error.function, error.lost_peer, error.places) for error in recorder.errors_of_collectives()]
+    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
 
 
 def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:

@@ -529,7 +529,8 @@ class Prober:
         records = logs.records()
         completed = {}
         for rank, answer in running.items():
-            state = answer.state and replace(answer.state, p2p=False)
+            # The numbers of messages are those of the answer.
+            state = answer.state and replace(answer.state, p2p=False, message=None)
             if rank in records:
                 completed[rank] = replace(records[rank], state=state, at=answer.at, creating=answer.creating)
         others = {rank: record for rank, record in records.items() if rank not in running}
