@@ -7,7 +7,6 @@ import itertools
 import math
 import pickle
 from bisect import bisect, bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -535,14 +534,15 @@ class RawRecord:
                 calls.setdefault(keys[number], []).append(call)
         return calls
 
-    def messages(self) -> Iterator[tuple[GroupKey, str, tuple[int, int | None, int]]]:
-        """The sends and receives: group, kind, and source, target and tag, as numbers in the group."""
+    def messages(self) -> Iterator[tuple[GroupKey, str, tuple[int | None, ...], tuple[Any, ...]]]:
+        """The sends and receives: group, kind, source, target and tag as numbers, and what it is."""
         keys = keys_of(self.groups)
         for fields, number in self._entries:
             if number is not None and "message" in fields:
                 here, peer, kind = self.groups[number].index, fields["peer"], fields["profiling_name"].partition(":")[2]
                 source, target = (here, peer) if kind == "send" else (peer, here)
-                yield keys[number], kind, (target, source, fields["tag"])
+                what = _agreement(fields, "", "message")
+                yield keys[number], kind, (source, target, fields["tag"]), what
 
     def record(self, rank: int) -> RankRecord:
         """All that the rank has issued, if this is its number."""
@@ -685,10 +685,11 @@ def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
 
 
 def _do_messages_fit(records: Sequence[RawRecord]) -> bool:
-    """Has each message been sent and received? If a rank receives from any, it is not counted who has sent."""
-    sent: Counter[tuple[Any, ...]] = Counter()
-    received: Counter[tuple[Any, ...]] = Counter()
-    for record in records:
-        for key, kind, message in record.messages():
-            (sent if kind == "send" else received)[key, message] += 1
+    """Has each message been sent and received alike? If a rank receives from any, it is not known who has sent."""
+    sent, received = (
+        grouped(
+            ((key, route), what) for record in records for key, each, route, what in record.messages() if each == kind
+        )
+        for kind in ("send", "recv")
+    )
     return sent == received
