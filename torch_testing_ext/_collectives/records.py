@@ -402,7 +402,7 @@ def pack_record(
     folder: str,
     at: float,
     state: RankState | None = None,
-    sequences: Mapping[str, tuple[int, int]] | None = None,
+    sequences: Mapping[str, tuple[int, int, int]] | None = None,
     creating: tuple[Any, ...] | None = None,
 ) -> bytes:
     """Pack the record of a rank.
@@ -410,7 +410,7 @@ def pack_record(
     `groups`: those that it has made, as the fields of a GroupRecord and the time of their making; `creating`: the one
     that it is making. `dumps`: of its recorders, each after the number of the first entry that counts. `errors`: the
     fields of a SeenError for each. `folder`: of torch. `at`: the moment. `state`: of its threads. `sequences`: the
-    sequence numbers of its groups, None if unknown.
+    sequence numbers of its groups, None if unknown: then there may be messages that nobody has noted.
     """
     return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating))
 
@@ -457,8 +457,9 @@ class RawRecord:
         recorded = [self._entries_of(dump, first) for first, dump in dumps]
         self._entries = _merged([entries for entries in recorded if entries])
         self._state: RankState | None = None
+        may_have_sent = sequences is None or self._has_gaps(sequences)
+        self._has_all_messages &= not may_have_sent
         if state:
-            may_have_sent = sequences is None or self._has_gaps(sequences)
             seen = messages.decode(RankState, state)
             awaited = None if seen.message is None else self._order_of_message(seen.message)
             self._state = replace(seen, p2p=may_have_sent, message=awaited)
@@ -475,15 +476,17 @@ class RawRecord:
         counting = [_Entry(fields, None) for fields in entries if fields["record_id"] >= first]
         return self._with_groups(counting)
 
-    def _has_gaps(self, sequences: Mapping[str, tuple[int, int]]) -> bool:
-        """May the rank have sent or received after its last collective? That uses up a number, and is not recorded."""
+    def _has_gaps(self, sequences: Mapping[str, tuple[int, int, int]]) -> bool:
+        """May the rank have sent or received what is not noted? Each message uses up a number of its group.
+
+        Those of the collectives do not count messages.
+        """
         in_groups = grouped((entry.group, entry) for entry in self._entries)
-        for name, (number, before) in sequences.items():
-            latest = before
-            for entry in in_groups.get(name, ()):
-                # A message that we have noted has no number of its own: it takes the next one.
-                latest = latest + 1 if "message" in entry.fields else max(before, entry.fields["collective_seq_id"])
-            if number != latest:
+        for name, (number, before, used_up) in sequences.items():
+            entries = in_groups.get(name, [])
+            messages = sum("message" in entry.fields for entry in entries)
+            collectives = [entry.fields["collective_seq_id"] for entry in entries if not entry.fields["is_p2p"]]
+            if number != max(collectives, default=before) + used_up + messages:
                 return True
         return False
 

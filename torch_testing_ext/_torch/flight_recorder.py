@@ -138,6 +138,7 @@ _groups: list[MadeGroup] = []
 _in_creation: list[MadeGroup] = []
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by group: its place in `_groups`
 _latest: dict[str, int] = {}  # by the name of a group: the sequence number of its latest collective that was seen
+_used_up: dict[str, int] = {}  # and how many numbers its messages had used up then
 
 
 @dataclass(frozen=True)
@@ -266,10 +267,10 @@ def forget_collectives() -> None:
 
 
 def _forget_messages() -> None:
-    """Messages use up sequence numbers: those that were used until now do not count any more."""
+    """Messages use up sequence numbers, and collectives do not count those: remember how many that were."""
     if _messages.count():
         with suppress(RuntimeError):  # a backend may have none
-            _latest.update({name: number for name, (number, _) in sequence_numbers().items()})
+            _used_up.update({name: number - before for name, (number, before, _) in sequence_numbers().items()})
     _messages.forget()
 
 
@@ -313,6 +314,7 @@ def forget_groups() -> None:
     _numbers.clear()
     _through_gloo.clear()
     _latest.clear()
+    _used_up.clear()
     forget_errors()
 
 
@@ -324,16 +326,17 @@ def is_of_torch(file: str) -> bool:
     return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
 
 
-def sequence_numbers() -> dict[str, tuple[int, int]]:
-    """For each group, by name: its sequence number now, and that of its latest collective that no longer counts.
+def sequence_numbers() -> dict[str, tuple[int, int, int]]:
+    """For each group, by name: its sequence number now, and of what no longer counts that of the latest collective.
 
-    gloo does not record sends and receives, but they use up numbers. Raises RuntimeError if a group has none.
+    gloo does not record sends and receives, but they use up numbers: last, how many, of those that no longer count.
+    Raises RuntimeError if a group has none.
     """
     import torch.distributed as dist
 
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     names = [(str(group.group_name), group) for group in groups]
-    return {name: (_sequence_number(group), _latest.get(name, 0)) for name, group in names}
+    return {name: (_sequence_number(group), _latest.get(name, 0), _used_up.get(name, 0)) for name, group in names}
 
 
 def _sequence_number(group: Any) -> int:

@@ -370,8 +370,9 @@ def collectives_of_test(more_follow: bool = False) -> bytes:
     is_forked_by_test = context_here() is None
     if recorder is None or is_forked_by_test:
         return b""
+    sequences = _sequences(recorder)
     dumps = recorder.take_collectives() if more_follow else recorder.recorded_collectives()
-    packed = _packed(recorder, dumps, now())
+    packed = _packed(recorder, dumps, now(), sequences=sequences)
     if more_follow:
         recorder.forget_errors()
     return packed
@@ -435,7 +436,7 @@ def _packed(
     dumps: list[tuple[int, bytes]],
     at: float,
     state: RankState | None = None,
-    sequences: dict[str, tuple[int, int]] | None = None,
+    sequences: dict[str, tuple[int, int, int]] | None = None,
 ) -> bytes:
     groups = [group.fields for group in recorder.made_groups()]
     creating = recorder.group_in_creation()
@@ -444,10 +445,10 @@ def _packed(
     return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
 
 
-def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:
+def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int, int]] | None:
     # A backend may have none.
     with suppress(Exception):
-        numbers: dict[str, tuple[int, int]] = recorder.sequence_numbers()
+        numbers: dict[str, tuple[int, int, int]] = recorder.sequence_numbers()
         return numbers
     return None
 

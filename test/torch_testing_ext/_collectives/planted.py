@@ -336,19 +336,6 @@ def count_of_a_message(self):
 
 
 @fault(
-    "failed",
-    "message #1 of the default group: rank 0 sends [4] float32 to rank 1, which receives [8] float32",
-    bases=("fresh",),
-)
-def messages_in_another_order(self):
-    for count in (4, 8) if self.rank == 0 else (8, 4):
-        if self.rank == 0:
-            dist.send(ones(count), 1)
-        elif self.rank == 1:
-            dist.recv(ones(count), 0)
-
-
-@fault(
     "error",
     "rank 0 waits in the default group (send #1 to rank 1, tag 1,",
     "(recv #1 from rank 0, tag 2,",

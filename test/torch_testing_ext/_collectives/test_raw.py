@@ -34,7 +34,12 @@ def left(rank, *entries, groups=None, first=0, errors=(), world="store", at=1.0)
     made = groups if groups is not None else [(*WORLD, rank, world, 50)]
     dumps = [(first, pickle.dumps({"entries": list(entries)})), (0, b"")]
     return pack_record(
-        made, dumps, [(moment, "", False, ()) for moment in errors], "/torch/", at, sequences={"0": (len(entries), 0)}
+        made,
+        dumps,
+        [(moment, "", False, ()) for moment in errors],
+        "/torch/",
+        at,
+        sequences={"0": (len(entries), 0, 0)},
     )
 
 
