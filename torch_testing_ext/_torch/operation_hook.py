@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import flight_recorder
 from .flight_recorder import is_of_torch
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -25,6 +26,7 @@ from .flight_recorder import is_of_torch
 # installed for as long as some rank is sanitized, and removed again.
 
 _DISTRIBUTED = "distributed_c10d.py"
+_NOTED_IN = flight_recorder.__file__
 _AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
 # The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
 _FOR_JOIN = {
@@ -466,6 +468,9 @@ def issuer_of(kernel: Any) -> Any:
         frame = frame.f_back.f_back
         while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(_AROUND_MODES)):
             frame = frame.f_back
+    # Of the method that notes a send or receive.
+    while frame is not None and frame.f_code.co_filename == _NOTED_IN:
+        frame = frame.f_back
     return frame
 
 
