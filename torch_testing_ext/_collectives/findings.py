@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch_testing_ext._process.words import MOST_LINES, EndWords, few, grouped, list_of, verb_for
 
@@ -791,15 +791,3 @@ def _unmatched(wait: Wait) -> str:
         return f"nobody {what} rank {wait.rank}'s {wait.title}"
     issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
     return _left_before(wait.missing, wait.call, wait.group, issuers)
-
-
-def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
-    """The finding that a rank has written into its log."""
-    site = Site(*note["site"]) if note.get("site") else None
-    issued = Site(*note["issued"]) if note.get("issued") else None
-    sentence = f"rank {rank}: {note['text']}"
-    if site:
-        sentence += f" ({site})"
-    if issued:
-        sentence += f", issued at {issued}"
-    return Finding(FindingKind(note["kind"]), sentence, (Doing(rank, note["text"], site),), (rank,))

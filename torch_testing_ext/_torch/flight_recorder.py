@@ -142,7 +142,7 @@ _used_up: dict[str, int] = {}  # and how many numbers its messages had used up t
 
 
 @dataclass(frozen=True)
-class RaisedError:
+class ErrorOfCall:
     """An error of a call of torch.distributed. `places`: the lines outside of torch that it came from, innermost first.
 
     `at`: in nanoseconds since 1970. `function`: "" if it has raised in a wait. `lost_peer`: another rank had ended.
@@ -154,7 +154,7 @@ class RaisedError:
     places: tuple[tuple[str, int, str], ...]
 
 
-_errors: list[RaisedError] = []
+_errors: list[ErrorOfCall] = []
 _MOST_ERRORS = 1000
 _MOST_PLACES = 8
 _on_error: Callable[[], None] | None = None
@@ -229,7 +229,7 @@ def on_error_of_collectives(call: Callable[[], None] | None) -> None:
     _on_error = call
 
 
-def errors_of_collectives() -> list[RaisedError]:
+def errors_of_collectives() -> list[ErrorOfCall]:
     """The errors of functions of torch.distributed that this process has seen."""
     return list(_errors)
 
@@ -677,7 +677,7 @@ def note_error(frame: FrameType | None, function: str = "") -> None:
     if len(_errors) < _MOST_ERRORS:
         error = sys.exc_info()[1]
         lost_peer = error is not None and _is_of_lost_peer(error)
-        _errors.append(RaisedError(_now(), function, lost_peer, _places(frame)))
+        _errors.append(ErrorOfCall(_now(), function, lost_peer, _places(frame)))
 
 
 def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:

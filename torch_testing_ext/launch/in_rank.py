@@ -391,7 +391,7 @@ def write_answer(target: Path, with_state: bool) -> None:
         data = _packed(flight_recorder, [], at, state, {})
     else:
         # Before the dump: a later one would look like a gap.
-        sequences = _sequences(flight_recorder) if with_state else None
+        sequences = _sequences(flight_recorder)
         dumps = flight_recorder.recorded_collectives()
         data = _packed(flight_recorder, dumps, at, state, sequences)
     _put(target, data)

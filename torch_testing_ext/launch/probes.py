@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.findings import Finding, deadlocked, finding_of_rank, waiting_calls
+from torch_testing_ext._collectives.findings import Finding, deadlocked, waiting_calls
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, endless_mismatch, judge_probe
 from torch_testing_ext._collectives.records import RankRecord, read_raw
-from torch_testing_ext._collectives.sanitizer_findings import first_inversion, first_parted, first_unbuffered
+from torch_testing_ext._collectives.sanitizer_findings import (
+    finding_of_rank,
+    first_inversion,
+    first_parted,
+    first_unbuffered,
+)
 from torch_testing_ext._collectives.sanitizer_kinds import AGAIN, SanitizeKind
 from torch_testing_ext._collectives.sanitizer_log import (
     LogContent,
