@@ -566,7 +566,7 @@ def _watch_messages(kind: Any) -> None:
             note_error(sys._getframe(1), "monitored_barrier")
             raise
 
-    kind.monitored_barrier = monitored_barrier
+    kind.monitored_barrier = _not_compiled(monitored_barrier)
 
 
 def _noted_method(method: Callable[..., Any], kind: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
@@ -587,6 +587,18 @@ def _noted_method(method: Callable[..., Any], kind: str, parameters: tuple[str, 
         message.work[0] = weakref.ref(work)
         return work
 
+    return _not_compiled(call)
+
+
+def _not_compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch's compiler leave this function alone, and all that it calls, as the C++ that it stands for.
+
+    `_torchdynamo_disable`, `set_code_exec_strategy`: 2.11 to 2.15.
+    """
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    compiler: Any = torch._C._dynamo.eval_frame
+    skip = compiler._FrameAction.SKIP
+    compiler.set_code_exec_strategy(call.__code__, compiler._FrameExecStrategy(skip, skip))
     return call
 
 

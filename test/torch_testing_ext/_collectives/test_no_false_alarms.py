@@ -284,6 +284,18 @@ class Ranks(ranks.Ranks):
         dist.recv(torch.empty(1), before, tag=7)
         kept.wait()
 
+    def messages_in_a_compiled_function(self):
+        """The compiler leaves the methods of groups alone: this imports it."""
+
+        @torch.compile(backend="eager")
+        def exchange(x):
+            dist.send(x, 1) if self.rank == 0 else dist.recv(x, 0)
+            return x * 2
+
+        self.join_group()
+        if self.rank != 2:
+            self.assertEqual(exchange(torch.full((3,), self.rank + 1.0)), torch.full((3,), 2.0))
+
     def a_message_of_another_thread(self):
         """The main threads of two ranks receive from each other."""
         self.join_group()
