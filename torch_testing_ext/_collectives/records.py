@@ -484,7 +484,7 @@ class RawRecord:
         in_groups = grouped((entry.group, entry) for entry in self._entries)
         for name, (number, before, used_up) in sequences.items():
             entries = in_groups.get(name, [])
-            messages = sum("message" in entry.fields for entry in entries)
+            messages = sum("message" in entry.fields and entry.fields["is_issued"] for entry in entries)
             collectives = [entry.fields["collective_seq_id"] for entry in entries if not entry.fields["is_p2p"]]
             if number != max(collectives, default=before) + used_up + messages:
                 return True

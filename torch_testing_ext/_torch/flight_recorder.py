@@ -425,8 +425,11 @@ _METHODS_OF_MESSAGES = {
 }
 
 
+_RAISED = object()
+
+
 class _Message(NamedTuple):
-    """A send or receive. `group`: its place in `made_groups`; `peer`: None for any; `work`: None if it has raised."""
+    """A send or receive. `group`: its place in `made_groups`; `peer`: None for any; `work`: a reference, `_RAISED`."""
 
     kind: str
     group: int
@@ -499,7 +502,7 @@ _messages = _Messages()
 
 def _work_of(message: _Message) -> Any:
     (work,) = message.work
-    return None if work is None else work()
+    return work() if isinstance(work, weakref.ref) else None
 
 
 def _entry_of(number: int, message: _Message, timeouts: dict[int, float | None]) -> dict[str, Any]:
@@ -510,6 +513,7 @@ def _entry_of(number: int, message: _Message, timeouts: dict[int, float | None])
     return {
         "record_id": number,
         "message": number,
+        "is_issued": message.work[0] is not _RAISED,
         "pg_id": message.group,
         "process_group": (group.name, group.description),
         "profiling_name": f"gloo:{message.kind}",
@@ -581,8 +585,13 @@ def _noted_method(method: Callable[..., Any], kind: str, parameters: tuple[str, 
             return method(group, *args, **kwargs)
         try:
             work = method(group, *args, **kwargs)
-        except BaseException:
-            _messages.drop(message)
+        except BaseException as error:
+            # With a peer that has left, the message lacks its partner, and uses up no number.
+            if _is_of_lost_peer(error):
+                message.work[0] = _RAISED
+                note_error(sys._getframe(1), kind)
+            else:
+                _messages.drop(message)
             raise
         message.work[0] = weakref.ref(work)
         return work
