@@ -379,6 +379,16 @@ def receives_in_a_ring(self):
     dist.send(ones(), (self.rank - 1) % WORLD_SIZE)
 
 
+@fault("error", "rank 0 waits in the default group (recv #1 from rank 1, line ", "for rank 0", bases=("fresh",))
+def receives_beside_a_send_that_nobody_awaits(self):
+    """Rank 2 may still receive what is sent to it, but nobody waits for that."""
+    if self.rank == 2:
+        time.sleep(600)
+    else:
+        self.work = dist.isend(ones(), 2)
+        dist.recv(ones(), 1 - self.rank)
+
+
 @fault(
     "error", "rank 0 waits in the default group (recv #1 from rank 1", "(all_reduce #1", "for rank 0", bases=("fresh",)
 )
