@@ -210,7 +210,8 @@ class RankState:
     been issued, `timers` whether a signal may interrupt the main thread, and `children` whether the rank has started
     processes. `for_work`: the main thread is known to wait for a work, with no other time-out than that of its group.
     `at_store`: it waits at a store, for a key or while it makes a group, for at most so many seconds. `keys`: those
-    keys in words, as far as they are known. `in_collective`: it waits for the work of a collective.
+    keys in words, as far as they are known. `in_collective`: it waits for the work of a collective. `message`: the
+    message whose work it waits for, by its number among the messages; the parent makes that its order among all calls.
     """
 
     machine: str
@@ -227,6 +228,7 @@ class RankState:
     at_store: float | None = None
     keys: tuple[str, ...] = ()
     in_collective: bool = False
+    message: int | None = None
 
     @property
     def waits_at_store(self) -> bool:
@@ -331,7 +333,7 @@ class _Probes:
         return None
 
     def message_that_is_not_recorded(self) -> str | None:
-        """A send or receive, which a thread may wait for: its end is not known, as that of a collective is."""
+        """A send or receive that was not noted: its end is not known, as that of a collective is."""
         may_be_awaited = any(thread.can_act and thread.in_torch for thread in self.second.others)
         if not self.second.p2p or (self.second.in_collective and not may_be_awaited):
             return None
@@ -378,16 +380,25 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, a
 
 
 class MethodCall(NamedTuple):
-    """A call of a method. `owner`: the variable that has the method, and attributes of it; () if that is not known."""
+    """A call of a method. `owner`: the variable that has the method, and attributes of it; () if that is not known.
+
+    `result_of`: the function that was called for the owner; "" if that is not known.
+    """
 
     name: str
     arguments: int
     owner: tuple[str, ...] = ()
+    result_of: str = ""
 
 
 def method_call_of(code: types.CodeType, last: int) -> MethodCall | None:
     """The method that a frame calls at its last instruction; None if it calls none, or it is not certain which."""
     before = list(itertools.takewhile(lambda instruction: instruction.offset <= last, dis.get_instructions(code)))
+    return _method_call_at(before, _LOADS_OF_ATTRIBUTES)
+
+
+def _method_call_at(before: list[dis.Instruction], loads: Sequence[str]) -> MethodCall | None:
+    """The method, or function, that the last of these instructions calls; the instructions are used up."""
     if not before or before[-1].opname not in _CALLS:
         return None
     call = before.pop()
@@ -403,9 +414,12 @@ def method_call_of(code: types.CodeType, last: int) -> MethodCall | None:
             return None
         if values:
             values -= dis.stack_effect(instruction.opcode, instruction.arg)
-    if not before or before[-1].opname not in _LOADS_OF_ATTRIBUTES:
+    if not before or before[-1].opname not in loads:
         return None
     path = [str(before.pop().argval)]
+    if before and before[-1].opname in _CALLS:
+        function = _method_call_at(before, (*_LOADS_OF_ATTRIBUTES, *_LOADS_OF_NAMES))
+        return MethodCall(path[0], arguments, result_of="" if function is None else function.name)
     while before and before[-1].opname in (*_LOADS_OF_ATTRIBUTES, *_LOADS_OF_NAMES):
         instruction = before.pop()
         path.append(str(instruction.argval))
@@ -487,6 +501,7 @@ def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
 # The state of the threads of this process, which a rank reports when it is probed.
 
 _METHODS_OF_STORES = ("get", "multi_get", "wait")
+_ISSUING_MESSAGES = ("isend", "irecv")
 # The deepest stack that is compared between two probes.
 _MOST_FRAMES = 30
 
@@ -502,6 +517,7 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
     owners = timeout = None
     keys: tuple[str, ...] = ()
     in_collective = False
+    message: int | None = None
     if calling is not None and call is not None:
         if call.name == "wait" and call.arguments == 2:
             timeout = _in_main_frame(*calling, _timeout_of_wait)
@@ -511,6 +527,9 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
         elif call.name == "wait" and not call.arguments:
             work = _in_main_frame(*calling, partial(_named_in, path=call.owner))
             in_collective = bool(recorder.is_of_collective(work))
+            message = recorder.message_of_work(work)
+            if call.result_of in _ISSUING_MESSAGES:
+                message = recorder.latest_message_of(threading.main_thread().ident)
     return RankState(
         machine=os.uname().machine,
         main=os.getpid(),
@@ -523,10 +542,11 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
         p2p=False,
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
-        for_work=_waits_for_work(threading.main_thread().ident or 0),
+        for_work=message is not None or _waits_for_work(threading.main_thread().ident or 0),
         at_store=recorder.timeout_of_store(owners, timeout),
         keys=keys,
         in_collective=in_collective,
+        message=message,
     )
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch_testing_ext._process.words import MOST_LINES, EndWords, few, grouped, list_of, verb_for
 
@@ -100,7 +100,8 @@ class _Inbox:
 def _inboxes(records: Records) -> list[tuple[SharedGroup, int, _Inbox]]:
     """The inboxes of all ranks, with the group of their messages."""
     by_rank = whole_records(records)
-    if not any(record.messages for record in by_rank.values()):
+    have_all = all(record.has_all_messages for record in records)
+    if not have_all or not any(record.messages for record in by_rank.values()):
         return []
     all_inboxes = []
     for group in shared_groups(records):
@@ -186,7 +187,7 @@ _LONGEST_CYCLE = 5
 _MOST_WAYS = 4
 _WIDEST_COLUMN = 60
 # In seconds; a test that sets a shorter one expects the error.
-_EXPECTED_TIMEOUT = 60.0
+EXPECTED_TIMEOUT = 60.0
 
 
 class FindingKind(enum.Enum):
@@ -736,7 +737,7 @@ def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
         calls_of_group = _calls_in(group, by_rank)
         place = min(map(len, calls_of_group.values()), default=0) + 1
         issued = _calls_at(place, calls_of_group)
-        caught = [rank for rank, call in issued.items() if call.raised and call.timeout >= _EXPECTED_TIMEOUT]
+        caught = [rank for rank, call in issued.items() if call.raised and call.timeout >= EXPECTED_TIMEOUT]
         if not issued or len(calls_of_group) < len(group.ranks) or (has_raised and not caught):
             continue
         gone = tuple(rank for rank in group.ranks if rank not in issued)
@@ -756,25 +757,30 @@ def _left_before(gone: Sequence[int], call: Call, group: SharedGroup, issuers: S
 # -- only with logs
 
 
-def first_unmatched(records: Records, has_raised: bool = False) -> Finding | None:
+def first_unmatched(records: Records, has_raised: bool = False, only_messages: bool = False) -> Finding | None:
     """A call of ranks that have all passed which lacks members or its peer: nobody has missed it.
 
-    `has_raised`: only a call that has raised for that, as a warning.
+    `has_raised`: only a call that has raised for that, as a warning. `only_messages`: as a warning, too, and only if
+    nothing else has raised, since ranks may leave out a message for that.
     """
     known = {record.rank for record in records if record.is_whole}
+    if only_messages and any(record.has_raised for record in records) is not has_raised:
+        return None
     candidates = []
     for wait in itertools.chain.from_iterable(waiting_calls(records).values()):
         call = wait.call
         if call.tells_end or call.raised is not has_raised or not known.issuperset(wait.missing):
             continue
-        if has_raised and call.timeout < _EXPECTED_TIMEOUT:
+        if (has_raised and call.timeout < EXPECTED_TIMEOUT) or (only_messages and not call.is_p2p):
             continue
         sentence = _unmatched(wait)
         if has_raised:
             sentence += f"; {list_of([wait.rank])} caught the error"
         lines = _doing({wait.rank: call})
-        finding = Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard=has_raised)
-        candidates.append(_Candidate(call.order, finding))
+        is_hazard = has_raised or only_messages
+        candidates.append(
+            _Candidate(call.order, Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard))
+        )
     return _first_of(candidates)
 
 
@@ -785,15 +791,3 @@ def _unmatched(wait: Wait) -> str:
         return f"nobody {what} rank {wait.rank}'s {wait.title}"
     issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
     return _left_before(wait.missing, wait.call, wait.group, issuers)
-
-
-def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
-    """The finding that a rank has written into its log."""
-    site = Site(*note["site"]) if note.get("site") else None
-    issued = Site(*note["issued"]) if note.get("issued") else None
-    sentence = f"rank {rank}: {note['text']}"
-    if site:
-        sentence += f" ({site})"
-    if issued:
-        sentence += f", issued at {issued}"
-    return Finding(FindingKind(note["kind"]), sentence, (Doing(rank, note["text"], site),), (rank,))

@@ -192,10 +192,11 @@ def _unlike(groups: Sequence[tuple[int, GroupRecord]]) -> Finding:
 #
 # **Assumptions**, any of which could make it wrong:
 #
-# - A rank's calls are all recorded: torch's recorder, or the log, has dropped none (`RankRecord.is_whole`), and gloo's
-#   sends and receives, which the recorder leaves out, are noticed by gaps in the sequence numbers (`RankState.p2p`).
-#   They do not matter while the main thread waits for the work of a collective, which is one of the recorded calls, and
-#   no other thread may wait for a message (`RankState.in_collective`).
+# - A rank's calls are all recorded: torch's recorder, or the log, has dropped none (`RankRecord.is_whole`). We note
+#   gloo's sends and receives, which the recorder leaves out; those that we have not seen, such as those of compiled
+#   code, are noticed by gaps in the sequence numbers (`RankState.p2p`). They do not matter while the main thread waits
+#   for the work of a collective, which is one of the recorded calls, and no other thread may wait for a message
+#   (`RankState.in_collective`). A send returns only when its message is received: gloo waits for that.
 # - Groups are the same in all ranks if their names, worlds and generations are (`records.shared_groups`).
 # - A call of a group ends only when all members have issued it. This holds for the collectives that gloo and threads
 #   execute. The source of a broadcast needs nobody, and the recorder shows that its call is over.
@@ -262,7 +263,7 @@ def judge_probe(
     mismatch = endless_mismatch(known, [wait.call for calls in waiting.values() for wait in calls], rules)
     if mismatch is not None:
         return _conclude_mismatch(before, mismatch, ended)
-    waiting = _with_waits_at_stores(waiting, running, known)
+    waiting = _with_waits_at_stores(_without_others(waiting, running), running, known)
     suspects = _suspects(waiting, ended, rules)
     calls = frozenset((rank, wait.call.order) for rank, in_calls in waiting.items() for wait in in_calls)
     evidence = replace(before, records=running, waits=calls)
@@ -282,6 +283,21 @@ def _conclude_mismatch(before: Evidence, mismatch: Finding, ended: Ended) -> Con
     if before.has_mismatch or all_have_come:
         return Conclusion(before, mismatch)
     return Conclusion(replace(before, has_mismatch=True), is_suspicious=True)
+
+
+def _without_others(waiting: WaitsByRank, running: RecordsByRank) -> dict[int, list[Wait]]:
+    """The waits of each rank, without those in which it is known not to be: its only thread waits for another work."""
+    seen = {}
+    for rank, waits in waiting.items():
+        state = running[rank].state
+        if state is not None and not state.others:
+            if state.message is not None:
+                waits = [wait for wait in waits if wait.call.order == state.message]
+            elif state.in_collective:
+                waits = [wait for wait in waits if not wait.call.is_p2p]
+        if waits:
+            seen[rank] = waits
+    return seen
 
 
 def _with_waits_at_stores(waiting: WaitsByRank, running: RecordsByRank, known: Records) -> dict[int, list[Wait]]:

@@ -144,6 +144,22 @@ class Call:
         return f"line {self.site.line}" if self.site else "line unknown"
 
 
+class SeenError(NamedTuple):
+    """An error of a call of torch.distributed. `sites`: the lines that have led to it, innermost first.
+
+    `at`: in nanoseconds since 1970. `function`: "" if it has raised in a wait. `lost_peer`: another rank had ended.
+    """
+
+    at: int
+    function: str
+    lost_peer: bool
+    sites: tuple[Site, ...]
+
+    @classmethod
+    def of(cls, at: int, function: str, lost_peer: bool, places: Sequence[tuple[str, int, str]]) -> SeenError:
+        return cls(at, function, lost_peer, tuple(Site(*place) for place in places))
+
+
 class CallInGroup(NamedTuple):
     """A call of a rank with the number of its group among those that the rank has made, and the group's backend.
 
@@ -169,7 +185,7 @@ class RankRecord:
     state: RankState | None
     # The latest send or receive, where it is recorded.
     p2p: Mapping[GroupKey, str] = field(default_factory=dict)
-    # Sends and receives of a log.
+    # Sends and receives.
     messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)
     # The moment of the record.
     at: float = 0.0
@@ -177,8 +193,9 @@ class RankRecord:
     has_raised: bool = False
     # The group that it was making.
     creating: GroupRecord | None = None
-    # For each such error: the lines that have led to it, innermost first.
-    raised_at: Sequence[Sequence[Site]] = ()
+    errors: Sequence[SeenError] = ()
+    # Its sends and receives are all that there were.
+    has_all_messages: bool = True
 
     @property
     def latest(self) -> Call | None:
@@ -378,22 +395,21 @@ _DTYPES = {
 def pack_record(
     groups: Sequence[tuple[Any, ...]],
     dumps: Sequence[tuple[int, bytes]],
-    errors: Sequence[int],
+    errors: Sequence[tuple[int, str, bool, Sequence[tuple[str, int, str]]]],
     folder: str,
     at: float,
     state: RankState | None = None,
-    sequences: Mapping[str, tuple[int, int]] | None = None,
+    sequences: Mapping[str, tuple[int, int, int]] | None = None,
     creating: tuple[Any, ...] | None = None,
-    raised_at: Sequence[Sequence[tuple[str, int, str]]] = (),
 ) -> bytes:
     """Pack the record of a rank.
 
     `groups`: those that it has made, as the fields of a GroupRecord and the time of their making; `creating`: the one
     that it is making. `dumps`: of its recorders, each after the number of the first entry that counts. `errors`: the
-    times at which functions of torch.distributed have raised. `folder`: of torch. `at`: the moment. `state`: of its
-    threads. `sequences`: the sequence numbers of its groups, None if unknown. `raised_at`: the lines of each error.
+    fields of a SeenError for each. `folder`: of torch. `at`: the moment. `state`: of its threads. `sequences`: the
+    sequence numbers of its groups, None if unknown: then there may be messages that nobody has noted.
     """
-    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating, raised_at))
+    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating))
 
 
 class _Entry(NamedTuple):
@@ -420,8 +436,9 @@ class RawRecord:
     """The record that a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
-        listed, dumps, self._errors, self._folder, self.at, state, sequences, creating, raised_at = pickle.loads(data)
-        self._raised_at = [[Site(*place) for place in places] for places in raised_at]
+        listed, dumps, errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
+        self.errors = [SeenError.of(*fields) for fields in errors]
+        self._has_all_messages = True
         self.groups = [GroupRecord.made(fields) for fields in listed]
         self._creating = GroupRecord.made(creating) if creating is not None else None
         self.is_whole = True
@@ -437,28 +454,44 @@ class RawRecord:
         recorded = [self._entries_of(dump, first) for first, dump in dumps]
         self._entries = _merged([entries for entries in recorded if entries])
         self._state: RankState | None = None
+        may_have_sent = sequences is None or self._has_gaps(sequences)
+        self._has_all_messages &= not may_have_sent
         if state:
-            may_have_sent = sequences is None or self._has_gaps(sequences)
-            self._state = replace(messages.decode(RankState, state), p2p=may_have_sent)
+            seen = messages.decode(RankState, state)
+            awaited = None if seen.message is None else self._order_of_message(seen.message)
+            self._state = replace(seen, p2p=may_have_sent, message=awaited)
 
     def _entries_of(self, dump: bytes, first: int) -> list[_Entry]:
         """The entries of a recorder that count: from this number on."""
         entries: list[Mapping[str, Any]] = []
         if dump:
-            entries = pickle.loads(dump).get("entries", [])
+            content = pickle.loads(dump)
+            entries = content.get("entries", [])
+            self._has_all_messages &= content.get("messages", True)
         if entries and int(entries[0]["record_id"]) > first:
             self.is_whole = False
         counting = [_Entry(fields, None) for fields in entries if fields["record_id"] >= first]
         return self._with_groups(counting)
 
-    def _has_gaps(self, sequences: Mapping[str, tuple[int, int]]) -> bool:
-        """May the rank have sent or received after its last collective? That uses up a number, and is not recorded."""
-        recorded = grouped((entry.group, entry.fields["collective_seq_id"]) for entry in self._entries)
-        for name, (number, before) in sequences.items():
-            latest = max(recorded.get(name, [before]))
-            if number != latest:
+    def _has_gaps(self, sequences: Mapping[str, tuple[int, int, int]]) -> bool:
+        """May the rank have sent or received what is not noted? Each message uses up a number of its group.
+
+        Those of the collectives do not count messages.
+        """
+        in_groups = grouped((entry.group, entry) for entry in self._entries)
+        for name, (number, before, used_up) in sequences.items():
+            entries = in_groups.get(name, [])
+            messages = sum("message" in entry.fields and entry.fields["is_issued"] for entry in entries)
+            collectives = [entry.fields["collective_seq_id"] for entry in entries if not entry.fields["is_p2p"]]
+            if number != max(collectives, default=before) + used_up + messages:
                 return True
         return False
+
+    def _order_of_message(self, number: int) -> int | None:
+        """The order of the message that has this number among the messages."""
+        return next(
+            (entry.fields["record_id"] for entry in self._entries if entry.fields.get("message") == number), None
+        )
 
     def _with_groups(self, entries: Sequence[_Entry]) -> list[_Entry]:
         """The entries with the number of their group: the latest one of that name, unless another one may have it."""
@@ -501,13 +534,23 @@ class RawRecord:
                 calls.setdefault(keys[number], []).append(call)
         return calls
 
+    def messages(self) -> Iterator[tuple[GroupKey, str, tuple[int | None, ...], tuple[Any, ...]]]:
+        """The sends and receives: group, kind, source, target and tag as numbers, and what it is."""
+        keys = keys_of(self.groups)
+        for fields, number in self._entries:
+            if number is not None and "message" in fields:
+                here, peer, kind = self.groups[number].index, fields["peer"], fields["profiling_name"].partition(":")[2]
+                source, target = (here, peer) if kind == "send" else (peer, here)
+                what = _agreement(fields, "", "message")
+                yield keys[number], kind, (source, target, fields["tag"]), what
+
     def record(self, rank: int) -> RankRecord:
         """All that the rank has issued, if this is its number."""
-        has_raised = bool(self._errors)
+        has_raised = bool(self.errors)
         record = make_record(
             rank, self.groups, self._issued(), self.is_whole, self._state, self.at, has_raised, self._creating
         )
-        return replace(record, raised_at=self._raised_at)
+        return replace(record, errors=self.errors, has_all_messages=self._has_all_messages)
 
     def _issued(self) -> Iterator[CallInGroup]:
         raised = self._raised()
@@ -516,10 +559,11 @@ class RawRecord:
 
     def _raised(self) -> set[int]:
         """The entries after which something has raised."""
-        if not self._errors:
+        if not self.errors:
             return set()
         calls = grouped((entry.group, (entry.created, at)) for at, entry in enumerate(self._entries))
-        return {at for in_group in calls.values() for at in raised_for(in_group, self._errors)}
+        moments = [error.at for error in self.errors]
+        return {at for in_group in calls.values() for at in raised_for(in_group, moments)}
 
     def _site(self, entry: Mapping[str, Any]) -> Site | None:
         for frame in entry.get("frames", ()):
@@ -556,12 +600,15 @@ def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, r
     is_only_issued = backend != "gloo" and is_retired and state == "scheduled"
     # It is retired before it is over, as a call of NCCL is at its time-out.
     was_given_up = backend != "gloo" and state == "started"
+    is_message = "message" in entry
     call = Call(
         kind=kind,
         order=int(entry.get("record_id", 0)),
         shapes=shapes,
         inputs=inputs,
         agreement=_agreement(entry, backend, kind),
+        peer=entry.get("peer"),
+        tag=int(entry.get("tag", 0)),
         is_over=is_retired and not is_only_issued and not was_given_up,
         timeout=timeout_ms / 1000 if timeout_ms else math.inf,
         site=site,
@@ -570,7 +617,7 @@ def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, r
         tells_end="retired" in entry and not is_only_issued,
         at=entry.get("time_created_ns", 0) / 1e9,
     )
-    return CallInGroup(call, group, _backend_of(entry), knows_peer=False)
+    return CallInGroup(call, group, _backend_of(entry), knows_peer=is_message)
 
 
 def _agreement(entry: Mapping[str, Any], backend: str, kind: str) -> tuple[Any, ...]:
@@ -581,7 +628,7 @@ def _agreement(entry: Mapping[str, Any], backend: str, kind: str) -> tuple[Any, 
     output_types = tuple(entry.get("output_dtypes") or ())
     if backend == "gloo" and kind == "scatter":
         return kind, outputs, output_types
-    if backend == "gloo" and kind in ("all_gather", "gather"):
+    if (backend == "gloo" and kind in ("all_gather", "gather")) or "message" in entry:
         return kind, inputs, input_types
     return agreement_of(kind, inputs, input_types, output_types)
 
@@ -617,11 +664,16 @@ def read_raw(rank: int, data: bytes) -> RankRecord | None:
 
 
 def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
-    """Have all members of every group issued the same? If not, look closer: the inputs of a scatter are its root's."""
+    """Have all members of every group issued the same, and lost no peer? If not, look closer.
+
+    The inputs of a scatter are its root's.
+    """
     seen: dict[GroupKey, list[tuple[Any, ...]]] = {}
     for record in records:
         if record is None:
             continue
+        if any(error.lost_peer for error in record.errors):
+            return False
         issued = record.calls()
         for key in keys_of(record.groups):
             calls = issued.get(key, [])
@@ -629,4 +681,15 @@ def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
                 return False
         if not record.is_whole:
             return False
-    return True
+    return _do_messages_fit([record for record in records if record is not None])
+
+
+def _do_messages_fit(records: Sequence[RawRecord]) -> bool:
+    """Has each message been sent and received alike? If a rank receives from any, it is not known who has sent."""
+    sent, received = (
+        grouped(
+            ((key, route), what) for record in records for key, each, route, what in record.messages() if each == kind
+        )
+        for kind in ("send", "recv")
+    )
+    return sent == received

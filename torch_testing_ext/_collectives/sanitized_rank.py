@@ -287,7 +287,7 @@ class CallRecorder:
         if made.backend in _NOT_COMPARED and not self._without_data:
             return NO_GROUP, 0, None
         # A backend may have none, or hide it.
-        timeout = operation_hook.timeout_of_group(group)
+        timeout = flight_recorder.timeout_of_group(group)
         return number, len(made.members), made.timeout if timeout is None else timeout
 
     def note_groups(self, site: int = 0) -> None:
@@ -301,7 +301,7 @@ class CallRecorder:
     def has_shorter_timeouts(self) -> bool:
         """Has a group got a shorter time-out since it was first used?"""
         for group, (_, _, before) in list(self._groups.items()):
-            now = operation_hook.timeout_of_group(group)
+            now = flight_recorder.timeout_of_group(group)
             if before is not None and now is not None and now < before:
                 return True
         return False

@@ -14,6 +14,19 @@ from .failure import Site
 from .findings import Doing, Finding, FindingKind, Wait, describe_deadlock, pairs_of
 from .records import Call, GroupKey, GroupRecord, RankRecord, SharedGroup, shared_groups, whole_records
 
+
+def finding_of_rank(rank: int, note: Mapping[str, Any]) -> Finding:
+    """The finding that a rank has written into its log."""
+    site = Site(*note["site"]) if note.get("site") else None
+    issued = Site(*note["issued"]) if note.get("issued") else None
+    sentence = f"rank {rank}: {note['text']}"
+    if site:
+        sentence += f" ({site})"
+    if issued:
+        sentence += f", issued at {issued}"
+    return Finding(FindingKind(note["kind"]), sentence, (Doing(rank, note["text"], site),), (rank,))
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Collectives of overlapping groups, and messages, that ranks have issued in opposite orders, although it passed.
 

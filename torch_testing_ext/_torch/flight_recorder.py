@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -136,9 +136,23 @@ _groups: list[MadeGroup] = []
 _in_creation: list[MadeGroup] = []
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by group: its place in `_groups`
 _latest: dict[str, int] = {}  # by the name of a group: the sequence number of its latest collective that was seen
-_errors: list[int] = []  # when a function of torch.distributed has raised
-# For each of these: the lines outside of torch that it came from, innermost first.
-_places_of_errors: list[tuple[tuple[str, int, str], ...]] = []
+_used_up: dict[str, int] = {}  # and how many numbers its messages had used up then
+
+
+@dataclass(frozen=True)
+class ErrorOfCall:
+    """An error of a call of torch.distributed. `places`: the lines outside of torch that it came from, innermost first.
+
+    `at`: in nanoseconds since 1970. `function`: "" if it has raised in a wait. `lost_peer`: another rank had ended.
+    """
+
+    at: int
+    function: str
+    lost_peer: bool
+    places: tuple[tuple[str, int, str], ...]
+
+
+_errors: list[ErrorOfCall] = []
 _MOST_ERRORS = 1000
 _MOST_PLACES = 8
 _on_error: Callable[[], None] | None = None
@@ -213,36 +227,49 @@ def on_error_of_collectives(call: Callable[[], None] | None) -> None:
     _on_error = call
 
 
-def errors_of_collectives() -> list[int]:
-    """The times at which functions of torch.distributed have raised in this process, in nanoseconds since 1970."""
+def errors_of_collectives() -> list[ErrorOfCall]:
+    """The errors of functions of torch.distributed that this process has seen."""
     return list(_errors)
 
 
-def places_of_errors() -> list[tuple[tuple[str, int, str], ...]]:
-    """For each of these errors: the lines that have led to the call, innermost first, without those of torch."""
-    return list(_places_of_errors)
+def forget_errors() -> None:
+    """The errors until now do not count for the next test."""
+    _errors.clear()
 
 
 def recorded_collectives(recorders: Sequence[FlightRecorder] = _recorders) -> list[tuple[int, bytes]]:
     """The collectives of this process, for each recorder: the number of the first entry that counts, and a pickle.
 
     That is a dictionary with `entries`, if there are any. Earlier entries may be among them, and a recorder keeps only
-    the latest 2,000.
+    the latest 2,000. The messages come last.
     """
-    return [(recorder.first, recorder.dump(stacks=True)) for recorder in recorders]
+    dumps = [(recorder.first, recorder.dump(stacks=True)) for recorder in recorders]
+    return [*dumps, *_messages.dump()]
 
 
 def take_collectives() -> list[tuple[int, bytes]]:
     """Like `recorded_collectives`, but without earlier entries; none of these will count again."""
-    return [
+    taken = [
         (recorder.first, pickle.dumps({"entries": _count_from_now(recorder, stacks=True)})) for recorder in _recorders
     ]
+    taken += _messages.dump()
+    _forget_messages()
+    return taken
 
 
 def forget_collectives() -> None:
     """Count only the collectives that are issued from now on: a test begins."""
     for recorder in _recorders:
         _count_from_now(recorder, stacks=False)
+    _forget_messages()
+
+
+def _forget_messages() -> None:
+    """Messages use up sequence numbers, and collectives do not count those: remember how many that were."""
+    if _messages.count():
+        with suppress(RuntimeError):  # a backend may have none
+            _used_up.update({name: number - before for name, (number, before, _) in sequence_numbers().items()})
+    _messages.forget()
 
 
 def _count_from_now(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:
@@ -283,9 +310,10 @@ def forget_groups() -> None:
     forget_collectives()
     _groups.clear()
     _numbers.clear()
+    _through_gloo.clear()
     _latest.clear()
-    _errors.clear()
-    _places_of_errors.clear()
+    _used_up.clear()
+    forget_errors()
 
 
 def is_of_torch(file: str) -> bool:
@@ -296,16 +324,17 @@ def is_of_torch(file: str) -> bool:
     return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
 
 
-def sequence_numbers() -> dict[str, tuple[int, int]]:
-    """For each group, by name: its sequence number now, and that of its latest collective that no longer counts.
+def sequence_numbers() -> dict[str, tuple[int, int, int]]:
+    """For each group, by name: its sequence number now, and of what no longer counts that of the latest collective.
 
-    gloo does not record sends and receives, but they use up numbers. Raises RuntimeError if a group has none.
+    gloo does not record sends and receives, but they use up numbers: last, how many, of those that no longer count.
+    Raises RuntimeError if a group has none.
     """
     import torch.distributed as dist
 
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     names = [(str(group.group_name), group) for group in groups]
-    return {name: (_sequence_number(group), _latest.get(name, 0)) for name, group in names}
+    return {name: (_sequence_number(group), _latest.get(name, 0), _used_up.get(name, 0)) for name, group in names}
 
 
 def _sequence_number(group: Any) -> int:
@@ -318,8 +347,12 @@ def _sequence_number(group: Any) -> int:
     return int(backends.pop()._get_sequence_number_for_group())
 
 
-def watch_process_groups(creating: Callable[[str], AbstractContextManager[object]]) -> None:
-    """From now on, create each process group within `creating(name)`, and note it; note errors of collectives, too.
+def watch_process_groups(
+    creating: Callable[[str], AbstractContextManager[object]], is_of_lost_peer: Callable[[BaseException], bool]
+) -> None:
+    """From now on, create each process group within `creating(name)`, and note it; note messages and errors, too.
+
+    `is_of_lost_peer`: does an error say that another rank has ended?
 
     `_new_process_group_helper` and `_c10d_logger`: all versions. Tests may have imported the public functions by name,
     so this one is wrapped, which torch looks up in its module.
@@ -348,6 +381,9 @@ def watch_process_groups(creating: Callable[[str], AbstractContextManager[object
 
     c10d._new_process_group_helper = create_watched
     _watch_reconfigure(c10d.ProcessGroup)
+    _watch_messages(c10d.ProcessGroup)
+    global _is_of_lost_peer
+    _is_of_lost_peer = is_of_lost_peer
     c10d_logger._c10d_logger.addHandler(_ErrorHandler())
 
 
@@ -371,6 +407,214 @@ def _watch_reconfigure(kind: Any) -> None:
         return work
 
     kind.reconfigure = reconfigure_watched
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sends and receives, which gloo's recorder leaves out.
+
+_MOST_MESSAGES = 40_000
+# The methods of a group, with the kind of message and the names of their arguments: 2.11 to 2.15.
+_METHODS_OF_MESSAGES = {
+    "send": ("send", ("tensors", "dstRank", "tag")),
+    "recv": ("recv", ("tensors", "srcRank", "tag")),
+    "recv_anysource": ("recv", ("tensors", "tag")),
+}
+
+
+_RAISED = object()
+
+
+class _Message(NamedTuple):
+    """A send or receive. `group`: its place in `made_groups`; `peer`: None for any; `work`: a reference, `_RAISED`."""
+
+    kind: str
+    group: int
+    peer: int | None
+    tag: int
+    shape: torch.Size
+    dtype: torch.dtype
+    place: tuple[str, int, str] | None
+    thread: int
+    at: int
+    work: list[Any]
+
+
+class _Messages:
+    """The sends and receives of this process over gloo, in their order; after too many of them, none."""
+
+    def __init__(self) -> None:
+        self._noted: list[_Message] = []
+        self._are_too_many = False
+
+    def forget(self) -> None:
+        self._noted = []
+        self._are_too_many = False
+
+    def count(self) -> int:
+        return len(self._noted) + self._are_too_many
+
+    def note(self, kind: str, group: Any, tensors: Sequence[Any], peer: int | None, tag: int) -> _Message | None:
+        """Note a message that is about to be issued, so that no peer has got what is not noted."""
+        number = _numbers.get(group)
+        if number is None or self._are_too_many or not _is_through_gloo(group, number, tensors):
+            return None
+        if len(self._noted) >= _MOST_MESSAGES:
+            self._noted, self._are_too_many = [], True
+            return None
+        (tensor,) = tensors
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and is_of_torch(frame.f_code.co_filename):
+            frame = frame.f_back
+        place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        thread = threading.get_ident()
+        message = _Message(kind, number, peer, tag, tensor.shape, tensor.dtype, place, thread, _now(), [None])
+        self._noted.append(message)
+        return message
+
+    def drop(self, message: _Message) -> None:
+        """It has raised instead of being issued."""
+        self._noted = [noted for noted in self._noted if noted is not message]
+
+    def number_of(self, work: Any) -> int | None:
+        """The number of the message with this work."""
+        return next((number for number, each in enumerate(self._noted) if _work_of(each) is work), None)
+
+    def latest_of(self, thread: int) -> int | None:
+        """The number of the latest message of a thread, if somebody has its work."""
+        numbers = [number for number, message in enumerate(self._noted) if message.thread == thread]
+        return numbers[-1] if numbers and _work_of(self._noted[numbers[-1]]) is not None else None
+
+    def dump(self) -> list[tuple[int, bytes]]:
+        """Like the dump of a recorder, if there were any; an entry with a number above the first: not all are known."""
+        if not self.count():
+            return []
+        timeouts = {number: timeout_of_group(group) for group, number in list(_numbers.items())}
+        entries = [_entry_of(number, message, timeouts) for number, message in enumerate(self._noted)]
+        return [(0, pickle.dumps({"entries": entries, "messages": not self._are_too_many}))]
+
+
+_messages = _Messages()
+
+
+def _work_of(message: _Message) -> Any:
+    (work,) = message.work
+    return work() if isinstance(work, weakref.ref) else None
+
+
+def _entry_of(number: int, message: _Message, timeouts: dict[int, float | None]) -> dict[str, Any]:
+    """A message as the recorder would have it, with its peer and tag."""
+    group = _groups[message.group]
+    timeout = timeouts.get(message.group) or group.timeout
+    name, line, function = message.place or ("", 0, "")
+    return {
+        "record_id": number,
+        "message": number,
+        "is_issued": message.work[0] is not _RAISED,
+        "pg_id": message.group,
+        "process_group": (group.name, group.description),
+        "profiling_name": f"gloo:{message.kind}",
+        "time_created_ns": message.at,
+        "timeout_ms": timeout * 1000,
+        "input_sizes": [tuple(message.shape)],
+        "input_dtypes": [str(message.dtype).removeprefix("torch.")],
+        "is_p2p": True,
+        "peer": message.peer,
+        "tag": message.tag,
+        "frames": [{"filename": name, "line": line, "name": function}] if message.place else [],
+    }
+
+
+def timeout_of_group(group: Any) -> float | None:
+    """The time-out of a group's operations in seconds, the shortest of its backends; None if unknown.
+
+    `ProcessGroup._get_backend`, `ProcessGroup._device_types`, `Backend.options`: 2.11 to 2.15.
+    """
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        with suppress(RuntimeError, AttributeError):
+            found.append(float(group._get_backend(device).options._timeout.total_seconds()))
+    return min(found, default=None)
+
+
+_through_gloo: dict[tuple[int, str], bool] = {}  # by group and kind of device
+
+
+def _is_through_gloo(group: Any, number: int, tensors: Sequence[Any]) -> bool:
+    """Does gloo send or receive this, so that a wait for it blocks its thread? `_get_backend`: 2.11 to 2.15."""
+    if len(tensors) != 1:
+        return False
+    device = tensors[0].device
+    known = _through_gloo.get((number, device.type))
+    if known is None:
+        with suppress(Exception):  # a group of a custom class may lack it
+            known = str(group._get_backend(device).name()).lower() in RECORDED_BY_GLOO
+        _through_gloo[number, device.type] = known = bool(known)
+    return known
+
+
+def _watch_messages(kind: Any) -> None:
+    """Note the sends and receives of groups, and errors of the barrier whose function does not log them."""
+    for name, (direction, parameters) in _METHODS_OF_MESSAGES.items():
+        setattr(kind, name, _noted_method(getattr(kind, name), direction, parameters))
+    barrier = kind.monitored_barrier
+
+    @functools.wraps(barrier)
+    def monitored_barrier(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return barrier(*args, **kwargs)
+        except Exception:
+            note_error(sys._getframe(1), "monitored_barrier")
+            raise
+
+    kind.monitored_barrier = _not_compiled(monitored_barrier)
+
+
+def _noted_method(method: Callable[..., Any], kind: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        if not given.keys() >= set(parameters):
+            return method(group, *args, **kwargs)
+        peer = given[parameters[1]] if len(parameters) == 3 else None
+        message = _messages.note(kind, group, given["tensors"], peer, given["tag"])
+        if message is None:
+            return method(group, *args, **kwargs)
+        try:
+            work = method(group, *args, **kwargs)
+        except BaseException as error:
+            # With a peer that has left, the message lacks its partner, and uses up no number.
+            if _is_of_lost_peer(error):
+                message.work[0] = _RAISED
+                note_error(sys._getframe(1), kind)
+            else:
+                _messages.drop(message)
+            raise
+        message.work[0] = weakref.ref(work)
+        return work
+
+    return _not_compiled(call)
+
+
+def _not_compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch's compiler leave this function alone, and all that it calls, as the C++ that it stands for.
+
+    `_torchdynamo_disable`, `set_code_exec_strategy`: 2.11 to 2.15.
+    """
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    compiler: Any = torch._C._dynamo.eval_frame
+    skip = compiler._FrameAction.SKIP
+    compiler.set_code_exec_strategy(call.__code__, compiler._FrameExecStrategy(skip, skip))
+    return call
+
+
+def message_of_work(work: Any) -> int | None:
+    """The number of the send or receive with this work, among those of the dump."""
+    return None if work is None else _messages.number_of(work)
+
+
+def latest_message_of(thread: int) -> int | None:
+    """The number of the latest send or receive of a thread, if its work is still in use."""
+    return _messages.latest_of(thread)
 
 
 def logger_of_errors() -> logging.Logger:
@@ -437,16 +681,20 @@ class _ErrorHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not isinstance(record.msg, dict) or "error" not in record.msg:
             return
-        note_error(sys._getframe(1))
+        note_error(sys._getframe(1), str(record.msg.get("func_name", "")))
         if _on_error is not None:
             _on_error()
 
 
-def note_error(frame: FrameType | None) -> None:
-    """A call of torch.distributed has raised, with this stack."""
+_is_of_lost_peer: Callable[[BaseException], bool] = lambda error: False  # noqa: E731
+
+
+def note_error(frame: FrameType | None, function: str = "") -> None:
+    """A call of torch.distributed has raised the error that is being handled, with this stack."""
     if len(_errors) < _MOST_ERRORS:
-        _errors.append(_now())
-        _places_of_errors.append(_places(frame))
+        error = sys.exc_info()[1]
+        lost_peer = error is not None and _is_of_lost_peer(error)
+        _errors.append(ErrorOfCall(_now(), function, lost_peer, _places(frame)))
 
 
 def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:

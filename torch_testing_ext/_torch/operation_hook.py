@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import flight_recorder
 from .flight_recorder import is_of_torch
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -26,6 +26,7 @@ from .flight_recorder import is_of_torch
 # installed for as long as some rank is sanitized, and removed again.
 
 _DISTRIBUTED = "distributed_c10d.py"
+_NOTED_IN = flight_recorder.__file__
 _AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
 # The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
 _FOR_JOIN = {
@@ -244,18 +245,6 @@ def name_of_reduce_op(number: int | None) -> str | None:
     if number is None:
         return None
     return _REDUCE_OPS[number] if number < len(_REDUCE_OPS) else f"reduce operation {number}"
-
-
-def timeout_of_group(group: Any) -> float | None:
-    """The time-out of a group's operations in seconds, the shortest of its backends; None if unknown.
-
-    `ProcessGroup._get_backend`, `ProcessGroup._device_types`, `Backend.options`: 2.11 to 2.15.
-    """
-    found = []
-    for device in getattr(group, "_device_types", ()):
-        with suppress(RuntimeError, AttributeError):
-            found.append(float(group._get_backend(device).options._timeout.total_seconds()))
-    return min(found, default=None)
 
 
 # -- works
@@ -479,6 +468,9 @@ def issuer_of(kernel: Any) -> Any:
         frame = frame.f_back.f_back
         while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(_AROUND_MODES)):
             frame = frame.f_back
+    # Of the method that notes a send or receive.
+    while frame is not None and frame.f_code.co_filename == _NOTED_IN:
+        frame = frame.f_back
     return frame
 
 

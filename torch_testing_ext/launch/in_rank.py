@@ -370,8 +370,12 @@ def collectives_of_test(more_follow: bool = False) -> bytes:
     is_forked_by_test = context_here() is None
     if recorder is None or is_forked_by_test:
         return b""
+    sequences = _sequences(recorder)
     dumps = recorder.take_collectives() if more_follow else recorder.recorded_collectives()
-    return _packed(recorder, dumps, now())
+    packed = _packed(recorder, dumps, now(), sequences=sequences)
+    if more_follow:
+        recorder.forget_errors()
+    return packed
 
 
 def write_answer(target: Path, with_state: bool) -> None:
@@ -387,7 +391,7 @@ def write_answer(target: Path, with_state: bool) -> None:
         data = _packed(flight_recorder, [], at, state, {})
     else:
         # Before the dump: a later one would look like a gap.
-        sequences = _sequences(flight_recorder) if with_state else None
+        sequences = _sequences(flight_recorder)
         dumps = flight_recorder.recorded_collectives()
         data = _packed(flight_recorder, dumps, at, state, sequences)
     _put(target, data)
@@ -432,20 +436,19 @@ def _packed(
     dumps: list[tuple[int, bytes]],
     at: float,
     state: RankState | None = None,
-    sequences: dict[str, tuple[int, int]] | None = None,
+    sequences: dict[str, tuple[int, int, int]] | None = None,
 ) -> bytes:
     groups = [group.fields for group in recorder.made_groups()]
     creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
-    errors = recorder.errors_of_collectives()
-    raised_at = recorder.places_of_errors()
-    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made, raised_at)
+    errors = [(error.at, error.function, error.lost_peer, error.places) for error in recorder.errors_of_collectives()]
+    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
 
 
-def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int]] | None:
+def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int, int]] | None:
     # A backend may have none.
     with suppress(Exception):
-        numbers: dict[str, tuple[int, int]] = recorder.sequence_numbers()
+        numbers: dict[str, tuple[int, int, int]] = recorder.sequence_numbers()
         return numbers
     return None
 

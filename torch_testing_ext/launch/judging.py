@@ -35,7 +35,6 @@ from torch_testing_ext._collectives.findings import (
     differences,
     first_left_alone,
     first_mismatch,
-    first_uneven,
     first_unmatched,
     waiting_calls,
 )
@@ -452,7 +451,7 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
         unmatched = first_unmatched(_records(reports))
         if unmatched is None:
             caught = first_unmatched(_records(reports), has_raised=True)
-            unmatched = caught if caught is not None and _is_caught(caught, reports) else None
+            unmatched = caught if caught is not None and hang.is_caught(caught, reports) else None
         if unmatched is not None:
             reports = [replace(reports[0], found=(*reports[0].found, unmatched)), *reports[1:]]
     found = sorted(
@@ -461,35 +460,13 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
     if found:
         return _found(reports, found[0], case)
     hazards = [finding for r in reports for finding in r.found]
-    uneven = None if expected.may_differ or any(r.issued for r in reports) else _uneven(reports)
-    hazards += [uneven] if uneven is not None else []
+    if not expected.may_differ:
+        left_out = None if any(r.issued for r in reports) else hang.left_out(_records(reports), reports)
+        caught = None if hazards or expected.faults is not None else hang.lost_peer_that_is_caught(reports)
+        hazards += filter(None, [left_out or caught])
     not_compared = "" if expected.may_differ else _not_compared(reports)
     remarks = [not_compared, *(f"{hazard.sentence}\n{hazard.calls}" for hazard in hazards)]
     return Verdict(Outcome.PASSED, "\n".join(filter(None, remarks)))
-
-
-def _uneven(reports: Sequence[RankReport]) -> Finding | None:
-    """A collective that some members have left out, unless the test probably expects what came of it."""
-    records = _records(reports)
-    uneven = first_uneven(records)
-    if uneven is not None:
-        # The recorder does not know that a wait has raised as the test expects.
-        return None if any(map(hang.probably_waits_with_timeout, uneven.sites)) else uneven
-    caught = first_uneven(records, has_raised=True)
-    return caught if caught is not None and _is_caught(caught, reports) else None
-
-
-def _is_caught(finding: Finding, reports: Sequence[RankReport]) -> bool:
-    """Does a rank of this finding probably swallow the error of its call?"""
-    callers = {line.rank: line.site for line in finding.lines if isinstance(line, Doing) and line.site is not None}
-    raised_at = {r.rank: r.recorder.raised_at for r in reports if r.recorder is not None}
-    for rank, site in callers.items():
-        errors = raised_at.get(rank, ())
-        # A wait raises at another line than that of the call.
-        through = [sites for sites in errors if site in sites] or errors or [[site]]
-        if any(map(hang.probably_catches_errors, through)):
-            return True
-    return False
 
 
 def _not_compared(reports: Sequence[RankReport]) -> str:

@@ -58,6 +58,11 @@ def cause_of(error: BaseException) -> Cause:
     return _cause_of_one(error)
 
 
+def is_of_lost_peer(error: BaseException) -> bool:
+    """Does an exception say that another rank has ended?"""
+    return cause_of(error) is Cause.LOST_PEER
+
+
 def led_to(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and those that it was raised for, as a traceback shows them."""
     current = error
@@ -80,7 +85,10 @@ def _cause_of_one(error: BaseException) -> Cause:
         return _CAUSE_BY_ERRNO.get(error.errno, Cause.OWN)
     if isinstance(error, (RuntimeError, OSError)):
         try:
-            return cause_in(str(error).strip().partition("\n")[0])
+            text = str(error).strip()
+            first = text.partition("\n")[0]
+            # Of a monitored barrier, the lines below say why a rank did not come.
+            return cause_in(text if "monitoredBarrier" in first else first)
         except Exception:  # its str() fails
             return Cause.OWN
     return Cause.OWN

@@ -248,10 +248,10 @@ class _TaskWatcher(RankWatcher):
         left = [unpack_record(self.records.left(rank)) for rank in range(self.run.job.world_size)]
         if do_members_agree(left):
             return True
-        from torch_testing_ext._collectives.findings import first_mismatch, is_uneven
+        from torch_testing_ext._collectives.findings import first_mismatch, is_uneven, unpaired
 
         records = [raw.record(rank) for rank, raw in enumerate(left) if raw is not None]
-        return first_mismatch(records) is None and not is_uneven(records)
+        return first_mismatch(records) is None and not is_uneven(records) and not unpaired(records)
 
 
 class _TaskRecords(RankRecords):

@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.findings import Finding, deadlocked, finding_of_rank, waiting_calls
+from torch_testing_ext._collectives.findings import Finding, deadlocked, waiting_calls
 from torch_testing_ext._collectives.proof import Evidence, ProofRules, endless_mismatch, judge_probe
 from torch_testing_ext._collectives.records import RankRecord, read_raw
-from torch_testing_ext._collectives.sanitizer_findings import first_inversion, first_parted, first_unbuffered
+from torch_testing_ext._collectives.sanitizer_findings import (
+    finding_of_rank,
+    first_inversion,
+    first_parted,
+    first_unbuffered,
+)
 from torch_testing_ext._collectives.sanitizer_kinds import AGAIN, SanitizeKind
 from torch_testing_ext._collectives.sanitizer_log import (
     LogContent,
@@ -529,7 +534,8 @@ class Prober:
         records = logs.records()
         completed = {}
         for rank, answer in running.items():
-            state = answer.state and replace(answer.state, p2p=False)
+            # The numbers of messages are those of the answer.
+            state = answer.state and replace(answer.state, p2p=False, message=None)
             if rank in records:
                 completed[rank] = replace(records[rank], state=state, at=answer.at, creating=answer.creating)
         others = {rank: record for rank, record in records.items() if rank not in running}

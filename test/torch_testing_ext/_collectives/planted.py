@@ -316,6 +316,110 @@ def opposite_order_of_two_groups(self):
             dist.all_reduce(ones(), group=group)
 
 
+# -- messages
+
+
+@fault("failed", "rank 0 sends [4] int32 to rank 1, which receives [4] float32", bases=PROCESSES)
+def type_of_a_message(self):
+    if self.rank == 0:
+        dist.send(ones(4, torch.int32), 1)
+    elif self.rank == 1:
+        dist.recv(ones(4), 0)
+
+
+@fault("failed", "rank 0 sends [4] float32 to rank 1, which receives [6] float32", bases=("fresh",))
+def count_of_a_message(self):
+    if self.rank == 0:
+        dist.send(ones(4), 1)
+    elif self.rank == 1:
+        dist.recv(ones(6), 0)
+
+
+@fault(
+    "error",
+    "rank 0 waits in the default group (send #1 to rank 1, tag 1,",
+    "(recv #1 from rank 0, tag 2,",
+    "for rank 0",
+    bases=("fresh",),
+)
+def tag_of_a_message(self):
+    if self.rank == 0:
+        dist.send(ones(), 1, tag=1)
+    elif self.rank == 1:
+        dist.recv(ones(), 0, tag=2)
+
+
+@fault("error", "rank 2 left without receiving; rank 1 is waiting in send #1 to rank 2", bases=("fresh",))
+def batch_of_messages_without_a_receive(self):
+    after, before = (self.rank + 1) % WORLD_SIZE, (self.rank - 1) % WORLD_SIZE
+    operations = [dist.P2POp(dist.isend, ones(), after), dist.P2POp(dist.irecv, ones(), before)]
+    for work in dist.batch_isend_irecv(operations[: 1 if self.rank == 2 else 2]):
+        work.wait()
+
+
+@fault("error", "rank 1 left without sending; rank 2 is waiting in recv #4 from rank 1", bases=("fresh",))
+def one_step_more_in_a_pipeline(self):
+    for _ in range(4 if self.rank == 2 else 3):
+        if self.rank > 0:
+            dist.recv(ones(), self.rank - 1)
+        if self.rank < WORLD_SIZE - 1:
+            dist.send(ones(), self.rank + 1)
+
+
+@fault(
+    "error",
+    "rank 0 waits in the default group (recv #1 from rank 1, line ",
+    "which waits in the default group (recv #1 from rank 2, line ",
+    "for rank 0",
+    bases=PROCESSES,
+)
+def receives_in_a_ring(self):
+    incoming = ones()
+    dist.recv(incoming, (self.rank + 1) % WORLD_SIZE)
+    dist.send(ones(), (self.rank - 1) % WORLD_SIZE)
+
+
+@fault("error", "rank 0 waits in the default group (recv #1 from rank 1, line ", "for rank 0", bases=("fresh",))
+def receives_beside_a_send_that_nobody_awaits(self):
+    """Rank 2 may still receive what is sent to it, but nobody waits for that."""
+    if self.rank == 2:
+        time.sleep(600)
+    else:
+        self.work = dist.isend(ones(), 2)
+        dist.recv(ones(), 1 - self.rank)
+
+
+@fault(
+    "error", "rank 0 waits in the default group (recv #1 from rank 1", "(all_reduce #1", "for rank 0", bases=("fresh",)
+)
+def receive_against_all_reduce(self):
+    if self.rank == 0:
+        dist.recv(ones(), 1)
+    dist.all_reduce(ones())
+    if self.rank == 1:
+        dist.send(ones(), 0)
+
+
+@fault("error", "rank 1 left without sending; rank 0 is waiting in recv #1 from rank 1", bases=PROCESSES)
+def receive_from_a_rank_that_returned(self):
+    if self.rank == 0:
+        dist.recv(ones(), 1)
+
+
+@fault("error", "rank 1 of 3 raised", "ValueError: no such layer", "rank 1 raised without sending; ", bases=("fresh",))
+def receive_from_a_rank_that_raised(self):
+    if self.rank == 1:
+        raise ValueError("no such layer")
+    if self.rank == 0:
+        dist.recv(ones(), 1)
+
+
+@fault("error", "left without sending; rank 0 is waiting in recv #1 from any rank", bases=("fresh",))
+def receive_from_any_rank(self):
+    if self.rank == 0:
+        dist.recv(ones())
+
+
 def _exchange(rank: int) -> None:
     """Messages between ranks 0 and 1, which torch's recorder leaves out."""
     if rank == 0:

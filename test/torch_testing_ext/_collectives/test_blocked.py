@@ -30,10 +30,10 @@ class CallsTest(unittest.TestCase):
 
     def test_the_method_and_its_owner(self):
         store = self.store
-        self.assertEqual(store.wait()[0], ("wait", 0, ("store",)))
-        self.assertEqual(self.store.wait()[0], ("wait", 0, ("self", "store")))
+        self.assertEqual(store.wait()[0], ("wait", 0, ("store",), ""))
+        self.assertEqual(self.store.wait()[0], ("wait", 0, ("self", "store"), ""))
         stores = [store]
-        self.assertEqual(stores[0].wait()[0], ("wait", 0, ()))
+        self.assertEqual(stores[0].wait()[0], ("wait", 0, (), ""))
         self.assertEqual(store.get(str(self.name.upper().lower()), f"{self.name} {store}")[0].name, "get")
         self.assertEqual(store.get(f"{self.name}", [str(1), *self.name])[0][:2], ("get", 2))
         self.assertEqual(store.get(key="x")[0][:2], ("get", 1))

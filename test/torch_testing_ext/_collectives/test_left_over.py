@@ -1,4 +1,4 @@
-"""Collectives that ranks leave out and nobody misses: a warning, and no harm to the next test of the same ranks."""
+"""What ranks leave out, and nobody misses or a rank catches: a warning, and no harm to the next test of these ranks."""
 
 import contextlib
 import io
@@ -32,7 +32,66 @@ def error_that_is_expected(self):
         self.work = dist.all_reduce(torch.ones(4), async_op=True)
 
 
+def message_that_nobody_receives(self):
+    if self.rank == 0:
+        self.work = dist.isend(torch.ones(4), 1)
+    dist.barrier()  # else rank 1 may have ended before, which fails the send
+
+
+# -- errors that a rank swallows
+
+
+def swallows(call):
+    """A test in which rank 0 swallows the error of this call, which the others leave out."""
+
+    def body(self):
+        if self.rank == 0:
+            try:
+                call()
+            except RuntimeError as error:
+                print(error)
+
+    return body
+
+
+SWALLOWED = {
+    "a_receive": lambda: dist.recv(torch.ones(4), 1),
+    "a_receive_of_objects": lambda: dist.recv_object_list([None], 1),
+    "a_wait_for_a_receive": lambda: dist.irecv(torch.ones(4), 1).wait(),
+    "a_send": lambda: dist.send(torch.ones(4), 1),
+    "a_barrier": lambda: dist.barrier(),
+    "a_monitored_barrier": lambda: dist.monitored_barrier(),
+    "objects": lambda: dist.all_gather_object([None] * 3, 1),
+}
+
+
+def receive_that_is_expected_to_fail(self):
+    if self.rank == 0:
+        with self.assertRaises(RuntimeError):
+            dist.recv(torch.ones(4), 1)
+
+
+def wait_that_is_expected_to_fail(self):
+    if self.rank == 0:
+        work = dist.irecv(torch.ones(4), 1)
+        with self.assertRaises(RuntimeError):
+            work.wait()
+
+
+def send_without_the_group(self):
+    """By its backend, which we do not see."""
+    if self.rank == 0:
+        group = dist.distributed_c10d._get_default_group()
+        group._get_backend(torch.device("cpu")).send([torch.ones(4)], 1, 0).wait()
+    elif self.rank == 1:
+        dist.recv(torch.ones(4), 0)
+
+
 class Alone(Fresh):
+    message_that_nobody_receives = in_fresh_ranks(message_that_nobody_receives)
+    receive_that_is_expected_to_fail = in_fresh_ranks(receive_that_is_expected_to_fail)
+    wait_that_is_expected_to_fail = in_fresh_ranks(wait_that_is_expected_to_fail)
+    send_without_the_group = in_fresh_ranks(send_without_the_group)
     async_broadcast_of_the_root = in_fresh_ranks(async_broadcast_of_the_root)
     async_all_reduce_of_one_rank = in_fresh_ranks(async_all_reduce_of_one_rank)
     error_that_is_expected = in_fresh_ranks(error_that_is_expected)
@@ -42,7 +101,12 @@ class Alone(Fresh):
         in_fresh_ranks(async_broadcast_of_the_root)(self)
 
 
+for _name, _call in SWALLOWED.items():
+    setattr(Alone, _name, in_fresh_ranks(swallows(_call)))
+
+
 class InTurn(Persistent):
+    message_that_nobody_receives = message_that_nobody_receives
     async_broadcast_of_the_root = async_broadcast_of_the_root
     async_all_reduce_of_one_rank = async_all_reduce_of_one_rank
 
@@ -50,6 +114,12 @@ class InTurn(Persistent):
         dist.all_reduce(torch.ones(4, dtype=torch.int32 if self.rank else torch.float32))
 
     def next_one(self):
+        if self.rank == 0:
+            dist.send(torch.ones(4), 1)
+        elif self.rank == 1:
+            received = torch.zeros(4)
+            dist.recv(received, 0)
+            self.assertEqual(received, torch.ones(4))
         mine = torch.full((4,), float(self.rank))
         dist.broadcast(mine, 0)
         self.assertEqual(mine, torch.zeros(4))
@@ -68,6 +138,14 @@ class LeftOverTest(unittest.TestCase):
         for name, text in (
             ("async_broadcast_of_the_root", "ranks 1, 2 left before broadcast #2, which rank 0 issued"),
             ("async_all_reduce_of_one_rank", "ranks 0, 2 left before all_reduce #1, which rank 1 issued"),
+            ("message_that_nobody_receives", "nobody received rank 0's send #1 to rank 1 [4]"),
+            ("a_receive", "nobody sent the message for rank 0's recv #1 from rank 1 [4]; rank 0 caught the error"),
+            ("a_receive_of_objects", "for rank 0's recv #1 from rank 1 [1]; rank 0 caught the error"),
+            ("a_wait_for_a_receive", "nobody sent the message for rank 0's recv #1 from rank 1 [4]"),
+            ("a_send", "nobody received rank 0's send #1 to rank 1 [4]; rank 0 caught the error"),
+            ("a_barrier", "ranks 1, 2 left before barrier #1, which rank 0 issued; rank 0 caught the error"),
+            ("a_monitored_barrier", "rank 0 caught the error of monitored_barrier: another rank had left"),
+            ("objects", "ranks 1, 2 left before all_gather #1, which rank 0 issued; rank 0 caught the error"),
         ):
             with self.subTest(name):
                 outcome, message, said = self.run_quietly(Alone(name))
@@ -76,12 +154,18 @@ class LeftOverTest(unittest.TestCase):
                 self.assertIn("test_left_over.py:", said)
 
     def test_no_warning(self):
-        for name in ("error_that_is_expected", "on_purpose"):
+        expected = ("receive_that_is_expected_to_fail", "wait_that_is_expected_to_fail")
+        for name in ("error_that_is_expected", "on_purpose", *expected, "send_without_the_group"):
             with self.subTest(name):
                 self.assertEqual(self.run_quietly(Alone(name)), ("passed", "", ""))
 
     def test_persistent_ranks_that_are_not_in_step_are_replaced(self):
-        for name, count in (("async_broadcast_of_the_root", 0), ("async_all_reduce_of_one_rank", 0), ("dtype", 1)):
+        for name, count in (
+            ("async_broadcast_of_the_root", 0),
+            ("async_all_reduce_of_one_rank", 0),
+            ("message_that_nobody_receives", 0),
+            ("dtype", 1),
+        ):
             with self.subTest(name):
                 result = unittest.TestResult()
                 with contextlib.redirect_stderr(io.StringIO()):

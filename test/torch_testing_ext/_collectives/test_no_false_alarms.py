@@ -233,8 +233,6 @@ class Ranks(ranks.Ranks):
         self._crossed(between)
 
     def crossed_and_receiving(self):
-        """What is sent and received is not recorded."""
-
         def between():
             if self.rank == 0:
                 dist.recv(torch.empty(1), 1)
@@ -245,7 +243,7 @@ class Ranks(ranks.Ranks):
         self._crossed(between)
 
     def crossed_with_a_thread_that_receives(self):
-        """The main threads wait for collectives; what other threads wait for is not recorded."""
+        """The main threads wait for collectives, other threads for messages."""
         self.join_group()
         groups = dist.new_group([0, 1]), dist.new_group([0, 1])
         if self.rank == 2:
@@ -268,6 +266,60 @@ class Ranks(ranks.Ranks):
         thread.start()
         dist.all_reduce(torch.ones(3), group=groups[mine])
         thread.join()
+
+    # -- messages
+
+    def messages_of_a_sleeping_rank(self):
+        """Ranks wait for each other in a chain, and hold works that nobody waits for."""
+        self.join_group()
+        kept = dist.isend(torch.ones(1), (self.rank + 1) % 3, tag=7)
+        before, after = (self.rank - 1) % 3, (self.rank + 1) % 3
+        if self.rank == 0:
+            self.looks()
+            dist.send(torch.ones(1), after)
+            dist.recv(torch.empty(1), before)
+        else:
+            dist.irecv(torch.empty(1), before).wait()
+            dist.send(torch.ones(1), after)
+        dist.recv(torch.empty(1), before, tag=7)
+        kept.wait()
+
+    def messages_in_a_compiled_function(self):
+        """The compiler leaves the methods of groups alone: this imports it."""
+
+        @torch.compile(backend="eager")
+        def exchange(x):
+            dist.send(x, 1) if self.rank == 0 else dist.recv(x, 0)
+            return x * 2
+
+        self.join_group()
+        if self.rank != 2:
+            self.assertEqual(exchange(torch.full((3,), self.rank + 1.0)), torch.full((3,), 2.0))
+
+    def a_message_of_another_thread(self):
+        """The main threads of two ranks receive from each other."""
+        self.join_group()
+        if self.rank == 2:
+            return
+        thread = threading.Thread(target=lambda: (self.looks(), dist.send(torch.ones(1), 1 - self.rank)))
+        thread.start()
+        dist.recv(torch.empty(1), 1 - self.rank)
+        thread.join()
+
+    def a_message_that_is_not_noted(self):
+        """Backends send it; the receiver waits for rank 1, which waits for it."""
+        self.join_group()
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        if self.rank == 0:
+            dist.recv(torch.empty(1), 1)
+            dist.recv(torch.empty(1), 2)
+            dist.all_reduce(torch.ones(1))
+        else:
+            backend.send([torch.ones(1)], 0, 0).wait() if self.rank == 1 else None
+            if self.rank == 2:
+                self.looks()
+                backend.send([torch.ones(1)], 0, 0).wait()
+            dist.all_reduce(torch.ones(1))
 
     def crossed_while_a_message_is_awaited(self):
         """A work of a message, and one of a collective, under the same name."""

@@ -3,7 +3,7 @@
 import pickle
 import unittest
 
-from torch_testing_ext._collectives.findings import first_mismatch
+from torch_testing_ext._collectives.findings import first_mismatch, unpaired
 from torch_testing_ext._collectives.records import RawRecord, do_members_agree, pack_record, read_raw, unpack_record
 from torch_testing_ext.common_utils import run_tests
 
@@ -33,7 +33,14 @@ def entry(number, kind="all_reduce", size=4, dtype="Float", at=None, name="0", p
 def left(rank, *entries, groups=None, first=0, errors=(), world="store", at=1.0):
     made = groups if groups is not None else [(*WORLD, rank, world, 50)]
     dumps = [(first, pickle.dumps({"entries": list(entries)})), (0, b"")]
-    return pack_record(made, dumps, list(errors), "/torch/", at, sequences={"0": (len(entries), 0)})
+    return pack_record(
+        made,
+        dumps,
+        [(moment, "", False, ()) for moment in errors],
+        "/torch/",
+        at,
+        sequences={"0": (len(entries), 0, 0)},
+    )
 
 
 def finding(*data, **options):
@@ -171,6 +178,56 @@ class TestGroups(unittest.TestCase):
         last = left(2, groups=[("0", "x", three, 2, "s", 60)])
         records = [read_raw(rank, each) for rank, each in enumerate((waiting, data[1], last))]
         self.assertEqual(waiting_calls(records), {})
+
+
+def message(number, kind, peer, size=4, dtype="float32", is_issued=True):
+    more = {"is_p2p": True, "message": number, "is_issued": is_issued, "peer": peer, "tag": 0}
+    fields = entry(number, kind, size, dtype, **more)
+    # Its end is not known.
+    del fields["retired"]
+    return fields
+
+
+class TestMessages(unittest.TestCase):
+    """Two ranks, of which the first sends and the second receives."""
+
+    def records(self, sent, received, used_up=0, seen=None):
+        groups = [("0", "default_pg", (0, 1), rank, "store", 50) for rank in (0, 1)]
+        data = []
+        for group, entries in zip(groups, (sent, received), strict=True):
+            number = used_up + sum(each["is_issued"] for each in entries) if seen is None else seen
+            dumps = [(0, pickle.dumps({"entries": entries}))]
+            data.append(pack_record([group], dumps, [], "/torch/", 1.0, sequences={"0": (number, 0, used_up)}))
+        return [unpack_record(each) for each in data]
+
+    def lone(self, raw):
+        return [wait.title for wait in unpaired([each.record(rank) for rank, each in enumerate(raw)])]
+
+    def test_those_that_fit(self):
+        for used_up in (0, 7):
+            raw = self.records([message(0, "send", 1)], [message(0, "recv", 0)], used_up)
+            self.assertTrue(do_members_agree(raw))
+            self.assertEqual(self.lone(raw), [])
+
+    def test_another_type_and_another_size(self):
+        for other in ({"dtype": "int32"}, {"size": 5}):
+            raw = self.records([message(0, "send", 1)], [message(0, "recv", 0, **other)])
+            self.assertFalse(do_members_agree(raw))
+            found = first_mismatch([each.record(rank) for rank, each in enumerate(raw)])
+            self.assertIn("message #1 of the default group", found.sentence)
+
+    def test_one_without_a_partner(self):
+        raw = self.records([message(0, "send", 1), message(1, "send", 1)], [message(0, "recv", 0)])
+        self.assertFalse(do_members_agree(raw))
+        self.assertEqual(self.lone(raw), ["send #2 to rank 1 [4]"])
+
+    def test_one_that_raised_uses_up_no_number(self):
+        raw = self.records([], [message(0, "recv", 0, is_issued=False)])
+        self.assertEqual(self.lone(raw), ["recv #1 from rank 0 [4]"])
+
+    def test_with_some_that_nobody_has_noted_none_is_compared(self):
+        raw = self.records([message(0, "send", 1)], [], seen=3)
+        self.assertEqual(self.lone(raw), [])
 
 
 if __name__ == "__main__":

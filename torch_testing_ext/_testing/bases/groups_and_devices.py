@@ -30,6 +30,7 @@ from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._torch import device_state, flight_recorder, process_state
 from torch_testing_ext.launch import RankContext, environment
 from torch_testing_ext.launch.in_rank import context_here
+from torch_testing_ext.launch.own_report import is_of_lost_peer
 
 # --------------------------------------------------------------------------------------------------------------------
 # Keeps a rank from leaving while its peers still create a process group that it has created already.
@@ -60,7 +61,7 @@ def announce_creation(context: RankContext) -> None:
 @functools.cache
 def watch_creation() -> None:
     """Note all process groups that this process and its forks make."""
-    flight_recorder.watch_process_groups(_creating)
+    flight_recorder.watch_process_groups(_creating, is_of_lost_peer)
 
 
 def _creating(name: str) -> AbstractContextManager[None]:

@@ -23,9 +23,9 @@ from torch_testing_ext._collectives.findings import (
     Finding,
     deadlocked,
     describe_deadlock,
-    finding_of_rank,
     waiting_calls,
 )
+from torch_testing_ext._collectives.sanitizer_findings import finding_of_rank
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import child_processes
 from torch_testing_ext._torch import process_state
