@@ -401,9 +401,9 @@ def _watch_reconfigure(kind: Any) -> None:
             # Of one that is still on its way, this process knows only itself.
             is_over = work.is_completed()
             size, index = (group.size(), group.rank()) if is_over else (1, 0)
-            changes = {"members": tuple(range(size)), "index": index, "world": str(options.uuid), "made_at": _now()}
+            known = replace(_groups[number], members=tuple(range(size)), index=index, made_at=_now())
             _numbers[group] = len(_groups)
-            _groups.append(replace(_groups[number], is_reconfigured=True, **changes))
+            _groups.append(replace(known, world=str(options.uuid), is_reconfigured=True))
         return work
 
     kind.reconfigure = reconfigure_watched
