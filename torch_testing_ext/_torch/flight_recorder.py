@@ -347,8 +347,13 @@ def _sequence_number(group: Any) -> int:
     return int(backends.pop()._get_sequence_number_for_group())
 
 
+def _is_unknown(error: BaseException) -> bool:
+    return False
+
+
 def watch_process_groups(
-    creating: Callable[[str], AbstractContextManager[object]], is_of_lost_peer: Callable[[BaseException], bool]
+    creating: Callable[[str], AbstractContextManager[object]],
+    is_of_lost_peer: Callable[[BaseException], bool] = _is_unknown,
 ) -> None:
     """From now on, create each process group within `creating(name)`, and note it; note messages and errors, too.
 
@@ -552,6 +557,7 @@ def _is_through_gloo(group: Any, number: int, tensors: Sequence[Any]) -> bool:
     return known
 
 
+@functools.cache
 def _watch_messages(kind: Any) -> None:
     """Note the sends and receives of groups, and errors of the barrier whose function does not log them."""
     for name, (direction, parameters) in _METHODS_OF_MESSAGES.items():
@@ -686,7 +692,7 @@ class _ErrorHandler(logging.Handler):
             _on_error()
 
 
-_is_of_lost_peer: Callable[[BaseException], bool] = lambda error: False  # noqa: E731
+_is_of_lost_peer: Callable[[BaseException], bool] = _is_unknown
 
 
 def note_error(frame: FrameType | None, function: str = "") -> None:
