@@ -1,11 +1,150 @@
 """A test kit for code that uses torch.distributed. Importing this package does not import torch."""
 
 import os as _os
+import sys as _sys
+from collections.abc import Callable as _Callable, Iterator as _Iterator, Sequence as _Sequence
+from contextlib import contextmanager as _contextmanager
+from functools import partial as _partial
+from importlib import machinery as _machinery
+from types import ModuleType as _ModuleType
 
 __version__ = "0.1.0"
 
 # Has torch count CUDA's devices by NVML. Its other way initialises CUDA, and ranks could no longer be forked.
 _os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+class _OwnImports:
+    """Finds our modules, and has what they import come from Python's library where files of the user's hide it.
+
+    The folder of a program or test is in front of the library in sys.path: `fcntl.py` in it hides Python's module from
+    all that import it later. Tests that run with torch and unittest run with us, too: a module of ours gets Python's
+    `fcntl`, the user's modules get the user's. pytest's finder, which would rewrite our modules, is passed over.
+    """
+
+    # What else our imports need, and a file beside a test may hide.
+    _REQUIRED = frozenset(("expecttest", "hypothesis"))
+    _NAMES = _sys.stdlib_module_names - {*_sys.builtin_module_names} | _REQUIRED
+    _LIBRARY = _os.path.dirname(_os.__file__)
+
+    def __init__(self) -> None:
+        # sys.path when it was looked through last, and what is hidden by it: the beginning of the hiding path, by name.
+        self._path: list[str] = []
+        self._hidden: dict[str, str] = {}
+        # The names that are looked for in the library now.
+        self._open: frozenset[str] = frozenset()
+        # The modules that were found there.
+        self._found: dict[str, _ModuleType] = {}
+
+    def go_first(self) -> None:
+        """Come before all finders that there are now."""
+        if self in _sys.meta_path:
+            _sys.meta_path.remove(self)
+        _sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: _Sequence[str] | None, target: _ModuleType | None = None
+    ) -> _machinery.ModuleSpec | None:
+        if name in self._open:
+            found = self._find_behind(name)
+            if found is None:
+                # On this platform.
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            return found
+        if not name.startswith(f"{__name__}."):
+            return None
+        for finder in _sys.meta_path:
+            # Those of old packages know `find_module` alone.
+            if finder is self or type(finder).__module__.startswith("_pytest.") or not hasattr(finder, "find_spec"):
+                continue
+            if (spec := finder.find_spec(name, path, target)) is not None:
+                loader = spec.loader
+                # Not one that brings back a module which was imported before. All modules of a zip file have the same.
+                if loader is not None and hasattr(loader, "get_code") and "exec_module" not in vars(loader):
+                    vars(loader)["exec_module"] = _partial(self._run, loader.exec_module)
+                return spec
+        return None
+
+    def _run(self, run: _Callable[[_ModuleType], None], module: _ModuleType) -> None:
+        with self():
+            run(module)
+
+    @_contextmanager
+    def __call__(self) -> _Iterator[None]:
+        """Have all imports of this process find what the user's files hide."""
+        hidden = {} if self._open else self._look()
+        theirs = {name: module for name, module in _sys.modules.items() if self._hides(name, module)} if hidden else {}
+        names = frozenset(name for name in hidden if name in theirs or name not in _sys.modules)
+        if not names:
+            yield
+            return
+        for name in theirs:
+            del _sys.modules[name]
+        _sys.modules.update((name, module) for name, module in self._found.items() if _top(name) in names)
+        self._open = names
+        try:
+            yield
+        finally:
+            self._open = frozenset()
+            for name in [name for name in _sys.modules if _top(name) in names]:
+                self._found[name] = _sys.modules.pop(name)
+            _sys.modules.update(theirs)
+
+    def _look(self) -> dict[str, str]:
+        """Look through the part of sys.path that comes before Python's library."""
+        if self._path != _sys.path:
+            self._path = [*_sys.path]
+            self._hidden = {}
+            for entry in self._path[: self._end_of_front()]:
+                self._hidden = {**dict(self._in_folder(entry)), **self._hidden}
+            for name in self._REQUIRED & self._hidden.keys():
+                # The folder may be the one from which it is meant to come.
+                if self._find_behind(name) is None:
+                    del self._hidden[name]
+        return self._hidden
+
+    def library_first(self, path: _Sequence[str]) -> list[str]:
+        """These entries of sys.path, with Python's library in front, too."""
+        folders = self._LIBRARY, _os.path.join(self._LIBRARY, "lib-dynload")
+        return [*(entry for entry in path if entry in folders), *path]
+
+    def _end_of_front(self) -> int:
+        return self._path.index(self._LIBRARY) if self._LIBRARY in self._path else 0
+
+    def _in_folder(self, entry: str) -> _Iterator[tuple[str, str]]:
+        try:
+            files = _os.listdir(entry or ".")
+        except (OSError, TypeError, ValueError):
+            # No folder, or not even a path, which Python ignores, too.
+            return
+        for file in files:
+            name, _, suffix = file.partition(".")
+            if name in self._NAMES:
+                path = _os.path.join(_os.path.abspath(entry), file)
+                package = _os.path.join(path, "")
+                if f".{suffix}" in _SUFFIXES:
+                    yield name, path
+                elif not suffix and any(_os.path.exists(f"{package}__init__{each}") for each in _SUFFIXES):
+                    yield name, package
+
+    def _hides(self, name: str, module: _ModuleType) -> bool:
+        start = self._hidden.get(_top(name))
+        return start is not None and _os.path.abspath(getattr(module, "__file__", None) or ".").startswith(start)
+
+    def _find_behind(self, name: str) -> _machinery.ModuleSpec | None:
+        return _machinery.PathFinder.find_spec(name, self._path[self._end_of_front() :])
+
+
+_SUFFIXES = _machinery.all_suffixes()
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+# For an import in a function.
+own_imports = _OwnImports()
+own_imports.go_first()
 
 if _os.environ.get("TORCH_TESTING_EXT_FAKE_ACCELERATORS"):
     from ._machine.fake_accelerator.starting import start_as_the_environment_says as _start

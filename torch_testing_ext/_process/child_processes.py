@@ -23,6 +23,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
+from torch_testing_ext import own_imports
+
 from . import system
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -149,8 +151,9 @@ def command(module: str, path: Sequence[object], *words: str) -> list[str]:
     # Python ignores entries of sys.path that are not strings, and their repr might not be a literal.
     entries = [entry for entry in path if isinstance(entry, str)]
     run = f"from torch_testing_ext.{module} import main; main()"
-    set_path = f"sys.path[:] = {entries!r}"
-    code = "; ".join(["import sys", set_path, *RUN_FIRST, run])
+    # With nothing in front of Python's library that may hide a part of it.
+    begin = f"import sys; sys.path[:] = {own_imports.library_first(entries)!r}; import torch_testing_ext"
+    code = "; ".join([begin, f"sys.path[:] = {entries!r}", *RUN_FIRST, run])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
 

@@ -248,11 +248,29 @@ class TestEarlyEnds(ScriptTestCase):
 
 
 class TestNamesOfTheLibrary(ScriptTestCase):
-    def test_files_beside_the_test_that_plain_tests_do_not_import(self):
-        """A file `resource.py` beside the test hides Python's module of that name: its ranks run without it."""
-        for name in ("bdb", "configparser", "resource", "sysconfig", "unicodedata"):
-            self.script.with_name(f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')")
+    def test_files_beside_the_test_that_plain_tests_survive(self):
+        """Files beside the test have names of the library: all that torch and unittest leave alone, or only import.
+
+        In a new interpreter: this one has imported most of them. The user's imports get the user's files.
+        """
         self.write("""
+            import importlib, multiprocessing, os, sys, unittest
+            import torch.distributed
+
+            def hide(name, text):
+                with open(os.path.join(sys.path[0], f"{name}.py"), "w") as file:
+                    file.write(text)
+
+            here = {name.partition(".")[0] for name in sys.modules} | {*sys.builtin_module_names}
+            for name in sys.stdlib_module_names - here:
+                hide(name, f"raise RuntimeError('{name}.py was imported')")
+            for name in ("array", "expecttest", "fcntl", "resource"):
+                hide(name, "mine = True")
+            importlib.invalidate_caches()
+            for name in ("array", "fcntl"):
+                sys.modules.pop(name, None)
+                __import__(name)
+
             from torch_testing_ext.common_distributed import MultiProcessTestCase
             from torch_testing_ext.common_utils import run_tests
 
@@ -263,11 +281,17 @@ class TestNamesOfTheLibrary(ScriptTestCase):
                     super().setUp()
                     self._spawn_processes()
 
-                def test_rank(self): self.assertLess(self.rank, 2)
+                def test_rank(self):
+                    import array, expecttest, fcntl, resource
+
+                    self.assertTrue(array.mine and expecttest.mine and fcntl.mine and resource.mine)
+                    with self.assertRaisesRegex(RuntimeError, "shlex.py was imported"):
+                        import shlex
+                    self.assertExpectedInline("text", "text")
 
             run_tests()
         """)
-        done = run_python(self.script, cwd=self.script.parent)
+        done = run_python(self.script)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("Ran 1 test", done.stderr)
 
