@@ -217,7 +217,7 @@ def _send_tests_and_exit(
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        system.flush_streams()
         os._exit(code)
 
 
