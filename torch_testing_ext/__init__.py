@@ -37,10 +37,8 @@ class _OwnImports:
         self._found: dict[str, _ModuleType] = {}
 
     def go_first(self) -> None:
-        """Come before all finders that there are now."""
-        if self in _sys.meta_path:
-            _sys.meta_path.remove(self)
-        _sys.meta_path.insert(0, self)
+        """Come before all finders that there are now, instead of that of an earlier import of this package."""
+        _sys.meta_path[:] = [self, *(finder for finder in _sys.meta_path if type(finder).__module__ != __name__)]
 
     def find_spec(
         self, name: str, path: _Sequence[str] | None, target: _ModuleType | None = None
@@ -55,7 +53,8 @@ class _OwnImports:
             return None
         for finder in _sys.meta_path:
             # Those of old packages know `find_module` alone.
-            if finder is self or type(finder).__module__.startswith("_pytest.") or not hasattr(finder, "find_spec"):
+            home = type(finder).__module__
+            if home == __name__ or home.startswith("_pytest.") or not hasattr(finder, "find_spec"):
                 continue
             if (spec := finder.find_spec(name, path, target)) is not None:
                 loader = spec.loader

@@ -10,7 +10,6 @@ from unittest import mock
 
 from kit.processes import run_python
 
-import torch_testing_ext
 from torch_testing_ext import own_imports
 
 
@@ -93,7 +92,19 @@ class TestOwnImports(unittest.TestCase):
         module = importlib.import_module("torch_testing_ext._process.user_shell")
         self.assertEqual(module.shlex.quote("a b"), "'a b'")
         self.assertNotIn("shlex", sys.modules)
-        self.assertIs(sys.meta_path.index(torch_testing_ext.own_imports), sys.meta_path.index(own_imports))
+
+    def test_the_package_is_imported_again(self):
+        with mock.patch.object(sys, "meta_path", [*sys.meta_path]):
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torch_testing_ext"]:
+                del sys.modules[name]
+            again = importlib.import_module("torch_testing_ext")
+            self.assertNotIn(own_imports, sys.meta_path)
+            self.assertIs(sys.meta_path[0], again.own_imports)
+            self.assertTrue(importlib.import_module("torch_testing_ext._process.words"))
+            # Whichever is asked first, none asks the other.
+            sys.meta_path.append(own_imports)
+            with self.assertRaises(ModuleNotFoundError):
+                importlib.import_module("torch_testing_ext.there_is_no_such_module")
 
 
 class TestCommands(unittest.TestCase):

@@ -679,7 +679,9 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        os.kill(keeper, signal.SIGKILL)
+        # A program that waits for all of its children may have taken its status.
+        with suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGKILL)
         wait_for_exit(keeper)
         os.close(write)
         shutil.rmtree(folder, ignore_errors=True)
