@@ -9,10 +9,10 @@ import sys
 _finders = [*sys.meta_path]
 sys.meta_path[:] = [finder for finder in _finders if not type(finder).__module__.startswith("_pytest.")]
 try:
-    import torch_testing_ext
+    from torch_testing_ext._process import own_imports
 finally:
     sys.meta_path[:] = _finders
 # Before pytest's: it finds all other modules of the package.
-torch_testing_ext.own_imports.go_first()
+own_imports.go_first()
 
 pytest_plugins = ("torch_testing_ext.pytest_plugin",)

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext import own_imports
-from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process import child_processes, own_imports, system
 from torch_testing_ext._process.child_processes import wait_readable
 from torch_testing_ext._torch import device_state
 

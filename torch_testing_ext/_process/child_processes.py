@@ -23,9 +23,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
-from torch_testing_ext import own_imports
-
-from . import system
+from . import own_imports, system
 
 # --------------------------------------------------------------------------------------------------------------------
 # Grace periods: how long others may go on after an event, in seconds. One number for each situation.

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch_testing_ext import own_imports
-
+from . import own_imports
 from .logs import text_of
 
 SECTION = "torch_testing_ext"

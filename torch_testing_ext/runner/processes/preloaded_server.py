@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
-from torch_testing_ext import launch, own_imports
+from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import child_processes, file_reads, system, user_shell
+from torch_testing_ext._process import child_processes, file_reads, own_imports, system, user_shell
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.messages import Channel, unexpected
 from torch_testing_ext._testing.helpers import expectations

@@ -253,44 +253,7 @@ class TestNamesOfTheLibrary(ScriptTestCase):
 
         In a new interpreter: this one has imported most of them. The user's imports get the user's files.
         """
-        self.write("""
-            import importlib, multiprocessing, os, sys, unittest
-            import torch.distributed
-
-            def hide(name, text):
-                with open(os.path.join(sys.path[0], f"{name}.py"), "w") as file:
-                    file.write(text)
-
-            here = {name.partition(".")[0] for name in sys.modules} | {*sys.builtin_module_names}
-            for name in sys.stdlib_module_names - here:
-                hide(name, f"raise RuntimeError('{name}.py was imported')")
-            for name in ("array", "expecttest", "fcntl", "resource"):
-                hide(name, "mine = True")
-            importlib.invalidate_caches()
-            for name in ("array", "fcntl"):
-                sys.modules.pop(name, None)
-                __import__(name)
-
-            from torch_testing_ext.common_distributed import MultiProcessTestCase
-            from torch_testing_ext.common_utils import run_tests
-
-            class Case(MultiProcessTestCase):
-                world_size = 2
-
-                def setUp(self):
-                    super().setUp()
-                    self._spawn_processes()
-
-                def test_rank(self):
-                    import array, expecttest, fcntl, resource
-
-                    self.assertTrue(array.mine and expecttest.mine and fcntl.mine and resource.mine)
-                    with self.assertRaisesRegex(RuntimeError, "shlex.py was imported"):
-                        import shlex
-                    self.assertExpectedInline("text", "text")
-
-            run_tests()
-        """)
+        self.write(subject(__file__, "hidden_library_script.py"))
         done = run_python(self.script)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("Ran 1 test", done.stderr)

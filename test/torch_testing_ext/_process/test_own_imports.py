@@ -10,7 +10,7 @@ from unittest import mock
 
 from kit.processes import run_python
 
-from torch_testing_ext import own_imports
+from torch_testing_ext._process import own_imports
 
 
 class TestOwnImports(unittest.TestCase):
@@ -97,14 +97,14 @@ class TestOwnImports(unittest.TestCase):
         with mock.patch.object(sys, "meta_path", [*sys.meta_path]):
             for name in [name for name in sys.modules if name.partition(".")[0] == "torch_testing_ext"]:
                 del sys.modules[name]
-            again = importlib.import_module("torch_testing_ext")
+            again = importlib.import_module("torch_testing_ext._process")
             self.assertNotIn(own_imports, sys.meta_path)
             self.assertIs(sys.meta_path[0], again.own_imports)
             self.assertTrue(importlib.import_module("torch_testing_ext._process.words"))
             # Whichever is asked first, none asks the other.
             sys.meta_path.append(own_imports)
             with self.assertRaises(ModuleNotFoundError):
-                importlib.import_module("torch_testing_ext.there_is_no_such_module")
+                importlib.import_module(f"{again.__name__}.there_is_no_such_module")
 
 
 class TestCommands(unittest.TestCase):
