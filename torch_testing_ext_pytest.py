@@ -4,35 +4,15 @@ pytest rewrites the assertions of every module of a distribution that has a plug
 none, at the first start; and the results would stay behind when the package is uninstalled.
 """
 
-import importlib.machinery
 import sys
-from collections.abc import Sequence
-from types import ModuleType
 
-_PACKAGE = "torch_testing_ext"
-pytest_plugins = (f"{_PACKAGE}.pytest_plugin",)
+_finders = [*sys.meta_path]
+sys.meta_path[:] = [finder for finder in _finders if not type(finder).__module__.startswith("_pytest.")]
+try:
+    from torch_testing_ext._process import own_imports
+finally:
+    sys.meta_path[:] = _finders
+# Before pytest's: it finds all other modules of the package.
+own_imports.go_first()
 
-
-class _PlainImports:
-    """Finds our modules before pytest's import hook does: as all the other finders do."""
-
-    @staticmethod
-    def find_spec(
-        name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] != _PACKAGE:
-            return None
-        for finder in sys.meta_path:
-            if finder is _PlainImports or type(finder).__module__.startswith("_pytest.") or _is_old(finder):
-                continue
-            if (found := finder.find_spec(name, path, target)) is not None:
-                return found
-        return None
-
-
-def _is_old(finder: object) -> bool:
-    """Whether a finder knows `find_module` alone, as those of old packages do."""
-    return not hasattr(finder, "find_spec")
-
-
-sys.meta_path.insert(0, _PlainImports)
+pytest_plugins = ("torch_testing_ext.pytest_plugin",)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process import child_processes, own_imports, system
 from torch_testing_ext._process.child_processes import wait_readable
 from torch_testing_ext._torch import device_state
 
@@ -427,14 +427,10 @@ def prepare_to_seed() -> None:
 
 
 def _numpy_random() -> Any:
-    """numpy.random if NumPy is imported; None also where the import fails, as for a `secrets.py` beside the tests.
-
-    A test that then uses it gets NumPy's own error.
-    """
-    with contextlib.suppress(Exception):
-        if "numpy" in sys.modules:
-            return sys.modules["numpy"].random
-    return None
+    """numpy.random if NumPy is imported."""
+    # It imports `random` at the first use, and that, much of Python's library.
+    with own_imports():
+        return sys.modules["numpy"].random if "numpy" in sys.modules else None
 
 
 @contextlib.contextmanager

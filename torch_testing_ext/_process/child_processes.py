@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
-from . import system
+from . import own_imports, system
 
 # --------------------------------------------------------------------------------------------------------------------
 # Grace periods: how long others may go on after an event, in seconds. One number for each situation.
@@ -149,8 +149,9 @@ def command(module: str, path: Sequence[object], *words: str) -> list[str]:
     # Python ignores entries of sys.path that are not strings, and their repr might not be a literal.
     entries = [entry for entry in path if isinstance(entry, str)]
     run = f"from torch_testing_ext.{module} import main; main()"
-    set_path = f"sys.path[:] = {entries!r}"
-    code = "; ".join(["import sys", set_path, *RUN_FIRST, run])
+    # With nothing in front of Python's library that may hide a part of it.
+    begin = f"import sys; sys.path[:] = {own_imports.library_first(entries)!r}; import torch_testing_ext"
+    code = "; ".join([begin, f"sys.path[:] = {entries!r}", *RUN_FIRST, run])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
 
@@ -676,7 +677,9 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        os.kill(keeper, signal.SIGKILL)
+        # A program that waits for all of its children may have taken its status.
+        with suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGKILL)
         wait_for_exit(keeper)
         os.close(write)
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import BinaryIO
@@ -80,8 +81,6 @@ def width(text: str) -> int:
 
 
 def _width(character: str) -> int:
-    import unicodedata
-
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -224,7 +224,9 @@ class Channel(Generic[Received]):
             message = replace(message, fds=fds)
         line = to_line(message)
         with suppress(BrokenPipeError, ConnectionResetError):
-            sent = socket.send_fds(self._socket, [line], fds) if fds else 0
+            # Not socket.send_fds: a file of the user's may have hidden the `array` that it needs.
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+            sent = self._socket.sendmsg([line], [rights]) if fds else 0
             self._socket.sendall(line[sent:])
 
     def receive(self) -> list[Received]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import own_imports
 from .logs import text_of
 
 SECTION = "torch_testing_ext"
@@ -87,7 +88,8 @@ def setup_cfg_section(root: Path) -> dict[str, str]:
     file = root / "setup.cfg"
     if not os.path.isfile(file):
         return {}
-    import configparser
+    with own_imports():
+        import configparser
 
     parser = configparser.ConfigParser(interpolation=None)
     try:

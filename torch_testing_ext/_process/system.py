@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -250,8 +251,6 @@ def hold_gil(seconds: float) -> None:
 
 def die_by(number: int) -> NoReturn:
     """Let a signal end this process, whatever handlers there are. Leaves no core file."""
-    import resource
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         faulthandler.disable()

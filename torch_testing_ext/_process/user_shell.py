@@ -147,7 +147,8 @@ def explain_early_threads() -> str:
     by = ", ".join([*files, "a .pth file"])
     return (
         f"Before torch_testing_ext was imported, threads were there already: {', '.join(_threads_at_start)}. {by} or a "
-        f"plugin starts them. Run the tests without that, for example with another PYTHONPATH"
+        f"plugin starts them. Run the tests without that, for example with another PYTHONPATH, or each rank in a new "
+        f"interpreter: torchrun --nproc-per-node=N -m pytest FILE"
     )
 
 

@@ -26,7 +26,6 @@ from .in_rank import Sanitize, log_of
 from .own_report import RankAccount, RankEnding, now
 from .probes import Logs
 from .rank_watch import LAUNCHED_PROCESSES, RankEvidence, RankWatch, WatchAction, with_collectives
-from .start import remove_session_files
 from .verdict import Case, Expected, Outcome, RankReport, Verdict, failed_by_itself, report_of
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -325,7 +324,7 @@ class Coordinator(threading.Thread):
                 self._loop.step(self._proceed())
         except BaseException as error:
             # Without a coordinator, no test can pass.
-            _abandon(self._launched, f"the results of the ranks cannot be combined: {error!r}")
+            self._launched.abandon(f"the results of the ranks cannot be combined: {error!r}")
 
     # -- connections
 
@@ -763,13 +762,7 @@ class Member:
                 reporting = threading.Thread(target=Member.report_end, args=(verdict,), daemon=True)
                 reporting.start()
                 reporting.join(_LONGEST_REPORT)
-            _abandon(self._launched, why)
-
-
-def _abandon(launched: Launched, why: str) -> None:
-    """End this process at once. Its folder of temporary files goes, too: no exit handler will run."""
-    remove_session_files()
-    launched.abandon(why)
+            self._launched.abandon(why)
 
 
 def _connection(launched: Launched) -> tuple[socket.socket, CoordinatorAddress, Coordinator | None]:

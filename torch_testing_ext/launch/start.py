@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -294,6 +294,7 @@ class Launcher:
         # Modules that ranks had to import themselves. A runner preloads them in the process that forks this one.
         self.preload_hints = dict.fromkeys(hints)
         self._directory = directory
+        self._kept = ExitStack()
         self._inherits = inherits
         self._closes_at_exit = False
         # The setting under which the server was made.
@@ -304,17 +305,24 @@ class Launcher:
         self._numbers = itertools.count()
 
     def session_directory(self) -> Path:
-        """The directory of this process's runs. Removed at exit, or by the fork server if we are killed."""
+        """The directory of this process's runs. Removed at exit, or by another process of ours if we are killed."""
         if self._directory is None:
             with _refusals("the folder for the files of ranks cannot be made"):
-                self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
-            _made_by[self._directory] = self.owner
+                self._directory = self._make_directory()
             if not self._closes_at_exit:
                 self._closes_at_exit = True
                 atexit.register(self._close_at_exit)
         with _refusals("the folder for the files of ranks cannot be made"):
             self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
+
+    def _make_directory(self) -> Path:
+        prefix = "torch_testing_ext_"
+        if environment.this_launch() is None:
+            # The fork server removes it.
+            return Path(tempfile.mkdtemp(prefix=prefix))
+        # A rank of a launcher has no fork server. It is killed when another rank fails, or ends without exit handlers.
+        return self._kept.enter_context(child_processes.temporary_folder(prefix))
 
     def _close_at_exit(self) -> None:
         if self.owner == os.getpid():
@@ -323,9 +331,9 @@ class Launcher:
     def close(self) -> None:
         """End the server and remove the session's files. The next launch makes new ones."""
         self._discard_server()
+        self._kept.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-            _made_by.pop(self._directory, None)
             self._directory = None
 
     def launch(self, job: Job) -> Run:
@@ -496,15 +504,6 @@ def _empty(directory: Path) -> None:
 
 # Those of each thread: a server ends with the thread that has made it, and its loop serves no other.
 _own = threading.local()
-# The session directories that the launchers of all threads have made, and the processes that these are of.
-_made_by: dict[Path, int] = {}
-
-
-def remove_session_files() -> None:
-    """Remove the files of all sessions of this process, from whatever thread: it ends without exit handlers."""
-    for directory, owner in list(_made_by.items()):
-        if owner == os.getpid():
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def launcher(inherits: bool = True) -> Launcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import json
@@ -37,6 +38,7 @@ KIND = socket.SOCK_SEQPACKET
 _LARGEST = 1 << 20
 # Linux sends no more descriptors in a message.
 _MOST_DESCRIPTORS = 253
+_DESCRIPTOR = array.array("i").itemsize
 
 _KINDS: dict[str, type[Message]] = {}
 
@@ -228,15 +230,18 @@ def _decoded(data: dict[str, dict[str, Any]]) -> Message:
 
 def send(sock: socket.socket, message: Message, fds: Iterable[int] = ()) -> None:
     """Send a message. Raises OSError if it is too large for the system, or the other end is gone."""
-    socket.send_fds(sock, [encode(message)], list(fds))
+    # Not socket.send_fds: a file of the user's may have hidden the `array` that it needs; so for recv_fds.
+    sock.sendmsg([encode(message)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
 
 
 def receive(sock: socket.socket) -> tuple[Message, list[int]]:
     """Wait for a message. Raises EOFError when the other end is gone, ValueError if it is no message."""
     try:
-        data, fds, _, _ = socket.recv_fds(sock, _LARGEST, _MOST_DESCRIPTORS)
+        data, ancillary, _, _ = sock.recvmsg(_LARGEST, socket.CMSG_LEN(_MOST_DESCRIPTORS * _DESCRIPTOR))
     except ConnectionError:
         raise EOFError from None
+    # One of rights at most; the system leaves no torn one.
+    fds = [fd for _, _, content in ancillary for fd in array.array("i", content)]
     for fd in fds:
         os.set_inheritable(fd, False)
     if not data:

@@ -9,6 +9,7 @@ import fcntl
 import importlib.machinery
 import io
 import os
+import runpy
 import signal
 import sys
 import types
@@ -584,8 +585,6 @@ def _prepare_code(words: list[str], main: types.ModuleType) -> Callable[[], obje
 
 
 def _prepare_module(words: list[str], main: types.ModuleType) -> Callable[[], object]:
-    import runpy
-
     name, *arguments = words
     _put_first(os.getcwd())
     sys.argv[:] = ["-m", *arguments]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import types
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -412,22 +411,6 @@ class TestDeviceNodes(TestCase):
     def test_other_accelerators_are_asked_for(self):
         with mock.patch.object(device_state, "other_accelerator_is_built", lambda: True):
             self.assertTrue(accelerators.device_may_exist(Path("/nonexistent")))
-
-
-class SeedsTest(TestCase):
-    def test_a_module_beside_the_tests_that_numpy_cannot_use(self):
-        """NumPy imports `secrets` for its random numbers: a file of that name must not fail tests that need none."""
-
-        class Broken(types.ModuleType):
-            def __getattr__(self, name):
-                raise ImportError("cannot import name 'randbits' from 'secrets'")
-
-        with mock.patch.dict(sys.modules, numpy=Broken("numpy")):
-            accelerators.prepare_to_seed()
-            accelerators.set_rng_seed()
-            with accelerators.freeze_rng_state():
-                pass
-        self.assertEqual(torch.initial_seed(), accelerators.SEED)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,7 @@ class EarlyThreadsTest(unittest.TestCase):
             file.write_text(f"import threading\n{thread}.start()\n")
             printed = output_of_python("-c", code, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
             self.assertIn(f"threads were there already: monitor. {file}, a .pth file or a plugin starts them", printed)
+            self.assertIn("each rank in a new interpreter: torchrun --nproc-per-node=N -m pytest FILE", printed)
 
     def test_no_thread(self):
         self.assertEqual(user_shell.explain_early_threads(), "")

@@ -3,15 +3,17 @@
 import dataclasses
 import os
 import shutil
+import signal
 import socket
 import threading
 import unittest
 from unittest import mock
 
 from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._process import system
 from torch_testing_ext._process.messages import Channel
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import coordinator, peers, start
+from torch_testing_ext.launch import environment, peers, start
 from torch_testing_ext.launch.coordinator import Coordinator, FromCoordinator, RankJoined, WrongRound, connect
 from torch_testing_ext.launch.environment import Launched
 
@@ -66,24 +68,45 @@ class SeveralMachinesTest(TestCase):
 
 
 class LeaveTest(unittest.TestCase):
-    def test_a_rank_that_ends_at_once_leaves_no_folder(self):
-        """Another thread ends it, which has a launcher of its own."""
-        own = start.launcher().session_directory()
+    def folder_of_rank(self, end):
+        """The folder of a rank of a launcher, when that and all its processes have ended."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            os.write(writer, os.fsencode(start.launcher().session_directory()))
-            ending = threading.Thread(target=coordinator._abandon, args=(RANK_1, ""))
-            ending.start()
-            ending.join()
+            with mock.patch.object(environment, "this_launch", lambda: RANK_1):
+                os.write(writer, os.fsencode(start.launcher().session_directory()))
+            end()
             os._exit(2)
         os.close(writer)
         with open(reader, "rb") as file:
             folder = os.fsdecode(file.read())
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
-        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 1)
-        self.assertFalse(os.path.exists(folder), folder)
+        return folder, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def test_a_rank_that_is_killed_leaves_no_folder(self):
+        """Also one that another thread ends, which has a launcher of its own."""
+
+        def end_by_thread():
+            ending = threading.Thread(target=RANK_1.abandon, args=("",))
+            ending.start()
+            ending.join()
+
+        own = start.launcher().session_directory()
+        for end, expected in ((end_by_thread, 1), (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL)):
+            folder, code = self.folder_of_rank(end)
+            self.assertEqual(code, expected)
+            self.assertNotEqual(folder, "")
+            self.assertFalse(os.path.exists(folder), folder)
         self.assertTrue(own.exists())
+
+    def test_a_rank_that_exits_waits_for_no_process(self):
+        def end():
+            start.launcher().close()
+            os._exit(len(system.descendants(os.getpid())))
+
+        folder, code = self.folder_of_rank(end)
+        self.assertEqual(code, 0)
+        self.assertFalse(os.path.exists(folder), folder)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ FILES = {
     "test/crash/test_crash.py": BESIDE,
     "test/hook/conftest.py": "def pytest_collection_modifyitems(items): raise LookupError('in a hook')\n",
     "test/hook/test_hook.py": BESIDE,
+    "test/streams/conftest.py": "import sys\nsys.stdout = None\n",
+    "test/streams/test_streams.py": "import sys\nsys.stderr = None\n" + BESIDE,
     "test/doctest/pytest.ini": "[pytest]\naddopts = --doctest-modules --import-mode=importlib\n",
     "test/doctest/test_doctest.py": 'def test_a():\n    """\n    >>> 1 + 1\n    3\n    """\n',
 }

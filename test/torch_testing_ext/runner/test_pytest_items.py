@@ -124,6 +124,10 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a": (ERROR, "not run: pytest cannot collect it: LookupError: in a hook"),
         "CaseTest::test_u": (PASSED,),
     },
+    "streams/test_streams.py": {
+        "test_a": (PASSED,),
+        "CaseTest::test_u": (PASSED,),
+    },
     "doctest/test_doctest.py": {
         "test_a": (PASSED,),
         "test_doctest.test_a": (ERROR, "Expected:\n    3\nGot:\n    2"),

@@ -4,9 +4,11 @@ import functools
 import gc
 import importlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import unittest
 import warnings
@@ -215,8 +217,6 @@ skipIfHpu_BUGGY = skipIfHpu
 
 
 def skipIfFreeThreaded(msg: str = "Test doesn't work with free-threaded python") -> Decorator:
-    import sysconfig
-
     return unittest.skipIf(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, msg)
 
 
@@ -625,8 +625,6 @@ def tp_transports() -> list[str] | None:
 @contextmanager
 def core_dumps_disabled() -> Iterator[None]:
     """Turn core dumps off: with them on, ROCm aborts on a device's exception instead of raising it, as CUDA does."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
@@ -82,9 +84,6 @@ def keys() -> Iterator[int | None]:
     if fd is None:
         yield None
         return
-    import termios
-    import tty
-
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd, termios.TCSANOW)
     try:

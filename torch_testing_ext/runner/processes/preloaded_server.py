@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import child_processes, file_reads, system, user_shell
+from torch_testing_ext._process import child_processes, file_reads, own_imports, system, user_shell
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.messages import Channel, unexpected
 from torch_testing_ext._testing.helpers import expectations
@@ -217,7 +217,7 @@ def _send_tests_and_exit(
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        system.flush_streams()
         os._exit(code)
 
 
@@ -300,7 +300,7 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     """Import modules that the test files will need. Returns the reason if this process is not safe to fork, or None."""
     for name in modules:
         # A file that needs the module will report the error.
-        with suppress(Exception):
+        with suppress(Exception), own_imports():
             importlib.import_module(name)
     from torch_testing_ext._machine import accelerators
     from torch_testing_ext._torch import process_state

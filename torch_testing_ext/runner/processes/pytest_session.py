@@ -231,8 +231,14 @@ class _Observer:
             config.option.markexpr = ""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_load_initial_conftests(self) -> Generator[None, Any, Any]:
+        with _own_streams():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
-        report = yield
+        with _own_streams():
+            report = yield
         has_passed = report.outcome == "passed"
         if isinstance(collector, pytest.Module) and collector.path.samefile(self._collection.path):
             module = pytest_internals.imported_module(collector)
@@ -248,6 +254,16 @@ class _Observer:
 
     def pytest_deselected(self, items: Iterable[Any]) -> None:
         self._collection.deselected.extend(items)
+
+
+@contextmanager
+def _own_streams() -> Iterator[None]:
+    """Put the streams back which an import replaces, by None for example, as pytest does where it captures output."""
+    before = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def _unwrapped(error: BaseException) -> BaseException:
