@@ -52,9 +52,9 @@ class OwnImports:
         if not name.startswith(f"{_PACKAGE}."):
             return None
         for finder in sys.meta_path:
-            # Those of old packages know `find_module` alone.
-            home = type(finder).__module__
-            if home == __name__ or home.startswith("_pytest.") or not hasattr(finder, "find_spec"):
+            # Those of old packages know `find_module` alone; that of pytest marks modules to rewrite.
+            is_ours = type(finder).__module__ == __name__
+            if is_ours or hasattr(finder, "mark_rewrite") or not hasattr(finder, "find_spec"):
                 continue
             if (spec := finder.find_spec(name, path, target)) is not None:
                 loader = spec.loader
