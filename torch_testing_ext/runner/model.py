@@ -76,6 +76,7 @@ class Test:
 
     id: TestId
     world_size: int = 1  # number of ranks that compute at the same time
+    in_one_process: bool = False  # they are threads, which wait for each other, or simulated
     devices: int = 0  # number of accelerators it uses on this machine
     of_devices: DeviceNeeds = NO_NEEDS  # what it needs of each of them
     shared_by: int = 0  # the ranks that share its devices, as there are too few; 0 if each has its own
@@ -116,8 +117,9 @@ class Unit:
         return max(test.shared_by for test in self.tests)
 
     @property
-    def ranks(self) -> int:
-        return max(test.world_size for test in self.tests)
+    def processes(self) -> int:
+        """How many compute at the same time."""
+        return max(1 if test.in_one_process else test.world_size for test in self.tests)
 
     @property
     def file(self) -> str:

@@ -5,11 +5,13 @@ from unittest import TestCase
 from torch_testing_ext._testing.marks.needs import ATTRIBUTE, Need
 from torch_testing_ext.common_distributed import (
     MultiProcessTestCase,
+    MultiThreadedTestCase,
     requires_gloo,
     requires_world_size,
     skip_if_lt_x_gpu,
     skip_if_no_gpu,
 )
+from torch_testing_ext.distributed._tensor.common_dtensor import LocalDTensorTestBase
 
 
 class PlainTest(TestCase):
@@ -92,3 +94,15 @@ class RanksOnCPUByMethod(Ranks):
     @classmethod
     def device_type(cls):
         return "cpu"
+
+
+class Threads(MultiThreadedTestCase):
+    world_size = 4
+
+    def test_undeclared(self): ...
+
+
+class LocalRanks(LocalDTensorTestBase):
+    world_size = 4
+
+    def test_undeclared(self): ...

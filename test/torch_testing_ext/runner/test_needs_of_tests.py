@@ -10,6 +10,7 @@ from kit.project import Project
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.processes.loaded_file import NamedTest, describe
+from torch_testing_ext.runner.scheduling.leases import slots_of
 from torch_testing_ext.upstream import drop_in
 
 DEVICES = 4
@@ -57,6 +58,12 @@ class NeedsTest(TestCase):
     def test_ranks_on_gloo(self):
         self.assertEqual(devices(cases.Ranks, "test_gloo"), 0)
         self.assertEqual(devices(cases.Ranks, "test_gloo_on_three"), 3)
+
+    def test_ranks_in_one_process_take_one_slot(self):
+        for cls, processes in {cases.PlainTest: 1, cases.Ranks: 2, cases.Threads: 1, cases.LocalRanks: 1}.items():
+            with self.subTest(cls.__name__):
+                test = describe(NamedTest(cls.__name__, "test_undeclared", cls("test_undeclared")), "test_x.py", 0)
+                self.assertEqual(slots_of(model.Unit(0, (test,)), 8), processes)
 
     def test_tests_of_pytorch_may_use_a_device_without_a_word(self):
         with mock.patch.object(sys, "meta_path", [drop_in._Finder(), *sys.meta_path]):

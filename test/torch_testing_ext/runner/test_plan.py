@@ -34,7 +34,7 @@ class PlanTest(unittest.TestCase):
         ]
         units = plan(tests, TWO, nothing_known).units
         self.assertEqual([[tests.index(test) for test in unit.tests] for unit in units], [[0, 2], [1], [3]])
-        self.assertEqual((units[0].devices, units[0].ranks), (1, 2))
+        self.assertEqual((units[0].devices, units[0].processes), (1, 2))
 
     def test_tests_in_whole_worlds(self):
         tests = [

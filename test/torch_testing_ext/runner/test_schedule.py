@@ -201,7 +201,7 @@ class ArrivalsTest(unittest.TestCase):
 
     def check(self, running, unit, lease, names, slots):
         self.assertEqual(len(lease.devices), unit.devices)
-        self.assertEqual(len(lease.slots), 0 if unit.devices else min(unit.ranks, slots))
+        self.assertEqual(len(lease.slots), 0 if unit.devices else min(unit.processes, slots))
         for resource, known in (("devices", names), ("slots", range(slots))):
             held = [one for other in running for one in getattr(other, resource)]
             self.assertEqual(len(held), len(set(held)), f"two leases share {resource}")

@@ -359,6 +359,7 @@ def describe(named: NamedTest, file: str, devices: int) -> Test:
     return Test(
         id=TestId(file, named.cls, named.method),
         world_size=ranks,
+        in_one_process=_is_in_one_process(test),
         devices=_devices(test, needs, ranks, devices),
         of_devices=DeviceNeeds.of_all(need.of_devices for need in needs),
         backend=next((need.backend for need in needs if need.backend), None),
@@ -382,6 +383,7 @@ def _describe_pytest(named: NamedTest, file: str, devices: int) -> Test:
     return replace(
         item,
         world_size=max(item.world_size, case.world_size),
+        in_one_process=case.in_one_process,
         devices=max(item.devices, case.devices),
         of_devices=DeviceNeeds.of_all([item.of_devices, case.of_devices]),
         backend=item.backend or case.backend,
@@ -397,7 +399,7 @@ def _method(test: Any) -> Any:
 
 
 def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
-    """The number of processes that compute at once. If reading world_size raises, the test raises when it runs."""
+    """The number of ranks that compute at once. If reading world_size raises, the test raises when it runs."""
     try:
         size = int(test.world_size)
         if size > 0:
@@ -406,6 +408,13 @@ def _world_size(test: Any, needs: tuple[Any, ...]) -> int:
         return max((need.world_size or need.devices for need in needs), default=1) or 1
     except Exception:
         return max((need.world_size for need in needs if need.world_size), default=1)
+
+
+def _is_in_one_process(test: Any) -> bool:
+    """Whether its ranks are threads, of which mostly one computes, or local tensors."""
+    from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase
+
+    return isinstance(test, MultiThreadedTestCase) or bool(getattr(test, "is_local_tensor_enabled", False))
 
 
 def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> int:

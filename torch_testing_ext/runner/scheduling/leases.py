@@ -223,13 +223,13 @@ def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
 
 
 def slots_of(unit: Unit, slots: int) -> int:
-    """The number of a node's CPU slots that a unit waits for: one per rank, at most all; none if its ranks use devices.
+    """The number of a node's CPU slots that a unit waits for: one per process, at most all; none if they use devices.
 
     Ranks on devices wait for none, and leave fewer to the others.
     """
     if unit.devices:
         return 0
-    return min(unit.ranks, slots)
+    return min(unit.processes, slots)
 
 
 class Size(NamedTuple):
@@ -313,7 +313,7 @@ class Leases:
         assert len(slots) == wanted_slots, f"unit {unit.number} does not fit into {slots}"
         self._held.append(lease)
         if devices:
-            self._ranks_on_devices.append((lease, unit.ranks))
+            self._ranks_on_devices.append((lease, unit.processes))
         self._check()
         return lease
 
