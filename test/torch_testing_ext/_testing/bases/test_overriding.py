@@ -371,7 +371,9 @@ class TestAtTheTimeOut(TestCase):
         self.assertRegex(seen.message, "timed out after .*; rank 1 of 2 still running")
         self.assertEqual(list(test.asked), [1])
         self.assertIn("hangs_in_one", test.asked[1])
-        self.assertEqual(seen.message.count("hread 0x"), 1, seen.message)
+        # The thread that has answered may still be ending.
+        threads = seen.message.count("hread 0x") - seen.message.count("<no Python frame>")
+        self.assertEqual(threads, 1, seen.message)
 
     def test_an_error_there_is_the_tests(self):
         test = FailsAtTheTimeOut("hangs_in_one")
