@@ -107,8 +107,11 @@ def _signals() -> Facts:
 
 
 def _interpreter() -> Facts:
-    for name in ("meta_path", "path_hooks"):
-        yield f"sys.{name}", str([_place(hook) for hook in getattr(sys, name)])
+    finders = [_place(finder) for finder in sys.meta_path]
+    ours = [place for place in finders if place.startswith("torch_testing_ext._process.")]
+    yield "finder of the kit's modules", str([finders.index(place) for place in ours])
+    yield "sys.meta_path", str([place for place in finders if place not in ours])
+    yield "sys.path_hooks", str([_place(hook) for hook in sys.path_hooks])
     for name in ("excepthook", "unraisablehook", "displayhook", "breakpointhook"):
         yield f"sys.{name}", _place(getattr(sys, name))
     yield "threading.excepthook", _place(threading.excepthook)
