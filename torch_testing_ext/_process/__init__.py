@@ -97,8 +97,8 @@ class OwnImports:
             for entry in self._path[: self._end_of_front()]:
                 self._hidden = {**dict(self._in_folder(entry)), **self._hidden}
             for name in self._REQUIRED & self._hidden.keys():
-                # The folder may be the one from which it is meant to come.
-                if self._find_behind(name) is None:
+                # A package is another version, for the tests, too. Or it is to come from that folder.
+                if self._hidden[name].endswith(os.sep) or self._find_behind(name) is None:
                     del self._hidden[name]
         return self._hidden
 

@@ -77,6 +77,14 @@ class TestOwnImports(unittest.TestCase):
         with own_imports(), self.assertRaises(ModuleNotFoundError):
             importlib.import_module("msvcrt")
 
+    def test_another_version_of_a_requirement_is_used_by_all(self):
+        self.hide("expecttest/__init__.py")
+        before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "expecttest"}
+        self.addCleanup(sys.modules.update, before)
+        with own_imports():
+            self.assertTrue(importlib.import_module("expecttest").mine)
+        del sys.modules["expecttest"]
+
     def test_a_requirement_that_the_folder_itself_has(self):
         self.hide("hypothesis.py")
         for name in [name for name in sys.modules if name.partition(".")[0] == "hypothesis"]:
