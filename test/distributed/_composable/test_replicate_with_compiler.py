@@ -67,7 +67,11 @@ CONCATENATED = ["fuse_ddp_with_concat_op", "schedule_comm_wait"]
 WAIT = "torch.ops._c10d_functional.wait_tensor.default"
 
 CXX = os.environ.get("CXX", "g++")
-needs_cpp_compiler = unittest.skipUnless(shutil.which(CXX), f"inductor needs a C++ compiler, and there is no {CXX}")
+
+
+def needs_cpp_compiler(test: Callable) -> Callable:
+    test.compiles = True
+    return unittest.skipUnless(shutil.which(CXX), f"inductor needs a C++ compiler, and there is no {CXX}")(test)
 
 
 def on_cpu(test: Callable) -> Callable:
@@ -125,7 +129,7 @@ def _compile_once() -> None:
 
 
 # A worker of pytest also imports the file if other workers run its tests: there, the first
-# test does it.
+# test that compiles does it.
 if "PYTEST_VERSION" not in os.environ:
     _compile_once()
 
@@ -135,7 +139,9 @@ class MultiProcessInductorTestCase(MultiProcessTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        _compile_once()
+        # Not for a test that skips.
+        if at_least_x_gpu(2) or hasattr(getattr(self, self._testMethodName), "compiles"):
+            _compile_once()
 
     def _init_process_group(self, device_type: str) -> None:
         """Set up a rank. As each test has its own processes, nothing needs to be restored."""

@@ -43,7 +43,7 @@ FIRST = {
     "ddp_2d_parallel.py": ["TwoDParallel", "Test2dParallelIntegration.world_size"],
     "fsdp_tp_integration.py": [f"TestTPFSDPIntegration.{name}" for name in ("world_size", "device_type", "device")],
     REPLICATE: [
-        *("on_cpu", "accelerator", "_compile_once"),
+        *("needs_cpp_compiler", "on_cpu", "accelerator", "_compile_once"),
         *("DDP_TP_Test.world_size", "DDP_TP_Test.device_type"),
     ],
 }
