@@ -118,7 +118,7 @@ class Unit:
 
     @property
     def processes(self) -> int:
-        """How many compute at the same time."""
+        """The number of processes that compute at the same time."""
         return max(1 if test.in_one_process else test.world_size for test in self.tests)
 
     @property
