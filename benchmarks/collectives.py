@@ -73,7 +73,8 @@ import torch, torch.distributed as dist
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext._collectives import sanitized_rank
 from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
-flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
+from torch_testing_ext.launch.own_report import is_of_lost_peer
+flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mine = torch.ones(4)
 is_async = sys.argv[1] == "async"
@@ -109,9 +110,10 @@ import torch, torch.distributed as dist
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext._collectives import sanitized_rank
 from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
+from torch_testing_ext.launch.own_report import is_of_lost_peer
 def run(rank, folder):
     torch.set_num_threads(1)
-    flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
+    flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
     dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, "store"), 3), rank=rank, world_size=3)
     mine, times = torch.ones(4), {word: [] for word in sys.argv[1:]}
     for turn in range(12):

@@ -159,6 +159,10 @@ class SeenError(NamedTuple):
     def of(cls, at: int, function: str, lost_peer: bool, places: Sequence[tuple[str, int, str]]) -> SeenError:
         return cls(at, function, lost_peer, tuple(Site(*place) for place in places))
 
+    @property
+    def title(self) -> str:
+        return self.function or "a wait"
+
 
 class CallInGroup(NamedTuple):
     """A call of a rank with the number of its group among those that the rank has made, and the group's backend.

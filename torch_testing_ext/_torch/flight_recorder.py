@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import math
 import os
@@ -139,8 +140,7 @@ _latest: dict[str, int] = {}  # by the name of a group: the sequence number of i
 _used_up: dict[str, int] = {}  # and how many numbers its messages had used up then
 
 
-@dataclass(frozen=True)
-class ErrorOfCall:
+class ErrorOfCall(NamedTuple):
     """An error of a call of torch.distributed. `places`: the lines outside of torch that it came from, innermost first.
 
     `at`: in nanoseconds since 1970. `function`: "" if it has raised in a wait. `lost_peer`: another rank had ended.
@@ -156,6 +156,7 @@ _errors: list[ErrorOfCall] = []
 _MOST_ERRORS = 1000
 _MOST_PLACES = 8
 _on_error: Callable[[], None] | None = None
+_is_of_lost_peer: Callable[[BaseException], bool] | None = None
 
 
 def has_flight_recorder() -> bool:
@@ -347,13 +348,8 @@ def _sequence_number(group: Any) -> int:
     return int(backends.pop()._get_sequence_number_for_group())
 
 
-def _is_unknown(error: BaseException) -> bool:
-    return False
-
-
 def watch_process_groups(
-    creating: Callable[[str], AbstractContextManager[object]],
-    is_of_lost_peer: Callable[[BaseException], bool] = _is_unknown,
+    creating: Callable[[str], AbstractContextManager[object]], is_of_lost_peer: Callable[[BaseException], bool]
 ) -> None:
     """From now on, create each process group within `creating(name)`, and note it; note messages and errors, too.
 
@@ -426,11 +422,9 @@ _METHODS_OF_MESSAGES = {
 }
 
 
-_RAISED = object()
-
-
-class _Message(NamedTuple):
-    """A send or receive. `group`: its place in `made_groups`; `peer`: None for any; `work`: a reference, `_RAISED`."""
+@dataclass(eq=False)
+class _Message:
+    """A send or receive. `group`: its place in `made_groups`; `peer`: None for any."""
 
     kind: str
     group: int
@@ -441,7 +435,8 @@ class _Message(NamedTuple):
     place: tuple[str, int, str] | None
     thread: int
     at: int
-    work: list[Any]
+    is_issued: bool = True
+    work: weakref.ref[Any] | None = None
 
 
 class _Messages:
@@ -467,18 +462,14 @@ class _Messages:
             self._noted, self._are_too_many = [], True
             return None
         (tensor,) = tensors
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and is_of_torch(frame.f_code.co_filename):
-            frame = frame.f_back
-        place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        thread = threading.get_ident()
-        message = _Message(kind, number, peer, tag, tensor.shape, tensor.dtype, place, thread, _now(), [None])
+        place, thread = next(_places(sys._getframe(2)), None), threading.get_ident()
+        message = _Message(kind, number, peer, tag, tensor.shape, tensor.dtype, place, thread, _now())
         self._noted.append(message)
         return message
 
     def drop(self, message: _Message) -> None:
         """It has raised instead of being issued."""
-        self._noted = [noted for noted in self._noted if noted is not message]
+        self._noted.remove(message)
 
     def number_of(self, work: Any) -> int | None:
         """The number of the message with this work."""
@@ -490,7 +481,7 @@ class _Messages:
         return numbers[-1] if numbers and _work_of(self._noted[numbers[-1]]) is not None else None
 
     def dump(self) -> list[tuple[int, bytes]]:
-        """Like the dump of a recorder, if there were any; an entry with a number above the first: not all are known."""
+        """Like the dump of a recorder, if there were any. `messages`: are these all?"""
         if not self.count():
             return []
         timeouts = {number: timeout_of_group(group) for group, number in list(_numbers.items())}
@@ -502,8 +493,7 @@ _messages = _Messages()
 
 
 def _work_of(message: _Message) -> Any:
-    (work,) = message.work
-    return work() if isinstance(work, weakref.ref) else None
+    return None if message.work is None else message.work()
 
 
 def _entry_of(number: int, message: _Message, timeouts: dict[int, float | None]) -> dict[str, Any]:
@@ -514,7 +504,7 @@ def _entry_of(number: int, message: _Message, timeouts: dict[int, float | None])
     return {
         "record_id": number,
         "message": number,
-        "is_issued": message.work[0] is not _RAISED,
+        "is_issued": message.is_issued,
         "pg_id": message.group,
         "process_group": (group.name, group.description),
         "profiling_name": f"gloo:{message.kind}",
@@ -589,13 +579,13 @@ def _noted_method(method: Callable[..., Any], kind: str, parameters: tuple[str, 
             work = method(group, *args, **kwargs)
         except BaseException as error:
             # With a peer that has left, the message lacks its partner, and uses up no number.
-            if _is_of_lost_peer(error):
-                message.work[0] = _RAISED
+            if _has_lost_peer(error):
+                message.is_issued = False
                 note_error(sys._getframe(1), kind)
             else:
                 _messages.drop(message)
             raise
-        message.work[0] = weakref.ref(work)
+        message.work = weakref.ref(work)
         return work
 
     return _not_compiled(call)
@@ -692,23 +682,21 @@ class _ErrorHandler(logging.Handler):
             _on_error()
 
 
-_is_of_lost_peer: Callable[[BaseException], bool] = _is_unknown
-
-
 def note_error(frame: FrameType | None, function: str = "") -> None:
     """A call of torch.distributed has raised the error that is being handled, with this stack."""
     if len(_errors) < _MOST_ERRORS:
-        error = sys.exc_info()[1]
-        lost_peer = error is not None and _is_of_lost_peer(error)
-        _errors.append(ErrorOfCall(_now(), function, lost_peer, _places(frame)))
+        places = tuple(itertools.islice(_places(frame), _MOST_PLACES))
+        _errors.append(ErrorOfCall(_now(), function, _has_lost_peer(sys.exc_info()[1]), places))
 
 
-def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:
+def _has_lost_peer(error: BaseException | None) -> bool:
+    return error is not None and _is_of_lost_peer is not None and _is_of_lost_peer(error)
+
+
+def _places(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
     """The lines of a stack outside of torch and of the logging module, innermost first."""
-    places: list[tuple[str, int, str]] = []
-    while frame is not None and len(places) < _MOST_PLACES:
+    while frame is not None:
         file = frame.f_code.co_filename
         if not is_of_torch(file) and file != logging.__file__:
-            places.append((file, frame.f_lineno, frame.f_code.co_name))
+            yield file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
-    return tuple(places)

@@ -1,4 +1,4 @@
-"""Explains hangs from stacks and sources: where ranks wait, and where they left.
+"""Explains hangs from stacks and sources: where ranks wait, where they left, and which errors a test expects.
 
 Pure: it gets texts and returns data.
 """
@@ -237,10 +237,10 @@ def lost_peer_that_is_caught(reports: Sequence[RankReport]) -> Finding | None:
             caught[report.rank] = error
     if not caught:
         return None
-    calls = ", ".join(dict.fromkeys(error.function or "a wait" for error in caught.values()))
+    calls = ", ".join(dict.fromkeys(error.title for error in caught.values()))
     sentence = f"{list_of(list(caught))} caught the error of {calls}: another rank had left"
     lines = tuple(
-        Doing(rank, f"caught the error of {error.function or 'a wait'}", next(iter(error.sites), None))
+        Doing(rank, f"caught the error of {error.title}", next(iter(error.sites), None))
         for rank, error in caught.items()
     )
     return Finding(FindingKind.UNMATCHED, sentence, lines, tuple(caught), is_hazard=True)

@@ -441,7 +441,7 @@ def _packed(
     groups = [group.fields for group in recorder.made_groups()]
     creating = recorder.group_in_creation()
     being_made = None if creating is None else creating.fields
-    errors = [(error.at, error.function, error.lost_peer, error.places) for error in recorder.errors_of_collectives()]
+    errors = [tuple(error) for error in recorder.errors_of_collectives()]
     return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
 
 

@@ -15,6 +15,7 @@ from kit.ranks import OnCpu
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase, sanitize
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.own_report import is_of_lost_peer
 
 CHECK = "TORCH_NCCL_NAN_CHECK"
 
@@ -103,7 +104,7 @@ class TestGroups(unittest.TestCase):
             mock.patch.dict(os.environ, {CHECK: "1"}),
             mock.patch.object(flight_recorder.inspect, "signature", return_value=_signature(create)),
         ):
-            flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext())
+            flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
             with contextlib.suppress(RuntimeError):
                 dist.distributed_c10d._new_process_group_helper(2, 0, [], "nccl", None, "0")
         self.assertEqual(["1"], seen)
