@@ -207,7 +207,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--sanitize"):
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
     if config.getini("dist_lease_folder"):
-        os.environ["_TORCH_TESTING_EXT_LEASE_FOLDER"] = config.getini("dist_lease_folder")
+        from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
+
+        os.environ[LEASE_FOLDER] = config.getini("dist_lease_folder")
     if config.getoption(_WORLD) is not None:
         _run_in_worlds(config)
     if config.getoption(OPTION):

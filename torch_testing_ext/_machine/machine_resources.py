@@ -86,7 +86,7 @@ def masks_by_user(environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 # Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
 LEASED = "_TORCH_TESTING_EXT_LEASED"
-# Set by pytest, if its user has named another folder.
+# The folder of the locks, where it is not the default: of the user of pytest, or of the fake accelerators of a run.
 LEASE_FOLDER = "_TORCH_TESTING_EXT_LEASE_FOLDER"
 _RESERVATION = "reservation"
 

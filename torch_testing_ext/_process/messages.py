@@ -224,10 +224,11 @@ class Channel(Generic[Received]):
             message = replace(message, fds=fds)
         line = to_line(message)
         with suppress(BrokenPipeError, ConnectionResetError):
-            # Not socket.send_fds: a file of the user's may have hidden the `array` that it needs.
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-            sent = self._socket.sendmsg([line], [rights]) if fds else 0
-            self._socket.sendall(line[sent:])
+            if fds:
+                # Not socket.send_fds: a file of the user's may have hidden the `array` that it needs.
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                line = line[self._socket.sendmsg([line], [rights]) :]
+            self._socket.sendall(line)
 
     def receive(self) -> list[Received]:
         """Wait for data and return the messages that are complete. Raises EOFError when the other end is closed."""
