@@ -70,6 +70,7 @@ CXX = os.environ.get("CXX", "g++")
 
 
 def needs_cpp_compiler(test: Callable) -> Callable:
+    """A test whose ranks compile for the CPU, as `compiles` tells `setUp`."""
     test.compiles = True
     return unittest.skipUnless(shutil.which(CXX), f"inductor needs a C++ compiler, and there is no {CXX}")(test)
 

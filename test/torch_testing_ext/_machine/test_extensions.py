@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from kit.invented import make_unit
-from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, with_accelerators
+from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, use_own_leases, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags, machine_resources
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED
+from torch_testing_ext._machine.machine_resources import LEASED
 from torch_testing_ext._pytest_ranks.item_in_parent import leased_devices
 from torch_testing_ext._testing.bases import groups_and_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
@@ -303,11 +303,7 @@ class TestLeasesOfPytest(unittest.TestCase):
         return stack.enter_context(leased_devices(mock.Mock(), "test_x.py::test_it", ranks))
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        environ = mock.patch.dict(os.environ, {LEASE_FOLDER: folder.name})
-        environ.start()
-        self.addCleanup(environ.stop)
+        use_own_leases(self)
 
     @with_accelerators(4)
     def test_two_tests_at_once(self):

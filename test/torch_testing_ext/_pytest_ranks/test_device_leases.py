@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from kit.files import subject
-from kit.processes import clean_environ
+from kit.processes import clean_environ, end
 from kit.pytest_runs import PLUGIN, PytestCase, run_pytest
 
 from torch_testing_ext._machine import accelerators
@@ -99,9 +99,7 @@ class DeviceLeasesTest(PytestCase):
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert process.stdout is not None
-        for clean_up in (process.stdout.close, process.wait, process.kill):  # the last one first
-            self.addCleanup(clean_up)
+        self.addCleanup(end, process)
         return process
 
     def test_a_folder_that_cannot_be_used(self) -> None:

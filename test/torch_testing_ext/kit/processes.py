@@ -11,6 +11,7 @@ import sys
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch_testing_ext
@@ -65,6 +66,15 @@ def start_python(*arguments: str, cwd: Path, **environ: str) -> subprocess.Popen
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process, which may have ended, and close its output."""
+    process.kill()
+    process.wait()
+    for pipe in process.stdout, process.stderr:
+        if pipe is not None:
+            pipe.close()
 
 
 def descendants(pid: int) -> set[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.files import FolderCase
-from kit.processes import ROOT as ROOT, clean_environ
+from kit.processes import ROOT as ROOT, clean_environ, end
 from kit.warm import run_cold, run_warm, start_cold, start_run
 
 RUN_TEST = """
@@ -46,14 +46,6 @@ def run_test(folder: Path, *arguments: str, cold: bool = False, **environ: str) 
     else:
         done = run_warm("run_test.py", *arguments, cwd=folder, env=environ)
     return FinishedRun(folder, done.returncode, done.stdout, done.stderr)
-
-
-def _end(process: Any) -> None:
-    process.kill()
-    process.wait()
-    for pipe in process.stdout, process.stderr:
-        if pipe is not None:
-            pipe.close()
 
 
 class RunsCase(FolderCase):
@@ -91,7 +83,7 @@ class RunsCase(FolderCase):
             process = start_cold(*words, before=before, cwd=self.root, env=env, **streams)
         else:
             process = start_run(*words, cwd=self.root, env=env, **streams)
-        self.addCleanup(_end, process)
+        self.addCleanup(end, process)
         return process
 
     def finish(self, process: Any, *codes: int) -> str:

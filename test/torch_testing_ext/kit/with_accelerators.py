@@ -8,6 +8,7 @@ import functools
 import importlib
 import os
 import sys
+import tempfile
 import traceback
 import unittest
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from unittest import mock
 import torch
 
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext._process import child_processes
 from torch_testing_ext._torch import device_state
 
@@ -105,3 +107,12 @@ def _run_and_exit(test: Callable[[], None], send: int) -> None:
             pipe.write(traceback.format_exc())
     finally:
         os._exit(code)
+
+
+def use_own_leases(case: unittest.TestCase) -> None:
+    """Give a test a folder of locks of its own, in which nobody else has leased a device."""
+    folder = tempfile.TemporaryDirectory()
+    case.addCleanup(folder.cleanup)
+    environ = mock.patch.dict(os.environ, {LEASE_FOLDER: folder.name})
+    environ.start()
+    case.addCleanup(environ.stop)

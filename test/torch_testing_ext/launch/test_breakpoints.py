@@ -8,7 +8,7 @@ import unittest
 from unittest import mock
 
 from kit.files import FolderCase, subject
-from kit.processes import clean_environ
+from kit.processes import clean_environ, end
 from kit.warm import run_warm, start_on_terminal
 
 from torch_testing_ext._process import user_shell
@@ -40,8 +40,7 @@ class OnATerminalTest(FolderCase):
         self.addCleanup(os.close, master)
         program = start_on_terminal(*words, cwd=self.root, env=clean_environ(**environ), terminal=slave)
         os.close(slave)
-        self.addCleanup(program.wait)
-        self.addCleanup(program.kill)
+        self.addCleanup(end, program)
         said, seen, number = "", 0, 0
         while True:
             prompt, answer = steps[number] if number < len(steps) else (r"\Z(?!)", "")

@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 from kit.files import FolderCase, subject
-from kit.processes import ROOT, clean_environ
+from kit.processes import ROOT, clean_environ, end
 
 from torch_testing_ext.common_utils import run_tests
 
@@ -81,8 +81,7 @@ class EditorTest(FolderCase):
                 stdout=output,
                 stderr=output,
             )
-            self.addCleanup(process.wait)
-            self.addCleanup(process.kill)
+            self.addCleanup(end, process)
             while process.poll() is None and not (endpoints.exists() and endpoints.read_text().endswith("\n")):
                 time.sleep(0.01)
             if process.poll() is None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.files import FolderCase, subject
-from kit.processes import ROOT, clean_environ, run_python
+from kit.processes import ROOT, clean_environ, end, run_python
 from kit.pytest_runs import PLUGIN, PytestRun, run_pytest
 
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
@@ -276,9 +276,7 @@ class DirectTest(DeviceCase):
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert process.stderr is not None
-        for clean_up in (process.stderr.close, process.wait, process.kill):  # the last one first
-            self.addCleanup(clean_up)
+        self.addCleanup(end, process)
         return process
 
     def test_nothing_changes_without_the_option(self) -> None:

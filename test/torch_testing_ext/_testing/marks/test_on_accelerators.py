@@ -5,7 +5,6 @@ The accelerators are those of Python (`kit/python_accelerator`): no compiler is 
 
 import os
 import queue
-import tempfile
 import threading
 import unittest
 from pathlib import Path
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from kit.with_accelerators import KIND, MASK, have_accelerators, with_accelerators
+from kit.with_accelerators import KIND, MASK, have_accelerators, use_own_leases, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, DeviceLocks, MachineMemory, MemoryUse
@@ -189,11 +188,7 @@ class TestRanks(unittest.TestCase):
     """Devices of the ranks of `spawn` and `run_script`."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        environ = mock.patch.dict(os.environ, {LEASE_FOLDER: folder.name})
-        environ.start()
-        self.addCleanup(environ.stop)
+        use_own_leases(self)
 
     def masks(self, *arguments):
         with devices_of_ranks(*arguments) as environ:
