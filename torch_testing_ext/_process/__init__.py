@@ -72,11 +72,12 @@ class OwnImports:
     def __call__(self) -> Iterator[None]:
         """Have all imports of this process find what the user's files hide."""
         hidden = {} if self._open else self._look()
-        theirs = {name: module for name, module in sys.modules.items() if self._hides(name, module)} if hidden else {}
-        names = frozenset(name for name in hidden if name in theirs or name not in sys.modules)
+        names = frozenset(name for name in hidden if name not in sys.modules or self._hides(name, sys.modules[name]))
         if not names:
+            # To look at each module would copy thousands of pages in a process that was forked.
             yield
             return
+        theirs = {name: module for name, module in sys.modules.items() if self._hides(name, module)}
         for name in theirs:
             del sys.modules[name]
         sys.modules.update((name, module) for name, module in self._found.items() if _top(name) in names)

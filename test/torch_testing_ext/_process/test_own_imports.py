@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib
+import os
+import resource
 import sys
 import tempfile
 import unittest
@@ -10,7 +12,7 @@ from unittest import mock
 
 from kit.processes import run_python
 
-from torch_testing_ext._process import own_imports
+from torch_testing_ext._process import child_processes, own_imports
 
 
 class TestOwnImports(unittest.TestCase):
@@ -71,6 +73,27 @@ class TestOwnImports(unittest.TestCase):
         with own_imports():
             self.assertIs(importlib.import_module("wave"), before)
         self.assertIs(sys.modules["wave"], before)
+
+    def test_a_process_that_was_forked_copies_no_memory_of_modules(self):
+        # The file came after the import, as a folder of tools on the way: it hides nothing.
+        importlib.import_module("wave")
+        self.hide("wave.py")
+
+        def count_pages():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            with own_imports():
+                pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+            os.write(writing, str(pages).encode())
+            os._exit(0)
+
+        importlib.import_module("torch.distributed")
+        reading, writing = os.pipe()
+        pid = child_processes.fork_child(count_pages)
+        os.close(writing)
+        with open(reading) as pipe:
+            pages = int(pipe.read())
+        os.waitpid(pid, 0)
+        self.assertLess(pages, len(sys.modules) / 4)
 
     def test_a_module_of_another_platform(self):
         self.hide("msvcrt.py")
