@@ -2,12 +2,12 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from . import KIND
-from .building import load_library, uuid_of
+from .building import FakeAcceleratorError, load_library, uuid_of
 
 _library = load_library(torch.__version__)
 # Its stubs differ between versions.
@@ -198,6 +198,25 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 def empty_cache() -> None:
     """Do nothing: nothing is kept."""
+
+
+# -- torch.compile
+
+
+class _NoCompiler:
+    """Refuses to compile, as what inductor uses first of the generators of code that a module of devices has."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise FakeAcceleratorError(
+            "torch.compile's backend inductor has no code for fake accelerators: use backend='aot_eager' or 'eager', "
+            "or compile on the CPU"
+        )
+
+    supports_caching = property(__call__)
+
+
+# Inductor takes them when it is first used, also for the CPU, and uses them for a tensor of this device.
+Scheduling = PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = _NoCompiler()
 
 
 # -- random numbers

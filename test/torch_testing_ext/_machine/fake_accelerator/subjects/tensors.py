@@ -291,6 +291,36 @@ def test_streams_and_events():
         assert torch.empty(1, device=KIND).device.index == 2
 
 
+def total(x):
+    return (x * 2 + 1).relu().sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled(backend):
+    def make(device):
+        torch._dynamo.reset()
+        x = torch.arange(-3.0, 3, device=device, requires_grad=True)
+        output = torch.compile(total, backend=backend, fullgraph=True)(x)
+        output.backward()
+        return [output, x.grad]
+
+    check(make)
+
+
+@pytest.mark.parametrize("function", [torch.relu, total])
+def test_inductor_refuses(function):
+    """In one line that says what to do, before it generates any code; it still compiles for the CPU."""
+    compiled = torch.compile(function)
+    with pytest.raises(RuntimeError) as refused:
+        compiled(torch.ones(3, device=KIND))
+    assert [line for line in str(refused.value).splitlines() if "fake accelerators" in line] == [
+        "FakeAcceleratorError: torch.compile's backend inductor has no code for fake accelerators: use "
+        "backend='aot_eager' or 'eager', or compile on the CPU"
+    ]
+    x = torch.ones(3)
+    assert_close(compiled(x), function(x))
+
+
 @pytest.mark.parametrize("module", ["torch.utils", "torch.utils.backend_registration"])
 def test_another_extension_is_refused(module):
     with pytest.raises(RuntimeError, match=r"npu cannot be loaded beside the fake accelerator.*Run without"):
