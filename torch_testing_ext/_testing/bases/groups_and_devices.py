@@ -304,7 +304,10 @@ def _open_locks(identities: Mapping[str, str], owner: str, other_folder: Callabl
 
 
 def _choose(locks: DeviceLocks, identities: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """Lock devices, and wait until there are enough. Only the process with the reservation keeps some meanwhile."""
+    """Lock devices, and wait until there are enough. Only the process with the reservation keeps some meanwhile.
+
+    A thread that has leased some keeps those, too: it does not wait for another one that does the same.
+    """
     began = time.monotonic()
     has_told = False
     own = [name for name, identity in identities.items() if identity in _leased_here.identities]
@@ -318,6 +321,10 @@ def _choose(locks: DeviceLocks, identities: Mapping[str, str], count: int) -> tu
                 got.append(name)
         # The free ones first.
         got += [name for name in own if name not in got][: count - len(got)]
+        if len(got) < count and waits_long and reserved.intersection(own):
+            # Another one waits, and would do so for ever for what this thread has. If it has some, they are idle, too.
+            user_shell.warn_user(f"sharing {count} of {len(identities)} devices with tests that wait for this one")
+            got += [name for name in identities if name not in got][: count - len(got)]
         if len(got) == count:
             locks.end_reservation()
             return tuple(got)

@@ -283,6 +283,38 @@ class TestRanks(unittest.TestCase):
                     self.assertEqual(inner.get(MASK), mask)
             self.assertFalse(self.locks(3).acquire("0"))
 
+    @with_accelerators(4)
+    def test_two_that_have_some_do_not_wait_for_each_other(self):
+        """As when ranks that are shared in two workers have two each, and a test beside them wants all four."""
+        # Beside another thread, only a new interpreter could tell.
+        self.assertTrue(accelerators.masks_confine())
+        self.assertEqual(len(accelerators.device_uuids()), 4)
+        both_have_some = threading.Barrier(2)
+        told = queue.Queue()
+        got = queue.Queue()
+
+        def lease_twice():
+            with devices_of_ranks(2, 2):
+                both_have_some.wait(60)
+                with devices_of_ranks(4, 4) as environ:
+                    got.put(environ[LEASED])
+
+        threads = [threading.Thread(target=lease_twice, daemon=True) for _ in range(2)]
+        with (
+            mock.patch.object(groups_and_devices, "_RESERVE_AFTER", 0.0),
+            mock.patch.object(groups_and_devices.user_shell, "warn_user", told.put),
+        ):
+            for thread in threads:
+                thread.start()
+            self.assertEqual(got.get(timeout=60), got.get(timeout=60))
+            for thread in threads:
+                thread.join(60)
+        texts = [told.get() for _ in range(told.qsize())]
+        self.assertEqual(texts.count("sharing 4 of 4 devices with tests that wait for this one"), 1, texts)
+        others = self.locks(4)
+        self.assertEqual([name for name in "0123" if others.acquire(name)], ["0", "1", "2", "3"])
+        others.close()
+
 
 class TestOtherMachines(unittest.TestCase):
     """Decorators on machines that are not here, as flags and versions describe them."""
