@@ -12,9 +12,9 @@ and run a collective. Only gloo: it needs no devices.
 A survivor that has got the error leaves the collective, and another one may
 wait for it there, also after `abort()`, until the timeout. So that is short.
 
-The helpers of the existing tests become a class of their own, so that the new
-class does not repeat these tests. A killed rank has no result: it is checked
-that it ended by SIGKILL, and the other ranks are checked as before.
+The new class has the helpers of the existing tests, but does not repeat these
+tests. A killed rank has no result: it is checked that it ended by SIGKILL, and
+the other ranks are checked as before.
 
 Test plan: python test/distributed/test_c10d_fault_tolerance.py -k KilledRank
 """
@@ -24,9 +24,10 @@ CLASS = "AbstractFaultToleranceTest"
 
 KILLED = '''\
 @unittest.skipIf(not dist.is_backend_available("gloo"), "gloo backend is not available")
-class GlooKilledRankTest(FaultToleranceTestBase, MultiProcessTestCase):
+class GlooKilledRankTest(BASE, MultiProcessTestCase):
     """The rank that the others exclude is killed while they wait for it."""
 
+    # classification
     backend_name = "gloo"
     device_type = "cpu"
     KILLED_RANKS = {
@@ -42,21 +43,22 @@ class GlooKilledRankTest(FaultToleranceTestBase, MultiProcessTestCase):
 
     def _shrink_to_survivors(self, uuid):
         killed_rank = self.KILLED_RANKS[self._testMethodName]
-        handles = self._create_reconfigured_pg(self._testMethodName, uuid)
-        self._assert_all_reduce_sum(sum(range(1, self.world_size + 1)))
+        # device
+        handles = self._create_reconfigured_pg(self._testMethodName, uuid, DEVICE)
+        self._assert_all_reduce_sum(sum(range(1, self.world_size + 1)), DEVICE)
         if self.rank == killed_rank:
             os.kill(os.getpid(), signal.SIGKILL)
         # A survivor may wait for another one that has seen the loss and left.
         self.backend.set_timeout(timedelta(seconds=2))
         with self.assertRaises(RuntimeError):
-            dist.all_reduce(torch.ones(4, device=self.device))
+            dist.all_reduce(torch.ones(4))
         self.backend.set_timeout(timedelta(seconds=30))
 
         handles.pop(killed_rank)
         self._reconfigure(uuid + 1, handles)
         self.assertEqual(dist.get_world_size(), self.world_size - 1)
         self.assertEqual(dist.get_rank(), self.rank - (self.rank > killed_rank))
-        self._assert_all_reduce_sum(sum(range(1, self.world_size)))
+        self._assert_all_reduce_sum(sum(range(1, self.world_size)), DEVICE)
 
     def test_shrink_last_rank_killed(self):
         self._shrink_to_survivors(1400)
@@ -71,8 +73,25 @@ class GlooKilledRankTest(FaultToleranceTestBase, MultiProcessTestCase):
 '''
 
 
+# What differs in the newest form of the file: its helpers have a class without tests, and take a device.
+BY_DEVICE = {
+    "BASE": CLASS,
+    "# classification\n": "hw_classification = HardwareClassification.CPU\n",
+    "# device\n": 'rank_device = self._rank_device("cpu")\n',
+    "DEVICE": "rank_device",
+}
+BEFORE = {"BASE": "FaultToleranceTestBase", "    # classification\n": "", "        # device\n": "", ", DEVICE": ""}
+
+
 def edit(source):
+    by_device = source.has(CLASS, r"def _rank_device\(")
     source.sub("", r"^import os\nimport sys\n", "import os\nimport signal\nimport sys\n")
-    source.sub(CLASS, r"^    def test_reconfigure_basic\(", rf"\nclass {CLASS}(FaultToleranceTestBase):\n\g<0>")
-    source.sub("", rf"^class {CLASS}:\n", "class FaultToleranceTestBase:\n")
-    source.sub("", r"^class ReconfigureContractTest\b", lambda match: KILLED + match[0])
+    if by_device:
+        source.sub("", r"^import time\n", "import time\nimport unittest\n")
+    else:
+        source.sub(CLASS, r"^    def test_reconfigure_basic\(", rf"\nclass {CLASS}(FaultToleranceTestBase):\n\g<0>")
+        source.sub("", rf"^class {CLASS}:\n", "class FaultToleranceTestBase:\n")
+    killed = KILLED
+    for name, value in (BY_DEVICE if by_device else BEFORE).items():
+        killed = killed.replace(name, value)
+    source.sub("", r"^class ReconfigureContractTest\b", lambda match: killed + match[0])

@@ -33,6 +33,7 @@ TWO_D = subject(__file__, "pytorch_tests/ddp_2d_parallel.py")
 FSDP = subject(__file__, "pytorch_tests/fsdp_tp_integration.py")
 EXAMPLES = subject(__file__, "pytorch_tests/tp_examples.py")
 FAULT_TOLERANCE = subject(__file__, "pytorch_tests/c10d_fault_tolerance.py")
+FAULT_TOLERANCE_BY_DEVICE = subject(__file__, "pytorch_tests/c10d_fault_tolerance_by_device.py")
 FILES = {
     "test/distributed/_composable/test_replicate_with_compiler.py": COMPILER,
     "test/distributed/tensor/parallel/test_ddp_2d_parallel.py": TWO_D,
@@ -77,6 +78,25 @@ class EditsTest(unittest.TestCase):
             patch_series.git([str(patch)], self.checkout)
         with self.assertRaises(UserError):
             patch_series.git(["--check", str(patches[0])], self.checkout)
+
+    def test_killed_rank_fits_both_forms_of_its_file(self) -> None:
+        [edit] = [edit for edit in render.load() if edit.path.name.startswith("0006")]
+        for source, base, call in (
+            (FAULT_TOLERANCE, "FaultToleranceTestBase", "_create_reconfigured_pg(self._testMethodName, uuid)"),
+            (
+                FAULT_TOLERANCE_BY_DEVICE,
+                "AbstractFaultToleranceTest",
+                "_create_reconfigured_pg(self._testMethodName, uuid, rank_device)",
+            ),
+        ):
+            write(self.checkout, str(edit.file), source)
+            patch_series.git([str(self._patch(edit)[0])], self.checkout)
+            text = (self.checkout / edit.file).read_text()
+            with self.subTest(base=base):
+                self.assertIn(f"class GlooKilledRankTest({base}, MultiProcessTestCase):", text)
+                self.assertIn(call, text)
+                self.assertIn(f"\nclass {base}:\n", text)
+                self.assertNotRegex(text, r"(?m)\b[A-Z]*DEVICE\b|\bBASE\b|# (classification|device)$")
 
     def test_an_edit_that_was_applied_is_an_error_afterwards(self) -> None:
         for edit in render.load():
