@@ -1,4 +1,4 @@
-"""torch.compile: a write to a 0-d tensor of float64 is lost, in a function that needs gradients.
+"""torch.compile: a write to a 0-d tensor of float64 is lost.
 
 Such a tensor on the CPU may stand for a Python float, so its fake tensor remembers a symbol for `item()`, and kept it
 after a write. AOTAutograd then asks Dynamo to trace again without that float, and Dynamo removes every node that holds

@@ -1,4 +1,4 @@
-"""Writes to a 0-d tensor of float64 in a compiled function that needs gradients, and item() after them."""
+"""Writes to a 0-d tensor of float64 in a compiled function, and item() after them."""
 
 import unittest
 from collections.abc import Callable
