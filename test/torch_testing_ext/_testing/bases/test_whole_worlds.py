@@ -375,15 +375,16 @@ class SameAsInRealityTest(TestCase):
             dist.init_process_group("gloo")
             function(rank, size)
 
-        outcomes = []
+        errors = []
         for run in (lambda: check_world(function, size), lambda: spawn(real, world_size=size, timeout=60)):
             try:
                 run()
-                outcomes.append(None)
+                errors.append(None)
             except (RankError, RankFailure) as error:
-                outcomes.append(type(error))
-        self.assertEqual(outcomes[0], outcomes[1])
-        return outcomes[0]
+                errors.append(error)
+        of_world, of_ranks = errors
+        self.assertIs(type(of_ranks), type(of_world), of_ranks)
+        return None if of_world is None else type(of_world)
 
     def test_sound_programs(self):
         for function, size in ((programs.ring, 3), (programs.experts_without_tokens, 4), (programs.ddp, 2)):
