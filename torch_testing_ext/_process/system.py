@@ -244,6 +244,16 @@ def continue_after(seconds: float) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def may_start_thread() -> bool:
+    """Can one more thread be started? It is one of C: who writes stacks meanwhile would see one of Python half-made."""
+    libc = _libc()
+    thread = ctypes.c_void_p()
+    if libc.pthread_create(ctypes.byref(thread), None, libc.getpid, None):
+        return False
+    libc.pthread_join(thread, None)
+    return True
+
+
 def hold_gil(seconds: float) -> None:
     """Sleep without releasing the GIL."""
     ctypes.PyDLL(None).poll(None, 0, ctypes.c_int(int(seconds * 1000)))

@@ -409,11 +409,7 @@ def answer_error(target: Path) -> None:
 
 
 def _why_no_thread() -> RuntimeError | None:
-    try:
-        _thread.start_new_thread(int, ())
-    except RuntimeError as error:
-        return error
-    return None
+    return None if system.may_start_thread() else RuntimeError("can't start new thread")
 
 
 def _put(target: Path, data: bytes) -> None:

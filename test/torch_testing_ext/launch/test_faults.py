@@ -61,8 +61,11 @@ class Faults(FourRanks):
 
     def aborts_without_threads(self):
         if self.rank == 1:
-            # More than there are addresses.
-            threading.stack_size(2**47)
+            # From now on, the stack of a thread has more bytes than there are addresses.
+            libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+            libc.pthread_attr_init(attributes)
+            libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(2**47))
+            self.assertEqual(libc.pthread_setattr_default_np(attributes), 0)
             # std::terminate
             ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
         time.sleep(1000)
