@@ -233,7 +233,7 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
         case RankEnding.FAULT:
             return ended(report), None
         case _:
-            return describe_exit(report.code), site
+            return describe_exit(report.code, as_participle=True), site
 
 
 def _still_running(record: RankRecord | None, site: Site | None) -> str:
@@ -546,7 +546,7 @@ def _failed(
     if first.error.cause is Cause.OF_ALL and len(culprits) > 1:  # it names the ranks
         title = first.error.title
     else:
-        title = f"{_of_all(alike, len(reports))} {_what_happened(first)}"
+        title = f"{_of_all(alike, len(reports))} {_what_happened(first, len(alike))}"
     shown = [r for r in culprits if r is first or not (is_victim(r) or r.error.cause is Cause.OF_ALL)]
     errors = {RankEnding.FAILED: Outcome.FAILED, RankEnding.ERROR: Outcome.ERROR, RankEnding.LOST: Outcome.ERROR}
     outcome = errors.get(first.ending, Outcome.CRASHED)
@@ -630,13 +630,15 @@ def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case)
     return _verdict(Outcome.FAILED, Fault(title, reports, case, ranks), [])
 
 
-def _what_happened(report: RankReport) -> str:
+def _what_happened(report: RankReport, ranks: int) -> str:
+    """What happened to so many ranks alike, by the report of one."""
+    was = "was" if ranks == 1 else "were"
     if report.ending is RankEnding.KILLED:
-        return describe_exit(report.code)
+        return f"{was} {describe_exit(report.code, as_participle=True)}"
     if report.ending is RankEnding.EXITED:
         return f"{describe_exit(report.code)} before the test finished"
     if report.ending is RankEnding.LOST:
-        return f"was lost: {report.summary}"
+        return f"{was} lost: {report.summary}"
     if report.ending is RankEnding.FAILED:
         return f"failed: {without_cpp_place(report.summary)}"
     return f"raised {without_cpp_place(report.summary)}"
