@@ -245,7 +245,7 @@ def continue_after(seconds: float) -> None:
 
 
 def may_start_thread() -> bool:
-    """Can one more thread be started? It is one of C: who writes stacks meanwhile would see one of Python half-made."""
+    """Try to start one more thread. It is one of C: who writes stacks meanwhile would see one of Python half-made."""
     libc = _libc()
     thread = ctypes.c_void_p()
     if libc.pthread_create(ctypes.byref(thread), None, libc.getpid, None):
