@@ -54,9 +54,11 @@ class WordingTest(unittest.TestCase):
         for module, names in ((judging, COMPOSED_BY_JUDGE), (judging, COMPOSED_FOR_THE_SCREEN)):
             for name in names:
                 function = getattr(module, name)
-                patches.enter_context(
-                    mock.patch.object(module, name, lambda *args, function=function: in_capitals(function(*args)))
-                )
+
+                def call(*args, function=function, **options):
+                    return in_capitals(function(*args, **options))
+
+                patches.enter_context(mock.patch.object(module, name, call))
         case = dataclasses.replace(CASE, file=__file__, show_command="show it")
         view = judging.judge(world(stopped(), stopped(), stopped()), False, case, finding=deadlock()).failure
         self.assertEqual(view.title, view.title.upper())
