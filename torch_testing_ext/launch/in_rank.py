@@ -402,14 +402,12 @@ def answer_error(target: Path) -> None:
 
     Where no thread can be started, gloo hangs, or aborts without a word: then that is told.
     """
-    error = own_report.of_main_thread() or _why_no_thread()
+    error = own_report.of_main_thread()
+    if error is None and not system.may_start_thread():
+        error = RuntimeError(own_report.NO_THREAD)
     if error is not None:
         account = account_of(error, isinstance(error, AssertionError), now())
         _put(target, messages.to_json(account).encode("ascii"))
-
-
-def _why_no_thread() -> RuntimeError | None:
-    return None if system.may_start_thread() else RuntimeError("can't start new thread")
 
 
 def _put(target: Path, data: bytes) -> None:

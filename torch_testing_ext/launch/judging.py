@@ -631,7 +631,7 @@ def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case)
 
 
 def _what_happened(report: RankReport, ranks: int) -> str:
-    """Say what happened to so many ranks alike, by the report of one."""
+    """Describe the end of a rank, or of that many ranks that ended alike, as a predicate."""
     was = "was" if ranks == 1 else "were"
     if report.ending is RankEnding.KILLED:
         return f"{was} {describe_exit(report.code, as_participle=True)}"

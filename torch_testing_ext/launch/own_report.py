@@ -602,13 +602,14 @@ def _closed_descriptors(account: RankAccount) -> RankAccount:
     )
 
 
-# What a thread that cannot be started raises: in C++, as in gloo, and in Python.
-_NO_THREAD = ("Resource temporarily unavailable", "can't start new thread")
+# What a thread that cannot be started raises: in Python, and in C++, as in gloo.
+NO_THREAD = "can't start new thread"
+_NO_THREAD_OF_CPP = "Resource temporarily unavailable"
 
 
 def _advice(message: str) -> str:
     """Advise on errors that name neither the limit nor the variable that they come from."""
-    if message in _NO_THREAD:
+    if message in (NO_THREAD, _NO_THREAD_OF_CPP):
         return system.LIMIT_OF_PROCESSES
     if message.endswith(f"Unable to find address for: {system.LOOPBACK}"):
         return system.NO_LOOPBACK

@@ -204,7 +204,7 @@ def empty_cache() -> None:
 
 
 class _NoCompiler:
-    """Refuses to compile, as what inductor uses first of the generators of code that a module of devices has."""
+    """Raises when inductor first uses it as one of the code generators that a device's module has."""
 
     def __call__(self, *_: object) -> NoReturn:
         raise FakeAcceleratorError(

@@ -331,7 +331,7 @@ class RefusedTest(WorldCase):
             check_world(programs.never_ends, 2, timeout=0.2)
 
     def test_a_rank_that_is_killed(self):
-        with self.assertRaisesRegex(RankError, "rank 1: was killed by SIGKILL"):
+        with self.assertRaisesRegex(RankError, "rank 1: was killed by SIGSEGV"):
             check_world(programs.is_killed, 2)
 
     def test_a_full_disk(self):

@@ -3,6 +3,7 @@
 The accelerators are those of Python (`kit/python_accelerator`): no compiler is needed.
 """
 
+import contextlib
 import os
 import queue
 import threading
@@ -249,11 +250,21 @@ class TestRanks(unittest.TestCase):
         self.assertEqual([name for name in "123" if others.acquire(name)], ["3"])
         others.close()
 
-    @with_accelerators(2)
-    def test_another_thread_waits_and_the_user_is_told_for_whom(self):
+    @contextlib.contextmanager
+    def told_at_once(self):
+        """Whoever waits for devices soon tells so, to this queue. Threads that lease may be started meanwhile."""
         # Beside another thread, only a new interpreter could tell.
         self.assertTrue(accelerators.masks_confine())
+        self.assertTrue(accelerators.device_uuids())
         told = queue.Queue()
+        with (
+            mock.patch.object(groups_and_devices, "_RESERVE_AFTER", 0.0),
+            mock.patch.object(groups_and_devices.user_shell, "warn_user", told.put),
+        ):
+            yield told
+
+    @with_accelerators(2)
+    def test_another_thread_waits_and_the_user_is_told_for_whom(self):
         got = queue.Queue()
 
         def wait():
@@ -261,10 +272,7 @@ class TestRanks(unittest.TestCase):
                 got.put(environ[LEASED])
 
         thread = threading.Thread(target=wait, daemon=True)
-        with (
-            mock.patch.object(groups_and_devices, "_RESERVE_AFTER", 0.0),
-            mock.patch.object(groups_and_devices.user_shell, "warn_user", told.put),
-        ):
+        with self.told_at_once() as told:
             with devices_of_ranks(2, 2, None, "this test"):
                 thread.start()
                 text = told.get(timeout=60)
@@ -286,11 +294,8 @@ class TestRanks(unittest.TestCase):
     @with_accelerators(4)
     def test_two_that_have_some_do_not_wait_for_each_other(self):
         """As when ranks that are shared in two workers have two each, and a test beside them wants all four."""
-        # Beside another thread, only a new interpreter could tell.
-        self.assertTrue(accelerators.masks_confine())
         self.assertEqual(len(accelerators.device_uuids()), 4)
         both_have_some = threading.Barrier(2)
-        told = queue.Queue()
         got = queue.Queue()
 
         def lease_twice():
@@ -300,10 +305,7 @@ class TestRanks(unittest.TestCase):
                     got.put(environ[LEASED])
 
         threads = [threading.Thread(target=lease_twice, daemon=True) for _ in range(2)]
-        with (
-            mock.patch.object(groups_and_devices, "_RESERVE_AFTER", 0.0),
-            mock.patch.object(groups_and_devices.user_shell, "warn_user", told.put),
-        ):
+        with self.told_at_once() as told:
             for thread in threads:
                 thread.start()
             self.assertEqual(got.get(timeout=60), got.get(timeout=60))
