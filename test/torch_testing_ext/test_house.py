@@ -146,21 +146,22 @@ class CheckTest(unittest.TestCase):
         counts = house.count([]).counts
         self.assertEqual(house.LIMITS.keys() - set(counts), set())
 
-    def run_main(self, lines, *words):
+    def run_main(self, source, *words):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as out:
-            Path(folder, "long.py").write_text("a = 1\n" * lines)
+            Path(folder, "dense.py").write_text(source)
             code = house.main([*words, folder])
         return code, out.getvalue()
 
     def test_main(self):
-        self.assertEqual(self.run_main(800, "--check")[0], 0)
-        code, out = self.run_main(801, "--check")
+        dense = "a = [b(c, d), e.f[g]]\n" * 800
+        self.assertEqual(self.run_main("a = 1\n" * 800, "--check")[0], 0)
+        code, out = self.run_main(dense, "--check")
         self.assertEqual(code, 1)
-        self.assertIn("\nlines of the longest file: 801, more than 800\n", out)
-        code, out = self.run_main(801)
+        self.assertRegex(out, r"\nnodes on a line of code: [\d.]+, more than 9.9\n")
+        code, out = self.run_main(dense)
         self.assertEqual(code, 0)
-        self.assertIn("files: 1\nlines: 801\n", out)
-        self.assertNotIn("more than 800", out)
+        self.assertIn("files: 1\nlines: 800\n", out)
+        self.assertNotIn("more than 9.9", out)
 
     def test_the_package_keeps_its_limits(self):
         self.assertEqual([*house.exceeded(house.count(house.read(house.PACKAGE)))], [])
