@@ -55,7 +55,8 @@ DOORS = {
 }
 MIRROR_MODULES = ["common_utils", "common_distributed", "distributed.fake_pg"]
 
-TESTS = sorted(file for file in Path(__file__).parent.rglob("*.py") if not {"kit"}.intersection(file.parts[:-1]))
+_FOLDER = Path(__file__).parent
+TESTS = sorted(file for file in _FOLDER.rglob("*.py") if "kit" not in file.relative_to(_FOLDER).parts[:-1])
 
 PROBE = subject(__file__, "imports_probe.py")
 
