@@ -23,7 +23,7 @@ WARM = ("-m", "torch_testing_ext.warm")
 KINDS = {
     "test_x.py": ("test/test_x.py",),
     "pytest test_x.py": ("-m", "pytest", "-q", "test/test_x.py"),
-    "runner test_x": ("-m", "torch_testing_ext.runner", "test_x"),
+    "runner test_x": ("-m", "torch_testing_ext", "test_x"),
 }
 MEDIAN, WORST = 0.3, 0.6
 TEST = """

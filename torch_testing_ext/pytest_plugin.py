@@ -100,25 +100,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "directory of the lock files with which tests share accelerators (default: one per user, below /tmp)",
         default="",
     )
-    for flag in _RENAMED:
-        group.addoption(flag, action=_Renamed, nargs="?", dest="renamed", help=argparse.SUPPRESS)
-
-
-# By the option's former name, what to write now.
-_RENAMED = {
-    "--torch-drop-in": "--drop-in",
-    "--dist-timeout": "--rank-timeout",
-    "--dist-debug-rank": "--debug-rank",
-    "--dist-isolated": "-o dist_isolated=true",
-    "--dist-lease-folder": "-o dist_lease_folder=DIR",
-}
-
-
-class _Renamed(argparse.Action):
-    """The former name of an option: an error that says the new one."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        parser.error(f"{option} is no longer an option. Use {_RENAMED[str(option)]}")
 
 
 def _kinds(text: str) -> str:

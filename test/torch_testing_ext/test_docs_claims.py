@@ -125,7 +125,7 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(faults, [])
 
     def test_signatures_are_complete(self) -> None:
-        """Those that name `*args`; `ranks` is a former name."""
+        """Those that name `*args`."""
         shown = {
             code for page in PAGES for code in spans(page) if "*args" in code and function_of(code.partition("(")[0])
         }
@@ -137,12 +137,12 @@ class CallsTest(unittest.TestCase):
             expected = [str(part).split(":")[0] for part in inspect.signature(function).parameters.values()]
             with self.subTest(code=code):
                 found = [part.strip().split("=")[0] for part in parameters.rstrip(")").split(",")]
-                self.assertEqual(found, [part for part in expected if part != "ranks"])
+                self.assertEqual(found, expected)
 
     def test_wrong_calls_are_noticed(self) -> None:
         for code in ('run_script("train.py", size=4)', "@timeout()", "@pytest.mark.world_size(2, device=1)"):
             self.assertIsNotNone(fault_of_call(code), code)
-        for code in ('run_script("train.py", ranks=4)', "@timeout(60)", "@pytest.mark.world_size([1, 2])", "f(1)"):
+        for code in ('run_script("train.py", world_size=4)', "@timeout(60)", "@pytest.mark.world_size([1, 2])", "f(1)"):
             self.assertIsNone(fault_of_call(code), code)
 
 

@@ -99,7 +99,7 @@ class PlantedNamesTest(unittest.TestCase):
             start = f"KIT.launch.ver{name}"
             code = "\\nfrom KIT.common_utils import run_tests, TestCase\\nrun_tests()"
             words = [sys.executable, "-m", "KIT.runner.cluster.agent"]
-            shown = "python -m KIT.runner test_x"
+            shown = "python -m KIT test_x"
             interpreter.command("launch.fork_server", path)
             os.path.join("KIT", "launch", "verdict.py")
             '''

@@ -2,14 +2,12 @@
 
 import enum
 import functools
-import importlib
 import math
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from . import own_imports
@@ -25,7 +23,7 @@ SECTIONS = {
     ".pytest.ini": ("",),
     "pyproject.toml": ("[tool.torch_testing_ext", "[tool.pytest"),
     "tox.ini": ("[pytest]",),
-    "setup.cfg": ("[torch_testing_ext]", "[tool:pytest]"),
+    "setup.cfg": ("[tool:pytest]",),
 }
 SETTINGS_FILES = tuple(SECTIONS)
 
@@ -49,12 +47,16 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / name for name in SECTIONS]
 
 
-def toml_module() -> ModuleType | None:
-    """The module that reads TOML: tomllib is in Python since 3.11; tomli is a package."""
-    for name in ("tomllib", "tomli"):
-        with suppress(ModuleNotFoundError):
-            return importlib.import_module(name)
-    return None
+def read_toml(text: str) -> dict[str, Any]:
+    """The content of a TOML file. Raises ValueError."""
+    # Most processes read none.
+    with own_imports():
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+    content: dict[str, Any] = tomllib.loads(text)
+    return content
 
 
 def is_checkout(folder: Path) -> bool:
@@ -76,27 +78,11 @@ def root_of_checkout(path: Path) -> Path:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Our sections of the files.
+# Our section of pyproject.toml.
 
 
 class SettingsError(ValueError):
     """A file with settings cannot be read; the message names it and says why."""
-
-
-def setup_cfg_section(root: Path) -> dict[str, str]:
-    """The settings in setup.cfg; empty without any. Raises SettingsError."""
-    file = root / "setup.cfg"
-    if not os.path.isfile(file):
-        return {}
-    with own_imports():
-        import configparser
-
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read(file, encoding="utf-8")
-    except (configparser.Error, OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file} cannot be read: {error}") from None
-    return dict(parser[SECTION]) if parser.has_section(SECTION) else {}
 
 
 def pyproject_section(root: Path) -> dict[str, Any] | None:
@@ -108,26 +94,14 @@ def pyproject_section(root: Path) -> dict[str, Any] | None:
         raise SettingsError(f"{file} cannot be read: {error}") from None
     if f"tool.{SECTION}" not in text.replace(" ", ""):
         return None
-    toml = toml_reader(
-        file, f", or move the settings to the section [{SECTION}] of setup.cfg, which every Python can read."
-    )
     try:
-        tool = toml.loads(text).get("tool", {})
-    except toml.TOMLDecodeError as error:
+        tool = read_toml(text).get("tool", {})
+    except ValueError as error:
         raise SettingsError(f"{file} cannot be read: {error}") from None
     section = tool.get(SECTION) if isinstance(tool, dict) else None
     if not isinstance(section, dict | None):
         raise SettingsError(f"{file}: [tool.{SECTION}] is not a table")
     return section
-
-
-def toml_reader(file: Path, remedy: str = "") -> ModuleType:
-    """The module that reads this file. Raises SettingsError, with what to do instead."""
-    toml = toml_module()
-    if toml is not None:
-        return toml
-    version = ".".join(map(str, sys.version_info[:2]))
-    raise SettingsError(f"{file} is for {SECTION}, but Python {version} cannot read TOML. Install tomli" + remedy)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -154,19 +128,18 @@ def default_devices(folder: Path) -> str:
 @functools.lru_cache(maxsize=16)
 def _of_project(folder: Path) -> str:
     root = project_root(folder)
-    section: dict[str, Any] = {}
-    for read in (setup_cfg_section, pyproject_section):
-        # Errors are for those who read all settings.
-        with suppress(SettingsError):
-            section.update(read(root) or {})
-    return str(section.get("devices", AUTO))
+    section = None
+    # Errors are for those who read all settings.
+    with suppress(SettingsError):
+        section = pyproject_section(root)
+    return str((section or {}).get("devices", AUTO))
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # Readers: each converts the text of a setting to its value; the message of a ValueError says what is valid.
 
 
-# As in setup.cfg.
+# As in INI files.
 _TRUE = ("1", "yes", "true", "on")
 _FALSE = ("0", "no", "false", "off")
 

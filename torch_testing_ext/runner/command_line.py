@@ -1,9 +1,8 @@
-"""The words of a command line: their parser, its help, and the names that options had before."""
+"""The words of a command line: their parser and its help."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ class CommandSpec:
     description: str = ""
     # Their fields; without any, the command reads its words itself.
     options: tuple[str, ...] = ()
-    # By the flag that it had before, the flag now.
-    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 COMMANDS = {
@@ -53,8 +50,6 @@ COMMANDS = {
         "Write reports of the latest run, or of the run of a JOURNAL, and print its summary."
         "\nThe run may have been killed.",
         ("junitxml", "html", "perfetto", "results", "durations", "cache"),
-        # In a run, it is the debugger's.
-        {"--trace": "--perfetto"},
     ),
     "why": CommandSpec(
         "explain why --affected selects a test or not",
@@ -82,65 +77,6 @@ run_test.py. In torchtest, -x ends the run at the first failure, as in pytest.""
 _OF_PYTEST = """\
 -x ends the run at the first failure, as in pytest. In run_test.py, -i NAME ...
 and -x NAME ... include and exclude tests, as in PyTorch's run_test.py."""
-
-# By the flag that an option had before, what to write now.
-RENAMED_FLAGS = {
-    "--since": "--affected=REV",
-    "--why": "the command why, as in torchtest why TEST",
-    "--tests": "-o tests=DIR, or name the files",
-    "--lease-folder": "-o lease-folder=DIR",
-    "--shared-leases": "-o shared-leases=true",
-    "--no-shared-leases": "-o shared-leases=false",
-    "--cold": "--warm=off",
-    "--fake-gpus": "--fake-accelerators N",
-    "--cluster-dry-run": "--cluster ADDRESS --dry-run",
-    "--slow": "-o slow-after=SECONDS",
-    "--leaked": "-o leaked=fail",
-    "--until-failure": "--repeat=until-failure",
-    "--no-shuffle": "--shuffle=off",
-    "--no-stream": "-o stream=false",
-    "--seed": "--shuffle=SEED",
-    "--sanitize-order": "-o sanitize-order=fail",
-    "--shake-seed": "--shake=N:SEED",
-    "--debug": "--trace",
-    "--rank": "--debug-rank",
-    "--status-level": "-o status-level=LEVEL",
-    "--junit": "--junitxml",
-    "--report": "--html",
-    "--journal": "-o journal=FILE",
-    "--json": "--list=json",
-    "--allow-all-skipped": "-o allow-all-skipped=true",
-    "--include": "the names alone, as in torchtest NAME",
-    "-i": "the names alone, as in torchtest NAME",
-}
-for _field, _spec in OPTION_TABLE.items():
-    if _field.startswith("cluster_") and _spec.level is Level.SETTING:
-        RENAMED_FLAGS[_spec.flags[0]] = f"-o cluster.{_spec.flags[0].removeprefix('--cluster-')}=VALUE"
-_RENAMED_SETTINGS = {
-    "include": "names on the command line",
-    "since": "--affected=REV",
-    "fake-gpus": "fake-accelerators",
-    "slow": "slow-after",
-    "until-failure": 'repeat = "until-failure"',
-    "seed": "shuffle = SEED",
-    "shake-seed": 'shake = "N:SEED"',
-    "junit": "junitxml",
-    "report": "html",
-    "trace": "perfetto",
-}
-
-
-def renamed_settings() -> dict[str, str]:
-    """By a name that is not that of a setting, but was, or that is a flag of the command line: what to write now."""
-    successors = dict(_RENAMED_SETTINGS)
-    for field, spec in OPTION_TABLE.items():
-        if spec.configurable:
-            name = setting_name(field)
-            successors.update((flag.lstrip("-"), name) for flag in spec.flags)
-            for value in spec.values:
-                shown = shown_value(value.value)
-                successors.update((flag.lstrip("-"), f"{name} = {shown}") for flag in value.names)
-    return successors
 
 
 def setting_name(field: str) -> str:
@@ -289,17 +225,15 @@ class _Arguments:
         """The message on a flag that does not exist."""
         flag = word.partition("=")[0]
         flags = ["--help", "--override-ini"] if self._command else ["--help", "--help-all", "--override-ini"]
-        settings = set()
+        by_name = {}
         for field, spec in OPTION_TABLE.items():
             if self._has(field):
-                settings.add(f"-o {setting_name(field)}")
+                if spec.level is Level.SETTING:
+                    by_name[field.replace("_", "-")] = f"-o {setting_name(field)}=VALUE"
                 for names, _ in self._arguments(field, spec):
                     flags += names
-        successor = (self._command.renamed if self._command else {}).get(flag) or RENAMED_FLAGS.get(flag)
-        if successor and (not self._command or successor.partition("=")[0] in {*flags, *settings}):
-            return f"{flag} is no longer an option. Use {successor}"
         # By their letters alone: all flags begin alike.
-        by_name = {known.lstrip("-"): known for known in flags}
+        by_name.update((known.lstrip("-"), known) for known in flags)
         near = difflib.get_close_matches(flag.lstrip("-"), by_name, cutoff=NEAR)
         advice = f" Did you mean: {', '.join(by_name[name] for name in near)}?" if near else ""
         if self._command:

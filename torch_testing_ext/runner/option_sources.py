@@ -6,11 +6,11 @@ import glob
 import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU
 from torch_testing_ext._process import project_settings
@@ -20,14 +20,13 @@ from torch_testing_ext._process.project_settings import (
     SECTION,
     files_in,
     is_checkout,
+    read_toml,
     tests_of_checkout,
-    toml_module,
-    toml_reader,
 )
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.faults import KnownHang, fault_of_text
 
-from .command_line import ParsedWords, parse_words, renamed_settings, setting_name, shown_value, written_name
+from .command_line import ParsedWords, parse_words, setting_name, shown_value, written_name
 from .model import KnownFile
 from .options import ALL_CPUS, OPTION_TABLE, Options, UsageError
 
@@ -71,7 +70,7 @@ def _testpaths(file: Path) -> Sequence[str]:
 
 
 def _of_toml(text: str) -> Any:
-    content = _content(text)
+    content = read_toml(text)
     for path in _TABLES:
         found = table(content, path)
         if "testpaths" in found:
@@ -79,16 +78,11 @@ def _of_toml(text: str) -> Any:
     return ()
 
 
-def _content(text: str) -> Any:
-    toml = toml_module()
-    return toml.loads(text) if toml else {}
-
-
 def toml_content(file: Path) -> Any:
     """The content of a TOML file; empty if it cannot be read."""
     # TOMLDecodeError is a ValueError.
     with suppress(ValueError):
-        return _content(text_of(file))
+        return read_toml(text_of(file))
     return {}
 
 
@@ -109,7 +103,7 @@ def _of_ini(text: str, name: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Reads Options from all sources: default < setup.cfg < pyproject.toml < environment < command line.
+# Reads Options from all sources: default < pyproject.toml < environment < command line.
 #
 # A misspelt name is an error, in every source; the message names the source and the nearest known names.
 
@@ -118,7 +112,6 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 # The options that one source sets: by field, the value and its exact source.
 Layer = dict[str, tuple[Any, str]]
-_Section = TypeVar("_Section")
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,6 @@ def read_options(
     words = parse_words(argv, command, as_pytorch)
     layers = (
         _defaults(root),
-        _setup_cfg(root),
         _pyproject(root),
         _shared_with_python(environ, cwd),
         _environment(environ, cwd),
@@ -229,9 +221,8 @@ _TABLE = re.compile(r"\s*\[\[\s*known\s*\]\]")
 def read_known_hangs(file: Path) -> tuple[KnownHang, ...]:
     """The tables [[known]] of a file. Raises UsageError."""
     try:
-        toml = toml_reader(file)
         written = file.read_text(encoding="utf-8")
-        content = toml.loads(written)
+        content = read_toml(written)
     except (OSError, ValueError) as error:
         raise UsageError(f"--drill-known {file}: {error}") from None
     for name in content.keys() - {"known"}:
@@ -358,11 +349,6 @@ def _defaults(root: Path) -> Layer:
     return {field: (_resolved(getattr(options, field), root), DEFAULT) for field in OPTION_TABLE}
 
 
-def _setup_cfg(root: Path) -> Layer:
-    section = _read_section(project_settings.setup_cfg_section, root)
-    return _from_file(section, root / "setup.cfg", root)
-
-
 def _pyproject(root: Path) -> Layer:
     # As an INI file would have them, so that both formats are read in the same way.
     settings = _flat(pyproject_section(root) or {})
@@ -393,12 +379,8 @@ def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def pyproject_section(root: Path) -> dict[str, Any] | None:
     """The settings in the file, if it has any. Raises UsageError."""
-    return _read_section(project_settings.pyproject_section, root)
-
-
-def _read_section(read: Callable[[Path], _Section], root: Path) -> _Section:
     try:
-        return read(root)
+        return project_settings.pyproject_section(root)
     except project_settings.SettingsError as error:
         raise UsageError(str(error)) from None
 
@@ -419,13 +401,7 @@ def _known_field(key: str, source: str) -> str:
     name = setting_name(field)
     if name in known:
         return field
-    raise UsageError(f"{source} {key} is not a setting of [{SECTION}].{_advice(name, name, known)}")
-
-
-def _advice(setting: str, name: str, known: Iterable[str]) -> str:
-    """Advise what to write instead of an unknown setting. `name`: as its source spells it, like the known ones."""
-    successor = renamed_settings().get(setting)
-    return f" Use {successor}." if successor else nearest(name, known)
+    raise UsageError(f"{source} {key} is not a setting of [tool.{SECTION}].{nearest(name, known)}")
 
 
 def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
@@ -435,8 +411,7 @@ def _environment(environ: Mapping[str, str], cwd: Path) -> Layer:
         if not name.startswith(PREFIX) or not text:
             continue
         if name not in known:
-            advice = _advice(setting_name(name.removeprefix(PREFIX).lower()), name, known)
-            raise UsageError(f"{name} is not a variable of the runner.{advice}")
+            raise UsageError(f"{name} is not a variable of the runner.{nearest(name, known)}")
         field = known[name]
         layer[field] = _read(field, text, name, cwd), name
     return layer

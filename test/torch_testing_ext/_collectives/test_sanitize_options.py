@@ -88,7 +88,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertNotEqual(code, 0)
 
     def test_run_test(self):
-        command = ["torch_testing_ext.runner", "-o", "tests=.", "test_it.py", "--cache", "cache"]
+        command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache"]
         code, said = self.run_in(MISMATCH, *command, "--sanitize")
         self.assertEqual(code, 1, said)
         self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
@@ -98,7 +98,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertIn("'nans' is not a kind of check. Did you mean: nan", said)
 
     def test_run_test_warns_of_a_test_that_passes(self):
-        command = ["torch_testing_ext.runner", "-o", "tests=.", "test_it.py", "--cache", "cache", "--sanitize"]
+        command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache", "--sanitize"]
         code, said = self.run_in(CROSSED, *command)
         self.assertEqual(code, 0, said)
         for name in ("test_it.T.test_it", "test_marked"):
@@ -107,9 +107,7 @@ class SanitizeOptionsTest(unittest.TestCase):
 
     def test_run_test_warns_once_of_what_each_process_says(self):
         """Of one thing that is said with other reasons, too; of each test for itself."""
-        code, said = self.run_in(
-            TALKATIVE, "torch_testing_ext.runner", "-o", "tests=.", "test_it.py", "--cache", "cache"
-        )
+        code, said = self.run_in(TALKATIVE, "torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache")
         self.assertEqual(code, 0, said)
         live, _, summary = said.partition("2 passed in")
         for part in (live, summary):
@@ -126,7 +124,7 @@ class SanitizeOptionsTest(unittest.TestCase):
 
     def test_shake(self):
         """The same seed gives the same delays, and each run of a test another seed."""
-        command = ["torch_testing_ext.runner", "-o", "tests=.", "test_it.py", "--cache", "cache"]
+        command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache"]
         code, said = self.run_in(SHAKEN, *command, "--shake=3:8")
         self.assertEqual(code, 1, said)
         delays = set(re.findall("AssertionError: delays (.*)", said))

@@ -88,7 +88,7 @@ class SettingTest(unittest.TestCase):
     def test_who_wins(self) -> None:
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
             os.environ.pop(DEVICES_OF_RUN, None)
-            Path(folder, "setup.cfg").write_text("[torch_testing_ext]\ndevices = cpu\n")
+            Path(folder, "pyproject.toml").write_text("[tool.torch_testing_ext]\ndevices = 'cpu'\n")
             Path(folder, "inner").mkdir()
             self.assertEqual(default_devices(Path(folder, "inner")), CPU)
             os.environ["TORCH_TESTING_EXT_RUN_DEVICES"] = AUTO

@@ -1,6 +1,5 @@
 """The root of a project and its folders of tests, where nothing names them; and what is named in their place."""
 
-import sys
 import unittest
 
 from kit.files import FolderCase
@@ -9,8 +8,6 @@ from torch_testing_ext._process.project_settings import project_root
 from torch_testing_ext.runner.option_sources import default_folders, read_options
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.scheduling.selection import test_files
-
-TOML = sys.version_info >= (3, 11)
 
 
 class DefaultFoldersTest(FolderCase):
@@ -55,7 +52,6 @@ class DefaultFoldersTest(FolderCase):
             with self.subTest(**settings):
                 self.assertEqual(self.folders(**settings), expected)
 
-    @unittest.skipUnless(TOML, "Python can read TOML since 3.11")
     def test_testpaths_in_toml(self):
         (self.root / "tests").mkdir(), (self.root / "checks").mkdir()
         for text, expected in (
@@ -76,7 +72,7 @@ class DefaultFoldersTest(FolderCase):
         self.assertEqual(project_root(inner), inner)
         self.write("a/pyproject.toml", "[project]\nname = 'x'\n")
         self.assertEqual(project_root(inner), inner, "it says nothing about tests")
-        self.write("setup.cfg", "[torch_testing_ext]\n")
+        self.write("setup.cfg", "[tool:pytest]\n")
         self.assertEqual(project_root(inner), self.root)
         self.write("a/pyproject.toml", "[tool.torch_testing_ext]\n")
         self.assertEqual(project_root(inner), self.root / "a")
@@ -99,7 +95,7 @@ class DefaultFoldersTest(FolderCase):
         self.assertEqual(self.found("checks", cwd="checks"), both)
         self.assertEqual(self.found("deep", cwd="checks"), both[:1])
         self.assertEqual(self.found("checks/test_x.py::C::test", cwd="checks/deep"), both[1:])
-        self.write("setup.cfg", "[torch_testing_ext]\ntests = nowhere\n")
+        self.write("pyproject.toml", "[tool.torch_testing_ext]\ntests = ['nowhere']\n")
         self.assertEqual(self.found("checks"), both)
         with self.assertRaisesRegex(UsageError, "nowhere does not exist"):
             self.found()

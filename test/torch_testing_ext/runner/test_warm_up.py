@@ -82,7 +82,7 @@ class WarmUpTest(TestCase):
         (name,) = self.files(LOADED + source)
         names = "torch.distributed.tensor torch._dynamo"  # not in the file, or it would use them
         environment = {**os.environ, "LOADED": str(self.root / "loaded"), "NAMES": names}
-        command = ["-m", "torch_testing_ext.runner", "--cache", str(self.root / "cache"), "--drop-in", name]
+        command = ["-m", "torch_testing_ext", "--cache", str(self.root / "cache"), "--drop-in", name]
         done = subprocess.run(
             [sys.executable, *command], cwd=self.root, env=environment, capture_output=True, text=True, check=False
         )

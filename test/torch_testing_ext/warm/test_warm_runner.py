@@ -57,7 +57,7 @@ class WarmRunnerTest(unittest.TestCase):
 
     def _run(self, expected: int, *options: str) -> tuple[int, bool]:
         self.bench.write("test/test_ranks.py", _TEST.replace("EXPECTED", str(expected)))
-        done = self.bench.run("-m", "torch_testing_ext.runner", *options, warm=False)
+        done = self.bench.run("-m", "torch_testing_ext", *options, warm=False)
         return done.returncode, "warm" in done.stdout.splitlines()[0]
 
     def test_edits_and_options(self) -> None:
@@ -74,7 +74,7 @@ class WarmRunnerTest(unittest.TestCase):
         temporary = self.bench.project / "temporary"
         temporary.mkdir()
         environ = {**self.bench.environ, "TMPDIR": str(temporary)}
-        run = self.bench.start("-m", "torch_testing_ext.runner", "--warm", warm=False, env=environ)
+        run = self.bench.start("-m", "torch_testing_ext", "--warm", warm=False, env=environ)
         pid = 0
         while not pid:
             if place.exists() and (said := place.read_text()):

@@ -17,7 +17,6 @@ import tempfile
 import threading
 import types
 import unittest
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -89,7 +88,6 @@ def run_script(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     launcher: str | None = None,
-    ranks: int | None = None,
 ) -> ScriptRun:
     """Run a script in ranks, as torchrun does, and fail if it fails in a rank.
 
@@ -98,12 +96,8 @@ def run_script(
 
     Each rank runs `python path *args` with torchrun's variables, and those of `env`, in a fork of a new interpreter
     that has imported torch. `launcher="torchrun"` starts the ranks with torchrun itself, which takes seconds, and
-    compares their collectives only at the end. `timeout` and `devices` are as in `spawn`. `ranks` is the former name
-    of `world_size`.
+    compares their collectives only at the end. `timeout` and `devices` are as in `spawn`.
     """
-    if ranks is not None:
-        warnings.warn(f"run_script(ranks={ranks}) is now run_script(world_size={ranks})", FutureWarning, stacklevel=2)
-        world_size = ranks
     size = checked_world_size(world_size, "world_size")
     launched_ranks.refuse("run_script")
     script = Path(path).absolute()

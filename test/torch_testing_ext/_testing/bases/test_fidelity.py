@@ -118,7 +118,7 @@ class TestFidelity(TestCase):
         before = os.getcwd()
         os.chdir(self.folder)
         self.addCleanup(os.chdir, before)
-        runner = ("-m", "torch_testing_ext.runner", "--cache", self.folder / "cache", "-o", "tests=.")
+        runner = ("-m", "torch_testing_ext", "--cache", self.folder / "cache", "-o", "tests=.")
         rank = self.of_rank(*runner)
         self.assertEqual([*self.differences(rank, self.of_new_process())], [])
 

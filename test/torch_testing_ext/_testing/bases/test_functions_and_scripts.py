@@ -196,10 +196,6 @@ class RunScriptTest(TestCase):
         with self.assertRaisesRegex(unittest.SkipTest, "devices"):
             run_script(self.script, devices=1000)
 
-    def test_the_former_name_of_world_size(self):
-        with self.assertWarnsRegex(FutureWarning, r"run_script\(ranks=0\) is now run_script\(world_size=0\)"):
-            self.assertRaises(ValueError, run_script, self.script, ranks=0)
-
 
 class DevicesTest(TestCase):
     """The accelerators that ranks see who have no `dist_env`."""
