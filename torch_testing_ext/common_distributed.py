@@ -13,7 +13,7 @@ from torch_testing_ext._machine.machine_resources import (
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
 )
-from torch_testing_ext._testing.bases import tests_in_ranks as _tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case as _ranked_test_case
 from torch_testing_ext._testing.bases.continuous import (
     GlobalStateWarning as GlobalStateWarning,
     MultiProcContinuousTest as MultiProcContinuousTest,
@@ -27,16 +27,18 @@ from torch_testing_ext._testing.bases.multi_threaded import (
     MultiThreadedTestCase as MultiThreadedTestCase,
     spawn_threads_and_init_comms as spawn_threads_and_init_comms,
 )
-from torch_testing_ext._testing.bases.test_case import TestCase as TestCase
-from torch_testing_ext._testing.bases.tests_in_ranks import (
-    DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE,
-    TIMEOUT_DEFAULT as TIMEOUT_DEFAULT,
-    TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE,
+from torch_testing_ext._testing.bases.rank_verdicts import (
     Interrupted as Interrupted,
     RankError as RankError,
     RankFailure as RankFailure,
+)
+from torch_testing_ext._testing.bases.ranked_test_case import (
+    DEFAULT_WORLD_SIZE as DEFAULT_WORLD_SIZE,
+    TIMEOUT_DEFAULT as TIMEOUT_DEFAULT,
+    TIMEOUT_OVERRIDE as TIMEOUT_OVERRIDE,
     get_timeout as get_timeout,
 )
+from torch_testing_ext._testing.bases.test_case import TestCase as TestCase
 from torch_testing_ext._testing.helpers import pytorch_helpers as _pytorch_helpers
 from torch_testing_ext._testing.helpers.contexts import captured_output as captured_output
 from torch_testing_ext._testing.helpers.pytorch_helpers import (
@@ -115,7 +117,7 @@ if _typing.TYPE_CHECKING:
 
     HAS_ACCELERATOR: bool
 
-_share(__name__, _tests_in_ranks, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
+_share(__name__, _ranked_test_case, "DEFAULT_WORLD_SIZE", "TIMEOUT_DEFAULT", "TIMEOUT_OVERRIDE")
 
 logger = _logging.getLogger(__name__)
 

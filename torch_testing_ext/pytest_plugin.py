@@ -538,7 +538,7 @@ def pytest_runtest_setup(item: Any) -> None:
 def _require_ranks(item: Any) -> None:
     """Skip a test that cannot run in a whole world, since it has no ranks."""
     from torch_testing_ext._testing.bases import tests_in_worlds
-    from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase
+    from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 
     cls = getattr(item, "cls", None)
     if not (isinstance(cls, type) and issubclass(cls, RankedTestCase)):

@@ -43,16 +43,16 @@ class StoriesTest(FolderCase):
         self.assertLessEqual(len(named), most)
 
     def test_a_rank_raises(self):
-        self.check("A rank raises", 12, self.trace("rank_raises.py", "test_story.py"))
+        self.check("A rank raises", 16, self.trace("rank_raises.py", "test_story.py"))
 
     def test_a_worker_is_killed(self):
         self.write("run_test.py", subject(__file__, "run_and_report.py"))
         words = ("run_test.py", "--warm=off", "--junitxml=junit.xml", "test_story.py")
-        self.check("A worker is killed", 19, self.trace("worker_dies.py", *words))
+        self.check("A worker is killed", 24, self.trace("worker_dies.py", *words))
 
     def test_a_function_with_world_size_fails(self):
         words = ("-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider", "test_story.py")
-        self.check("A function with `world_size` fails", 26, self.trace("marked_function_fails.py", *words))
+        self.check("A function with `world_size` fails", 31, self.trace("marked_function_fails.py", *words))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from hypothesis.errors import Flaky, StopTest, Unsatisfiable
 
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase, ProcessRanksTestCase
-from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase, refuse_what_ran_nothing
+from torch_testing_ext._testing.bases.rank_accounts import refuse_what_ran_nothing
+from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 from torch_testing_ext.launch import Cause
 
 from . import examples, hypothesis_internals

@@ -13,7 +13,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._process.files import source_file
-from torch_testing_ext._testing.bases import functions_and_scripts, launched_ranks, tests_in_ranks
+from torch_testing_ext._testing.bases import functions_and_scripts, launched_ranks, rank_accounts
 from torch_testing_ext._testing.bases.distributed_exec import DistributedFixture, DistributedTest
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.helpers.contexts import changed_environment
@@ -64,7 +64,7 @@ def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spe
         group = item_in_rank.open_dist_env(spec, directory, rank)
         if instance.init_distributed:
             next(group)
-        tests_in_ranks.refuse_what_ran_nothing(instance.run(**given))
+        rank_accounts.refuse_what_ran_nothing(instance.run(**given))
 
 
 # --------------------------------------------------------------------------------------------------------------------

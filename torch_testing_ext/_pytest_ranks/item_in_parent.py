@@ -21,19 +21,16 @@ from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.project_settings import CPU, default_devices
 from torch_testing_ext._process.user_shell import UserTerminal
-from torch_testing_ext._testing.bases import groups_and_devices, invocation, launched_ranks, tests_in_ranks
-from torch_testing_ext._testing.bases.tests_in_ranks import (
-    RankError,
-    expected_imports,
-    job_for_test,
-    print_leftovers,
-    raise_verdict,
-    sanitize_with,
-)
+from torch_testing_ext._testing.bases import groups_and_devices, invocation, launched_ranks, ranked_test_case
+from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
+from torch_testing_ext._testing.bases.tests_in_ranks import expected_imports, job_for_test
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import LAUNCHED, kinds_on, may_differ, say_not_drilled
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects.output import print_leftovers
+from torch_testing_ext.launch.aspects.sanitizer import sanitize_with
 from torch_testing_ext.launch.in_rank import Sanitize
 from torch_testing_ext.launch.persistent_ranks import PersistentRanks
 from torch_testing_ext.launch.rank_watch import RankEvidence
@@ -254,7 +251,7 @@ def _run_shown(
         extras = [item_in_rank.read_extras(report.account) for report in reports]
         _add_sections(item, directory, spec)
         item.user_properties.extend(extras[0].properties)
-        tests_in_ranks.warn_again_of_ranks(reports)
+        rank_warnings.warn_again_of_ranks(reports)
         if any(of_rank.has_quit for of_rank in extras):
             item.session.shouldstop = "you quit the debugger"
     finally:
@@ -393,7 +390,7 @@ def _timeout(item: Any, spec: RankSpec, chosen: environment.Settings) -> float |
     if chosen.debug_rank is not None:
         return None
     given: float | None = item.config.getoption("rank_timeout", None)
-    return spec.timeout or given or tests_in_ranks.TIMEOUT_DEFAULT
+    return spec.timeout or given or ranked_test_case.TIMEOUT_DEFAULT
 
 
 def _case_of(item: Any) -> launch.Case:

@@ -23,11 +23,12 @@ import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import files, messages
-from torch_testing_ext._testing.bases import groups_and_devices, tests_in_ranks
-from torch_testing_ext._testing.bases.tests_in_ranks import run_rank
+from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts
+from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.aspects import rank_warnings
 
 from . import pytest_internals, reports
 from .marks import DIST_ENV, RANKS, RankSpec, read_marks
@@ -341,7 +342,7 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
         # Of an error that was raised there is an account already, which is kept.
         account.failed(PartFailed(report), assertion=True, traceback=judged.text)
     elif judged.ending is Ending.SKIPPED and account.account is None:
-        tests_in_ranks.account_for_skip(account, judged.reason)
+        rank_accounts.account_for_skip(account, judged.reason)
     xfail = judged.reason if judged.ending is Ending.EXPECTED_FAILURE else None
     properties = []
     for name, value in item.user_properties[known:]:
@@ -361,7 +362,7 @@ def _plain(value: Any) -> Any:
 def _run_and_record(item: Any, account: launch.AccountWriter) -> None:
     """Run the test and record its warnings, some of which may be errors."""
     try:
-        with tests_in_ranks.recorded_warnings(account):
+        with rank_warnings.recorded_warnings(account):
             _run_item(item, account)
     except BaseException as error:
         _account_for(item, error, account)
@@ -452,9 +453,9 @@ LEFT_OUT: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 def _account_for(item: Any, error: BaseException, account: launch.AccountWriter, within: str = "") -> None:
     """Account for an error as pytest would show it. `within`: the part of the test that raised it, as a prefix."""
     if isinstance(error, (pytest.skip.Exception, unittest.SkipTest)) and not within:
-        tests_in_ranks.account_for_skip(account, str(error))
+        rank_accounts.account_for_skip(account, str(error))
         return
-    tests_in_ranks.stop_at_own(account, error)
+    rank_accounts.stop_at_own(account, error)
     try:
         if isinstance(error, PartFailed):
             text = error.text

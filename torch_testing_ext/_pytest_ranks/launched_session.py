@@ -18,7 +18,7 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.words import list_of
-from torch_testing_ext._testing.bases.tests_in_ranks import raise_verdict
+from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
 from torch_testing_ext.launch import peers
 from torch_testing_ext.launch.coordinator import Member, WrongRound
 

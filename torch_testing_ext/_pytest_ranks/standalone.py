@@ -22,9 +22,10 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import messages, system, user_shell
 from torch_testing_ext._process.child_processes import current_coverage
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._testing.bases import launched_ranks, tests_in_ranks
+from torch_testing_ext._testing.bases import launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.invocation import run_limited
-from torch_testing_ext._testing.bases.tests_in_ranks import RankError, RankFailure
+from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
+from torch_testing_ext.launch.aspects import rank_warnings
 
 from . import pytest_internals
 from .marks import SPEC
@@ -69,7 +70,7 @@ def _limit(item: Any, timeout: float | None) -> float:
     """The time limit of a test in seconds: that of its mark, otherwise at least as long as its ranks may take."""
     if timeout:
         return float(timeout)
-    limit = item.config.getoption("rank_timeout", None) or tests_in_ranks.TIMEOUT_DEFAULT
+    limit = item.config.getoption("rank_timeout", None) or ranked_test_case.TIMEOUT_DEFAULT
     spec = item.stash.get(SPEC, None)
     if spec is not None:
         limit = max(limit, (spec.timeout or 0.0) + _BEYOND_RANKS)
@@ -149,7 +150,7 @@ def _show(item: Any, received: list[FromStandalone], output: str) -> None:
     if reports:
         # The last one repeats the sections and properties of those before it.
         _show_report(item, json.loads(reports[-1]))
-    tests_in_ranks.raise_again(message.warning for message in received if message.warning is not None)
+    rank_warnings.raise_again(message.warning for message in received if message.warning is not None)
     for message in received:
         user_shell.note_left_running(message.left_running)
     if output.strip():

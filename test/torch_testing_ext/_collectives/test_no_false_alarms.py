@@ -21,7 +21,7 @@ import torch.distributed as dist
 from kit import ranks
 from kit.outcomes import outcome_of
 
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
@@ -525,7 +525,7 @@ class NoFalseAlarmTest(unittest.TestCase):
         result, said = unittest.TestResult(), io.StringIO()
         # Below the time-out of gloo's groups: a wait in them counts as endless.
         with (
-            mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 1000.0),
+            mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 1000.0),
             mock.patch.object(probes, "FIRST_PROBE", FIRST_LOOK),
             mock.patch.object(watch, "FIRST_LOOK", FIRST_LOOK / 2),
             contextlib.redirect_stderr(said),

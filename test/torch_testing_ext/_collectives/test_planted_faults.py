@@ -8,7 +8,7 @@ import torch.distributed as dist
 from kit.planted_ranks import WORLD_SIZE, FaultCase, Fresh, Persistent, Threaded, body_for
 from planted import FAULTS
 
-from torch_testing_ext._testing.bases.tests_in_ranks import RankFailure
+from torch_testing_ext._testing.bases.rank_verdicts import RankFailure
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.ranks import spawn
 

@@ -22,7 +22,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import (
     MultiProcContinuousTest,
     MultiProcessTestCase,
@@ -602,7 +602,7 @@ class SoundProgramsTest(unittest.TestCase):
         environ = {"TORCH_TESTING_EXT_SANITIZE_ORDER": "fail"}
         if name == "detail":
             environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-        with mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 120.0), mock.patch.dict(os.environ, environ):
+        with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 120.0), mock.patch.dict(os.environ, environ):
             outcome, message = outcome_with_tear_down(cls(name))
         self.assertEqual(outcome, "passed", message)
 

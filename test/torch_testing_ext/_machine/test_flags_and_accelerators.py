@@ -20,7 +20,7 @@ from kit.processes import output_of_python
 from torch_testing_ext import common_distributed, common_utils
 from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import system
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._torch import device_state
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
@@ -120,12 +120,12 @@ class TestSharedNames(TestCase):
     """A name of a mirror that is a name of another module."""
 
     def test_setting_it_and_deleting_it(self):
-        before = tests_in_ranks.DEFAULT_WORLD_SIZE
-        self.addCleanup(setattr, tests_in_ranks, "DEFAULT_WORLD_SIZE", before)
+        before = ranked_test_case.DEFAULT_WORLD_SIZE
+        self.addCleanup(setattr, ranked_test_case, "DEFAULT_WORLD_SIZE", before)
         common_distributed.DEFAULT_WORLD_SIZE = 7
-        self.assertEqual([tests_in_ranks.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [7, 7])
+        self.assertEqual([ranked_test_case.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [7, 7])
         del common_distributed.DEFAULT_WORLD_SIZE
-        self.assertEqual([tests_in_ranks.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [before, before])
+        self.assertEqual([ranked_test_case.DEFAULT_WORLD_SIZE, common_distributed.DEFAULT_WORLD_SIZE], [before, before])
 
 
 class TestDevices(TestCase):

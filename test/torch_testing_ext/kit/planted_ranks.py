@@ -6,7 +6,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from kit.outcomes import AccountsResult
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
 
 WORLD_SIZE = 3
@@ -74,7 +74,7 @@ class FaultCase(unittest.TestCase):
 
     def assert_found(self, fault, test):
         # The fault must be found long before. A wait that the time-out of gloo ends first, 1,800 s, is no deadlock.
-        with mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 1000.0):
+        with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 1000.0):
             outcome, message = outcome_with_tear_down(test)
         self.assertEqual(outcome, fault.outcome, message)
         self.assertNotIn("timed out after", message)

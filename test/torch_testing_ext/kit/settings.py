@@ -3,12 +3,12 @@
 import os
 from unittest import mock
 
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 
 
 def timeout(seconds: float):
     """Another default time-out for a test."""
-    return mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", seconds)
+    return mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", seconds)
 
 
 def environ(**values: str):

@@ -78,13 +78,13 @@ import sys
 sys.path.append({PATH!r})
 from kit.rank_faults import FAULTS
 from kit.ranks import Ranks
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 
 class Faults(Ranks): pass
 for name, fault in FAULTS.items():
     setattr(Faults, f"test_{{name}}", lambda self, body=fault.body: body(self.rank))
     if fault.hangs:
-        tests_in_ranks.TIMEOUT_OVERRIDE[f"test_{{name}}"] = {SHORT}
+        ranked_test_case.TIMEOUT_OVERRIDE[f"test_{{name}}"] = {SHORT}
 """
 
 

@@ -241,7 +241,7 @@ class RefusedTest(TestCase):
         with environ(TORCH_TESTING_EXT_LOGS="/proc/nothing"):
             seen = outcome_of(SetsUp("reduces"))
         (ours,) = re.findall('File ".*/torch_testing_ext/_testing/bases/(.*)", line', seen.message)
-        self.assertEqual(ours, "tests_in_ranks.py", seen.message)
+        self.assertEqual(ours, "rank_verdicts.py", seen.message)
         self.assertNotIn("/start.py", seen.message)
 
     def test_a_full_disk(self):

@@ -23,25 +23,20 @@ from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._machine.device_rules import NCCL
 from torch_testing_ext._process.words import grouped, list_of
+from torch_testing_ext._testing.bases import launched_ranks, rank_accounts
+from torch_testing_ext._testing.bases.rank_life import run_rank
+from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict, told_briefly
+from torch_testing_ext._testing.bases.ranked_test_case import PARENT, checked_world_size, own_cleanups
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
 from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, first_plan, kinds_on
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import own_report
+from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects.output import print_leftovers
+from torch_testing_ext.launch.aspects.sanitizer import sanitize_with
 
-from . import launched_ranks, tests_in_ranks
 from .multi_process import ProcessRanksTestCase, RankProcess
-from .tests_in_ranks import (
-    PARENT,
-    RankError,
-    checked_world_size,
-    own_cleanups,
-    print_leftovers,
-    raise_verdict,
-    run_rank,
-    sanitize_with,
-    told_briefly,
-)
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.coordinator import Round
@@ -231,7 +226,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         @functools.wraps(fn)
         def wrapper(self: MultiProcContinuousTest, **kwargs: Any) -> None:
             if self._is_rank():
-                tests_in_ranks.refuse_what_ran_nothing(fn(**kwargs))
+                rank_accounts.refuse_what_ran_nothing(fn(**kwargs))
             else:
                 self._wait_for_ranks()
 
@@ -447,7 +442,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         state_changes = self._state_changes(end.reports)
         if ranks.is_over or state_changes or self.isolated:
             self._dismiss_ranks()
-        tests_in_ranks.warn_again_of_ranks(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
+        rank_warnings.warn_again_of_ranks(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
         if verdict.outcome is launch.Outcome.PASSED:
             for text in state_changes:
                 warnings.warn(text, GlobalStateWarning, stacklevel=2)
@@ -492,8 +487,8 @@ def _run_task(cls: type[MultiProcContinuousTest], task: Task) -> None:
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
     before = snapshot()
     own_report.forget_memory_of_this_process()
-    with tests_in_ranks.recorded_account(task.account, cls.failureException):
-        with tests_in_ranks.recorded_warnings(task.account):
+    with rank_accounts.recorded_account(task.account, cls.failureException):
+        with rank_warnings.recorded_warnings(task.account):
             cls._run_test_given_id(task.name)
         task.account.passed()
     if changes := changes_of_state(before, snapshot()):

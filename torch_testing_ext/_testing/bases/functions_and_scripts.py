@@ -39,26 +39,23 @@ from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN,
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.project_settings import AUTO, default_devices
 from torch_testing_ext._process.words import list_of
+from torch_testing_ext._testing.bases import groups_and_devices, launched_ranks, rank_accounts, ranked_test_case
 from torch_testing_ext._testing.bases.invocation import CommandEnd, run_limited
+from torch_testing_ext._testing.bases.rank_accounts import account_for_error
+from torch_testing_ext._testing.bases.rank_life import run_rank
+from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
+from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
+from torch_testing_ext._testing.bases.tests_in_ranks import run_to_end
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, kinds_on, may_differ
+from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects.output import say_once, show_to_user
+from torch_testing_ext.launch.aspects.sanitizer import sanitize_with
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
 from torch_testing_ext.launch.probes import Logs, records_of
 from torch_testing_ext.launch.rank_watch import RankEvidence, with_collectives
 
-from . import groups_and_devices, launched_ranks, tests_in_ranks
 from .invocation import case_of
-from .tests_in_ranks import (
-    RankError,
-    account_for_error,
-    checked_world_size,
-    raise_verdict,
-    run_rank,
-    run_to_end,
-    sanitize_with,
-    say_once,
-    show_to_user,
-)
 
 # --------------------------------------------------------------------------------------------------------------------
 # `run_script`: a script that is meant for torchrun, in ranks of ours, or under torchrun itself.
@@ -195,7 +192,7 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
         # By default, torchrun leaves a folder for logs behind.
         logs = f"--log-dir={directory / 'logs'}"
         command = [sys.executable, *launcher, logs, *wrapper, str(script), *words]
-        output, end = _output_of(command, env, timeout or tests_in_ranks.TIMEOUT_DEFAULT, directory / "output")
+        output, end = _output_of(command, env, timeout or ranked_test_case.TIMEOUT_DEFAULT, directory / "output")
         left = _Left(directory, size, sanitize)
         if end.code != 0:
             finding = left.mismatch()
@@ -401,10 +398,10 @@ def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = 
         args, backend = pickle.loads(sent)
 
     def body() -> None:
-        with tests_in_ranks.recorded_warnings(context.account):
+        with rank_warnings.recorded_warnings(context.account):
             if backend is not None:
                 dist.init_process_group(backend)
-            tests_in_ranks.refuse_what_ran_nothing(function(context.rank, *args))
+            rank_accounts.refuse_what_ran_nothing(function(context.rank, *args))
 
     run_rank(context, body)
 

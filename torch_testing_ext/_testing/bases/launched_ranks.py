@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
+from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts, rank_life
+from torch_testing_ext._testing.bases.rank_verdicts import rank_error
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import in_rank, this_launch
+from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
-
-from . import groups_and_devices, tests_in_ranks
-from .tests_in_ranks import rank_error, show_to_user
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.coordinator import Member, Round, RoundJudged
@@ -133,12 +134,12 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
     account = launch.AccountWriter(None)
     context = launch.RankContext(member.rank, member.world_size, Path(together.directory), account, fast_exit=False)
     with _variables(together), context.entered():
-        tests_in_ranks.prepare_rank(context)
+        rank_life.prepare_rank(context)
         had_group = _group_exists()
         try:
-            with tests_in_ranks.recorded_account(account):
+            with rank_accounts.recorded_account(account):
                 in_rank.begin_sanitizing(member.rank, together.sanitize, log_of(together.directory, member.rank))
-                with tests_in_ranks.recorded_warnings(account):
+                with rank_warnings.recorded_warnings(account):
                     body(context)
         except SystemExit as leaving:
             account.failed(leaving, assertion=False)
@@ -155,7 +156,7 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
     assert account.account is not None
     verdict = member.end(together, replace(account.account, collectives=collectives))
     if is_first():
-        tests_in_ranks.warn_again(judged().accounts)
+        rank_warnings.warn_again(judged().accounts)
     return _here(verdict)
 
 

@@ -21,30 +21,22 @@ import torch
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.accelerators import set_rng_seed
+from torch_testing_ext._testing.bases import invocation, launched_ranks
+from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
+from torch_testing_ext._testing.bases.rank_life import leave_process_group, run_rank
+from torch_testing_ext._testing.bases.rank_verdicts import Interrupted, raise_verdict, told_briefly
+from torch_testing_ext._testing.bases.ranked_test_case import PARENT, RankedTestCase, own_cleanups
+from torch_testing_ext._testing.bases.tests_in_ranks import expected_imports, job_for_test
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test, first_plan, refuse_faults
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport, environment
+from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects.output import print_leftovers
 from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankEvidence, RankWatch, WatchAction
 
-from . import invocation, launched_ranks, tests_in_ranks
 from .invocation import command_of
-from .tests_in_ranks import (
-    PARENT,
-    Interrupted,
-    RankedTestCase,
-    account_for,
-    expected_imports,
-    job_for_test,
-    leave_process_group,
-    own_cleanups,
-    print_leftovers,
-    raise_verdict,
-    refuse_what_ran_nothing,
-    run_rank,
-    told_briefly,
-)
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.coordinator import Round
@@ -684,7 +676,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
         with self._interruptible():
             outcome = launch.watch(self._launched, self._timeout(), expected, self._get_timedout_process_traceback)
         verdict = outcome.verdict(self._case())
-        tests_in_ranks.warn_again_of_ranks(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
+        rank_warnings.warn_again_of_ranks(outcome.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
         if invocation.verdict_note is not None:
             note = invocation.verdict_note(outcome.reports, expected, verdict)
             if note:
@@ -773,7 +765,7 @@ def _run_rank(
     """
 
     def body() -> None:
-        with tests_in_ranks.recorded_warnings(context.account):
+        with rank_warnings.recorded_warnings(context.account):
             cls._run(context.rank, test_name, file_name, _pipe_of(context, cls), **options)
         # A skip, whose sys.exit() an overriding `_run` has caught.
         if context.account.account is not None:

@@ -16,24 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._process.files import source_file
+from torch_testing_ext._testing.bases import ranked_test_case
+from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
+from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure, raise_verdict
+from torch_testing_ext._testing.bases.ranked_test_case import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
 from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, kinds_on, may_differ, refuse_faults
 from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.aspects.sanitizer import sanitize_threads
 
-from . import tests_in_ranks
 from .invocation import case_of
-from .tests_in_ranks import (
-    DEFAULT_WORLD_SIZE,
-    PARENT,
-    RankedTestCase,
-    RankError,
-    RankFailure,
-    account_for,
-    own_cleanups,
-    raise_verdict,
-    refuse_what_ran_nothing,
-    sanitize_threads,
-)
 
 if TYPE_CHECKING:
     from .threaded_ranks import ExcInfo, RankThreads
@@ -46,7 +38,7 @@ __tracebackhide__ = True
 
 
 def spawn_threads_and_init_comms(
-    func: Any = None, timeout: float = tests_in_ranks.TIMEOUT_DEFAULT, world_size: int = DEFAULT_WORLD_SIZE
+    func: Any = None, timeout: float = ranked_test_case.TIMEOUT_DEFAULT, world_size: int = DEFAULT_WORLD_SIZE
 ) -> Any:
     """Decorator, with or without arguments: run a test method in `world_size` threads, each a rank of a process group.
 

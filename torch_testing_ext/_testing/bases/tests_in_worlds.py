@@ -12,15 +12,15 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import HAS_NO_RANKS, not_in_world
 from torch_testing_ext._machine.accelerators import set_rng_seed
+from torch_testing_ext._testing.bases import ranked_test_case, whole_worlds
+from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase, own_cleanups
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD, faults_of_test
 from torch_testing_ext.launch import RankEnding, environment
 
-from . import tests_in_ranks, whole_worlds
 from .continuous import MultiProcContinuousTest
 from .multi_process import MultiProcessTestCase, PipeToParent
 from .multi_threaded import MultiThreadedTestCase
-from .tests_in_ranks import RankedTestCase, own_cleanups
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -35,7 +35,7 @@ HAS_FAULTS = "has faults, of which ranks without communication learn nothing"
 
 def install() -> None:
     """Let all tests of this process that have ranks run in a whole world, as the settings say."""
-    tests_in_ranks.prepare_otherwise = prepare
+    ranked_test_case.prepare_otherwise = prepare
 
 
 def not_run(size: int, why: str) -> unittest.SkipTest:

@@ -33,15 +33,16 @@ from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, b
 from torch_testing_ext._process import child_processes, system
 from torch_testing_ext._process.files import is_library
 from torch_testing_ext._process.words import few, grouped, list_of
+from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext._torch import flight_recorder, operation_hook, process_state, tensors
 from torch_testing_ext._torch.operation_hook import OpSpec, TensorUses
 from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.fork_server import MANY_RANKS
 from torch_testing_ext.launch.own_report import format_error, sites_of, summarize
 
 from .groups_and_devices import FakeStore, watch_creation
-from .tests_in_ranks import RankError, RankFailure, show_to_user
 
 # What a rank that does not communicate must not do: the events of Python, in words.
 _REFUSED = {

@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.device_rules import names_in
 from torch_testing_ext._machine.flags import ComputedNames
-from torch_testing_ext._testing.bases import groups_and_devices, tests_in_ranks
+from torch_testing_ext._testing.bases import groups_and_devices, rank_life
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase
-from torch_testing_ext._testing.bases.tests_in_ranks import checked_world_size
+from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.marks.needs import Skipped, skip_if_lt_x_gpu, too_few_devices
 from torch_testing_ext._torch import process_state
 
@@ -112,7 +112,7 @@ def with_comms(eager_init: Any = False, backend: str | None = None) -> Any:
 def _destroy_after_error() -> None:
     """Destroy the group without a barrier, as its peers may wait in another collective; keep the original error."""
     with suppress(Exception):
-        tests_in_ranks.leave_process_group(fast=False)
+        rank_life.leave_process_group(fast=False)
 
 
 # -- bases

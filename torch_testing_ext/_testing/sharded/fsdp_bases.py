@@ -30,7 +30,8 @@ from torch_testing_ext._testing.bases.continuous import UNSET, MultiProcContinuo
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase, account_behind
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase
-from torch_testing_ext._testing.bases.tests_in_ranks import account_for, checked_world_size
+from torch_testing_ext._testing.bases.rank_accounts import account_for
+from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.helpers.pytorch_helpers import FILE_SCHEMA
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices
 from torch_testing_ext._torch import process_state, sharding

@@ -347,7 +347,7 @@ def describe(named: NamedTest, file: str, devices: int) -> Test:
     test = named.test
     if isinstance(test, PytestTest):
         return _describe_pytest(named, file, devices)
-    from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase
+    from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
     from torch_testing_ext._testing.marks.needs import needs_of
     from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 
@@ -439,7 +439,7 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
 
 def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
     """Whether a test may use accelerators although no decorator says how many."""
-    from torch_testing_ext._testing.bases import tests_in_ranks
+    from torch_testing_ext._testing.bases import ranked_test_case
     from torch_testing_ext.upstream import drop_in
 
     device_type = _device_type(test)
@@ -449,7 +449,7 @@ def _may_use_accelerators(test: Any, needs: tuple[Any, ...]) -> bool:
     if backends:
         return not backends <= _CPU_BACKENDS
     # PyTorch's tests in one process use accelerators without a declaration that could be read here.
-    return isinstance(test, tests_in_ranks.RankedTestCase) or drop_in.is_installed()
+    return isinstance(test, ranked_test_case.RankedTestCase) or drop_in.is_installed()
 
 
 def _device_type(test: Any) -> str:
@@ -465,7 +465,7 @@ def _device_type(test: Any) -> str:
 
 def _certain_needs_of(test: Any) -> tuple[Any, ...]:
     """The needs without which the test skips, whatever its class overrides and other decorators do."""
-    from torch_testing_ext._testing.bases.tests_in_ranks import RankedTestCase
+    from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
     from torch_testing_ext._testing.marks.needs import certain_needs
 
     if isinstance(test, RankedTestCase) and test._decides_about_skips():
@@ -475,12 +475,12 @@ def _certain_needs_of(test: Any) -> tuple[Any, ...]:
 
 
 def _timeout(test: Any) -> float | None:
-    from torch_testing_ext._testing.bases import tests_in_ranks
+    from torch_testing_ext._testing.bases import ranked_test_case
     from torch_testing_ext._testing.marks.settings_of_tests import timeout_of
 
     if not isinstance(test, unittest.TestCase):
         return None
-    overrides = tests_in_ranks.TIMEOUT_OVERRIDE if isinstance(test, tests_in_ranks.RankedTestCase) else {}
+    overrides = ranked_test_case.TIMEOUT_OVERRIDE if isinstance(test, ranked_test_case.RankedTestCase) else {}
     return timeout_of(test) or overrides.get(test._testMethodName)
 
 

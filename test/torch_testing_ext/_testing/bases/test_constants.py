@@ -6,7 +6,7 @@ import torch
 
 from torch_testing_ext import common_distributed, common_fsdp
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.distributed._tensor import common_dtensor
@@ -23,7 +23,9 @@ class TestConstants(TestCase):
             self.assertEqual(common_distributed.get_timeout("x"), 7)
         with mock.patch.object(common_distributed, "TIMEOUT_OVERRIDE", {"x": 8}):
             self.assertEqual(common_distributed.get_timeout("a.x"), 8)
-        self.assertEqual((Plain().world_size, common_distributed.get_timeout("x")), (4, tests_in_ranks.TIMEOUT_DEFAULT))
+        self.assertEqual(
+            (Plain().world_size, common_distributed.get_timeout("x")), (4, ranked_test_case.TIMEOUT_DEFAULT)
+        )
 
     def test_of_common_fsdp(self):
         before = (common_fsdp.DEVICE_TYPE, common_fsdp.DEVICE_COUNT, common_fsdp.DISTRIBUTED_BACKEND)

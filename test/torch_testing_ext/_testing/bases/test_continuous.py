@@ -31,7 +31,7 @@ from kit.outcomes import Seen, outcome_of
 from kit.processes import files_not_kept, open_descriptors
 
 from torch_testing_ext import launch
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.continuous import GlobalStateWarning
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, RankError
 from torch_testing_ext.common_utils import (
@@ -70,7 +70,7 @@ def run_class(cls: type[MultiProcContinuousTest], *names: str) -> Ran:
     with (
         tempfile.TemporaryDirectory() as directory,
         mock.patch.dict(os.environ, TELL=directory),
-        mock.patch.dict(tests_in_ranks.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
+        mock.patch.dict(ranked_test_case.TIMEOUT_OVERRIDE, hangs_in_one=0.5),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")

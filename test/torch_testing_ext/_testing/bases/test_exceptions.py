@@ -7,7 +7,7 @@ from unittest import mock
 from kit.outcomes import outcome_of
 from kit.ranks import Ranks
 
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import (
     MultiProcessTestCase,
     MultiThreadedTestCase,
@@ -124,7 +124,7 @@ class TestTypes(TestCase):
         self.assertTrue(issubclass(RankError, AssertionError) and issubclass(RankError, RuntimeError))
         self.assertFalse(issubclass(RankError, RankFailure))
         self.assertIs(TestCase.failureException, AssertionError)
-        self.assertIs(tests_in_ranks.RankedTestCase.failureException, AssertionError)
+        self.assertIs(ranked_test_case.RankedTestCase.failureException, AssertionError)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext import launch
-from torch_testing_ext._testing.bases import multi_process, tests_in_ranks
+from torch_testing_ext._testing.bases import multi_process, rank_life, ranked_test_case
 from torch_testing_ext._testing.bases.tests_in_ranks import expected_imports
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
@@ -200,7 +200,7 @@ class TestEnds(TestCase):
 
     def test_the_hook_for_time_outs(self):
         Hangs.called.clear()
-        with mock.patch.dict(tests_in_ranks.TIMEOUT_OVERRIDE, hangs=0.5):
+        with mock.patch.dict(ranked_test_case.TIMEOUT_OVERRIDE, hangs=0.5):
             self.assertIn("timed out", outcome_of(Hangs("hangs")).message)
             self.assertIn("ValueError: in the hook", outcome_of(RaisesAtTimeOut("hangs")).message)
         self.assertEqual(Hangs.called, [True])
@@ -274,7 +274,7 @@ class TestExpectedImports(TestCase):
         found = {f"torch.found_{i}": importlib.util.module_from_spec(spec) for i in range(20)}
         before = len(sys.modules)
         with mock.patch.dict(sys.modules, made | found):
-            self.assertEqual(tests_in_ranks._imported_since(before), tuple(found))
+            self.assertEqual(rank_life._imported_since(before), tuple(found))
 
     def test_a_preload_that_fails_is_named(self):
         """Each rank then imports the module itself, and its test says more if that fails, too."""

@@ -17,7 +17,7 @@ from kit.outcomes import outcome_of
 from kit.processes import files_not_kept
 from kit.ranks import Ranks, ranks_told
 
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcessTestCase, RankError, RankFailure, get_timeout
 from torch_testing_ext.common_utils import TestCase, run_tests
 
@@ -413,20 +413,20 @@ class TestProcesses(TestCase):
 
 class TestTimeout(TestCase):
     def test_by_the_last_part_of_the_id(self):
-        with mock.patch.dict(tests_in_ranks.TIMEOUT_OVERRIDE, test_slow=7.0):
+        with mock.patch.dict(ranked_test_case.TIMEOUT_OVERRIDE, test_slow=7.0):
             self.assertEqual(get_timeout("file.Class.test_slow"), 7.0)
             self.assertEqual(get_timeout("test_slow"), 7.0)
-            self.assertEqual(get_timeout("test_slow.other"), tests_in_ranks.TIMEOUT_DEFAULT)
+            self.assertEqual(get_timeout("test_slow.other"), ranked_test_case.TIMEOUT_DEFAULT)
 
     def test_the_test_is_ended(self):
-        with mock.patch.dict(tests_in_ranks.TIMEOUT_OVERRIDE, pauses=0.3):
+        with mock.patch.dict(ranked_test_case.TIMEOUT_OVERRIDE, pauses=0.3):
             seen = outcome_of(Things("pauses"))
         self.assertEqual(seen.outcome, "error")
         self.assertRegex(seen.message, r"timed out after 0\.\d s; all 2 ranks still running")
         self.assertIn("in pauses (threading.Event().wait())", seen.message)
 
     def test_a_sleep_interrupted_by_the_stack_request_is_no_pass(self):
-        with mock.patch.dict(tests_in_ranks.TIMEOUT_OVERRIDE, pauses_until_a_signal=0.3):
+        with mock.patch.dict(ranked_test_case.TIMEOUT_OVERRIDE, pauses_until_a_signal=0.3):
             seen = outcome_of(Things("pauses_until_a_signal"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("timed out", seen.message)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from kit.outcomes import Seen, outcome_of
 
-from torch_testing_ext._testing.bases import tests_in_ranks, threaded_ranks
+from torch_testing_ext._testing.bases import ranked_test_case, threaded_ranks
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiThreadedTestCase,
@@ -162,7 +162,7 @@ class Forgetful(MultiThreadedTestCase):
 
 
 def run(test: unittest.TestCase, timeout: float = 60.0) -> Seen:
-    with mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", timeout):
+    with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", timeout):
         return outcome_of(test)
 
 

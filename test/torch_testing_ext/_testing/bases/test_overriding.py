@@ -18,7 +18,7 @@ import torch.distributed as dist
 from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told, wait_for
 
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.multi_process import PipeToParent
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
@@ -305,7 +305,7 @@ class TestProcesses(TestCase):
         self.assertEqual(multiprocessing.active_children(), [])
 
     def test_a_time_out_of_such_processes(self):
-        with mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 0.5):
+        with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 0.5):
             seen = outcome_of(StartsByFork("hangs_in_one"))
         self.assertRegex(seen.message, "timed out after .*; rank 1 of 2 still running")
         self.assertEqual(multiprocessing.active_children(), [])
@@ -362,7 +362,7 @@ class StartedByForkAndAsks(StartsByFork):
 
 class TestAtTheTimeOut(TestCase):
     def at_the_time_out(self, test):
-        with mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 0.5):
+        with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 0.5):
             return outcome_of(test)
 
     def test_running_ranks_can_be_asked(self):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import unittest
 import warnings
 
+from torch_testing_ext import launch
 from torch_testing_ext._process import messages
 from torch_testing_ext._pytest_ranks.standalone_process import FromStandalone
-from torch_testing_ext._testing.bases import tests_in_ranks
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import own_report
+from torch_testing_ext.launch.aspects import rank_warnings
 
 
 class OurWarning(UserWarning):
@@ -43,7 +44,7 @@ class PassedWarningsTest(unittest.TestCase):
         received = [messages.from_json(line, messages.by_name(FromStandalone)).warning for line in sent]
         with warnings.catch_warnings(record=True) as again:
             warnings.simplefilter("always")
-            tests_in_ranks.raise_again(received)
+            rank_warnings.raise_again(received)
         self.assertEqual(
             [(str(each.message), each.category, each.filename, each.lineno) for each in again],
             [(text, category, "file.py", 3) for *_, text, category in rows],
@@ -52,7 +53,7 @@ class PassedWarningsTest(unittest.TestCase):
     def test_what_a_rank_let_pass_is_no_error_here(self) -> None:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("error")
-            tests_in_ranks.raise_again([tests_in_ranks.OwnWarning("text", "builtins.UserWarning", "file.py", 3)])
+            rank_warnings.raise_again([launch.OwnWarning("text", "builtins.UserWarning", "file.py", 3)])
         self.assertEqual([str(each.message) for each in seen], ["text"])
 
 

@@ -13,13 +13,13 @@ from kit.outcomes import AccountsResult
 from torch_testing_ext._collectives import tensor_checks
 from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
 from torch_testing_ext._process import user_shell
-from torch_testing_ext._testing.bases import tests_in_ranks
 from torch_testing_ext.common_distributed import (
     MultiThreadedTestCase,
     sanitize,
     spawn_threads_and_init_comms,
 )
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.aspects import output
 from torch_testing_ext.runner.model import RunBegan
 from torch_testing_ext.runner.report.console_report import opening
 
@@ -131,7 +131,7 @@ class Decorated(unittest.TestCase):
 class SanitizedThreadsTest(unittest.TestCase):
     def run_one(self, test):
         result, said = AccountsResult(), io.StringIO()
-        tests_in_ranks.say_once.cache_clear()
+        output.say_once.cache_clear()
         with contextlib.redirect_stderr(said):
             test.run(result)
         return [text for _, text in result.errors + result.failures], said.getvalue()

@@ -13,8 +13,9 @@ from unittest import mock
 from kit.files import subject
 from kit.processes import wait_until_gone
 
-from torch_testing_ext._testing.bases import functions_and_scripts, tests_in_ranks
+from torch_testing_ext._testing.bases import functions_and_scripts, rank_verdicts
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.aspects import output
 from torch_testing_ext.ranks import run_script
 
 HEAD = """
@@ -65,7 +66,7 @@ class UnderTorchrunTest(unittest.TestCase):
             script = Path(os.path.realpath(folder), "train.py")
             script.write_text(source)
             script.with_name("beside.py").touch()
-            tests_in_ranks.say_once.cache_clear()
+            output.say_once.cache_clear()
             said = io.StringIO()
             with (
                 mock.patch.dict(os.environ, TORCH_TESTING_EXT_SANITIZE=sanitize),
@@ -82,7 +83,7 @@ class UnderTorchrunTest(unittest.TestCase):
 
     def test_a_mismatch(self):
         error, said = self.run_script(DTYPE)
-        self.assertIsInstance(error, tests_in_ranks.RankFailure)
+        self.assertIsInstance(error, rank_verdicts.RankFailure)
         place = "in call #2 of the default group (ranks 0, 1)"
         calls = "rank 0 calls all_reduce [4] float32, rank 1 calls all_reduce [4] int32"
         self.assertTrue(str(error).startswith(f"{calls} in call #2 of the default group\n"), str(error))
@@ -93,7 +94,7 @@ class UnderTorchrunTest(unittest.TestCase):
 
     def test_the_sanitizer(self):
         error, said = self.run_script(OPERATION, sanitize="waits,hash")
-        self.assertIsInstance(error, tests_in_ranks.RankFailure)
+        self.assertIsInstance(error, rank_verdicts.RankFailure)
         self.assertIn("rank 0 calls all_reduce [4] float32 sum, rank 1 calls all_reduce [4] float32 max", str(error))
         self.assertEqual(said, "torch_testing_ext: ranks that torchrun starts are not checked for: hash\n")
 

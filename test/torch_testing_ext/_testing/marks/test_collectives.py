@@ -5,11 +5,11 @@ import io
 import unittest
 from unittest import mock
 
-from torch_testing_ext._testing.bases import tests_in_ranks
 from torch_testing_ext._testing.marks.settings_of_tests import may_differ
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.aspects import sanitizer
 
 
 @collectives_may_differ("of the class")
@@ -38,11 +38,11 @@ class MayDifferTest(unittest.TestCase):
 
 class NothingRecordedTest(unittest.TestCase):
     def said(self):
-        tests_in_ranks.say_if_nothing_is_recorded.cache_clear()
-        self.addCleanup(tests_in_ranks.say_if_nothing_is_recorded.cache_clear)
+        sanitizer.say_if_nothing_is_recorded.cache_clear()
+        self.addCleanup(sanitizer.say_if_nothing_is_recorded.cache_clear)
         with contextlib.redirect_stderr(io.StringIO()) as err:
-            tests_in_ranks.say_if_nothing_is_recorded()
-            tests_in_ranks.say_if_nothing_is_recorded()
+            sanitizer.say_if_nothing_is_recorded()
+            sanitizer.say_if_nothing_is_recorded()
         return err.getvalue()
 
     def test_recorder_without_room(self):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from kit.planted_ranks import FaultCase, Fresh, body_for, outcome_with_tear_down
 
-from torch_testing_ext._testing.bases import tests_in_ranks
+from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import sanitize
 
 MISMATCHES = (
@@ -81,7 +81,7 @@ class VerdictsTest(FaultCase):
         self.assertIn("rank 1 left before all_reduce #1; ranks 0, 2 are waiting in it", message)
 
     def test_time_outs(self):
-        with mock.patch.object(tests_in_ranks, "TIMEOUT_DEFAULT", 2.0):
+        with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 2.0):
             outcome, message = outcome_with_tear_down(OnDevices("stays_away"))
         self.assertEqual(outcome, "error")
         self.assertIn("rank 1 never reached all_reduce #2; ranks 0, 2 are waiting in it; timed out after 2.", message)

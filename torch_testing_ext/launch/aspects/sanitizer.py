@@ -1,0 +1,54 @@
+"""The sanitizer's checks of a test: which kinds its ranks get, and which they cannot have."""
+
+import functools
+from collections.abc import Collection
+
+from torch_testing_ext._collectives.sanitizer_kinds import kinds_of, not_of_threads
+from torch_testing_ext._process import user_shell
+from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.aspects.output import say_once, show_to_user
+from torch_testing_ext.launch.in_rank import Sanitize
+
+
+@functools.cache
+def say_if_nothing_is_recorded() -> None:
+    """Say once if the collectives of ranks cannot be compared."""
+    from torch_testing_ext._torch import flight_recorder
+
+    if not flight_recorder.has_flight_recorder():
+        text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
+        left_out = "mismatches are not found, and hangs last until the time-out"
+        show_to_user(f"{text}: {left_out}")
+
+
+@functools.cache
+def why_not_sanitized() -> str | None:
+    """Return the reason why the ranks of this process cannot be sanitized; None if they can. Says so once."""
+    from torch_testing_ext._torch import operation_hook
+
+    why = operation_hook.can_hook()
+    if why is not None:
+        left_out = "roots, reduce operations, splits, messages, buffers and numbers are not checked"
+        show_to_user(f"nothing is sanitized: {why}: {left_out}")
+    return why
+
+
+def sanitize_with(kinds: Collection[str]) -> Sanitize:
+    """Choose the sanitizer's checks for the ranks of a test that names these kinds; none if there can be none.
+
+    Says once if their collectives cannot be compared.
+    """
+    say_if_nothing_is_recorded()
+    chosen = environment.read_settings().for_ranks(kinds)
+    return Sanitize() if chosen and why_not_sanitized() is not None else chosen
+
+
+def sanitize_threads(kinds: Collection[str]) -> Sanitize:
+    """Choose the sanitizer's checks for ranks that are threads. Says once which are left out, unless a header does."""
+    settings = environment.read_settings()
+    named = kinds_of(kinds)
+    said = settings.sanitize - named if user_shell.has_header else frozenset()
+    note = not_of_threads((settings.sanitize | named) - said)
+    if note:
+        say_once(note)
+    return settings.for_ranks(kinds)
