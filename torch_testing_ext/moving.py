@@ -73,9 +73,6 @@ def _convert_all(project: str, files: Sequence[Path], only_show: bool) -> int:
                 _show(path, source, converted.source)
     same = len(files) - len(changed) - len(unread)
     _tell(changed, same, unread, by_hand, only_show)
-    after = PROJECTS[project].after
-    if after:
-        print(after, file=sys.stderr)
     return 1 if unread else 0
 
 

@@ -7,14 +7,9 @@ from torch_testing_ext._testing.bases.functions_and_scripts import (
     Pool as Pool,
     ScriptRun as ScriptRun,
     debug_launcher as debug_launcher,
-    elastic_launch as elastic_launch,
-    execute_subprocess_async as execute_subprocess_async,
     mp_spawn as mp_spawn,
     run_script as run_script,
-    run_with_pet as run_with_pet,
-    run_with_pet_async as run_with_pet_async,
     spawn as spawn,
-    spawn_for_all_world_sizes as spawn_for_all_world_sizes,
 )
 
 if _typing.TYPE_CHECKING:

@@ -35,10 +35,7 @@ class Suite:
 
     paths: tuple[str, ...]  # converted
     tests: tuple[str, ...]  # run
-    before: tuple[str, ...] = ("-m", "pytest")
-    after: tuple[str, ...] = ("-m", "pytest")
     environ: Mapping[str, str] = field(default_factory=dict)
-    environ_before: Mapping[str, str] = field(default_factory=dict)
     folder: str = "."
 
 
@@ -47,49 +44,11 @@ def _each(form: str, names: str) -> tuple[str, ...]:
 
 
 SUITES = {
-    "torchsnapshot": Suite(
-        ("tests",),
-        (
-            *_each("tests/test_{}.py", "ddp_infer_replication ddp_replication_glob replication_glob"),
-            *_each("tests/test_{}.py", "read_object pg_wrapper sharded_tensor_io_preparer"),
-        ),
-    ),
-    "accelerate": Suite(
-        ("tests",),
-        _each("tests/test_{}.py", "cpu grad_sync metrics scheduler kwargs_handlers multidevice optimizer"),
-    ),
-    "torchmetrics": Suite(
-        ("tests/unittests/conftest.py",),
-        ("unittests/bases/test_ddp.py",),
-        environ={"USE_PYTEST_POOL": "1"},
-        folder="tests",
-    ),
-    "ignite": Suite(
-        ("tests",),
-        ("tests/ignite/distributed", "tests/ignite/metrics/test_accuracy.py", "tests/ignite/engine"),
-        before=("-m", "pytest", "--dist=each", "--tx", "4*popen//python={python}", "-m", "distributed"),
-        after=("-m", "pytest", "-m", "distributed", "-o", "dist_collect_env=WORLD_SIZE=4"),
-        environ_before={"WORLD_SIZE": "4"},
-    ),
     "deepspeed": Suite(
         ("tests/unit",),
         ("unit/comm/test_dist.py", "unit/utils/test_groups.py", "unit/checkpoint/test_tag_validation.py"),
         environ={"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4"},
         folder="tests",
-    ),
-    "composer": Suite(
-        ("tests",),
-        ("tests/utils/test_dist.py", "tests/test_split_batch.py", "tests/metrics", "tests/test_state.py"),
-        before=("-m", "composer.cli.launcher", "-n", "2", "--master_port", "26017", "-m", "pytest"),
-    ),
-    "fairscale": Suite(
-        ("tests",),
-        (
-            *_each("tests/{}", "nn/model_parallel nn/moe nn/pipe/test_checkpoint_ddp.py utils"),
-            *_each("tests/optim/test_{}.py", "oss ddp_adascale oss_adascale"),
-            *_each("tests/nn/data_parallel/test_{}.py", "sharded_ddp_features fsdp_metadata fsdp_optimizer_utils"),
-            *("tests/nn/data_parallel/test_fsdp_uneven.py", "tests/experimental/nn/test_sync_batchnorm.py"),
-        ),
     ),
     "torchrec": Suite(
         ("torchrec",),
@@ -132,16 +91,15 @@ def _options() -> argparse.Namespace:
 
 def _run(suite: Suite, python: str, copy: Path, when: str, only: str) -> tuple[dict[str, str], float]:
     """Run the tests. Returns the outcome of each, and the seconds."""
-    words = suite.before if when == "before" else suite.after
     more = [] if when == "after" else ["-p", f"no:{OURS}"]
     report = copy.with_name(f"{when}.xml")
-    command = [python, *(word.format(python=python) for word in words), *suite.tests, *more]
+    command = [python, "-m", "pytest", *suite.tests, *more]
     command += ["-k", only] if only else []
     command += ["-p", "no:cacheprovider", f"--junitxml={report}", "-o", "junit_family=xunit1", "-q"]
     command += ["-o", "addopts="]  # options of plugins that the comparison does not need
     environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
     environ |= {"PYTHONPATH": str(copy / suite.folder), "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
-    environ |= {**suite.environ, **(suite.environ_before if when == "before" else {})}
+    environ |= suite.environ
     began = time.monotonic()
     with copy.with_name(f"{when}.log").open("w") as log:
         subprocess.run(command, cwd=copy / suite.folder, env=environ, stdout=log, stderr=subprocess.STDOUT)
@@ -152,7 +110,7 @@ def _run(suite: Suite, python: str, copy: Path, when: str, only: str) -> tuple[d
 
 
 def _outcomes(report: Path) -> dict[str, str]:
-    """The outcome of each test: the worst, of one that several processes have run, or that has several world sizes."""
+    """The outcome of each test: the worst, of one that has several world sizes."""
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname')}::{WORLD_SIZE.sub('', case.get('name', '')).replace('[]', '')}"

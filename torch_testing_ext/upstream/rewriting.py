@@ -384,13 +384,12 @@ def _may_change(source: bytes, project: Project) -> bool:
         names = "|".join(moved).encode()
         if re.search(rb"^(class|def) (%s)\b" % names, source, re.MULTILINE):
             return False
-    functions = [f"def {name}(" for name in project.functions]
-    words = (*functions, *project.by_hand, *moved)
+    words = (*project.by_hand, *moved)
     return any(word.encode() in source for word in words)
 
 
 def _converted(source: bytes, project: Project) -> bytes:
-    """A file after its functions, names and imports have changed."""
+    """A file after its names and imports have changed."""
     converter = _Converter(project)
     wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
     module = wrapper.visit(converter)
@@ -468,31 +467,6 @@ class _Converter(cst.CSTTransformer):
                 self.needed.add(ours)
                 return cst.Name(ours)
         return updated_node
-
-    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
-        """Change the functions for which there are rules."""
-        body: list[cst.BaseStatement] = []
-        for statement in updated_node.body:
-            if isinstance(statement, cst.FunctionDef) and statement.name.value in self._project.functions:
-                rules = self._project.functions[statement.name.value]
-                body += _changed(updated_node, statement, rules)
-            else:
-                body.append(statement)
-        return updated_node.with_changes(body=body)
-
-
-def _changed(
-    module: cst.Module, function: cst.FunctionDef, rules: Sequence[tuple[str, str]]
-) -> Sequence[cst.BaseStatement]:
-    """The statements that regular expressions make of a function."""
-    before = module.code_for_node(function.with_changes(leading_lines=()))
-    after = before
-    for pattern, replacement in rules:
-        after = re.sub(pattern, replacement, after, count=1, flags=re.DOTALL)
-    if after == before:
-        return [function]
-    first, *others = cst.parse_module(after, module.config_for_parsing).body
-    return [first.with_changes(leading_lines=function.leading_lines), *others]
 
 
 def _module_of(statement: cst.ImportFrom) -> str:

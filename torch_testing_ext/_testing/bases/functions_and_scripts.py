@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import functools
 import json
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import types
 import unittest
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -414,12 +412,6 @@ def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = 
 # Does the same in pytest.
 
 
-def _call(rank: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    result = function(*args, **kwargs)
-    if asyncio.iscoroutine(result):
-        asyncio.run(result)
-
-
 # -- accelerate
 
 
@@ -436,42 +428,6 @@ def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]
     function(*args)
 
 
-def execute_subprocess_async(
-    cmd: Sequence[Any], env: dict[str, str] | None = None, stdin: Any = None, timeout: float = 180, **shown: bool
-) -> Any:
-    """Run the script of an `accelerate launch` command in ranks. Replaces accelerate's function.
-
-    A command with options other than `--num_processes` and `--monitor_interval` runs as accelerate runs it.
-    """
-    launched = _script_of([str(word) for word in cmd])
-    if launched is None:
-        from accelerate.test_utils import testing
-
-        return testing.execute_subprocess_async(list(cmd), env, stdin, timeout, **shown)
-    ranks, script, args = launched
-    run = run_script(script, *args, world_size=ranks, env=env, timeout=timeout)
-    lines: list[str] = []
-    for output in run.outputs:
-        lines += output.splitlines()
-    return types.SimpleNamespace(returncode=0, stdout=lines, stderr=[])
-
-
-def _script_of(words: Sequence[str]) -> tuple[int, str, list[str]] | None:
-    """The number of ranks, the script and its arguments in a command of `accelerate launch`; None for any other one."""
-    if list(words[:2]) != ["accelerate", "launch"]:
-        return None
-    options = {}
-    rest = list(words[2:])
-    while rest and rest[0].startswith("--"):
-        name, equals, value = rest.pop(0).removeprefix("--").partition("=")
-        if not equals or name in options or name not in ("num_processes", "monitor_interval"):
-            return None
-        options[name] = value
-    script, *args = rest or [""]
-    ranks = int(options.get("num_processes", 0)) if script.endswith(".py") else 0
-    return (ranks, script, args) if ranks >= 2 else None
-
-
 # -- torch
 
 
@@ -482,36 +438,6 @@ def mp_spawn(
     if not join:
         raise ValueError("mp_spawn waits for its ranks: join=False is not possible")
     _spawn(fn, checked_world_size(nprocs, "nprocs"), tuple(args))
-
-
-def elastic_launch(config: Any, entrypoint: Callable[..., Any]) -> Callable[..., dict[int, Any]]:
-    """Return a function that calls `entrypoint` in ranks and returns their results. Replaces torch's function."""
-
-    def launched(*args: Any) -> dict[int, Any]:
-        with Pool(config.max_nodes * config.nproc_per_node, backend=None) as pool:
-            return dict(enumerate(pool.starmap(entrypoint, [args] * pool.size)))
-
-    return launched
-
-
-# -- torchsnapshot
-
-
-def run_with_pet(nproc: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Run the decorated test, or the decorated coroutine, in ranks. Replaces torchsnapshot's decorator."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
-        def launched(*args: Any, **kwargs: Any) -> None:
-            _spawn(_call, checked_world_size(nproc, "nproc"), (function, args, kwargs))
-
-        # Not functools.wraps: the copied marks of a coroutine function would have a plugin await the result.
-        functools.update_wrapper(launched, function)
-        return launched
-
-    return decorate
-
-
-run_with_pet_async = run_with_pet
 
 
 # -- torchrec
@@ -539,41 +465,6 @@ def _call_by_keywords(
 ) -> None:
     kwargs = {**kwargs_per_rank[rank], "rank": rank, "world_size": world_size}
     function(**kwargs)
-
-
-# -- fairscale
-
-
-def spawn_for_all_world_sizes(
-    test_func: Callable[..., object],
-    world_sizes: Iterable[int] | None = None,
-    args: Sequence[Any] = (),
-    deterministic: bool = False,
-) -> None:
-    """Call `test_func(rank, world_size, file, other_file, *args)` in ranks, for each world size. Replaces fairscale's.
-
-    fairscale's `dist_init` makes the ranks meet at the two files, which do not exist yet. The default world sizes are
-    1, 2, 4 and 8, up to the number of accelerators.
-    """
-    if world_sizes is None:
-        world_sizes = [size for size in (1, 2, 4, 8) if size <= accelerators.device_count()]
-        if not world_sizes:
-            raise unittest.SkipTest("by default, it needs accelerators; without any, fairscale's calls nothing")
-    for size in world_sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            file = str(Path(folder, "group"))
-            other_file = str(Path(folder, "rpc"))
-            arguments = (test_func, deterministic, size, file, other_file, *args)
-            _spawn(_call_seeded, checked_world_size(size, "world size"), arguments)
-
-
-def _call_seeded(rank: int, function: Callable[..., object], deterministic: bool, *args: Any) -> None:
-    if deterministic:
-        import torch
-
-        torch.backends.cudnn.deterministic = True
-        torch.manual_seed(1357)
-    function(rank, *args)
 
 
 # -- multiprocessing

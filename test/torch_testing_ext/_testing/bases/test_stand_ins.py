@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import unittest
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,10 +15,8 @@ from torch_testing_ext.ranks import (
     MultiProcessTestBase,
     Pool,
     debug_launcher,
-    run_with_pet,
-    run_with_pet_async,
+    mp_spawn,
     spawn,
-    spawn_for_all_world_sizes,
 )
 
 
@@ -34,16 +29,6 @@ def add_up(wanted: int) -> None:
 def add_up_here(wanted: int) -> None:
     dist.init_process_group("gloo")
     add_up(wanted)
-
-
-class LaunchedByPetTest(unittest.TestCase):
-    @run_with_pet(nproc=2)
-    def test_function(self) -> None:
-        add_up_here(2)
-
-    @run_with_pet_async(nproc=2)
-    async def test_coroutine(self) -> None:
-        add_up_here(2)
 
 
 class OfTorchrecTest(MultiProcessTestBase):
@@ -67,10 +52,8 @@ def on_cpu(wanted: int) -> None:
     add_up(wanted)
 
 
-def with_files(rank: int, world_size: int, file: str, other: str, wanted: int) -> None:
-    assert not Path(other).exists()
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
-    add_up(world_size + wanted)
+def in_group(rank: int, wanted: int) -> None:
+    add_up_here(wanted)
 
 
 def add(rank: int, more: int, offset: int = 0) -> Any:
@@ -83,7 +66,7 @@ class StandInsTest(unittest.TestCase):
         rows: dict[str, Any] = {
             "spawn": lambda right: spawn(lambda rank: add_up(right), 2, backend="gloo"),
             "debug_launcher": lambda right: debug_launcher(on_cpu, (right,), num_processes=2),
-            "spawn_for_all_world_sizes": lambda right: spawn_for_all_world_sizes(with_files, [1, 2], (right - 2,)),
+            "mp_spawn": lambda right: mp_spawn(in_group, (right,), nprocs=2),
             "Pool": lambda right: Pool(2, initializer=add_up, initargs=(right,)).map(str, range(2)),
         }
         for name, call in rows.items():
@@ -92,17 +75,6 @@ class StandInsTest(unittest.TestCase):
                 with self.assertRaisesRegex(AssertionError, "added up"):
                     call(3)
 
-    def test_world_sizes_by_default(self) -> None:
-        for count, wanted in ((0, []), (3, [1, 2]), (8, [1, 2, 4, 8])):
-            with (
-                self.subTest(accelerators=count),
-                mock.patch("torch_testing_ext._machine.accelerators.device_count", return_value=count),
-                mock.patch("torch_testing_ext._testing.bases.functions_and_scripts._spawn") as started,
-            ):
-                with contextlib.nullcontext() if wanted else self.assertRaises(unittest.SkipTest):
-                    spawn_for_all_world_sizes(with_files)
-                self.assertEqual([call.args[1] for call in started.call_args_list], wanted)
-
     def test_results_of_a_pool(self) -> None:
         with Pool(processes=2) as pool:
             results = pool.starmap(functools.partial(add, offset=10), [(rank, 1) for rank in range(2)])
@@ -110,11 +82,14 @@ class StandInsTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "3 calls for 2 ranks"):
                 pool.map(str, range(3))
 
-    def test_tests_of_torchsnapshot_and_torchrec(self) -> None:
-        for cls in (LaunchedByPetTest, OfTorchrecTest):
-            result = unittest.TestResult()
-            unittest.defaultTestLoader.loadTestsFromTestCase(cls).run(result)
-            self.assertEqual((result.errors, result.failures), ([], []))
+    def test_tests_of_torchrec(self) -> None:
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(OfTorchrecTest).run(result)
+        self.assertEqual((result.testsRun, result.errors, result.failures), (1, [], []))
+
+    def test_spawn_of_torch_must_wait(self) -> None:
+        with self.assertRaisesRegex(ValueError, "join=False"):
+            mp_spawn(in_group, (2,), nprocs=2, join=False)
 
 
 if __name__ == "__main__":
