@@ -18,7 +18,6 @@ import functools
 import os
 import sys
 import types
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -35,8 +34,6 @@ _FAKE = "--fake-accelerators"
 _WORLD = "--world"
 _MARK = "world_size"
 _MARKS = (_MARK, "standalone", "faults")
-_OURS = os.path.dirname(__file__) + os.sep
-_COLLECT_ENV = "dist_collect_env"
 _EXEC = "torch_testing_ext._testing.bases.distributed_exec"
 
 
@@ -90,12 +87,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=False,
     )
     parser.addini(
-        _COLLECT_ENV,
-        "launcher variables to set during collection, such as `RANK=0 WORLD_SIZE=2`; a name alone ends the warning",
-        type="args",
-        default=[],
-    )
-    parser.addini(
         "dist_lease_folder",
         "directory of the lock files with which tests share accelerators (default: one per user, below /tmp)",
         default="",
@@ -138,7 +129,6 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
         _start_fake_accelerators(early_config.known_args_namespace.fake_accelerators)
     if early_config.known_args_namespace.drop_in:
         _install()
-    _begin_collecting(early_config)
 
 
 def _number_of_fake_accelerators(text: str) -> int:
@@ -356,127 +346,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks.expand_world_sizes(metafunc)
 
 
-# -- launcher variables, which only ranks have: they start when all tests have been collected
-
-_LAUNCHER_VARIABLES = (*launcher_variables.OF_ONE_RANK, *launcher_variables.OF_ALL_RANKS)
-
-
-class LauncherVariablesWarning(pytest.PytestWarning):
-    """The collection of tests has read variables that only ranks have."""
-
-
-class _Collecting:
-    """The time in which conftest files and tests are imported: the variables that are set then, and reads of others."""
-
-    def __init__(self, config: Any):
-        """Set the variables of the configuration, and note the reads of others."""
-        words = [str(word) for word in config.getini(_COLLECT_ENV)]
-        values = dict(word.split("=", 1) for word in words if "=" in word)
-        if values:
-            from torch_testing_ext.launch import this_launch
-
-            # Before they are set: nobody has launched this process.
-            this_launch()
-        self._root = str(config.rootpath)
-        self._known = {word.partition("=")[0] for word in words}
-        # The variables, by the places where they are read.
-        self._reads: dict[str, str] = {}
-        self._plain: Any = type(os.environ)
-        self._before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
-        os.environ.__class__ = self._noting()
-
-    def _noting(self) -> Any:
-        """The class of os.environ, which also notes where the project's own code reads a launcher variable."""
-
-        def __getitem__(environ: Any, name: str) -> Any:
-            if name in _LAUNCHER_VARIABLES and name not in self._known:
-                place = _reading_place(sys._getframe(1), self._root)
-                if place:
-                    self._reads.setdefault(place, name)
-            return self._plain.__getitem__(environ, name)
-
-        return type(self._plain.__name__, (self._plain,), {"__getitem__": __getitem__})
-
-    def end(self) -> dict[str, str]:
-        """Set what was set before. Returns the reads."""
-        os.environ.__class__ = self._plain
-        for name, value in self._before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        reads, self._reads, self._before = self._reads, {}, {}
-        return reads
-
-
-def _reading_place(frame: types.FrameType | None, root: str) -> str:
-    """The innermost line of the project; "" if what reads is a library that is being imported."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith("<frozen importlib"):
-            break
-        if file.startswith(root + os.sep) and "site-packages" not in file and not file.startswith(_OURS):
-            return f"{os.path.relpath(file, root)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-_collecting: pytest.StashKey[_Collecting] = pytest.StashKey()
-
-
-def _begin_collecting(config: Any) -> None:
-    if not _is_launched() and _collecting not in config.stash:
-        config.stash[_collecting] = _Collecting(config)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # xdist starts its workers next, and each sets the variables.
-    if session.config.getoption("dist", "no") != "no":
-        _end_collecting(session.config)
     if _fake_accelerators():
         from torch_testing_ext._pytest_ranks import pytest_internals
 
         pytest_internals.add_property(session.config, "fake_accelerators", _fake_accelerators())
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
-    _begin_collecting(session.config)
-    try:
-        result = yield
-    finally:
-        reads = _end_collecting(session.config)
-    worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
-    is_second = worker != "gw0"
-    if reads and not is_second and any(_concerns_us(item) for item in session.items):
-        _warn_of(session.config, reads)
-    return result
-
-
-def _end_collecting(config: pytest.Config) -> dict[str, str]:
-    return config.stash[_collecting].end() if _collecting in config.stash else {}
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    _end_collecting(config)
-
-
-def _warn_of(config: pytest.Config, reads: dict[str, str]) -> None:
-    """Show one warning. With a filter `error`, too: it would otherwise end the collection."""
-    places = [f"{place} ({name})" for place, name in reads.items()]
-    shown = ", ".join(places[:5])
-    more = " ..." if len(places) > 5 else ""
-    text = (
-        f"launcher variables were read while the tests were collected, but only ranks have them: {shown}"
-        f"{more}. Parameters and skips that depend on them are those of one process. To "
-        f"have those of a launcher, set `{_COLLECT_ENV} = RANK=0 WORLD_SIZE=2` in pytest's configuration. "
-        f"`{_COLLECT_ENV} = RANK WORLD_SIZE`, without values, ends this warning."
-    )
-    file, _, line = next(iter(reads)).rpartition(":")
-    message = warnings.WarningMessage(LauncherVariablesWarning(text), LauncherVariablesWarning, file, int(line))
-    given = {"warning_message": message, "when": "collect", "nodeid": "", "location": None}
-    config.hook.pytest_warning_recorded.call_historic(kwargs=given)
 
 
 # -- the marks
