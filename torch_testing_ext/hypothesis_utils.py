@@ -17,29 +17,29 @@ from hypothesis import (
 )
 from hypothesis.strategies import data as data
 
-from torch_testing_ext._hypothesis.examples import Blueprint as Blueprint, PerRank as PerRank
-from torch_testing_ext._hypothesis.hypothesis_internals import replay as replay
-from torch_testing_ext._hypothesis.property_run import (
-    PropertyFailure as PropertyFailure,
-    given as given,
-    note as note,
-    target as target,
-)
-from torch_testing_ext._hypothesis.strategies import (
+from torch_testing_ext._hypothesis.blueprints import Blueprint as Blueprint, PerRank as PerRank
+from torch_testing_ext._hypothesis.given_in_ranks import given as given, note as note, target as target
+from torch_testing_ext._hypothesis.property_roles import PropertyFailure as PropertyFailure
+from torch_testing_ext._hypothesis.replayed_examples import replay as replay
+from torch_testing_ext._hypothesis.strategies.placement_strategies import (
     DTensorPlan as DTensorPlan,
-    MeshPlan as MeshPlan,
-    PartitionPlan as PartitionPlan,
-    device_meshes as device_meshes,
     distribute as distribute,
     dtensors as dtensors,
-    dtypes as dtypes,
     in_order as in_order,
-    partitions as partitions,
-    per_rank as per_rank,
     placements as placements,
-    ranks as ranks,
+)
+from torch_testing_ext._hypothesis.strategies.tensor_strategies import (
+    dtypes as dtypes,
     shapes as shapes,
     tensors as tensors,
     whole_numbers as whole_numbers,
+)
+from torch_testing_ext._hypothesis.strategies.world_strategies import (
+    MeshPlan as MeshPlan,
+    PartitionPlan as PartitionPlan,
+    device_meshes as device_meshes,
+    partitions as partitions,
+    per_rank as per_rank,
+    ranks as ranks,
     world_size as world_size,
 )

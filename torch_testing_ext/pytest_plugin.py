@@ -172,9 +172,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         launched_session.configure(config)
     if config.getoption("--hypothesis-profile", None) == "search":
-        from torch_testing_ext._hypothesis import hypothesis_internals
+        from torch_testing_ext._hypothesis import replayed_examples
 
-        hypothesis_internals.choose_search()
+        replayed_examples.choose_search()
     if config.getoption("--sanitize"):
         os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
     if config.getini("dist_lease_folder"):

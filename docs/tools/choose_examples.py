@@ -26,7 +26,7 @@ from typing import Any
 from example_suites import SUITES, Suite
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-from torch_testing_ext._hypothesis.property_run import Participant
+from torch_testing_ext._hypothesis.property_roles import Participant
 from torch_testing_ext.hypothesis_utils import DTensorPlan, MeshPlan, PerRank
 
 Example = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from torch_testing_ext._hypothesis.strategies import in_order
+from torch_testing_ext._hypothesis.strategies.placement_strategies import in_order
 from torch_testing_ext.hypothesis_utils import DTensorPlan, MeshPlan, whole_numbers
 
 

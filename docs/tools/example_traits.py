@@ -12,7 +12,7 @@ import torch
 from example_source import source_of
 from torch.distributed.tensor import Shard
 
-from torch_testing_ext._hypothesis.strategies import PartitionPlan
+from torch_testing_ext._hypothesis.strategies.world_strategies import PartitionPlan
 from torch_testing_ext.hypothesis_utils import DTensorPlan, MeshPlan, PerRank
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "test" / "distributed" / "properties"))

@@ -7,9 +7,17 @@ every rank runs the test's body and reports its outcome; rank 0 combines the out
 Hypothesis. A rank that leaves an example early would leave others waiting in a collective: their waits are
 interrupted, and all ranks replace their process groups before the next example.
 
-    property_run.py          `given`, `note` and `target`; the two roles, Leader (rank 0) and Follower; a whole run
-    examples.py              the values that rank 0 sends, and how an example ended in one rank and in all of them
-    links.py                 messages between the ranks, the group under test, the watchdog that interrupts waits
-    hypothesis_internals.py  the undocumented parts of Hypothesis that we use; examples that every run has
-    strategies.py            strategies for tensors, meshes, placements and groups
+    given_in_ranks        `given`, `note` and `target`
+    property_run          a whole property test in one rank
+    property_roles        the two roles: Leader (rank 0) and Follower
+    blueprints            the values that rank 0 sends
+    example_outcomes      the end of an example in one rank and in all of them
+    links                 messages between the ranks
+    groups_of_examples    the process group under test
+    example_watchdog      the thread that interrupts waits
+    hypothesis_internals  the undocumented parts of Hypothesis that we use
+    replayed_examples     examples that every run has
+    strategies/           strategies for tensors, meshes, placements and groups
+
+The mirror offers `given_in_ranks`, `blueprints` and the strategies; the plugin takes `replayed_examples`.
 """

@@ -1,4 +1,10 @@
-"""Undocumented parts of Hypothesis, and examples that are data; the plugin imports it without torch."""
+"""The undocumented parts of Hypothesis that this package uses.
+
+No other module uses any. Checked with 6.131 and 6.170; only the constants that Hypothesis collects from code are
+younger.
+
+Only the constants that Hypothesis collects from code are younger.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,13 +16,7 @@ import hypothesis
 from hypothesis import Phase, control, reporting, strategies as st
 from hypothesis.internal.entropy import deterministic_PRNG
 
-# --------------------------------------------------------------------------------------------------------------------
-# The only module that uses undocumented parts of Hypothesis. Checked with 6.131 and 6.170.
-#
-# Only the constants that Hypothesis collects from code are younger.
-
 T = TypeVar("T")
-
 _SETTINGS = "_hypothesis_internal_use_settings"
 _SEED = "_hypothesis_internal_use_seed"
 _EXAMPLES = "hypothesis_explicit_examples"
@@ -128,81 +128,3 @@ def next_example() -> Iterator[None]:
     context.data.target_observations.clear()
     with deterministic_PRNG():
         yield
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Examples that are data: a property runs these in every run, and draws new ones only in a search.
-#
-# A search is a run with the profile "search": properties run many more examples than in CI, chosen at random, to find
-# new faults. Hypothesis' profiles give way to the settings of a test, and every suite has some. So this one changes
-# them.
-
-_SEARCH = "search"
-_FACTOR = 40
-# Ranks inherit it from the process in which an option sets it.
-_VARIABLE = "HYPOTHESIS_PROFILE"
-
-Test = TypeVar("Test", bound=Callable[..., None])
-# A phrase that says what the example is there for, and the arguments by name.
-Example = tuple[str, Mapping[str, Any]]
-Examples = Sequence[Example]
-
-
-def replay(examples: Examples | Mapping[int, Examples]) -> Callable[[Test], Test]:
-    """Decorator: run these examples, and draw others only in a search.
-
-        @replay([("the smallest", {"size": 1}), ("a prime", {"size": 7})])
-        @given(size=integers(1, 100))
-        def test_sizes(self, size): ...
-
-    A mapping has the examples for each world size: `replay({2: [...], 4: [...]})`.
-    """
-
-    def decorate(test: Test) -> Test:
-        setattr(test, REPLAYED, examples)
-        return test
-
-    return decorate
-
-
-def replayed(prop: Callable[..., None], world_size: int) -> Examples | None:
-    """Return what a property replays in a world of this size; None if it draws its examples."""
-    examples = getattr(prop, REPLAYED, None)
-    if examples is None:
-        return None
-    for_size: Examples = examples.get(world_size, ()) if isinstance(examples, Mapping) else examples
-    if not for_size:
-        raise ValueError(f"replay() has no example for {world_size} ranks: the test would pass without having run")
-    return for_size
-
-
-def settings_for(chosen: hypothesis.settings, examples: Examples | None) -> hypothesis.settings:
-    """Return the settings for a search, if one was chosen; else those that draw nothing if the property replays."""
-    if os.environ.get(_VARIABLE) != _SEARCH:
-        if examples is None:
-            return chosen
-        return hypothesis.settings(chosen, phases=[Phase.explicit])
-    phases = {*chosen.phases, Phase.generate, Phase.shrink}
-    # A replayed example that fails would end the search, and cannot shrink.
-    if examples is not None:
-        phases -= {Phase.explicit}
-    max_examples = _FACTOR * chosen.max_examples
-    return hypothesis.settings(chosen, max_examples=max_examples, derandomize=False, phases=phases)
-
-
-def choose_search(profile: str = _SEARCH) -> None:
-    """Let Hypothesis know the profile, and choose it for this process and for those that it starts."""
-    try:
-        # The project's own.
-        hypothesis.settings.get_profile(profile)
-    except hypothesis.errors.InvalidArgument:
-        hypothesis.settings.register_profile(profile, hypothesis.settings())
-    os.environ[_VARIABLE] = profile
-
-
-def reason_of_example(arguments: Mapping[str, Any], examples: Examples | None) -> str | None:
-    """Return what a replayed example is there for; None for another example."""
-    for phrase, wanted in examples or ():
-        if all(arguments.get(name) is value for name, value in wanted.items()):
-            return phrase
-    return None

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from torch_testing_ext._hypothesis.strategies import lay_out, over_world
+from torch_testing_ext._hypothesis.strategies.tensor_strategies import lay_out
+from torch_testing_ext._hypothesis.strategies.world_strategies import over_world
 
 Lists = list[list[int]]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-from torch_testing_ext._hypothesis import hypothesis_internals, property_run
-from torch_testing_ext._hypothesis.property_run import Leader, Participant
+from torch_testing_ext._hypothesis import hypothesis_internals, property_run, replayed_examples
+from torch_testing_ext._hypothesis.property_roles import Leader, Participant
 
 SUITES = Path(__file__).resolve().parents[2] / "distributed"
 
@@ -35,9 +35,9 @@ def examples_of(case, method):
     prop = test.__wrapped__
     hypothesis_internals.copy_decorations(test, prop)
     chosen = hypothesis_internals.settings_of(prop)
-    replayed = hypothesis_internals.replayed(prop, case.world_size)
+    replayed = replayed_examples.replayed(prop, case.world_size)
     hypothesis_internals.set_settings(
-        prop, property_run._settings_for_ranks(hypothesis_internals.settings_for(chosen, replayed))
+        prop, property_run._settings_for_ranks(replayed_examples.settings_for(chosen, replayed))
     )
     hypothesis_internals.add_examples(prop, [arguments for _, arguments in replayed or ()])
     recorder = Recorder()

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._hypothesis.links import Connections, _has_unread, _open_connections
+from torch_testing_ext._hypothesis.groups_of_examples import Connections, _has_unread, _open_connections
 from torch_testing_ext._process.private_folders import socket_name
 from torch_testing_ext.common_distributed import MultiProcessTestCase, requires_gloo
 from torch_testing_ext.common_utils import TestCase, run_tests

@@ -17,7 +17,7 @@ from kit.processes import output_of_python
 from kit.ranks import Ranks
 from torch.distributed.tensor import Replicate, Shard
 
-from torch_testing_ext._hypothesis.strategies import MeshPlan
+from torch_testing_ext._hypothesis.strategies.world_strategies import MeshPlan
 from torch_testing_ext._torch import sharding
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests

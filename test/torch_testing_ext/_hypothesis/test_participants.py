@@ -16,8 +16,8 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 from hypothesis.control import current_build_context
 
-from torch_testing_ext._hypothesis import links as links, property_run
-from torch_testing_ext._hypothesis.links import Watchdog
+from torch_testing_ext._hypothesis import example_watchdog, property_roles
+from torch_testing_ext._hypothesis.example_watchdog import Watchdog
 from torch_testing_ext._torch import flight_recorder
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -142,7 +142,7 @@ class TestDrawing(Properties):
     @settings(max_examples=3, database=None, derandomize=True)
     @given(n=NUMBERS)
     def test_the_watchdog_of_each_rank_knows_the_example(self, n):
-        mine = property_run.Participant.current
+        mine = property_roles.Participant.current
         self.assertEqual(mine.watchdog.current, mine.number)
 
     @PROFILE
@@ -179,7 +179,7 @@ class TestWatchdog(TestCase):
         watchdog.close()  # from here on, this thread looks at the times
         told = io.StringIO()
         watchdog.begin(1)
-        with mock.patch.object(links, "SLOW", -1.0), contextlib.redirect_stderr(told):
+        with mock.patch.object(example_watchdog, "SLOW", -1.0), contextlib.redirect_stderr(told):
             watchdog._check_times()
             self.assertEqual(told.getvalue(), "")  # this rank is not in it yet
             watchdog.enter(1, lambda: "test_sum(n=3)")
@@ -233,7 +233,7 @@ class TestShrinking(Properties):
     )
     @given(n=NUMBERS)
     def test_failure_while_another_rank_does_not_wait_on_the_network(self, n):
-        property_run.INTERRUPT_TIMEOUT = 2.0
+        property_roles.INTERRUPT_TIMEOUT = 2.0
         if self.rank == 3 and n > 16:
             self.fail("too much")
         if self.rank == 1 and n > 16:

@@ -13,7 +13,7 @@ from kit.outcomes import AccountsResult
 from kit.processes import clean_environ, output_of_python, run_python
 from kit.ranks import Ranks
 
-from torch_testing_ext._hypothesis import hypothesis_internals as hypothesis_internals
+from torch_testing_ext._hypothesis import replayed_examples
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.hypothesis_utils import assume, example, given, replay, settings
 
@@ -90,11 +90,11 @@ class TestReplay(TestCase):
     def test_a_profile_of_the_project_with_our_name_stays(self):
         name, more = "torch_testing_ext_test", hypothesis.settings(max_examples=7)
         with mock.patch.dict(os.environ, HYPOTHESIS_PROFILE=""):
-            hypothesis_internals.choose_search(name)
+            replayed_examples.choose_search(name)
             usual = hypothesis.settings().max_examples
             self.assertEqual(hypothesis.settings.get_profile(name).max_examples, usual)
             hypothesis.settings.register_profile(name, more)
-            hypothesis_internals.choose_search(name)
+            replayed_examples.choose_search(name)
             self.assertEqual(hypothesis.settings.get_profile(name).max_examples, 7)
 
     def test_runs_its_examples_in_order_and_no_others(self):

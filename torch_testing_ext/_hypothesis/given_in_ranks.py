@@ -1,0 +1,93 @@
+"""`given`, `note` and `target` for tests that run in several ranks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+
+from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase, ProcessRanksTestCase
+from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
+
+from . import hypothesis_internals
+from .blueprints import for_rank
+from .property_roles import Leader, Participant
+from .property_run import run_property
+
+__unittest = True
+
+
+def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: `hypothesis.given`, also for tests that run in ranks, which all get the same examples.
+
+    @given(tensor=tensors(), op=sampled_from(["sum", "max"]))
+    def test_reduce(self, tensor, op): ...
+    """
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        """Make the test, whose examples run in all ranks if it runs in one."""
+
+        @functools.wraps(body)
+        def run_example(*args: Any, **arguments: Any) -> Any:
+            """Run one example. Hypothesis may pass `self` as a keyword, too, and refuses results."""
+            drawn = {name: arguments.pop(name) for name in list(arguments) if name not in not_drawn}
+            bound = functools.partial(body, *args, **arguments)
+            if isinstance(Participant.current, Leader):
+                return Participant.current.run_example(bound, drawn)
+            values = {name: for_rank(value, 0) for name, value in drawn.items()}
+            return bound(**values)
+
+        original: Any = hypothesis.given(*positional, **named)
+        prop: Callable[..., None] = original(run_example)
+        not_drawn = inspect.signature(prop).parameters
+
+        @functools.wraps(prop)
+        def test(*args: Any, **kwargs: Any) -> None:
+            hypothesis_internals.copy_decorations(test, prop)
+            case = args[0] if args else None
+            if _is_rank(case):
+                run_property(case, prop, functools.partial(body, *args, **kwargs))
+                return
+            if isinstance(case, RankedTestCase) and not isinstance(case, MultiProcessTestCase):
+                raise TypeError(
+                    f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "
+                    f"{_base_of(case)} would each draw examples of their own"
+                )
+            prop(*args, **kwargs)
+
+        return test
+
+    return decorate
+
+
+def _base_of(case: RankedTestCase) -> str:
+    """The name of our class of test cases with ranks that a test case extends."""
+    common = {RankedTestCase, ProcessRanksTestCase}
+    bases = [cls for cls in type(case).__mro__ if common.intersection(cls.__bases__)]
+    return bases[0].__name__
+
+
+def _is_rank(test: Any) -> bool:
+    return isinstance(test, MultiProcessTestCase) and test.rank != test.MAIN_PROCESS_RANK
+
+
+def note(value: object) -> None:
+    """Print a value with this example if it is reported. Equal notes of several ranks are printed once."""
+    if Participant.current is None:
+        hypothesis.note(value)
+    else:
+        Participant.current.notes.append(str(value))
+
+
+def target(observation: float, label: str = "") -> float:
+    """Make Hypothesis look for examples in which `observation` is large on some rank."""
+    if Participant.current is None:
+        return hypothesis.target(observation, label=label)
+    scores = Participant.current.scores
+    if label in scores:
+        raise ValueError(f"target() was called twice in an example for the label {label!r}")
+    scores[label] = float(observation)
+    return observation
