@@ -174,21 +174,9 @@ def _name(pid: int) -> str:
     return text_of(Path(f"/proc/{pid}/comm")).strip()
 
 
-def ancestors() -> set[str]:
-    """The names of the processes that have started this one, as far as the system shows them."""
-    return {_name(pid) for pid in _ancestors(os.getppid())}
-
-
 def starter(parent: int, names: Iterable[str]) -> int:
     """The process that has started the child of this parent: the next one with such a name, else the parent."""
     return next((pid for pid in _ancestors(parent) if _name(pid) in names), parent)
-
-
-def is_beside_container(name: str) -> bool:
-    """Has the main program of this container this variable, too, but not started this process (kubectl exec)?"""
-    root = list(_ancestors(os.getpid()))[-1]
-    entry = os.fsencode(f"{name}={os.environ.get(name, '')}")
-    return root != 1 and entry in content_of(Path("/proc/1/environ")).split(b"\0")
 
 
 # The number of the first namespace of processes, the same in all kernels.

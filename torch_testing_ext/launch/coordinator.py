@@ -146,13 +146,15 @@ class Meeting(enum.Enum):
 class RoundState:
     """The messages of the ranks about one round.
 
-    Of any round, `left`: when connections of ranks have closed, `done`: ranks that are at the end of their tests.
+    Of any round, `left`: when connections of ranks have closed, `done`: ranks that are at the end of their tests,
+    `absent`: ranks that had not connected when the time of an earlier round to begin was over.
     """
 
     number: int
     world_size: int
     left: dict[int, float]
     done: Container[int] = ()
+    absent: Container[int] = ()
     begun: dict[int, RankBegins] = field(default_factory=dict)
     accounts: dict[int, RankAccount] = field(default_factory=dict)
     # When all had begun.
@@ -230,9 +232,16 @@ class RoundState:
         done = [rank for rank in missing if rank in self.done]
         if done:
             return f"rank {done[0]} of {self.world_size} has ended its tests (-x, or an error before them)"
-        if missing and self.meeting_ends is not None and now >= self.meeting_ends:
+        absent = [rank for rank in missing if rank in self.absent]
+        if absent:
+            return f"rank {absent[0]} of {self.world_size} has not come, and an earlier test has waited for it"
+        if missing and self.is_overdue(now):
             return f"rank {missing[0]} of {self.world_size} did not start {next(iter(names.values()))} in time"
         return ""
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the time of the ranks to begin is over."""
+        return self.meeting_ends is not None and now >= self.meeting_ends
 
     def short_accounts(self) -> tuple[RankAccount | None, ...]:
         """Return the accounts of all ranks without tracebacks and collectives, which only the verdict needs."""
@@ -263,6 +272,8 @@ class RoundState:
 CONNECT_TIMEOUT = peers.LONGEST_WAIT_FOR_IMPORTS
 _IN_STORE = "coordinator"
 _STEP = 0.05
+# A rank that waits for rank 0 longer than that says so.
+_LONGEST_SILENT_WAIT = 10.0
 _STACKS_TIMEOUT = 0.5
 
 
@@ -294,7 +305,9 @@ class Coordinator(threading.Thread):
         self._stacks: dict[int, RankStacks] = {}
         # What rank 0 is to report for each rank that is at the end of its tests.
         self._last_reports: dict[int, tuple[str, ...]] = {}
-        self._round = RoundState(1, self._world_size, {}, self._last_reports)
+        # Ranks for which a round has waited in vain before they have connected.
+        self._absent: set[int] = set()
+        self._round = RoundState(1, self._world_size, {}, self._last_reports, self._absent)
         # The lease of the round's port.
         self._lease = ExitStack()
         self._own_socket = own
@@ -342,6 +355,7 @@ class Coordinator(threading.Thread):
                             raise EOFError
                         rank = message.rank
                         self._ranks[rank] = channel
+                        self._absent.discard(rank)
                     elif rank is not None:
                         self._on_message(rank, message)
             except Exception as error:
@@ -426,13 +440,17 @@ class Coordinator(threading.Thread):
 
     def _refuse(self, why: str) -> None:
         begun = list(self._round.begun)
+        if self._round.is_overdue(now()):
+            self._absent.update(set(range(self._world_size)) - self._ranks.keys())
+        if self._absent:
+            why = f"{why}. {peers.how_to_unset()}"
         self._next_round()
         self._tell(begun, RoundRefused(why))
 
     def _next_round(self) -> None:
         self._lease.close()
         number = self._round.number + 1
-        self._round = RoundState(number, self._world_size, self._round.left, self._last_reports)
+        self._round = RoundState(number, self._world_size, self._round.left, self._last_reports, self._absent)
 
     def _start(self) -> None:
         self._round.start(now())
@@ -512,9 +530,9 @@ def listen(launched: Launched) -> tuple[socket.socket, CoordinatorAddress, Any]:
             raise WrongRound(f"another process is rank 0 of this launch: {error}") from None
         address = CoordinatorAddress()
     else:
-        store = _store(launched)
+        store = _connect_to_store(launched, now() + CONNECT_TIMEOUT)
         listener = socket.create_server(("", 0))
-        address = CoordinatorAddress(_own_host(), listener.getsockname()[1], os.urandom(16).hex())
+        address = CoordinatorAddress(_own_host(launched), listener.getsockname()[1], os.urandom(16).hex())
         store.set(_IN_STORE, messages.to_json(address))
     listener.listen(launched.world_size)
     return listener, address, store
@@ -523,14 +541,29 @@ def listen(launched: Launched) -> tuple[socket.socket, CoordinatorAddress, Any]:
 def connect(launched: Launched) -> tuple[socket.socket, CoordinatorAddress]:
     """In any other rank: connect with the coordinator. Raises WrongRound."""
     until = now() + CONNECT_TIMEOUT
+    if launched.is_one_machine:
+        return _connect_until(launched, until, CoordinatorAddress)
+    explaining = threading.Timer(_LONGEST_SILENT_WAIT, launched.say, [peers.explain_wait(launched, "rank 0")])
+    explaining.daemon = True
+    explaining.start()
+    try:
+        store = _connect_to_store(launched, until)
+        return _connect_until(launched, until, lambda: _published(store))
+    finally:
+        explaining.cancel()
+
+
+def _connect_until(
+    launched: Launched, until: float, address_of_coordinator: Callable[[], CoordinatorAddress]
+) -> tuple[socket.socket, CoordinatorAddress]:
     while True:
         # Again each time: it may be that of an earlier program in the same ranks.
-        address = CoordinatorAddress() if launched.is_one_machine else _published(launched)
+        address = address_of_coordinator()
         try:
             return _connect_once(launched, address), address
         except OSError as error:
             if now() > until:
-                raise _not_found(launched, error) from None
+                raise _not_found(str(error)) from None
         time.sleep(_STEP)
 
 
@@ -549,35 +582,76 @@ def _connect_once(launched: Launched, address: CoordinatorAddress) -> socket.soc
     return sock
 
 
-def _published(launched: Launched) -> CoordinatorAddress:
-    store = _store(launched)
+def _published(store: Any) -> CoordinatorAddress:
     try:
         address: CoordinatorAddress = messages.from_json(store.get(_IN_STORE), messages.by_name(CoordinatorAddress))
         return address
     except RuntimeError as error:
         # For one, torch's DistStoreError.
-        raise _not_found(launched, error) from None
+        raise _not_found(str(error)) from None
 
 
-def _not_found(launched: Launched, error: Exception) -> WrongRound:
+def _not_found(why: str) -> WrongRound:
     return WrongRound(
-        f"rank 0 of this launch was not found within {CONNECT_TIMEOUT:.0f} s ({error}). {peers.how_to_unset()}"
+        f"rank 0 of this launch was not found within {CONNECT_TIMEOUT:.0f} s ({why}). {peers.how_to_unset()}"
     )
 
 
-def _store(launched: Launched) -> Any:
+def _connect_to_store(launched: Launched, until: float) -> Any:
+    """The store in which ranks on several machines find the coordinator. Raises WrongRound.
+
+    In a thread, since torch's store waits without a limit for one who has accepted its connection and says nothing.
+    """
+    if not launched.store_host or not launched.store_port.isdecimal():
+        raise WrongRound(
+            "this launch has several machines, whose ranks meet at MASTER_ADDR and MASTER_PORT: torchrun sets "
+            "these; with srun or mpirun, set them to the machine of rank 0 and a port that is free there"
+        )
+    makes_it = launched.rank == 0 and not launched.has_store
+    address = f"{launched.store_host}:{launched.store_port}"
+    if not makes_it:
+        _wait_for_listener(launched, until)
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def connect() -> None:
+        from torch_testing_ext._torch import process_state
+
+        host, port = launched.store_host, int(launched.store_port)
+        try:
+            answers.put(process_state.launcher_store(host, port, makes_it, max(1.0, until - now())))
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=connect, name="torch_testing_ext store", daemon=True).start()
     try:
-        return peers.store_of(launched)
-    except peers.NoStore as error:
-        raise WrongRound(str(error)) from None
+        answer = answers.get(timeout=max(0.0, until - now()))
+    except queue.Empty:
+        raise _not_found(f"what listens at {address} is no store of torch") from None
+    if isinstance(answer, Exception):
+        first = str(answer).partition("\n")[0] or type(answer).__name__
+        raise _not_found(f"{address}: {first}") from None
+    return answer
 
 
-def _own_host() -> str:
+def _wait_for_listener(launched: Launched, until: float) -> None:
+    """Wait until somebody listens at the address of the store: torch's own store prints long warnings until then."""
+    address = launched.store_host, int(launched.store_port)
+    while True:
+        try:
+            socket.create_connection(address, max(_STEP, until - now())).close()
+            return
+        except OSError as error:
+            if now() > until:
+                raise _not_found(f"{address[0]}:{address[1]}: {error.strerror or error}") from None
+        time.sleep(_STEP)
+
+
+def _own_host(launched: Launched) -> str:
     """The address of rank 0's machine, which need not be that of the store."""
-    address = os.environ["MASTER_ADDR"]
+    address = launched.store_host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # It sends nothing.
-        probe.connect((address, int(os.environ["MASTER_PORT"])))
+        probe.connect((address, int(launched.store_port)))
         own = str(probe.getsockname()[0])
     if own.startswith("127."):
         # The address is a name of this machine, which others know by a real address.
@@ -605,6 +679,8 @@ class Member:
     """This process as one of the ranks: the main thread begins and ends rounds, another one hears the coordinator."""
 
     _current: ClassVar[Member | None] = None
+    # The reason why this process has not met the others: later tests do not wait for them once more.
+    _why_not_met: ClassVar[str] = ""
     # Reports, in any thread, that the test of this process does not return, and ends the session; the process follows.
     report_end: ClassVar[Callable[..., None] | None] = None
 
@@ -613,8 +689,14 @@ class Member:
         """This process as a rank of its launch. Raises WrongRound."""
         launched = this_launch()
         assert launched is not None
+        if cls._why_not_met:
+            raise WrongRound(cls._why_not_met)
         if cls._current is None:
-            cls._current = Member(launched)
+            try:
+                cls._current = Member(launched)
+            except WrongRound as error:
+                cls._why_not_met = str(error)
+                raise
         return cls._current
 
     @classmethod
@@ -624,7 +706,9 @@ class Member:
 
     @classmethod
     def lacks_rank_0(cls) -> bool:
-        """Has the process of rank 0 ended before its session did?"""
+        """Whether this process has not met rank 0, or that process has ended before its session did."""
+        if cls._why_not_met:
+            return True
         return cls._current is not None and cls._current.is_alone and not cls._current._was_heard
 
     def __init__(self, launched: Launched):

@@ -63,6 +63,10 @@ class Launched:
     local_rank: int
     key: str  # the same in all ranks of this launch, and in no others of this machine
     terminal: int = 2  # the descriptor of what was stderr at the start of this process
+    # Where the store of ranks on several machines listens, and whether the launcher has made it; rank 0 does otherwise.
+    store_host: str = ""
+    store_port: str = ""
+    has_store: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str], parent: int | None = None) -> Launched | None:
@@ -78,7 +82,16 @@ class Launched:
                 is_one_machine = variables.is_one_machine(environ, launcher)
                 local_ranks = [environ.get(name, "") for name in (torchrun.local_rank, launcher.local_rank)]
                 local_rank = next(filter(str.isdecimal, local_ranks), numbers[0])
-                return cls(int(numbers[0]), int(numbers[1]), is_one_machine, int(local_rank), _key(environ, parent))
+                return cls(
+                    int(numbers[0]),
+                    int(numbers[1]),
+                    is_one_machine,
+                    int(local_rank),
+                    _key(environ, parent),
+                    store_host=environ.get(variables.ADDRESS, ""),
+                    store_port=environ.get(variables.PORT, ""),
+                    has_store=environ.get(variables.AGENT_STORE) == "True",
+                )
         return None
 
     @property

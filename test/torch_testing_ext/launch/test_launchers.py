@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 import unittest
 from pathlib import Path
@@ -12,7 +11,6 @@ from unittest import mock
 
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process import system
-from torch_testing_ext._torch import process_state
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment, peers
 from torch_testing_ext.launch.environment import Launched
@@ -178,134 +176,18 @@ class PeersTest(unittest.TestCase):
             self.addCleanup(environment.withdraw)
             self.assertSeen(PeerEvidence.PEER)
 
-
-class OtherMachinesTest(unittest.TestCase):
-    """Ranks whose peers are on other machines meet in a store."""
-
-    def setUp(self):
-        lease = leased_port()
-        self.port = lease.__enter__()
-        self.addCleanup(lease.__exit__, None, None, None)
-        self.connections = []
-        self.addCleanup(self.end)
-        # As a process of Slurm sees it.
-        self.programs = set()
-        patched = mock.patch.object(system, "ancestors", lambda: self.programs)
-        patched.start()
-        self.addCleanup(patched.stop)
-
-    def end(self):
-        for connection in self.connections:
-            connection.end_looking(is_rank=False)
-            # While its thread is there, other tests of this process cannot fork ranks.
-            connection.join(30)
-
-    def connection(self, rank, **more):
-        own = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}
-        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), **more}
-        with mock.patch.dict(os.environ, own):
-            connection = peers.StoreConnection(Launched.read(own))
-            connection.start()
-        self.connections.append(connection)
-        return connection
-
-    def wait(self, condition):
-        until = time.monotonic() + 30
-        while not condition():
-            self.assertLess(time.monotonic(), until)
-            time.sleep(0.01)
-
-    def test_two_ranks(self):
-        """Of two agents, one of which has not counted a restart of both."""
-        first = self.connection(0)
-        first.store(30)
-        self.assertFalse(first.is_promising())
-        self.assertFalse(first.has_peer)
-        second = self.connection(2, TORCHELASTIC_RESTART_COUNT="1", MASTER_ADDR="localhost")
-        second.store(30)
-        self.wait(lambda: first.has_peer and second.has_peer)
-
-    def test_a_rank_alone(self):
-        """It does not take what it has left itself for a peer."""
-        first = self.connection(0)
-        first.store(30)
-        again = self.connection(0, TORCHELASTIC_USE_AGENT_STORE="True")
-        again.store(30)
-        # The store of a launcher is there: others may come.
-        self.assertTrue(again.is_promising())
-        self.end()
-        self.assertEqual([first.has_peer, again.has_peer], [False, False])
-
-    def test_a_rank_that_has_gone(self):
-        """The store of a launcher keeps what it has said: it is no peer, and others find each other."""
-        store = process_state.launcher_store("127.0.0.1", self.port, True, 30)
-        store.set("first", "3 gone")
-        with mock.patch.object(peers, "_LONGEST_SILENCE", 0.1):
-            first = self.connection(1, TORCHELASTIC_USE_AGENT_STORE="True")
-            self.wait(lambda: store.get("first").startswith(b"1 "))
-            self.assertFalse(first.has_peer)
-            second = self.connection(2, TORCHELASTIC_USE_AGENT_STORE="True")
-            self.wait(lambda: first.has_peer and second.has_peer)
-
-    def test_ranks_that_are_sure_already(self):
-        """Two of one machine see each other, and wait for the store no more; one of another machine learns it."""
-        first = self.connection(0)
-        first.end_looking(is_rank=True)
-        self.wait(lambda: not first.is_alive())
-        second = self.connection(2)
-        self.wait(lambda: second.has_peer)
-
-    def test_by_hand(self):
-        """Somebody may take a while to start the other rank, if the address means the same on each machine."""
-        # Another way to write 127.0.0.1.
-        address = {"MASTER_ADDR": "0x7f000001"}
-        with mock.patch.object(peers, "_is_own", return_value=False):
-            elsewhere = self.connection(1, **address)
-            self.wait(lambda: "refused" in elsewhere.describe())
-        here = self.connection(1, **address)
-        self.wait(lambda: "refused" in here.describe())
-        self.assertEqual([elsewhere.is_promising(), here.is_promising()], [True, False])
-        with mock.patch.object(system, "is_beside_container", return_value=True):
-            self.assertFalse(elsewhere.is_promising())
-        self.end()
-        first = self.connection(0, **address)
-        first.store(30)
-        self.assertTrue(first.is_promising())
-
-    def test_nobody_listens(self):
-        connection = self.connection(1)
-        self.wait(lambda: "refused" in connection.describe())
-        self.assertFalse(connection.is_promising())
-        self.programs.add("slurmstepd")
-        self.assertTrue(connection.is_promising())
-
-    def test_somebody_else_listens(self):
-        """A server that says nothing: torch's store waits for its answer without a limit."""
-        has_answered = threading.Event()
-
-        def launcher_store(*_):
-            has_answered.wait()
-            raise RuntimeError("Ping failed\nframe #0")
-
-        with (
-            mock.patch.object(process_state, "launcher_store", launcher_store),
-            socket.create_server(("127.0.0.1", self.port)) as listener,
-        ):
-            connection = self.connection(1)
-            listener.accept()[0].close()
-            self.wait(lambda: "no store of torch" in connection.describe())
-            with self.assertRaisesRegex(peers.NoStore, f"at 127.0.0.1:{self.port} .*is no store of torch"):
-                connection.store(0)
-            self.assertFalse(connection.is_promising())
-            has_answered.set()
-            connection.join()
-        self.assertFalse(connection.is_promising())
-        self.assertEqual(connection.describe(), f" at 127.0.0.1:{self.port} (Ping failed)")
-
-    def test_no_address(self):
-        connection = self.connection(1, MASTER_PORT="")
-        with self.assertRaisesRegex(peers.NoStore, "MASTER_ADDR and MASTER_PORT: torchrun sets these"):
-            connection.store(0)
+    def test_several_machines(self):
+        """Nobody is looked for on other machines: the first test of the ranks does that."""
+        elsewhere = self.launched(LOCAL_WORLD_SIZE="1")
+        peers.why_no_rank.cache_clear()
+        self.addCleanup(peers.why_no_rank.cache_clear)
+        for launched, expected in ((elsewhere, "^$"), (self.launched(), "no other rank of that launch is running")):
+            with (
+                mock.patch.object(peers, "this_launch", return_value=launched),
+                mock.patch.object(peers, "LONGEST_WAIT_FOR_PEER", 0.0),
+            ):
+                self.assertRegex(peers.why_no_rank(), expected)
+            peers.why_no_rank.cache_clear()
 
 
 if __name__ == "__main__":

@@ -101,6 +101,14 @@ class RoundTest(unittest.TestCase):
         self.begin(0)
         self.meeting(Meeting.COMPLETE)
 
+    def test_a_rank_that_has_not_come_to_an_earlier_round(self):
+        self.round = RoundState(3, 2, {}, absent={0})
+        self.begin(1, timeout=30.0)
+        self.assertIn("rank 0 of 2 has not come", self.round.why_refused(0.0))
+        self.assertFalse(self.round.is_overdue(29.9))
+        self.begin(0)
+        self.meeting(Meeting.COMPLETE)
+
     def test_different_tests(self):
         self.begin(1)
         self.round.on_begin(0, begins("test_y"), 0.0)
