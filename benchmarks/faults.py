@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import messages, user_shell
+from torch_testing_ext._process import messages, notes
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.faults import Drill, fault_of_word
 
@@ -62,7 +62,7 @@ def main():
     began, result = time.monotonic(), unittest.TestResult()
     Program("runs").run(result)
     seconds = time.monotonic() - began
-    (report,) = user_shell.take_notes().sweeps
+    (report,) = notes.take_notes().sweeps
     # When the fork server has ended, its ranks count.
     launch.close()
     cpu = cpu_seconds()

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from launch import Target, with_bytecode
 
-from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process import ends, system
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -279,7 +279,7 @@ def run() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        child_processes.end_children()
+        ends.end_children()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext.upstream.other_projects import PROJECTS
 
 _LEFT_OUT = ("site-packages", "node_modules", "__pycache__")
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m torch_testing
     try:
         import libcst  # noqa: F401
     except ImportError as error:
-        print(f"{prog}: this command needs libcst: {user_shell.install('moving')} ({error})", file=sys.stderr)
+        print(f"{prog}: this command needs libcst: {user_commands.install('moving')} ({error})", file=sys.stderr)
         return 2
     missing = [str(path) for path in options.paths if not path.exists()]
     if missing:

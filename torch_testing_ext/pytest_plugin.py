@@ -26,8 +26,14 @@ from typing import Any
 
 import pytest
 
-# user_shell looks at stdin before pytest takes it away.
-from torch_testing_ext._process import launcher_variables, user_shell, words
+# Before pytest takes stdin away, and plugins start threads, these look at both.
+from torch_testing_ext._process import (
+    early_threads as early_threads,
+    launcher_variables,
+    notes,
+    terminal as terminal,
+    words,
+)
 
 OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
@@ -213,7 +219,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if config.getoption("--sanitize"):
         from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
 
-        user_shell.has_header = True
+        notes.has_header = True
         lines.append(not_of_threads(read_kinds(config.getoption("--sanitize"))))
     if config.getoption(_WORLD) is not None:
         from torch_testing_ext._collectives.failure import describe_world

@@ -15,7 +15,7 @@ from kit.files import write
 from kit.outcomes import outcome_of
 from kit.ranks import OneRank, Ranks, wait_for
 
-from torch_testing_ext._process import messages, user_shell
+from torch_testing_ext._process import messages, notes
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import (
@@ -108,10 +108,10 @@ def drilled(test, *words, **options):
     """Run a test in a drill; its outcome, and what was noted."""
     drill = Drill(tuple(map(fault_of_word, words)), **options)
     setting = json.dumps(messages.encode(drill))
-    user_shell.take_notes()
+    notes.take_notes()
     with mock.patch.dict("os.environ", _TORCH_TESTING_EXT_DRILL=setting):
         seen = outcome_of(test)
-    return seen, user_shell.take_notes().sweeps
+    return seen, notes.take_notes().sweeps
 
 
 def ends(report):
@@ -184,9 +184,9 @@ def invented(plan, counts=(2, 2), happens=True, ending=RankEnding.PASSED):
 
 class InventedRunsTest(unittest.TestCase):
     def report_of(self, run, drill=None):
-        user_shell.take_notes()
+        notes.take_notes()
         verdict = sweep_verdict((drill or Drill((kill(),))).sweep("T.test"), run)
-        return verdict, user_shell.take_notes().sweeps
+        return verdict, notes.take_notes().sweeps
 
     def test_ranks_that_pass_different_numbers_of_points(self):
         verdict, (report,) = self.report_of(lambda plan: (invented(plan, (3, 1)), Verdict(Outcome.PASSED)))

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
-from torch_testing_ext._process.files import source_tree
+from torch_testing_ext._process.source_files import source_tree
 
 _Seen = TypeVar("_Seen")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch_testing_ext._process.files import is_library
+from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 
 from .blocked import RankState, why_not_blocked

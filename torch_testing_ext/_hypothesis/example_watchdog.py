@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from torch_testing_ext._process.child_processes import EventLoop
-from torch_testing_ext._process.messages import Channel, socket_pair
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._torch import flight_recorder
 
 from .groups_of_examples import Connections

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
-from torch_testing_ext._process.messages import Channel, WithDescriptors, socket_pair
+from torch_testing_ext._process.channels import Channel, WithDescriptors, socket_pair
 from torch_testing_ext._process.private_folders import socket_name
 from torch_testing_ext.launch import Cause
 

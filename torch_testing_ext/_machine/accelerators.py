@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext._process import child_processes, own_imports, system
-from torch_testing_ext._process.child_processes import wait_readable
+from torch_testing_ext._process import ends, fork_safety, own_imports, system
+from torch_testing_ext._process.event_loop import wait_readable
 from torch_testing_ext._torch import device_state
 
 from . import device_rules
@@ -199,7 +199,7 @@ def _cuda_driver_is_initialised() -> bool:
 
 def check_to_fork() -> str | None:
     """Make this process safe to fork if possible. Returns why its forks would lack accelerators or a thread, if so."""
-    return unsafe_to_fork() or child_processes.check_by_fork()
+    return unsafe_to_fork() or fork_safety.check_by_fork()
 
 
 # -- the questions: after asking one, a process can no longer fork ranks that use devices
@@ -324,7 +324,7 @@ def ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
     """Let a forked child ask; None where it gave no answer."""
     receive, send = os.pipe()
     # Even with native threads in idle pools (OpenBLAS): the child takes none of their locks.
-    pid = child_processes.fork()
+    pid = fork_safety.fork()
     if pid == 0:
         _answer_and_exit(question, send)
     os.close(send)
@@ -334,10 +334,10 @@ def ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
     if not ready:
         os.kill(pid, signal.SIGKILL)
         # A child that the driver blocks ends when the driver answers.
-        if child_processes.has_ended(pid, _KILL_TIMEOUT):
-            child_processes.wait_for_exit(pid)
+        if ends.has_ended(pid, _KILL_TIMEOUT):
+            ends.wait_for_exit(pid)
         raise DriverDoesNotAnswer
-    if child_processes.wait_for_exit(pid) == EXIT_BAD_FORK:
+    if ends.wait_for_exit(pid) == EXIT_BAD_FORK:
         # This process has initialised the driver before: asking here does no more harm.
         return _ask(question)
     return json.loads(text) if text else None
@@ -370,7 +370,7 @@ def ask_new_interpreter(question: str) -> Any:
             child.kill()
             raise DriverDoesNotAnswer
         text = pipe.read()
-    ended = child_processes.describe_exit(child.wait())
+    ended = ends.describe_exit(child.wait())
     if not text:
         raise RuntimeError(f"cannot count the accelerators: the interpreter that asks for them {ended}")
     return json.loads(text)
@@ -380,7 +380,7 @@ def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new
     """Ask in the way that leaves this process as it is."""
     if device_state.accelerator_is_initialised():
         return _ask(question)
-    may_fork = not child_processes.other_threads() and not device_state.accelerator_is_in_bad_fork()
+    may_fork = not fork_safety.other_threads() and not device_state.accelerator_is_in_bad_fork()
     answer = ask_forked(question) if may_fork else None
     return ask_new_interpreter(question) if answer is None else answer
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._process import words
-from torch_testing_ext._process.files import OwnedFile
+from torch_testing_ext._process.locks import OwnedFile
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder, make_private
 from torch_testing_ext._process.words import size_in_words

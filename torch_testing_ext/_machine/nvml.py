@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from torch_testing_ext._process import child_processes
-from torch_testing_ext._process.child_processes import wait_readable
-from torch_testing_ext._process.messages import Channel, socket_pair
+from torch_testing_ext._process import interpreters
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.event_loop import wait_readable
 
 from .device_rules import DeviceFacts, bare_uuid, entries_of
 
@@ -170,7 +170,7 @@ class NvmlProcess:
             words = [str(other.fileno()), str(os.getpid())]
             search_path = sys.path if path is None else path
             self._process = subprocess.Popen(
-                child_processes.command("_machine.nvml_process", search_path, *words),
+                interpreters.command("_machine.nvml_process", search_path, *words),
                 env=environ,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from torch_testing_ext._process import system, user_shell
-from torch_testing_ext._process.messages import Channel
+from torch_testing_ext._process import system, user_commands
+from torch_testing_ext._process.channels import Channel
 
 from . import nvml
 
@@ -141,7 +141,7 @@ def _load() -> Library | nvml.Answer:
     try:
         pynvml = importlib.import_module("pynvml")
     except ImportError:
-        return nvml.Answer(refusal=f"the package nvidia-ml-py is not installed ({user_shell.install('gpu')})")
+        return nvml.Answer(refusal=f"the package nvidia-ml-py is not installed ({user_commands.install('gpu')})")
     try:
         return Library(pynvml)
     except Exception as error:

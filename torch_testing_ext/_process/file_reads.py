@@ -1,8 +1,4 @@
-"""The files that a process and its forks read, with hashes of their contents: for the selection of affected tests.
-
-An audit hook hashes each file just before it is opened for reading. A change in between makes the hash too old, which
-selects a test too often, never too rarely. Each process appends to one file, so that nothing is lost when it is killed.
-"""
+"""The files that a process and its forks read, with hashes of their contents."""
 
 from __future__ import annotations
 
@@ -12,61 +8,10 @@ import os
 import stat
 import sys
 import time
-from _thread import get_ident
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import child_processes
-
-# --------------------------------------------------------------------------------------------------------------------
-# The audit hook by which a process sees what it reads: files, and the names in folders.
-#
-# This module keeps hashes of a project's files, for the next run; the warm server keeps stamps of all files, for its
-# own life. Libraries that watch files (watchfiles) tell what others write, not what this process reads.
-
-# Paths that begin so are no files: what is read there differs each time.
-NOT_FILES = ("/proc/", "/dev/", "/sys/")
-
-Listener = Callable[..., None]  # takes the name of an event, and its arguments
-
-
-class ReadHook:
-    """Calls functions for audit events of this process and its forks; not for what these functions do themselves."""
-
-    def __init__(self, listeners: Mapping[str, Listener], on_error: Callable[[str], None]):
-        """`on_error`: is called with an event for which a function raises: what has caused the event goes on."""
-        self._listeners, self._on_error = listeners, on_error
-        self._busy: set[int] = set()  # threads that are in the hook
-        sys.addaudithook(self._hook)
-
-    def stop(self) -> None:
-        """Call nothing any more. There is no way to remove a hook."""
-        self._listeners = {}
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Listeners may ask for the frame of the event's cause: it is the second one above their own."""
-        if event in self._listeners and (thread := get_ident()) not in self._busy:
-            self._busy.add(thread)
-            try:
-                self._listeners[event](event, *arguments)
-            except Exception:
-                self._on_error(event)
-            finally:
-                self._busy.discard(thread)
-
-
-def path_of(argument: Any) -> str | None:
-    """The absolute path of an event's argument; None for a descriptor. Without an argument, the working folder."""
-    return None if isinstance(argument, int) else os.path.abspath(os.fsdecode(argument or "."))
-
-
-def may_write(flags: int) -> bool:
-    """Was a file opened for more than reading?"""
-    return bool(flags & os.O_ACCMODE)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The files that were read, with hashes.
+from . import interpreters
+from .read_hook import NOT_FILES, Listener, ReadHook, may_write, path_of
 
 # Stands for the hash of a file that may have changed since it was read.
 CHANGED = "changed"
@@ -172,7 +117,7 @@ class FileReads:
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
         text = repr((program, arguments))
         # These programs read nothing, or have a hook of their own.
-        ours = (_OURS, *child_processes.RUN_FIRST)
+        ours = (_OURS, *interpreters.RUN_FIRST)
         if any(code in text for code in ours):
             return
         if isinstance(program, bytes):
@@ -227,10 +172,10 @@ def begin(record: str, inherited: bool = False) -> None:
     """Write what this process, its forks, and the interpreters that it starts read from now on to a file."""
     start()
     assert _reads is not None
-    ours = [code for code in child_processes.RUN_FIRST if __name__ in code]
+    ours = [code for code in interpreters.RUN_FIRST if __name__ in code]
     for code in ours:
-        child_processes.RUN_FIRST.remove(code)
-    child_processes.RUN_FIRST.append(f"from {__name__} import begin; begin({record!r}, True)")
+        interpreters.RUN_FIRST.remove(code)
+    interpreters.RUN_FIRST.append(f"from {__name__} import begin; begin({record!r}, True)")
     _reads.begin(record, inherited)
 
 

@@ -1,23 +1,21 @@
-"""A host of forks: a process that forks children on request, reports their ends, and ends what they leave running."""
+"""A process that forks children on request, reports their ends, and ends what they leave running.
+
+One thread, one loop, no timers. A host adopts the processes that its children leave behind, and ends everything that
+it has started when its client is gone. Its subclasses say what a child does, which processes a child leaves, and in
+what order they are ended.
+"""
 
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
-from . import child_processes, system
-from .child_processes import EventLoop, ParentLoop, signal_group
-from .messages import Channel
-
-# --------------------------------------------------------------------------------------------------------------------
-# The host.
-#
-# One thread, one loop, no timers. A host adopts the processes that its children leave behind, and ends everything that
-# it has started when its client is gone. Its subclasses say what a child does, which processes a child leaves, and in
-# what order they are ended.
+from . import ends, sessions, system
+from .channels import Channel
+from .event_loop import ParentLoop
+from .signals import signal_group
 
 Received = TypeVar("Received")
 
@@ -89,7 +87,7 @@ class ForkHost(Generic[Received, SomeChild]):
             self.close_inherited()
             run()
 
-        return child_processes.fork_child(be_child, killed_by)
+        return sessions.fork_child(be_child, killed_by)
 
     def close_inherited(self) -> None:
         """In a new child: leave the connections of the host."""
@@ -108,7 +106,7 @@ class ForkHost(Generic[Received, SomeChild]):
 
     def reap_children(self) -> None:
         """Handle the ends of children. Only the end of one that the client has asked for is reported."""
-        for pid, status in child_processes.reap():
+        for pid, status in ends.reap():
             at = time.monotonic()
             child = self.children.pop(pid, None)
             if child is not None:
@@ -126,9 +124,9 @@ class ForkHost(Generic[Received, SomeChild]):
     def end_leftovers(self, child: SomeChild, exited: bool) -> tuple[str, ...]:
         """End what a child has left running. Returns descriptions of those that should have ended by themselves."""
         left = self.leftovers(child)
-        grace = child_processes.FOR_HELPERS if exited else self.grace_for_orphans
+        grace = ends.FOR_HELPERS if exited else self.grace_for_orphans
         if left and grace:
-            child_processes.wait_until_gone(left, grace)
+            ends.wait_until_gone(left, grace)
             left = self.leftovers(child)
         descriptions = tuple(self.describe(pid) for pid in left if not system.is_ending(pid))
         self.kill_leftovers(child, left)
@@ -144,47 +142,4 @@ class ForkHost(Generic[Received, SomeChild]):
 
     def end_all(self) -> None:
         """End all children and everything that they have started."""
-        child_processes.end_children()
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The client's side.
-
-# Called when a child has ended, with a description of how it ended.
-Gone = Callable[[str], object]
-
-
-class RequestedChildren:
-    """The children that a client has requested of a host, by number, until it learns that they have ended."""
-
-    def __init__(self, loop: EventLoop):
-        """`loop`: the client's."""
-        self._loop = loop
-        self._gone: dict[int, Gone] = {}
-
-    def request(self, number: int, gone: Gone, channel: Channel[Any], message: Any, *fds: int) -> None:
-        """Send the host a request. `gone` is called at the end of the child, never before this method has returned."""
-        self._gone[number] = gone
-        try:
-            channel.send(message, *fds)
-        except OSError as error:
-            self._loop.after(0.0, partial(self._gone.pop(number), f"could not be started: {error}"))
-
-    def __len__(self) -> int:
-        return len(self._gone)
-
-    def forget(self, number: int) -> bool:
-        """Stop waiting for the end of a child. Returns False if it has ended already."""
-        return self._gone.pop(number, None) is not None
-
-    def on_end(self, number: int, how: str) -> None:
-        """The child has ended: tell the caller that waits for it, if there is one."""
-        gone = self._gone.pop(number, None)
-        if gone is not None:
-            gone(how)
-
-    def take_all(self) -> list[Gone]:
-        """The host is lost, and all children with it: return what is to be called, and wait for none of them."""
-        lost = [*self._gone.values()]
-        self._gone.clear()
-        return lost
+        ends.end_children()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._testing.bases import functions_and_scripts, launched_ranks, rank_accounts
 from torch_testing_ext._testing.bases.distributed_exec import DistributedFixture, DistributedTest
 from torch_testing_ext._testing.bases.invocation import case_of

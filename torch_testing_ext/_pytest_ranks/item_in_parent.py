@@ -16,11 +16,11 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import early_threads, user_commands
 from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.project_settings import CPU, default_devices
-from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._testing.bases import groups_and_devices, invocation, launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
 from torch_testing_ext._testing.bases.tests_in_ranks import expected_imports, job_for_test
@@ -312,7 +312,7 @@ def _run_and_judge(
                     job = _job(item, spec, chosen, plan, item_in_rank.run_in_rank, directory, resources)
                     run = launch.launch_from_here(job, test)
         except launch.CannotStart as error:
-            remedy = user_shell.explain_early_threads() or _REMEDIES
+            remedy = early_threads.explain_early_threads() or _REMEDIES
             raise RankError(str(error) if error.is_refused else f"{error}\n\n{remedy}") from None
         try:
             timeout = _timeout(item, spec, chosen)
@@ -405,9 +405,9 @@ def _name_of(item: Any) -> str:
 def _command(item: Any) -> str:
     if COMMAND in item.stash:
         return str(item.stash[COMMAND])
-    file = user_shell.relative(str(item.path))
+    file = user_commands.relative(str(item.path))
     node = f"{file}::{pytest_internals.name_in_file(item)}"
-    return user_shell.command("-m", "pytest", *invocation.pytest_arguments, node)
+    return user_commands.command("-m", "pytest", *invocation.pytest_arguments, node)
 
 
 # -- the end

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import files, messages
+from torch_testing_ext._process import locks, messages
 from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.helpers.contexts import changed_environment
@@ -536,7 +536,7 @@ class _LiveLog(logging.Handler):
         try:
             text = self.format(record)
             lines = [f"[rank{self._rank}] {line}\n" for line in text.splitlines()]
-            with files.open_locked(self._turn, "a+") as turn:
+            with locks.open_locked(self._turn, "a+") as turn:
                 if turn.read() != self._test:
                     turn.truncate(0)
                     turn.write(self._test)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import terminal
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
 from torch_testing_ext.launch import peers
@@ -39,7 +39,7 @@ def configure(config: pytest.Config) -> None:
     if why:
         # The variables are somebody else's: tests in ranks fail, and say so. The others run.
         if config.getoption("numprocesses", None):
-            os.environ[peers.NO_RANK] = user_shell.to_variable(why)
+            os.environ[peers.NO_RANK] = terminal.to_variable(why)
             config.add_cleanup(_forget_no_rank)
         return
     if config.getoption("numprocesses", None) or os.environ.get("PYTEST_XDIST_WORKER"):

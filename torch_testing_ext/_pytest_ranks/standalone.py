@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import messages, system, user_shell
-from torch_testing_ext._process.child_processes import current_coverage
+from torch_testing_ext._process import messages, notes, system
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._testing.bases import launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.invocation import run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
@@ -152,7 +152,7 @@ def _show(item: Any, received: list[FromStandalone], output: str) -> None:
         _show_report(item, json.loads(reports[-1]))
     rank_warnings.raise_again(message.warning for message in received if message.warning is not None)
     for message in received:
-        user_shell.note_left_running(message.left_running)
+        notes.note_left_running(message.left_running)
     if output.strip():
         item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
 

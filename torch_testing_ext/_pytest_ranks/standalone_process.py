@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from torch_testing_ext._process import messages, system, user_shell
+from torch_testing_ext._process import messages, notes, system
 from torch_testing_ext.launch import OwnWarning, own_report
 
 from . import pytest_internals
@@ -88,7 +88,7 @@ class StandaloneReporter:
             self._write(FromStandalone(refusal=report.longreprtext))
 
     def pytest_sessionfinish(self) -> None:
-        self._write(FromStandalone(left_running=user_shell.take_left_running()))
+        self._write(FromStandalone(left_running=notes.take_left_running()))
 
     def pytest_warning_recorded(self, warning_message: Any) -> None:
         self._write(FromStandalone(warning=own_report.pack_warning(warning_message)))

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 from torch_testing_ext._collectives.records import unpack_record
 from torch_testing_ext._machine import machine_resources
-from torch_testing_ext._process import messages, system
-from torch_testing_ext._process.child_processes import EventLoop
-from torch_testing_ext._process.messages import Channel
+from torch_testing_ext._process import messages
+from torch_testing_ext._process.channels import Channel
+from torch_testing_ext._process.event_loop import EventLoop
+from torch_testing_ext._process.stacks import stacks_of_this_process
 
 from . import hang, in_rank, peers
 from .environment import Launched, this_launch
@@ -861,7 +862,7 @@ def _connection(launched: Launched) -> tuple[socket.socket, CoordinatorAddress, 
 
 
 def _stacks() -> str:
-    threads = system.stacks_of_this_process().split("\n\n")
+    threads = stacks_of_this_process().split("\n\n")
     return "\n\n".join(thread for thread in threads if __file__ not in thread and __file__ not in thread)
 
 

@@ -21,9 +21,9 @@ from torch_testing_ext._process import (
     launcher_variables,
     launcher_variables as variables,
     messages,
+    notes,
     project_settings,
     system,
-    user_shell,
 )
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.faults import Drill
@@ -202,7 +202,7 @@ def _check_network() -> None:
             # It sends nothing.
             probe.connect(("127.0.0.1", 9))
         except OSError as error:
-            user_shell.warn_user(
+            notes.warn_user(
                 f"ranks will not be able to connect, as nothing on this machine reaches 127.0.0.1 ({error.strerror}). "
                 f"{system.NO_LOOPBACK}"
             )

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from torch_testing_ext._process import child_processes, system
-from torch_testing_ext._process.child_processes import signal_group
+from torch_testing_ext._process import ends, interpreters, sessions, system
+from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
-from torch_testing_ext._process.messages import Channel, LineBuffer, unexpected
+from torch_testing_ext._process.messages import LineBuffer, unexpected
+from torch_testing_ext._process.signals import signal_group
 
 from . import in_rank as in_rank
 from .in_rank import Job, Named, UnknownName
@@ -252,7 +253,7 @@ def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream
     try:
         return os.posix_spawn(
             sys.executable,
-            child_processes.command("launch.in_rank", job.context.path, *words),
+            interpreters.command("launch.in_rank", job.context.path, *words),
             environ,
             file_actions=to_stream if stream is not None else (),
             setsigmask=(),
@@ -308,7 +309,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
         finally:
             if self._client_is_gone is None:
                 # SIGTERM, which comes as soon as its main thread has ended.
-                child_processes.wait_until_gone([self._about.parent], 0.5)
+                ends.wait_until_gone([self._about.parent], 0.5)
             if self._client_is_gone or os.getppid() != self._about.parent:
                 shutil.rmtree(self._about.directory, ignore_errors=True)
             os._exit(0)
@@ -525,7 +526,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
             signal_group(pid, signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-        child_processes.wait_until_gone(left)
+        ends.wait_until_gone(left)
 
     # -- work while there is nothing else to do
 
@@ -576,7 +577,7 @@ def main() -> NoReturn:
     (first,) = messages
     assert isinstance(first, Serve)
     sys.argv[:] = first.argv
-    child_processes.start_session(first.parent, signal.SIGTERM)
+    sessions.start_session(first.parent, signal.SIGTERM)
     begin(client, first)
 
 

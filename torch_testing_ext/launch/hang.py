@@ -25,7 +25,7 @@ from torch_testing_ext._collectives.findings import (
 )
 from torch_testing_ext._collectives.records import Call, RankRecord, SeenError
 from torch_testing_ext._process import system
-from torch_testing_ext._process.files import is_harness, is_library, source_text, source_tree
+from torch_testing_ext._process.source_files import is_harness, is_library, source_text, source_tree
 from torch_testing_ext._process.words import MOST_LINES, few, list_of
 
 from .own_report import RankEnding

@@ -27,9 +27,11 @@ from typing import Any, NoReturn
 from torch_testing_ext._collectives.blocked import RankState, state_of_process
 from torch_testing_ext._collectives.records import pack_record
 from torch_testing_ext._collectives.sanitizer_kinds import AGAIN, SanitizeKind
-from torch_testing_ext._process import child_processes, files, messages, system
-from torch_testing_ext._process.files import ModulePlace
-from torch_testing_ext._process.user_shell import UserTerminal, working_folder
+from torch_testing_ext._process import importing, messages, running_coverage, sessions, signals, system
+from torch_testing_ext._process.importing import ModulePlace
+from torch_testing_ext._process.stacks import write_on_request, write_stacks
+from torch_testing_ext._process.terminal import UserTerminal
+from torch_testing_ext._process.user_commands import working_folder
 from torch_testing_ext.faults import FaultPlan
 
 from . import own_report, terminal_turns
@@ -184,11 +186,11 @@ class Named:
             raise UnknownName(f"module {self.module} has no file to import it from")
         place = ModulePlace.of(self.file)
         if place.name == (full_name or name):
-            files.forget_stdlib_test_package(place)
-            files.import_packages(place)
+            importing.forget_stdlib_test_package(place)
+            importing.import_packages(place)
         try:
-            return files.import_file(name, self.file, full_name=full_name)
-        except files.NoModule as error:
+            return importing.import_file(name, self.file, full_name=full_name)
+        except importing.NoModule as error:
             raise UnknownName(str(error)) from None
 
 
@@ -542,7 +544,7 @@ def run_and_exit(
     code = ERROR_EXIT_CODE
     account = AccountWriter(file)
     try:
-        child_processes.detach(stream)
+        sessions.detach(stream)
         context = job.context_of(rank, account, inherited)
         context.enter()
         _listen(job, rank, link)
@@ -558,12 +560,12 @@ def run_and_exit(
             # A queue sends what it was given.
             with suppress(BaseException):
                 util._run_finalizers()
-        child_processes.exit_now(code)
+        sessions.exit_now(code)
 
 
 def _save_coverage() -> None:
     """Save what coverage has measured in this rank, which ends without the exit handler that would do so."""
-    coverage = child_processes.current_coverage()
+    coverage = running_coverage.current_coverage()
     if coverage is not None:
         with suppress(BaseException):  # whatever happens, a forked rank must not go on
             coverage.stop()
@@ -574,7 +576,7 @@ def main() -> NoReturn:
     """Run a rank that is a new interpreter: `python -c "... main()" FILE RANK ACCOUNT LINK PARENT`."""
     file = sys.argv[1]
     rank, account_fd, link_fd, parent = map(int, sys.argv[2:6])
-    child_processes.start_session(parent, signal.SIGKILL)
+    sessions.start_session(parent, signal.SIGKILL)
     job: Job = pickle.loads(Path(file).read_bytes())
     job.context.apply()
     stream = None if job.debug_rank == rank else 1
@@ -643,8 +645,8 @@ def _listen(job: Job, rank: int, link: socket.socket) -> None:
     faulthandler.unregister(system.DUMP_STACKS_NOW)
     signal.signal(system.DUMP_STACKS_NOW, lambda *_: None)
     signal.set_wakeup_fd(link.fileno(), warn_on_full_buffer=False)
-    file = system.write_on_request(job.stacks(rank), chain=True)
-    child_processes.unblock()
+    file = write_on_request(job.stacks(rank), chain=True)
+    signals.unblock()
     # Where the watchdog of NCCL writes what it knows. A name that a test chooses counts before this one.
     os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(job.directory / "nccl_trace_rank_"))
     # gloo aborts a rank that gets more data than it expects. What it has issued is then told by nobody else.
@@ -675,7 +677,7 @@ def _answer(target: Path, in_flight: Path, file: int, link: socket.socket, stops
             # The process that started this rank is gone.
             return
         if ASK_STACKS in asked:
-            system.write_stacks(file)
+            write_stacks(file)
             with suppress(OSError):
                 link.send(STACKS_DONE)
         if ASK_COLLECTIVES in asked:

@@ -40,8 +40,7 @@ from torch_testing_ext._collectives.findings import (
 )
 from torch_testing_ext._collectives.proof import suspected_creation
 from torch_testing_ext._collectives.records import RankRecord
-from torch_testing_ext._process.child_processes import describe_exit, signal_name
-from torch_testing_ext._process.files import is_library, source_text
+from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import (
     cut,
     cut_middle,
@@ -50,6 +49,8 @@ from torch_testing_ext._process.logs import (
     without_colours,
     without_own_number,
 )
+from torch_testing_ext._process.signals import signal_name
+from torch_testing_ext._process.source_files import is_library, source_text
 from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, grouped, list_of
 from torch_testing_ext.faults import FaultPlan
 

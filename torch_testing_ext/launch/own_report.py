@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages, system
-from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, is_harness, source_tree
+from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind
 from torch_testing_ext._process.launcher_variables import ADDRESS, is_loopback
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.user_shell import Peaks
+from torch_testing_ext._process.notes import Peaks
+from torch_testing_ext._process.source_files import is_harness, source_tree
 from torch_testing_ext._process.words import EndWords
 
 # --------------------------------------------------------------------------------------------------------------------

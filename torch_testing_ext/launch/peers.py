@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-from torch_testing_ext._process import launcher_variables as variables, system, user_shell
+from torch_testing_ext._process import launcher_variables as variables, system, terminal, user_commands
 
 from . import environment
 from .environment import Launched, this_launch
@@ -44,7 +44,7 @@ def why_no_rank() -> str:
         return ""
     # Programs that a test starts look for themselves.
     known = os.environ.pop(NO_RANK, None)
-    why_not = user_shell.from_variable(known) if known else _wait_for_peer(launched)
+    why_not = terminal.from_variable(known) if known else _wait_for_peer(launched)
     if why_not:
         environment.withdraw()
     return why_not
@@ -109,7 +109,7 @@ def _names() -> list[tuple[str, str]]:
 def how_to_unset() -> str:
     """Say how to run the same command without the variables of this launch."""
     unset = " ".join(f"-u {name}" for pair in _names() for name in pair)
-    return f"Unless a launcher has started this process, run: env {unset} {user_shell.command(*sys.orig_argv[1:])}"
+    return f"Unless a launcher has started this process, run: env {unset} {user_commands.command(*sys.orig_argv[1:])}"
 
 
 def _as_set(launched: Launched) -> str:

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.failure import LANES_FILE, RankLane
 from torch_testing_ext._collectives.records import RawRecord, calls_of, unpack_record
-from torch_testing_ext._process import child_processes, messages, system, user_shell
+from torch_testing_ext._process import messages, system
+from torch_testing_ext._process.ends import AFTER_SIGTERM
 from torch_testing_ext._process.logs import content_of, tail, text_of
+from torch_testing_ext._process.notes import note_memory
 from torch_testing_ext.faults import FaultPlan
+from torch_testing_ext.launch import grace_periods
 
 from . import start, terminal_turns
 from .environment import read_settings
@@ -146,15 +149,15 @@ class WatchRules:
 
 
 # Processes that this package has started.
-OWN_PROCESSES = WatchRules(child_processes.AFTER_FAILURE, child_processes.AFTER_DEATH, child_processes.AFTER_SKIP)
+OWN_PROCESSES = WatchRules(grace_periods.AFTER_FAILURE, grace_periods.AFTER_DEATH, grace_periods.AFTER_SKIP)
 # Processes that a test has started. Nothing but their exit codes may say how they have ended.
-FOREIGN_PROCESSES = WatchRules(child_processes.AFTER_FAILURE, child_processes.AFTER_FAILURE, takes_stacks=False)
+FOREIGN_PROCESSES = WatchRules(grace_periods.AFTER_FAILURE, grace_periods.AFTER_FAILURE, takes_stacks=False)
 # Processes that a launcher has started. It ends all of them when it has seen one end, so that one is named soon.
 LAUNCHED_PROCESSES = WatchRules(
-    after_failure=child_processes.AFTER_FAILURE_FOR_GOOD,
-    after_death=child_processes.AFTER_FAILURE_FOR_GOOD,
-    after_skip=child_processes.AFTER_FAILURE_FOR_GOOD,
-    before_naming_lost=child_processes.AFTER_DEATH,
+    after_failure=grace_periods.AFTER_FAILURE_FOR_GOOD,
+    after_death=grace_periods.AFTER_FAILURE_FOR_GOOD,
+    after_skip=grace_periods.AFTER_FAILURE_FOR_GOOD,
+    before_naming_lost=grace_periods.AFTER_DEATH,
     ends_ranks=False,
 )
 
@@ -215,7 +218,7 @@ class RankWatch:
         # The end of the time that running ranks get since others have ended.
         self.grace_ends: float | None = None
         self.has_failed = False
-        self.stacks_timeout = child_processes.FOR_STACKS
+        self.stacks_timeout = grace_periods.FOR_STACKS
         # When to look next whether ranks wait for each other; None: never.
         self.look_due: float | None = None
         # When the first rank was lost.
@@ -244,7 +247,7 @@ class RankWatch:
         elif self.expected.decides(report):
             self.has_failed = True
             has_died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
-            self.stacks_timeout = child_processes.FOR_STACKS_AFTER_DEATH if has_died else child_processes.FOR_STACKS
+            self.stacks_timeout = grace_periods.FOR_STACKS_AFTER_DEATH if has_died else grace_periods.FOR_STACKS
             self._grant(at + (self.rules.after_death if has_died else self.rules.after_failure))
 
     def on_restart(self, rank: int) -> None:
@@ -335,7 +338,7 @@ class RankWatch:
             return Step(WatchAction.END)
         if self._is_killed:
             return Step(WatchAction.WAIT)
-        until = self._terminated + child_processes.AFTER_SIGTERM
+        until = self._terminated + AFTER_SIGTERM
         return Step(WatchAction.WAIT, until) if now < until else Step(WatchAction.KILL)
 
     def _end_of_waiting(self) -> float | None:
@@ -587,7 +590,7 @@ class RankWatcher:
     def evidence(self, note: str) -> RankEvidence:
         """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
         reports = tuple(self._with_nccl(report) for report in self.records.reports())
-        user_shell.note_memory(report.account.memory for report in reports if report.account is not None)
+        note_memory(report.account.memory for report in reports if report.account is not None)
         return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note)
 
     def _with_nccl(self, report: RankReport) -> RankReport:

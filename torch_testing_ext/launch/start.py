@@ -20,10 +20,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._machine import machine_resources
-from torch_testing_ext._process import child_processes, system, user_shell, words
-from torch_testing_ext._process.child_processes import EventLoop, wait_readable
-from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
-from torch_testing_ext._process.user_shell import warn_user
+from torch_testing_ext._process import (
+    ends,
+    fork_safety,
+    interpreters,
+    notes,
+    sessions,
+    system,
+    temporary_folders,
+    words,
+)
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.event_loop import EventLoop, wait_readable
+from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.notes import warn_user
 
 from . import environment, fork_server as fork_server
 from .fork_server import Launch, Preload, StartMethod
@@ -98,14 +108,14 @@ class ForkServerClient:
             machine_resources.forget_leases()
             serves_to_the_end = inherited is None
             if serves_to_the_end:
-                child_processes.leave_connections(theirs.fileno())
+                sessions.leave_connections(theirs.fileno())
             fork_server.begin(Channel(theirs, fork_server.ToServer), about, inherited)
 
         # Not SIGKILL: there may be ranks to end first.
-        return child_processes.fork_child(serve, killed_by=signal.SIGTERM)
+        return sessions.fork_child(serve, killed_by=signal.SIGTERM)
 
     def _spawn(self, theirs: socket.socket, about: fork_server.Serve) -> int:
-        command = child_processes.command("launch.fork_server", sys.path, str(theirs.fileno()))
+        command = interpreters.command("launch.fork_server", sys.path, str(theirs.fileno()))
         self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self.send(about)
         return self._popen.pid
@@ -120,7 +130,7 @@ class ForkServerClient:
             return "it ended while it was getting ready (its error is printed above)"
         if self._hello.unsafe or self.method is not fork_server.StartMethod.FORK:
             return self._hello.unsafe
-        return child_processes.check_after_fork()
+        return fork_safety.check_after_fork()
 
     def send(self, message: fork_server.ToServer) -> None:
         self._channel.send(message)
@@ -151,7 +161,7 @@ class ForkServerClient:
                 if run in self.runs:
                     self.runs[run].on_restarted(rank, pid)
             case fork_server.Exited(run, rank, exit):
-                user_shell.note_left_running(f"rank {rank}: {process}" for process in exit.leftovers)
+                notes.note_left_running(f"rank {rank}: {process}" for process in exit.leftovers)
                 if run in self.runs:
                     self.runs[run].exits[rank] = exit
             case fork_server.Dumped(run):
@@ -183,9 +193,9 @@ class ForkServerClient:
 
     def _reap(self) -> str:
         """Wait until it has ended. Returns how it ended."""
-        code = child_processes.wait_for_exit(self.pid) if self._popen is None else self._popen.wait()
+        code = ends.wait_for_exit(self.pid) if self._popen is None else self._popen.wait()
         self._reaped = code is not None
-        return "ended" if code is None else child_processes.describe_exit(code)
+        return "ended" if code is None else ends.describe_exit(code)
 
     def close(self) -> None:
         """End the server and everything that it started. It would also end when the connection closes."""
@@ -322,7 +332,7 @@ class Launcher:
             # The fork server removes it.
             return Path(tempfile.mkdtemp(prefix=prefix))
         # A rank of a launcher has no fork server. It is killed when another rank fails, or ends without exit handlers.
-        return self._kept.enter_context(child_processes.temporary_folder(prefix))
+        return self._kept.enter_context(temporary_folders.temporary_folder(prefix))
 
     def _close_at_exit(self) -> None:
         if self.owner == os.getpid():
@@ -440,7 +450,7 @@ class Launcher:
     def _why_not_forked(self) -> str | None:
         if not self._inherits:
             return "its ranks must not inherit from it"
-        return child_processes.was_forked() or child_processes.prepare_to_fork()
+        return fork_safety.was_forked() or fork_safety.prepare_to_fork()
 
     def _warn_once(self, text: str, reason: str) -> None:
         if (text, reason) not in self._warned:

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_testing_ext._process import files
-from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process import locks
+from torch_testing_ext._process.terminal import UserTerminal
 
 from .own_report import now
 
@@ -62,10 +62,10 @@ class Turns:
 
     def _lock_if_next(self, *ranks: int | None) -> bool:
         """Take the lock, and keep it if the user has called for one of these; None stands for no rank."""
-        files.lock(self._lock)
+        locks.lock(self._lock)
         if self._next() in ranks:
             return True
-        files.unlock(self._lock)
+        locks.unlock(self._lock)
         return False
 
     def _begin(self) -> bool:
@@ -76,7 +76,7 @@ class Turns:
 
     def leave(self) -> None:
         os.utime(self._lock)
-        files.unlock(self._lock)
+        locks.unlock(self._lock)
 
     def give(self, rank: int) -> bool:
         """Let another rank have it next. Returns False if that has ended."""
@@ -124,7 +124,7 @@ def latest(directory: Path) -> float:
     except OSError:
         return 0.0
     try:
-        if files.is_locked(lock):
+        if locks.is_locked(lock):
             return now()
         return now() - max(0.0, time.time() - os.fstat(lock).st_mtime)
     finally:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.records import RankRecord, RawRecord, do_members_agree
-from torch_testing_ext._process import user_shell
-from torch_testing_ext._process.child_processes import describe_exit
+from torch_testing_ext._process import notes
+from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
-from torch_testing_ext._process.user_shell import Peaks
+from torch_testing_ext._process.notes import Peaks
 from torch_testing_ext._process.words import MOST_LINES, EndWords, grouped
 from torch_testing_ext.faults import FaultPlan, PlannedFault, Sweep, SweepCell, SweepEnd, SweepReport
 
@@ -47,7 +47,7 @@ class DevicePeak(NamedTuple):
 
 def forget_memory() -> None:
     """A test begins: forget what its ranks' and this process's predecessors have had."""
-    user_shell.forget_memory()
+    notes.forget_memory()
     forget_memory_of_this_process()
 
 
@@ -433,7 +433,7 @@ def sweep_verdict(sweep: Sweep, run: Callable[[FaultPlan], tuple[Sequence[RankRe
     gone = tuple(f"{each.fault}: there is no such point any more; known to hang: {each.reason}" for each in missing)
     has_none = "" if cells else f"its ranks pass no point of the kind: {sweep.at.where}"
     is_drill = sweep.drill is not None
-    user_shell.note_sweep(SweepReport(tuple(cells), is_drill, has_none, gone, (), tuple(sorted(reached))))
+    notes.note_sweep(SweepReport(tuple(cells), is_drill, has_none, gone, (), tuple(sorted(reached))))
     if sweep.drill is not None and sweep.drill.fails:
         wrong += [(line, Verdict(Outcome.FAILED)) for line in gone]
     lines = [_line(sweep, cell) for cell in cells]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from torch_testing_ext._process import launcher_variables, user_shell
-from torch_testing_ext._process.files import CACHE
+from torch_testing_ext._process import launcher_variables, user_commands
+from torch_testing_ext._process.kept_failures import CACHE
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, project_root
 
 from . import option_sources
@@ -38,7 +38,7 @@ def main(argv: Sequence[str], root: Path, *, as_pytorch: bool = False) -> int:
 
 def _working_folder() -> Path:
     """The folder in which the user stands. Raises CannotRun if it was deleted, or is closed to the user."""
-    why = user_shell.why_no_working_folder()
+    why = user_commands.why_no_working_folder()
     if why:
         raise CannotRun(why)
     return Path.cwd()
@@ -55,7 +55,7 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
     if command == "moving":
         from torch_testing_ext.moving import main as convert
 
-        return convert(words, f"{user_shell.runner_name()} {command}")
+        return convert(words, f"{user_commands.runner_name()} {command}")
     configured = option_sources.read_options(words, os.environ, root, Path.cwd(), command, as_pytorch=as_pytorch)
     match command:
         case "":
@@ -93,10 +93,10 @@ def guarded(do: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except (UsageError, CannotRun) as error:
-        print(f"{user_shell.runner_name()}: {error}", file=sys.stderr)
+        print(f"{user_commands.runner_name()}: {error}", file=sys.stderr)
         return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.OUR_ERROR
     except KeyboardInterrupt:
-        print(f"{user_shell.runner_name()}: interrupted", file=sys.stderr)
+        print(f"{user_commands.runner_name()}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of the output is gone, as in `--list | head`.
@@ -106,7 +106,7 @@ def guarded(do: Callable[[], int]) -> int:
         # stderr may be what is broken.
         with suppress(OSError):
             traceback.print_exc()
-            print(f"{user_shell.runner_name()}: internal error; this is not a test failure", file=sys.stderr)
+            print(f"{user_commands.runner_name()}: internal error; this is not a test failure", file=sys.stderr)
         if isinstance(error, OSError):
             _discard_stdout()
         return ExitCode.OUR_ERROR

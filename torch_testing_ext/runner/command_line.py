@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.project_settings import read_boolean
 from torch_testing_ext._process.words import NEAR
 
@@ -38,7 +38,7 @@ class CommandSpec:
 
 COMMANDS = {
     "init": CommandSpec("set up a project, and run its first test"),
-    user_shell.SHOW: CommandSpec(
+    user_commands.SHOW: CommandSpec(
         "print the full reports of failures",
         "[options] [NAME ...]",
         "Print the full report of each failure of the latest run, or of the tests NAME.",
@@ -182,7 +182,7 @@ class _Arguments:
 
     def print_help(self, level: Level) -> NoReturn:
         """Print the options of this level and those before, and exit."""
-        usage = [user_shell.runner(), *([self._name] if self._name else [])]
+        usage = [user_commands.runner(), *([self._name] if self._name else [])]
         parser = _Parser(
             usage=" ".join([*usage, self._command.usage if self._command else "[options] [NAME ...]"]),
             description=self._command.description if self._command else "Run distributed tests in parallel.",

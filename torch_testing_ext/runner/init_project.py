@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import shell_words, user_commands
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext.runner.scheduling.selection import files_below, relative_to
 
@@ -32,7 +32,7 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
     if argv:
         if argv[0] not in ("-h", "--help"):
             raise UsageError(f"init takes no arguments: leave out {argv[0]}")
-        print(f"usage: {user_shell.runner()} init\n\n{_template('help.txt')}", end="")
+        print(f"usage: {user_commands.runner()} init\n\n{_template('help.txt')}", end="")
         return ExitCode.PASSED
     try:
         root = root.resolve()
@@ -163,7 +163,7 @@ def _run_first(files: Sequence[str], root: Path, main: Main) -> int:
             code = main(["--list=json", name], root)
         if code == ExitCode.PASSED:
             test = json.loads(listing.getvalue())["tests"][0]["id"]
-            print(f"\n{user_shell.runner()} {user_shell.test_as_argument(test)}", flush=True)
+            print(f"\n{user_commands.runner()} {shell_words.test_as_argument(test)}", flush=True)
             return main([test], root)
     # The runner says what is wrong with them.
     return main([], root)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from torch_testing_ext._collectives.failure import FailureView, RankLane, WorldView
 from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
-from torch_testing_ext._process.user_shell import KitWarning
+from torch_testing_ext._process.notes import KitWarning
 from torch_testing_ext._process.words import EndWords
 from torch_testing_ext.faults import KnownHang, SweepReport
 

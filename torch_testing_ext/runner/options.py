@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN, read_kinds
-from torch_testing_ext._process import messages, project_settings, system, user_shell
-from torch_testing_ext._process.files import CACHE
+from torch_testing_ext._process import messages, project_settings, shell_words, system, user_commands
+from torch_testing_ext._process.kept_failures import CACHE
 from torch_testing_ext._process.project_settings import (
     count,
     count_or_zero,
@@ -23,7 +23,7 @@ from torch_testing_ext._process.project_settings import (
     read_seconds,
     root_of_checkout,
 )
-from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE, UserTerminal
 from torch_testing_ext.faults import KINDS, Drill, fault_of_word
 
 from .model import KnownFile, Policy
@@ -266,17 +266,17 @@ class Options:
     @property
     def command(self) -> str:
         """The command that reruns a test whose name is appended to it."""
-        words = [user_shell.runner()]
+        words = [user_commands.runner()]
         if not self.drop_in:
             words += self._of_cache
-        words += [f"-m {user_shell.quote(expression)}" for expression in self.marks]
+        words += [f"-m {shell_words.quote(expression)}" for expression in self.marks]
         values = {"cluster": self.cluster, "fake-accelerators": self.fake_accelerators, "world": self.world}
-        words += [f"--{name} {user_shell.quote(str(value))}" for name, value in values.items() if value is not None]
+        words += [f"--{name} {shell_words.quote(str(value))}" for name, value in values.items() if value is not None]
         if self.ranks_per_gpu > 1:
             words.append(f"--ranks-per-gpu {self.ranks_per_gpu}")
         root = self.drop_in_root
         places = (root,) if root is not None and is_checkout(root) else self.drop_in
-        words += [f"--drop-in {user_shell.quote(str(place))}" for place in places]
+        words += [f"--drop-in {shell_words.quote(str(place))}" for place in places]
         if self.sanitize is not None:
             words.append(f"--sanitize={self.sanitize}")
         if self.sanitize_order is OrderHazard.FAIL:
@@ -291,16 +291,16 @@ class Options:
             return []
         of_drill = {field: getattr(self, field) for field in OPTION_TABLE if field.startswith("drill")}
         texts = {f: str(getattr(v, "value", v)) for f, v in of_drill.items() if v != getattr(Options, f)}
-        return [f"{OPTION_TABLE[field].flags[0]} {user_shell.quote(text)}" for field, text in texts.items()]
+        return [f"{OPTION_TABLE[field].flags[0]} {shell_words.quote(text)}" for field, text in texts.items()]
 
     @property
     def show_command(self) -> str:
         """The command that shows all about the failure of a test of this run, whose name is appended to it."""
-        words = [user_shell.runner(), user_shell.SHOW]
+        words = [user_commands.runner(), user_commands.SHOW]
         if self.journal is None:
             words += self._of_cache
         else:
-            words.append(f"--journal {user_shell.quote(os.path.relpath(self.journal))}")
+            words.append(f"--journal {shell_words.quote(os.path.relpath(self.journal))}")
         return " ".join(words)
 
     @property
@@ -308,7 +308,7 @@ class Options:
         cache = os.path.relpath(self.cache)
         if cache == CACHE:
             return []
-        return [f"--cache {user_shell.quote(cache)}"]
+        return [f"--cache {shell_words.quote(cache)}"]
 
     def command_of(self, repetition: int, command: str | None = None) -> str:
         """The command, or another one, for a test of this repetition: with the delays that it has had."""
@@ -345,10 +345,10 @@ class Options:
 
     def environment_of_debugger(self) -> dict[str, str]:
         """The settings by which processes of tests find the user's terminal, or know why they have none."""
-        terminal = UserTerminal(why_not=f"run it with a debugger: {self.command} --pdb {user_shell.TEST}")
+        terminal = UserTerminal(why_not=f"run it with a debugger: {self.command} --pdb {NAME_OF_TEST}")
         if self.pdb:
             terminal = replace(UserTerminal.here(), stop_in=self.debug_rank if self.trace else None)
-        return {user_shell.SETTING: terminal.written(), "TORCH_TESTING_EXT_DEBUG_RANK": ""}
+        return {TERMINAL_VARIABLE: terminal.written(), "TORCH_TESTING_EXT_DEBUG_RANK": ""}
 
     def require_terminal(self) -> None:
         """Raises UsageError if a debugger is wanted and has no terminal."""

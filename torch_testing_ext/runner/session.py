@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext.runner.scheduling.earlier_runs import Affected, EarlierRuns
 from torch_testing_ext.runner.scheduling.leases import Inventory, Priority, typical_seconds
@@ -578,7 +578,7 @@ def _print_errors(summary: Summary, reporters: Reporters) -> None:
     errors += [f"internal error in a report; this is not a test failure:\n{error}" for error in reporters.errors]
     with suppress(OSError, ValueError):
         for error in errors:
-            print(f"{user_shell.runner_name()}: {error}", file=sys.stderr)
+            print(f"{user_commands.runner_name()}: {error}", file=sys.stderr)
 
 
 def exit_code_with(reporters: Reporters, code: ExitCode) -> ExitCode:

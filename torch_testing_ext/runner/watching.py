@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from torch_testing_ext._process import file_reads, system
-from torch_testing_ext._process.messages import Channel, socket_pair
+from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext.runner.engine.signals_and_keys import keys
 from torch_testing_ext.runner.report.text import is_terminal
 from torch_testing_ext.runner.scheduling.earlier_runs import Affected, EarlierRuns

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process import interpreters
 from torch_testing_ext._testing.bases import invocation
 from torch_testing_ext.launch import ERROR_EXIT_CODE, Expected, Outcome, RankEnding, RankReport, Verdict
 
@@ -283,7 +283,7 @@ def install() -> None:
         return
     sys.meta_path.insert(0, _Finder())
     after_loading.append(rebase_classes)
-    child_processes.RUN_FIRST.append(f"from {__name__} import install; install()")
+    interpreters.RUN_FIRST.append(f"from {__name__} import install; install()")
     invocation.verdict_note = remark_on_failure
     for pair in mapping.MIRRORED:
         if pair.theirs in sys.modules:

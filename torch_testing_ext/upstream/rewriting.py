@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 
 from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, Side, UserError, module_on, moved_name, source_of, split_name
 from .other_projects import Project
@@ -36,7 +36,7 @@ try:
         QualifiedNameProvider,
     )
 except ImportError as error:
-    raise UserError(f"this command needs libcst: {user_shell.install('upstream')} ({error})") from None
+    raise UserError(f"this command needs libcst: {user_commands.install('upstream')} ({error})") from None
 
 # Functions whose first argument is the dotted name of a module or of something in a module.
 TAKE_A_NAME = {"patch", "dict", "multiple", "import_module", "__import__", "importorskip", "find_spec", "resolve_name"}

@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import Any
 
-from torch_testing_ext._process.file_reads import NOT_FILES, ReadHook, may_write, path_of
+from torch_testing_ext._process.read_hook import NOT_FILES, ReadHook, may_write, path_of
 
 # No file system that we know has times coarser than a second: a younger file could change without a trace.
 _COARSEST = 2.0

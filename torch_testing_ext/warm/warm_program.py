@@ -357,8 +357,8 @@ _FIRST_FREE = 3
 FAR = 200
 # The seed of torch, where it does not seed itself by chance.
 _FIXED_SEED = 67280421310721
-_FORK_SAFETY = "torch_testing_ext._process.child_processes"
-_TERMINAL = "torch_testing_ext._process.user_shell"
+_FORK_SAFETY = "torch_testing_ext._process.fork_safety"
+_TERMINAL = "torch_testing_ext._process.terminal"
 
 Tell = Callable[[StartedAgain], object]
 # The device and inode of a file, the device that it is, and how it is open.

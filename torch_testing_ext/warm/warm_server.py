@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 
-from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process import ends, system
 from torch_testing_ext._process.private_folders import socket_name
 
 from . import server_link, warm_program
@@ -101,7 +101,7 @@ def keep_program(client: socket.socket, close_its: Callable[[], object], leads: 
         server_link.signal_news(client)
         _watch(client, pid, pid if leads else supervisor)
         if adopts:
-            child_processes.end_children()
+            ends.end_children()
     finally:
         os._exit(0)
 
@@ -379,7 +379,7 @@ def reap_children() -> None:
     """Have children that end leave nothing behind."""
 
     def reap_all(number: int, frame: object) -> None:
-        for _ in child_processes.reap():
+        for _ in ends.reap():
             pass
 
     signal.signal(signal.SIGCHLD, reap_all)

@@ -141,7 +141,7 @@ MISMATCH = subject(__file__, "mismatch.py")
 CROSSED = subject(__file__, "crossed_groups.py")
 TALKATIVE = """
 import unittest, sys
-from torch_testing_ext._process.user_shell import warn_user
+from torch_testing_ext._process.notes import warn_user
 class T(unittest.TestCase):
     def say(self, number):
         warn_user("ranks are slow", f"of Thread-{number}")

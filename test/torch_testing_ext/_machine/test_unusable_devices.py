@@ -14,8 +14,8 @@ import torch
 from kit.with_accelerators import in_a_fork
 
 from torch_testing_ext._machine import accelerators, cuda, flags
-from torch_testing_ext._process import child_processes
-from torch_testing_ext._process.messages import Channel, socket_pair
+from torch_testing_ext._process import ends, fork_safety
+from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._torch import device_state
 from torch_testing_ext.runner.processes import preloaded_server, worker_messages
 
@@ -69,14 +69,14 @@ def cuda_that_shows(count, by_nvml=2, error="No CUDA GPUs are available"):
 def counted():
     """What the preloaded server answers a run."""
     own, other = socket_pair()
-    pid = child_processes.fork()
+    pid = fork_safety.fork()
     if pid == 0:
         preloaded_server._count_devices(Channel(other, worker_messages.Nothing))
     other.close()
     channel = Channel(own, worker_messages.DevicesCounted)
     (answer,) = channel.receive()
     channel.close()
-    return answer, child_processes.wait_for_exit(pid)
+    return answer, ends.wait_for_exit(pid)
 
 
 class TestCounting(unittest.TestCase):

@@ -13,14 +13,10 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._process import child_processes, files, logs, system
-from torch_testing_ext._process.child_processes import (
-    EventLoop,
-    SignalReader,
-    describe_exit,
-    signal_name,
-    wait_readable,
-)
+from torch_testing_ext._process import ends, files, logs, sessions, signals, system
+from torch_testing_ext._process.ends import describe_exit
+from torch_testing_ext._process.event_loop import EventLoop, wait_readable
+from torch_testing_ext._process.signals import SignalReader, signal_name
 from torch_testing_ext.common_utils import run_tests
 
 
@@ -135,7 +131,7 @@ class TestSignals(unittest.TestCase):
         self.assertEqual((signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)), before)
 
     def test_they_are_blocked_around_a_fork(self) -> None:
-        with child_processes.blocked():
+        with signals.blocked():
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
             self.assertLessEqual({signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}, blocked)
         self.assertEqual(signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM}, set())
@@ -145,16 +141,16 @@ class TestSignals(unittest.TestCase):
             with self.subTest(leads=leads):
                 process = subprocess.Popen(["sleep", "1000"], start_new_session=leads)
                 if leads:
-                    child_processes.signal_group(process.pid, signal.SIGKILL)
+                    signals.signal_group(process.pid, signal.SIGKILL)
                 else:
                     with mock.patch("os.killpg", side_effect=ProcessLookupError):
-                        child_processes.signal_group(process.pid, signal.SIGKILL)
+                        signals.signal_group(process.pid, signal.SIGKILL)
                 self.assertEqual(process.wait(10), -signal.SIGKILL)
 
     def test_signalling_a_process_that_has_ended(self) -> None:
         process = subprocess.Popen(["true"])
         process.wait()
-        child_processes.signal_group(process.pid, signal.SIGTERM)
+        signals.signal_group(process.pid, signal.SIGTERM)
 
 
 class TestChildren(unittest.TestCase):
@@ -165,53 +161,52 @@ class TestChildren(unittest.TestCase):
             os.write(writing, b"%d %d" % (os.getsid(0), os.getpid()))
             os._exit(7)
 
-        pid = child_processes.fork_child(report)
+        pid = sessions.fork_child(report)
         os.close(writing)
         with open(reading) as pipe:
             self.assertEqual(pipe.read(), f"{pid} {pid}")
-        self.assertEqual(child_processes.wait_for_exit(pid), 7)
+        self.assertEqual(ends.wait_for_exit(pid), 7)
 
     def test_an_exception_in_a_child_ends_it(self) -> None:
         with mock.patch("traceback.print_exc"):
-            pid = child_processes.fork_child(lambda: 1 / 0)
-        self.assertEqual(child_processes.wait_for_exit(pid), 1)
+            pid = sessions.fork_child(lambda: 1 / 0)
+        self.assertEqual(ends.wait_for_exit(pid), 1)
 
     def test_a_child_dies_with_its_parent(self) -> None:
         code = (
             "import os, signal, sys, threading\n"
-            "from torch_testing_ext._process import child_processes\n"
-            "from torch_testing_ext._process import child_processes\n"
+            "from torch_testing_ext._process import sessions, signals\n"
             "def wait():\n"
-            "    child_processes.unblock()\n"
+            "    signals.unblock()\n"
             "    threading.Event().wait()\n"
-            "print(child_processes.fork_child(wait), flush=True)\n"
+            "print(sessions.fork_child(wait), flush=True)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         pid = int(done.stdout)
-        child_processes.wait_until_gone([pid], 10)
+        ends.wait_until_gone([pid], 10)
         self.assertFalse(_is_alive(pid))
 
     def test_reaping_gives_each_child_once(self) -> None:
-        pids = {child_processes.fork_child(lambda code=code: os._exit(code)): code for code in (3, 4)}
+        pids = {sessions.fork_child(lambda code=code: os._exit(code)): code for code in (3, 4)}
         for pid in pids:
-            self.assertTrue(child_processes.has_ended(pid, 10))
-        ended = {pid: os.waitstatus_to_exitcode(status) for pid, status in child_processes.reap() if pid in pids}
+            self.assertTrue(ends.has_ended(pid, 10))
+        ended = {pid: os.waitstatus_to_exitcode(status) for pid, status in ends.reap() if pid in pids}
         self.assertEqual(ended, pids)
-        self.assertIsNone(child_processes.wait_for_exit(next(iter(pids))))
+        self.assertIsNone(ends.wait_for_exit(next(iter(pids))))
 
     def test_a_process_that_has_not_ended(self) -> None:
-        pid = child_processes.fork_child(lambda: threading.Event().wait())
-        self.assertFalse(child_processes.has_ended(pid, 0.01))
+        pid = sessions.fork_child(lambda: threading.Event().wait())
+        self.assertFalse(ends.has_ended(pid, 0.01))
         os.kill(pid, signal.SIGKILL)
-        self.assertEqual(child_processes.wait_for_exit(pid), -signal.SIGKILL)
+        self.assertEqual(ends.wait_for_exit(pid), -signal.SIGKILL)
 
     def test_all_children_except_the_kept_ones_are_ended(self) -> None:
         known = set(system.children(os.getpid()))
         kept, other = (subprocess.Popen(["sleep", "1000"], start_new_session=True) for _ in range(2))
         while not Path(f"/proc/{other.pid}/cmdline").read_bytes():  # Popen returns a moment before exec has set it
             time.sleep(0.001)
-        ended = child_processes.end_children(known | {kept.pid})
+        ended = ends.end_children(known | {kept.pid})
         self.assertEqual(ended, [f"pid {other.pid}: sleep 1000"])
         self.assertTrue(_is_alive(kept.pid))
         kept.kill()
@@ -310,7 +305,7 @@ class TestEndingProcesses(unittest.TestCase):
 class WithoutProcTest(unittest.TestCase):
     def test_connections_stay(self):
         with mock.patch.object(os, "listdir", side_effect=FileNotFoundError):
-            child_processes.leave_connections(0)
+            sessions.leave_connections(0)
 
 
 if __name__ == "__main__":

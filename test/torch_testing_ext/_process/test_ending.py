@@ -5,7 +5,7 @@ import subprocess
 import sys
 import unittest
 
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process import ends
 from torch_testing_ext.common_utils import run_tests
 
 LONG = 60.0
@@ -21,7 +21,7 @@ class TestEscalation(unittest.TestCase):
             waited.append(seconds)
             return next(answers)
 
-        child_processes.escalate(have_ended, signals.append, by_itself=2.0, after_sigterm=0.5)
+        ends.escalate(have_ended, signals.append, by_itself=2.0, after_sigterm=0.5)
         return signals, waited
 
     def test_each_step_only_if_the_one_before_was_not_enough(self):
@@ -37,7 +37,7 @@ class TestEnd(unittest.TestCase):
         )
         with process:
             process.stdout.readline()
-            return child_processes.end(process, **times)
+            return ends.end(process, **times)
 
     def test_by_sigterm(self):
         self.assertEqual(self.end("", after_sigterm=LONG), -signal.SIGTERM)
@@ -47,12 +47,12 @@ class TestEnd(unittest.TestCase):
 
     def test_by_itself(self):
         with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
-            self.assertEqual(child_processes.end(process, by_itself=LONG, after_sigterm=0.0), 3)
+            self.assertEqual(ends.end(process, by_itself=LONG, after_sigterm=0.0), 3)
 
     def test_one_that_has_ended(self):
         with subprocess.Popen([sys.executable, "-c", ""]) as process:
             process.wait()
-            self.assertEqual(child_processes.end(process, after_sigterm=0.0), 0)
+            self.assertEqual(ends.end(process, after_sigterm=0.0), 0)
 
 
 if __name__ == "__main__":

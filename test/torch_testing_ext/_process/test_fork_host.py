@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from torch_testing_ext._process import child_processes, system
-from torch_testing_ext._process.child_processes import EventLoop, signal_group
-from torch_testing_ext._process.fork_host import Child, Exit, ForkHost, RequestedChildren
-from torch_testing_ext._process.messages import Channel, socket_pair
+from torch_testing_ext._process import sessions, signals, system
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.ends import wait_for_exit, wait_until_gone
+from torch_testing_ext._process.event_loop import EventLoop
+from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
+from torch_testing_ext._process.requested_children import RequestedChildren
+from torch_testing_ext._process.signals import signal_group
 from torch_testing_ext.common_utils import run_tests
 
 
@@ -50,8 +53,8 @@ class Over:
 
 
 def be_child(message: Begin) -> NoReturn:
-    child_processes.detach(None)
-    child_processes.unblock()
+    sessions.detach(None)
+    signals.unblock()
     if message.leaves:
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
     while message.code is None:
@@ -76,7 +79,7 @@ class Sleepers(ForkHost[Begin | KillAll, Child]):
     def kill_leftovers(self, child: Child, left: list[int]) -> None:
         for pid in left:
             signal_group(pid, signal.SIGKILL)
-        child_processes.wait_until_gone(left)
+        wait_until_gone(left)
 
 
 class TestForkHost(unittest.TestCase):
@@ -91,8 +94,8 @@ class TestForkHost(unittest.TestCase):
             Sleepers(Channel(theirs, Begin | KillAll)).serve()
             os._exit(0)
 
-        self.host = child_processes.fork_child(serve, killed_by=signal.SIGTERM)
-        self.addCleanup(child_processes.wait_for_exit, self.host)
+        self.host = sessions.fork_child(serve, killed_by=signal.SIGTERM)
+        self.addCleanup(wait_for_exit, self.host)
         self.addCleanup(signal_group, self.host, signal.SIGTERM)
         theirs.close()
 
@@ -125,7 +128,7 @@ class TestForkHost(unittest.TestCase):
         (begun,) = self.receive(1)
         assert isinstance(begun, Begun)
         self.channel.close()
-        self.assertEqual(child_processes.wait_for_exit(self.host), 0)
+        self.assertEqual(wait_for_exit(self.host), 0)
         self.assertFalse(os.path.exists(f"/proc/{begun.pid}"))
 
 

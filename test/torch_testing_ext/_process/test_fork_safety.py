@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from kit.files import subject
 
-from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext.common_utils import run_tests
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +38,7 @@ class ThreadsTest(unittest.TestCase):
         thread.daemon = True
         thread.start()
         try:
-            return child_processes.prepare_to_fork(), child_processes.check_after_fork()
+            return fork_safety.prepare_to_fork(), fork_safety.check_after_fork()
         finally:
             done.set()
             if isinstance(thread, threading.Timer):
@@ -59,14 +59,14 @@ class ThreadsTest(unittest.TestCase):
             thread = threading.Thread(target=int)
             thread.start()
             thread.join()
-            self.assertEqual((child_processes.prepare_to_fork(), child_processes.check_after_fork()), (None, None))
+            self.assertEqual((fork_safety.prepare_to_fork(), fork_safety.check_after_fork()), (None, None))
 
     def test_the_watchdog_of_pytest_ends(self) -> None:
         """That of `faulthandler_timeout`, which this process has with any timeout."""
         self.addCleanup(faulthandler.cancel_dump_traceback_later)
         faulthandler.dump_traceback_later(3600, file=sys.__stderr__)
-        self.assertIn("1 native threads", str(child_processes.check_after_fork()))
-        self.assertEqual((child_processes.prepare_to_fork(), child_processes.check_after_fork()), (None, None))
+        self.assertIn("1 native threads", str(fork_safety.check_after_fork()))
+        self.assertEqual((fork_safety.prepare_to_fork(), fork_safety.check_after_fork()), (None, None))
 
     def check_with_thread(self, name: bytes) -> str | None:
         """A thread of Python's `_thread` module takes the name that it asks for."""
@@ -80,7 +80,7 @@ class ThreadsTest(unittest.TestCase):
         _thread.start_new_thread(run, ())
         named.wait()
         try:
-            return child_processes.check_after_fork()
+            return fork_safety.check_after_fork()
         finally:
             done.set()
 
@@ -99,7 +99,7 @@ class ThreadsTest(unittest.TestCase):
         self.assertIn("1 native threads", str(self.check_with_thread(b"other")))
         pid = os.fork()
         if pid == 0:
-            child_processes.mark_fork_safe()
+            fork_safety.mark_fork_safe()
             os._exit(system.threads())
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), system.cores())
 

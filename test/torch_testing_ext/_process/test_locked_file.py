@@ -5,8 +5,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from torch_testing_ext._process import files
-from torch_testing_ext._process.files import OwnedFile
+from torch_testing_ext._process import locks
+from torch_testing_ext._process.locks import OwnedFile
 
 
 class TestLockedFile(unittest.TestCase):
@@ -17,43 +17,43 @@ class TestLockedFile(unittest.TestCase):
 
     def test_one_writer_or_many_readers(self) -> None:
         with self.path.open("w") as first, self.path.open() as second, self.path.open() as third:
-            self.assertTrue(files.try_lock(first))
-            self.assertFalse(files.try_lock(second))
-            self.assertFalse(files.try_lock(second, shared=True))
-            self.assertTrue(files.is_locked(second))
-            files.unlock(first)
-            self.assertTrue(files.try_lock(second, shared=True))
-            self.assertTrue(files.try_lock(third, shared=True))
-            self.assertFalse(files.try_lock(first))
-            self.assertFalse(files.is_locked(first))
+            self.assertTrue(locks.try_lock(first))
+            self.assertFalse(locks.try_lock(second))
+            self.assertFalse(locks.try_lock(second, shared=True))
+            self.assertTrue(locks.is_locked(second))
+            locks.unlock(first)
+            self.assertTrue(locks.try_lock(second, shared=True))
+            self.assertTrue(locks.try_lock(third, shared=True))
+            self.assertFalse(locks.try_lock(first))
+            self.assertFalse(locks.is_locked(first))
 
     def test_asking_leaves_no_lock(self) -> None:
         with self.path.open("w") as first, self.path.open() as second:
-            self.assertFalse(files.is_locked(first))
-            self.assertTrue(files.try_lock(second))
+            self.assertFalse(locks.is_locked(first))
+            self.assertTrue(locks.try_lock(second))
 
     def test_opened_is_locked_and_read_from_its_start(self) -> None:
         self.path.write_text("before")
-        with files.open_locked(self.path, "a+") as file, self.path.open() as other:
+        with locks.open_locked(self.path, "a+") as file, self.path.open() as other:
             self.assertEqual(file.read(), "before")
-            self.assertFalse(files.try_lock(other))
+            self.assertFalse(locks.try_lock(other))
         with self.path.open() as other:
-            self.assertTrue(files.try_lock(other))
+            self.assertTrue(locks.try_lock(other))
 
     def test_a_lock_waits_for_the_process_that_has_it(self) -> None:
         reading, writing = os.pipe()
         with self.path.open("w") as file:
-            files.lock(file)
+            locks.lock(file)
             if (child := os.fork()) == 0:
                 with self.path.open() as own:
                     os.write(writing, b"waits")
-                    files.lock(own)
+                    locks.lock(own)
                     os.write(writing, b"locked")
                 os._exit(0)
             self.assertEqual(os.read(reading, 5), b"waits")
             os.set_blocking(reading, False)
             self.assertRaises(BlockingIOError, os.read, reading, 6)
-            files.unlock(file)  # the child has inherited it
+            locks.unlock(file)  # the child has inherited it
         os.set_blocking(reading, True)
         self.assertEqual(os.read(reading, 6), b"locked")
         self.assertEqual(os.waitpid(child, 0)[1], 0)

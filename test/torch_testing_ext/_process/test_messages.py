@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_testing_ext._process import messages
-from torch_testing_ext._process.messages import Channel, WithDescriptors, socket_pair
+from torch_testing_ext._process.channels import Channel, WithDescriptors, socket_pair
 from torch_testing_ext.common_utils import run_tests
 
 

@@ -4,46 +4,54 @@ import contextlib
 import io
 import unittest
 
-from torch_testing_ext._process import user_shell
-from torch_testing_ext._process.user_shell import KitWarning, Notes
+from torch_testing_ext._process.notes import (
+    KitWarning,
+    Notes,
+    forget_memory,
+    note_left_running,
+    note_memory,
+    take_left_running,
+    take_notes,
+    warn_user,
+)
 
 NOTHING = Notes((), (), (), ())
 
 
 class TestOfOneTest(unittest.TestCase):
     def setUp(self) -> None:
-        user_shell.take_notes()
+        take_notes()
 
     def test_notes_are_taken_once(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
-            user_shell.warn_user("ranks are slow", "of Thread-1")
-        user_shell.note_left_running(["rank 0: pid 1: sleep"])
-        user_shell.note_memory([((0, 5, 10),), (), ((1, 6, 20),)])
+            warn_user("ranks are slow", "of Thread-1")
+        note_left_running(["rank 0: pid 1: sleep"])
+        note_memory([((0, 5, 10),), (), ((1, 6, 20),)])
         self.assertEqual(stderr.getvalue(), "torch_testing_ext: ranks are slow, because of Thread-1\n")
-        notes = user_shell.take_notes()
+        notes = take_notes()
         self.assertEqual(notes.warnings, (KitWarning("ranks are slow", "of Thread-1"),))
         self.assertEqual(notes.left_running, ("rank 0: pid 1: sleep",))
         self.assertEqual(notes.memory, (((0, 5, 10),), ((1, 6, 20),)))
-        self.assertEqual(user_shell.take_notes(), NOTHING)
+        self.assertEqual(take_notes(), NOTHING)
 
     def test_a_warning_is_noted_if_stderr_is_closed(self) -> None:
         closed = io.StringIO()
         closed.close()
         with contextlib.redirect_stderr(closed):
-            user_shell.warn_user("lost")
-        self.assertEqual([str(warning) for warning in user_shell.take_notes().warnings], ["lost"])
+            warn_user("lost")
+        self.assertEqual([str(warning) for warning in take_notes().warnings], ["lost"])
 
     def test_a_fixture_takes_the_processes_alone(self) -> None:
-        user_shell.note_left_running(["a"])
-        user_shell.note_memory([((0, 5, 10),)])
-        self.assertEqual(user_shell.take_left_running(), ("a",))
-        self.assertEqual(user_shell.take_notes(), Notes((), (), (((0, 5, 10),),), ()))
+        note_left_running(["a"])
+        note_memory([((0, 5, 10),)])
+        self.assertEqual(take_left_running(), ("a",))
+        self.assertEqual(take_notes(), Notes((), (), (((0, 5, 10),),), ()))
 
     def test_the_next_test_does_not_have_the_memory(self) -> None:
-        user_shell.note_left_running(["of a fixture"])
-        user_shell.note_memory([((0, 5, 10),)])
-        user_shell.forget_memory()
-        self.assertEqual(user_shell.take_notes(), Notes((), ("of a fixture",), (), ()))
+        note_left_running(["of a fixture"])
+        note_memory([((0, 5, 10),)])
+        forget_memory()
+        self.assertEqual(take_notes(), Notes((), ("of a fixture",), (), ()))
 
 
 if __name__ == "__main__":

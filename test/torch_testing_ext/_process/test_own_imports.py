@@ -108,9 +108,9 @@ class TestOwnImports(unittest.TestCase):
 
     def test_a_module_of_ours_is_imported_so(self):
         self.hide("shlex.py")
-        for name in ("shlex", "torch_testing_ext._process.user_shell"):
+        for name in ("shlex", "torch_testing_ext._process.shell_words"):
             sys.modules.pop(name, None)
-        module = importlib.import_module("torch_testing_ext._process.user_shell")
+        module = importlib.import_module("torch_testing_ext._process.shell_words")
         self.assertEqual(module.shlex.quote("a b"), "'a b'")
         self.assertNotIn("shlex", sys.modules)
 

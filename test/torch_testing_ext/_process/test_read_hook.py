@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from torch_testing_ext._process import file_reads
+from torch_testing_ext._process import read_hook
 
 BEGIN = """
 import os, sys, threading
@@ -85,8 +85,8 @@ thread.join()
 
     def test_paths_of_events(self) -> None:
         here = os.getcwd()
-        self.assertEqual([file_reads.path_of(value) for value in (None, "", b"a", 3)], [here, here, f"{here}/a", None])
-        self.assertTrue(file_reads.may_write(os.O_RDWR) and not file_reads.may_write(os.O_CREAT))
+        self.assertEqual([read_hook.path_of(value) for value in (None, "", b"a", 3)], [here, here, f"{here}/a", None])
+        self.assertTrue(read_hook.may_write(os.O_RDWR) and not read_hook.may_write(os.O_CREAT))
 
 
 if __name__ == "__main__":

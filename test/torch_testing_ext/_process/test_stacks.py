@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.files import FolderCase
 
-from torch_testing_ext._process import system
+from torch_testing_ext._process import stacks, system
 from torch_testing_ext.common_utils import run_tests
 
 
@@ -36,7 +36,7 @@ class StacksTest(FolderCase):
         if pid == 0:
             try:
                 system.die_with(parent, signal.SIGKILL)
-                system.write_on_request(path)
+                stacks.write_on_request(path)
                 os.close(writing)
                 function()
             finally:
@@ -67,7 +67,7 @@ class StacksTest(FolderCase):
         pid, path = self.start(computes)
         for _ in range(400):
             text = self.ask(pid, path, system.DUMP_STACKS, "in computes")
-        self.assertNotIn(system.__file__, text)
+        self.assertNotIn(stacks.__file__, text)
 
     def test_of_c_code_with_the_gil(self):
         pid, path = self.start(keeps_the_gil)
@@ -79,7 +79,7 @@ class StacksTest(FolderCase):
         reading, writing = os.pipe()
         os.close(reading)
         os.close(writing)
-        system.write_stacks(writing)
+        stacks.write_stacks(writing)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from unittest import mock
 from kit.processes import output_of_python
 
 import torch_testing_ext
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import early_threads, user_commands
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 
@@ -38,7 +38,7 @@ class ProgramTest(unittest.TestCase):
             mock.patch.object(sys, "executable", str(executable)),
             mock.patch.object(sys, "argv", [str(argv0)]),
         ):
-            command = user_shell.runner()
+            command = user_commands.runner()
             done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
             return command, done.stdout.strip() or done.stderr
 
@@ -84,17 +84,17 @@ class ProgramTest(unittest.TestCase):
 
     def test_extras_are_those_of_the_package(self):
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        for extra, packages in user_shell.EXTRAS.items():
+        for extra, packages in user_commands.EXTRAS.items():
             listed = re.search(rf"(?m)^{extra} = \[(.*)\]$", text)[1]
             self.assertEqual(listed, ", ".join(f'"{one}"' for one in packages))
-            self.assertRegex(user_shell.install(extra), " -m pip install '[a-z-]+>=")
+            self.assertRegex(user_commands.install(extra), " -m pip install '[a-z-]+>=")
 
 
 class EarlyThreadsTest(unittest.TestCase):
     def test_a_thread_that_is_there_before_the_package(self):
         """A new interpreter: sitecustomize runs before everything else."""
         thread = "threading.Thread(target=threading.Event().wait, name='monitor', daemon=True)"
-        code = "from torch_testing_ext._process import user_shell; print(user_shell.explain_early_threads())"
+        code = "from torch_testing_ext._process import early_threads; print(early_threads.explain_early_threads())"
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "sitecustomize.py")
             file.write_text(f"import threading\n{thread}.start()\n")
@@ -103,7 +103,7 @@ class EarlyThreadsTest(unittest.TestCase):
             self.assertIn("each rank in a new interpreter: torchrun --nproc-per-node=N -m pytest FILE", printed)
 
     def test_no_thread(self):
-        self.assertEqual(user_shell.explain_early_threads(), "")
+        self.assertEqual(early_threads.explain_early_threads(), "")
 
 
 if __name__ == "__main__":

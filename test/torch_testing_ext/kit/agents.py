@@ -15,7 +15,7 @@ from kit.files import write
 from kit.processes import clean_environ
 from kit.project import EventRecorder, FinishedRun
 from kit.warm import start_agent
-from torch_testing_ext._process.messages import socket_pair
+from torch_testing_ext._process.channels import socket_pair
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
 from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace

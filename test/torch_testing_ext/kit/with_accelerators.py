@@ -20,7 +20,7 @@ import torch
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process import ends, fork_safety
 from torch_testing_ext._torch import device_state
 
 from .processes import ROOT
@@ -73,13 +73,13 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(test)
     def in_parent(self: unittest.TestCase) -> None:
         receive, send = os.pipe()
-        pid = child_processes.fork()
+        pid = fork_safety.fork()
         if pid == 0:
             _run_and_exit(functools.partial(test, self), send)
         os.close(send)
         with os.fdopen(receive, encoding="utf-8") as pipe:
             text = pipe.read()
-        code = child_processes.wait_for_exit(pid)
+        code = ends.wait_for_exit(pid)
         if code or text:
             self.fail(text or f"the process of the test ended with code {code}")
 

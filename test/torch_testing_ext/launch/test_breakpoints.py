@@ -11,8 +11,7 @@ from kit.files import FolderCase, subject
 from kit.processes import clean_environ, end
 from kit.warm import run_warm, start_on_terminal
 
-from torch_testing_ext._process import user_shell
-from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process.terminal import TERMINAL_VARIABLE, UserTerminal, look_again
 from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
 
@@ -132,20 +131,20 @@ class WithoutATerminalTest(FolderCase):
         """Another standard input, as it would be at the start of this process."""
         before = os.dup(0)
         os.dup2(fd, 0)
-        user_shell.look_again()
+        look_again()
         try:
             yield
         finally:
             os.dup2(before, 0)
             os.close(before)
-            user_shell.look_again()
+            look_again()
 
     def test_options(self):
         def options(*argv, **environ):
             return read_options(argv, environ, self.root, self.root).options
 
         with open(os.devnull) as nothing, self.stdin(nothing.fileno()), mock.patch.dict(os.environ):
-            for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
+            for name in ("PYTEST_XDIST_WORKER", TERMINAL_VARIABLE):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: there is no terminal"):
@@ -155,12 +154,12 @@ class WithoutATerminalTest(FolderCase):
         self.addCleanup(os.close, terminal)
         path = os.ttyname(terminal)
         with self.stdin(terminal), mock.patch.dict(os.environ):
-            for name in ("PYTEST_XDIST_WORKER", user_shell.SETTING):
+            for name in ("PYTEST_XDIST_WORKER", TERMINAL_VARIABLE):
                 os.environ.pop(name, None)
             for argv, written in ((("--pdb",), f":{path}"), (("--trace", "x", "--debug-rank", "2"), f"2:{path}")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
-                self.assertEqual(chosen.environment_of_debugger()[user_shell.SETTING], written)
+                self.assertEqual(chosen.environment_of_debugger()[TERMINAL_VARIABLE], written)
             self.assertTrue(options(TORCH_TESTING_EXT_DEBUG_RANK="1").pdb)
             os.environ["PYTEST_XDIST_WORKER"] = "gw0"
             self.assertIn("without -n", UserTerminal.here().why_not)

@@ -23,7 +23,7 @@ from kit.settings import environ, timeout
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import system
-from torch_testing_ext._process.child_processes import wait_readable
+from torch_testing_ext._process.event_loop import wait_readable
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import fork_server, start
 from torch_testing_ext.launch.fork_server import StartMethod

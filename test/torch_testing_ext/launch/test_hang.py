@@ -8,7 +8,7 @@ import torch_testing_ext
 from torch_testing_ext._collectives.findings import differences
 from torch_testing_ext._collectives.records import GroupRecord, make_record, pack_record, read_entry, read_raw
 from torch_testing_ext._process import system
-from torch_testing_ext._process.files import source_text
+from torch_testing_ext._process.source_files import source_text
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
 from torch_testing_ext.launch.judging import judge

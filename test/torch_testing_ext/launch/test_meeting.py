@@ -12,7 +12,7 @@ from unittest import mock
 from torch_testing_ext import launch
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process import system
-from torch_testing_ext._process.messages import Channel
+from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._torch import process_state
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import coordinator as coordinator_module, environment, start

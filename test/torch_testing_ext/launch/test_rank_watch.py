@@ -3,9 +3,9 @@
 import unittest
 from dataclasses import replace
 
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process.ends import AFTER_SIGTERM
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Expected, RankEnding, RankReport
+from torch_testing_ext.launch import Expected, RankEnding, RankReport, grace_periods
 from torch_testing_ext.launch.rank_watch import (
     FOREIGN_PROCESSES,
     LAUNCHED_PROCESSES,
@@ -40,7 +40,7 @@ class RankWatchTest(unittest.TestCase):
         self.watch.on_stacks()
         self.next(WatchAction.END, now)
         self.watch.on_terminated(now)
-        killed_at = now + child_processes.AFTER_SIGTERM
+        killed_at = now + AFTER_SIGTERM
         self.next(WatchAction.WAIT, now, killed_at)
         self.next(WatchAction.KILL, killed_at)
         self.watch.on_killed()
@@ -65,7 +65,7 @@ class TestTheWayToTheVerdict(RankWatchTest):
 
     def test_one_fails_and_the_other_runs_on(self):
         self.end(0, RankEnding.FAILED, 1.0)
-        over = 1.0 + child_processes.AFTER_FAILURE
+        over = 1.0 + grace_periods.AFTER_FAILURE
         self.next(WatchAction.WAIT, 1.0, over)
         self.ends_the_rest(over)
         self.assertIs(self.watch.stop, Stop.GRACE_IS_OVER)
@@ -84,8 +84,8 @@ class TestTheWayToTheVerdict(RankWatchTest):
     def test_the_first_of_time_out_and_grace_period_counts(self):
         for failed_at, is_timeout in (
             (TIMEOUT, True),
-            (TIMEOUT - child_processes.AFTER_FAILURE, True),
-            (TIMEOUT - child_processes.AFTER_FAILURE - 0.5, False),
+            (TIMEOUT - grace_periods.AFTER_FAILURE, True),
+            (TIMEOUT - grace_periods.AFTER_FAILURE - 0.5, False),
         ):
             with self.subTest(failed_at):
                 self.begin()
@@ -140,8 +140,8 @@ class TestTheWayToTheVerdict(RankWatchTest):
     def test_foreign_processes_are_ended_without_stacks(self):
         self.begin(FOREIGN_PROCESSES)
         self.end(0, RankEnding.KILLED, 1.0)
-        self.next(WatchAction.WAIT, 1.0, 1.0 + child_processes.AFTER_FAILURE)
-        self.next(WatchAction.END, 1.0 + child_processes.AFTER_FAILURE)
+        self.next(WatchAction.WAIT, 1.0, 1.0 + grace_periods.AFTER_FAILURE)
+        self.next(WatchAction.END, 1.0 + grace_periods.AFTER_FAILURE)
 
     def test_ranks_of_a_launcher_are_not_ended(self):
         self.begin(LAUNCHED_PROCESSES)
@@ -165,7 +165,7 @@ class TestLooking(RankWatchTest):
     def test_nobody_looks_after_a_failure(self):
         self.watch.look_due = 1.5
         self.end(0, RankEnding.FAILED, 1.0)
-        self.next(WatchAction.WAIT, 1.5, 1.0 + child_processes.AFTER_FAILURE)
+        self.next(WatchAction.WAIT, 1.5, 1.0 + grace_periods.AFTER_FAILURE)
 
     def test_others_look_on_after_a_skip(self):
         self.watch.look_due = 1.5
@@ -190,19 +190,19 @@ class TestLostRanks(RankWatchTest):
 
     def test_the_first_is_named_soon(self):
         self.end(0, RankEnding.LOST, 10.0)
-        self.next(WatchAction.WAIT, 10.0, 10.0 + child_processes.AFTER_DEATH)
-        self.next(WatchAction.NAME_LOST, 10.0 + child_processes.AFTER_DEATH)
+        self.next(WatchAction.WAIT, 10.0, 10.0 + grace_periods.AFTER_DEATH)
+        self.next(WatchAction.NAME_LOST, 10.0 + grace_periods.AFTER_DEATH)
         self.watch.on_named()
         self.end(1, RankEnding.LOST, 11.0)
-        self.next(WatchAction.WAIT, 11.0, 10.0 + child_processes.AFTER_FAILURE_FOR_GOOD)
+        self.next(WatchAction.WAIT, 11.0, 10.0 + grace_periods.AFTER_FAILURE_FOR_GOOD)
 
     def test_it_is_named_before_the_grace_period_after_another_ends(self):
         self.end(0, RankEnding.FAILED, 10.0)
-        over = 10.0 + child_processes.AFTER_FAILURE_FOR_GOOD
+        over = 10.0 + grace_periods.AFTER_FAILURE_FOR_GOOD
         self.end(1, RankEnding.LOST, over - 0.1)
-        self.next(WatchAction.NAME_LOST, over - 0.1 + child_processes.AFTER_DEATH)
+        self.next(WatchAction.NAME_LOST, over - 0.1 + grace_periods.AFTER_DEATH)
         self.watch.on_named()
-        self.next(WatchAction.TAKE_STACKS, over - 0.1 + child_processes.AFTER_DEATH)
+        self.next(WatchAction.TAKE_STACKS, over - 0.1 + grace_periods.AFTER_DEATH)
 
     def test_at_the_time_out_nobody_is_named(self):
         self.end(0, RankEnding.LOST, TIMEOUT - 0.1)
@@ -217,7 +217,7 @@ class TestPauses(RankWatchTest):
     def test_so_does_the_grace_period(self):
         self.end(0, RankEnding.KILLED, 1.0)
         self.watch.on_pause(50.0)
-        self.next(WatchAction.WAIT, 50.0, 50.0 + child_processes.AFTER_FAILURE)
+        self.next(WatchAction.WAIT, 50.0, 50.0 + grace_periods.AFTER_FAILURE)
 
     def test_without_a_time_out(self):
         self.begin(timeout=None)
@@ -235,11 +235,11 @@ class TestGrace(unittest.TestCase):
     def test_after_each_ending(self):
         table = {
             RankEnding.PASSED: None,
-            RankEnding.SKIPPED: 10.0 + child_processes.AFTER_SKIP,
-            RankEnding.FAILED: 10.0 + child_processes.AFTER_FAILURE,
-            RankEnding.ERROR: 10.0 + child_processes.AFTER_FAILURE,
-            RankEnding.KILLED: 10.0 + child_processes.AFTER_DEATH,
-            RankEnding.EXITED: 10.0 + child_processes.AFTER_DEATH,
+            RankEnding.SKIPPED: 10.0 + grace_periods.AFTER_SKIP,
+            RankEnding.FAILED: 10.0 + grace_periods.AFTER_FAILURE,
+            RankEnding.ERROR: 10.0 + grace_periods.AFTER_FAILURE,
+            RankEnding.KILLED: 10.0 + grace_periods.AFTER_DEATH,
+            RankEnding.EXITED: 10.0 + grace_periods.AFTER_DEATH,
         }
         for ending, ends in table.items():
             with self.subTest(ending):
@@ -258,12 +258,12 @@ class TestGrace(unittest.TestCase):
     def test_the_first_end_counts(self):
         """A skip gives time, and a death takes it."""
         skip, death = (RankEnding.SKIPPED, 10.0), (RankEnding.KILLED, 12.0)
-        self.assertEqual(self.after(skip, death).grace_ends, 12.0 + child_processes.AFTER_DEATH)
-        self.assertEqual(self.after(death, (RankEnding.FAILED, 12.3)).grace_ends, 12.0 + child_processes.AFTER_DEATH)
+        self.assertEqual(self.after(skip, death).grace_ends, 12.0 + grace_periods.AFTER_DEATH)
+        self.assertEqual(self.after(death, (RankEnding.FAILED, 12.3)).grace_ends, 12.0 + grace_periods.AFTER_DEATH)
 
     def test_stacks_of_ranks_that_wait_for_a_dead_one_take_less_time(self):
-        self.assertEqual(self.after((RankEnding.FAILED, 1.0)).stacks_timeout, child_processes.FOR_STACKS)
-        self.assertEqual(self.after((RankEnding.KILLED, 1.0)).stacks_timeout, child_processes.FOR_STACKS_AFTER_DEATH)
+        self.assertEqual(self.after((RankEnding.FAILED, 1.0)).stacks_timeout, grace_periods.FOR_STACKS)
+        self.assertEqual(self.after((RankEnding.KILLED, 1.0)).stacks_timeout, grace_periods.FOR_STACKS_AFTER_DEATH)
 
 
 if __name__ == "__main__":

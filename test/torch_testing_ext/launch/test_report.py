@@ -19,8 +19,8 @@ from kit.verdicts import report_on
 import torch_testing_ext
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
-from torch_testing_ext._process.child_processes import signal_name
 from torch_testing_ext._process.logs import cut_middle, tail
+from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, kill
 from torch_testing_ext.launch import Cause, RankEnding, RankReport

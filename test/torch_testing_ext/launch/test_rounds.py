@@ -4,9 +4,9 @@ import unittest
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._process import child_processes, messages
+from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict
+from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict, grace_periods
 from torch_testing_ext.launch.coordinator import (
     AskForStacks,
     FromCoordinator,
@@ -150,20 +150,20 @@ class RoundTest(unittest.TestCase):
                 self.setUp()
                 self.run_both()
                 self.end(0, ending, at=10.0)
-                self.assertEqual(self.due(), 10.0 + child_processes.AFTER_FAILURE_FOR_GOOD)
+                self.assertEqual(self.due(), 10.0 + grace_periods.AFTER_FAILURE_FOR_GOOD)
                 self.next(WatchAction.WAIT, 10.0)
-                self.judges_the_rest(10.0 + child_processes.AFTER_FAILURE_FOR_GOOD)
+                self.judges_the_rest(10.0 + grace_periods.AFTER_FAILURE_FOR_GOOD)
                 self.assertFalse(self.round.watch.timed_out)
 
     def test_a_rank_that_leaves_is_named_soon_and_others_get_time(self):
         self.run_both()
         self.round.on_leave(0, 10.0)
         self.next(WatchAction.WAIT, 10.0)
-        self.next(WatchAction.NAME_LOST, 10.0 + child_processes.AFTER_DEATH)
+        self.next(WatchAction.NAME_LOST, 10.0 + grace_periods.AFTER_DEATH)
         self.assertEqual(self.round.lost, [0])
         self.round.watch.on_named()
-        self.next(WatchAction.WAIT, 10.0 + child_processes.AFTER_DEATH)
-        self.judges_the_rest(10.0 + child_processes.AFTER_FAILURE_FOR_GOOD)
+        self.next(WatchAction.WAIT, 10.0 + grace_periods.AFTER_DEATH)
+        self.judges_the_rest(10.0 + grace_periods.AFTER_FAILURE_FOR_GOOD)
 
     def test_a_rank_that_leaves_before_all_have_begun(self):
         self.begin(0, 1)
@@ -171,7 +171,7 @@ class RoundTest(unittest.TestCase):
         self.meeting(Meeting.COMPLETE)
         self.round.start(11.0)
         self.assertEqual(self.round.running, [1])
-        self.next(WatchAction.NAME_LOST, 10.0 + child_processes.AFTER_DEATH)
+        self.next(WatchAction.NAME_LOST, 10.0 + grace_periods.AFTER_DEATH)
 
     def test_a_rank_that_leaves_after_its_test(self):
         self.run_both()

@@ -11,7 +11,7 @@ from kit.processes import clean_environ
 from kit.warm import run_warm
 
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import notes
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.environment import KNOWN_NAMES, Settings, read_settings
@@ -129,11 +129,11 @@ class NetworkTest(unittest.TestCase):
 
     def warned(self):
         environment._check_network.cache_clear()
-        user_shell.take_notes()
+        notes.take_notes()
         with contextlib.redirect_stderr(io.StringIO()):
             environment.common_variables(2, 1)
             environment.common_variables(2, 1)
-        return [str(warning) for warning in user_shell.take_notes().warnings]
+        return [str(warning) for warning in notes.take_notes().warnings]
 
     def test_no_loopback_interface(self):
         with mock.patch.object(environment.socket, "socket") as made:

@@ -23,7 +23,7 @@ from kit.ranks import FourRanks, local_class
 from kit.settings import environ
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import child_processes, system
+from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import in_rank, start
 from torch_testing_ext.launch.fork_server import StartMethod
@@ -254,7 +254,7 @@ class RefusedTest(TestCase):
 
     def test_no_more_processes(self):
         error = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        with mock.patch.object(child_processes, "fork", side_effect=error), nothing_left(self):
+        with mock.patch.object(fork_safety, "fork", side_effect=error), nothing_left(self):
             seen = outcome_of(Reduces("reduces"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("The limit of processes and threads is reached: raise it (ulimit -u", seen.message)

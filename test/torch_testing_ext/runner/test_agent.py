@@ -17,7 +17,7 @@ from kit.files import subject
 from kit.processes import clean_environ, descendants, is_alive
 from kit.warm import start_agent
 
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import model

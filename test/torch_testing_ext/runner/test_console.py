@@ -29,7 +29,7 @@ from kit.invented_runs import (
 
 import torch_testing_ext
 from torch_testing_ext._collectives.failure import FailureView, RankRow, Site, combined
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext.runner.model import (
     FinishedTest,
     Lease,
@@ -299,19 +299,19 @@ class FinalSummaryTest(unittest.TestCase):
             return printed(run_events(finished)).splitlines()[-3]
 
         name = "test/distributed/test_example.py::ExampleTest::test_0 $x"
-        self.assertEqual(command(1), f"  {user_shell.runner()} '{name}'")
-        self.assertEqual(command(30), f"  {user_shell.runner()} --last-failed test/distributed/test_example.py")
+        self.assertEqual(command(1), f"  {user_commands.runner()} '{name}'")
+        self.assertEqual(command(30), f"  {user_commands.runner()} --last-failed test/distributed/test_example.py")
 
     def test_a_stopped_run_counts_unfinished_tests(self):
         left = (a_test("test_b"), a_test("test_c"))
         report = printed([ended([finished_test("test_a", TestOutcome.PASSED)], interrupted=True, unfinished=left)])
         self.assertIn("2 tests did not finish: the run was interrupted\n", report)
         names = "test/distributed/test_example.py::ExampleTest::test_{}"
-        command = f"{user_shell.runner()} {names.format('b')} {names.format('c')}"
+        command = f"{user_commands.runner()} {names.format('b')} {names.format('c')}"
         self.assertIn(f"\nto run them:\n  {command}\n", report)
         many = tuple(a_test(f"test_{n}") for n in range(30))
         report = printed([ended([finished_test("test_a", TestOutcome.FAILED)], interrupted=True, unfinished=many)])
-        self.assertIn(f"\nto rerun them:\n  {user_shell.runner()} test/distributed/test_example.py\n", report)
+        self.assertIn(f"\nto rerun them:\n  {user_commands.runner()} test/distributed/test_example.py\n", report)
 
     def test_nothing_at_all(self):
         report = printed([ended(())])

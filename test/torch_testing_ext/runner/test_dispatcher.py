@@ -1,6 +1,6 @@
 """Tests how waiting units get leases, and how leases end: without processes."""
 
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.engine import Dispatcher, HeldDevice, MemoryReturn
 from torch_testing_ext.runner.model import Test, TestId, Unit

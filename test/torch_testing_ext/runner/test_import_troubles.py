@@ -6,7 +6,7 @@ from unittest import mock
 from kit.processes import descendants
 from kit.project import Project
 
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.processes.file_processes import FileHandle
 

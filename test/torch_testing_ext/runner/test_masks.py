@@ -14,7 +14,7 @@ from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.device_rules import problem_of_mask
 from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, NvmlProcess, all_mig_instances
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, CannotRun, Options, UsageError
@@ -227,7 +227,7 @@ class TestFindingDevices(unittest.TestCase):
         self.assertIsNone(checks)
         (warning,) = warnings
         self.assertIn("device memory is not checked between tests: the package nvidia-ml-py is not installed", warning)
-        self.assertIn(user_shell.install("gpu"), warning)
+        self.assertIn(user_commands.install("gpu"), warning)
 
     def test_mig_without_a_mask(self):
         """Covered on a GPU in MIG mode by the check `masks`."""

@@ -15,8 +15,8 @@ from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
-from torch_testing_ext._process import system, user_shell
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process import notes, system
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.launch import verdict
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.engine.engine import (
@@ -268,12 +268,12 @@ class PeakTest(unittest.TestCase):
     def test_what_ranks_have_said_belongs_to_one_test(self):
         account = launch.RankAccount(launch.RankEnding.PASSED, 0.0, 1.0, memory=((0, 5, 10),))
         verdict.forget_memory()
-        user_shell.note_memory([account.memory, account.memory])
-        self.assertEqual(verdict.highest(user_shell.take_notes().memory), verdict.DevicePeak(10, 20, 2))
-        self.assertIsNone(verdict.highest(user_shell.take_notes().memory))
-        user_shell.note_memory([account.memory])
+        notes.note_memory([account.memory, account.memory])
+        self.assertEqual(verdict.highest(notes.take_notes().memory), verdict.DevicePeak(10, 20, 2))
+        self.assertIsNone(verdict.highest(notes.take_notes().memory))
+        notes.note_memory([account.memory])
         verdict.forget_memory()
-        self.assertIsNone(verdict.highest(user_shell.take_notes().memory))
+        self.assertIsNone(verdict.highest(notes.take_notes().memory))
 
     def test_in_words(self):
         attempt = make_attempt(

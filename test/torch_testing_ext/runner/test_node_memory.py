@@ -40,9 +40,9 @@ AGENT = """
 import sys
 from pathlib import Path
 from torch_testing_ext._machine.machine_resources import MachineMemory
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process import sessions
 from torch_testing_ext.runner.cluster import agent
-child_processes.exit_now(agent.serve(MachineMemory(Path(sys.argv[1]))))
+sessions.exit_now(agent.serve(MachineMemory(Path(sys.argv[1]))))
 """
 LIMIT = 2 << 30
 

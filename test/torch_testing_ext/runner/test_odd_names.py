@@ -11,7 +11,7 @@ from kit.invented import make_test
 from kit.processes import ROOT, clean_environ
 from kit.warm import run_warm
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import shell_words
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.selection import Selection
 
@@ -69,7 +69,7 @@ class OddNamesCase(FolderCase):
         self.words = self.root / "words"
         python = self.root / "bin/python"
         python.parent.mkdir()
-        python.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {user_shell.quote(str(self.words))}\n")
+        python.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {shell_words.quote(str(self.words))}\n")
         python.chmod(0o755)
 
     def write(self, name, source=SOURCE):

@@ -20,7 +20,7 @@ from kit.runs import ROOT, RunsCase
 from kit.warm import run_warm
 
 from torch_testing_ext._collectives.failure import height
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._testing.bases import invocation
 from torch_testing_ext.runner.cli import main
 
@@ -81,7 +81,7 @@ class OneScreenCase(RunsCase):
         try:
             with contextlib.redirect_stdout(said):
                 code = main(list(argv), self.root)
-                return code, said.getvalue().replace(user_shell.runner(), "python run_test.py")
+                return code, said.getvalue().replace(user_commands.runner(), "python run_test.py")
         finally:
             os.chdir(before)
 

@@ -9,7 +9,7 @@ import unittest.mock
 
 from kit.files import FolderCase
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext.launch import environment
 from torch_testing_ext.runner.command_line import COMMANDS, setting_name
 from torch_testing_ext.runner.option_sources import PREFIX, read_options, show_options
@@ -329,9 +329,9 @@ class LayersTest(OptionsCase):
         other, alone = self.file("checkout/test/test_y.py"), self.file("test_z.py")
         options = self.options("--drop-in", str(inside), "checkout/test/test_y.py")
         self.assertEqual((options.drop_in_root, options.tests, options.names), (inside.parents[2], (inside, other), ()))
-        self.assertEqual(options.command, f"{user_shell.runner()} --drop-in {inside.parents[2]}")
+        self.assertEqual(options.command, f"{user_commands.runner()} --drop-in {inside.parents[2]}")
         self.assertEqual(self.options("--drop-in", "test_z.py").drop_in_root, alone.parent)
-        self.assertEqual(self.options("--drop-in", "test_z.py").command, f"{user_shell.runner()} --drop-in {alone}")
+        self.assertEqual(self.options("--drop-in", "test_z.py").command, f"{user_commands.runner()} --drop-in {alone}")
 
     def test_names_of_a_drop_in(self):
         one, folder = self.file("folder/test_x.py"), self.root.resolve() / "folder"
@@ -353,7 +353,7 @@ class LayersTest(OptionsCase):
         options = self.options("--drop-in", "a", "--drop-in", "b", "test_y")
         self.assertEqual((options.drop_in, options.names), ((root / "a", root / "b"), ("test_y",)))
         self.assertEqual((options.tests, options.drop_in_root), ((one.parent, two.parent), root))
-        self.assertEqual(options.command, f"{user_shell.runner()} --drop-in {root}/a --drop-in {root}/b")
+        self.assertEqual(options.command, f"{user_commands.runner()} --drop-in {root}/a --drop-in {root}/b")
         self.assertEqual(self.options("--drop-in", "a/test_x.py", "--drop-in", "b").tests, (one, two.parent))
 
     def test_wrong_drop_ins(self):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from kit.files import subject
 
-from torch_testing_ext._process.files import import_file
+from torch_testing_ext._process.importing import import_file
 from torch_testing_ext._testing.bases import unittest_and_pytest
 from torch_testing_ext._testing.bases.unittest_and_pytest import pytest_style_tests
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile

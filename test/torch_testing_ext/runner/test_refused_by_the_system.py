@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._process.fork_host import RequestedChildren
-from torch_testing_ext._process.messages import socket_pair
+from torch_testing_ext._process.channels import socket_pair
+from torch_testing_ext._process.requested_children import RequestedChildren
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause

@@ -19,7 +19,7 @@ from torch_testing_ext._machine.machine_resources import (
     default_folder,
     leased_by_ancestors,
 )
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.runner.engine.other_runs import OtherRuns
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.leases import Leases, make_inventory

@@ -13,7 +13,7 @@ from kit.processes import heed_ctrl_c
 from kit.project import Project
 from kit.runs import RunsCase
 
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.engine.running_unit import Deadlines
@@ -71,7 +71,7 @@ class TestStatus(TestCase):
         self.assertEqual(ran.outcomes, {"test_ranks": "timeout", "test_alone": "timeout"})
         attempt = ran["test_ranks"]
         self.assertIn("where the running ranks are:", attempt.said)
-        self.assertIn(f"run again:  {user_shell.runner()} ", attempt.said)
+        self.assertIn(f"run again:  {user_commands.runner()} ", attempt.said)
         self.assertEqual([log.output for log in attempt.ranks], ["rank 0 waits\n", ""])
         self.assertIn("in wait_for_the_other", attempt.ranks[0].stacks)
 

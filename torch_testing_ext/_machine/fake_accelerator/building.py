@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
-from torch_testing_ext._process import files
+from torch_testing_ext._process import locks
 
 from . import LIBRARY_FOLDER
 
@@ -180,9 +180,9 @@ def library_folder(cache: Path, announce: Callable[[str], None]) -> Path:
 @contextmanager
 def _locked(lock: Path, announce: Callable[[str], None]) -> Iterator[None]:
     with lock.open("w") as file:
-        if not files.try_lock(file):
+        if not locks.try_lock(file):
             announce("waiting for another process, which builds the fake accelerator")
-            files.lock(file)
+            locks.lock(file)
         yield
 
 

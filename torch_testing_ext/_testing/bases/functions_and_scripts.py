@@ -31,11 +31,11 @@ from torch_testing_ext._collectives.records import RawRecord, unpack_record
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_rules import masks_for
-from torch_testing_ext._process import child_processes, messages, system, user_shell
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process import ends, messages, system, user_commands
 from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN, without_launch
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.project_settings import AUTO, default_devices
+from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases import groups_and_devices, launched_ranks, rank_accounts, ranked_test_case
 from torch_testing_ext._testing.bases.invocation import CommandEnd, run_limited
@@ -116,7 +116,7 @@ def _in_ranks(
     def start(make_job: Callable[..., launch.Job]) -> launch.Run:
         job = make_job(_run_in_script, arguments={"script": str(script)})
         environ = {**job.context.environ, **env}
-        folder = user_shell.working_folder()
+        folder = user_commands.working_folder()
         context = launch.ProcessContext(environ, folder, _search_path(script), (str(script), *words))
         return launch.launch_fresh(replace(job, context=context))
 
@@ -195,7 +195,7 @@ def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str,
         if end.code != 0:
             finding = left.mismatch()
             why = f"\n\n{finding.text}" if finding is not None else ""
-            rerun = user_shell.command(*launcher, str(script), *words)
+            rerun = user_commands.command(*launcher, str(script), *words)
             raise RankError(
                 f"torchrun {end.how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
                 f"To run it alone:\n  {rerun}"
@@ -224,7 +224,7 @@ def _end_torchrun(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
         return
     workers = system.descendants(process.pid)
-    child_processes.end(process, after_sigterm=_END_TIMEOUT)
+    ends.end(process, after_sigterm=_END_TIMEOUT)
     started_since = [pid for worker in workers for pid in system.descendants(worker)]
     for pid in (*workers, *started_since):
         with suppress(ProcessLookupError):
@@ -310,7 +310,7 @@ def devices_of_ranks(
 
     Raises a skip if there are too few. Where nothing says what the ranks use, they see all, and none is leased.
     """
-    default = default_devices(Path(user_shell.working_folder() or os.sep))
+    default = default_devices(Path(user_commands.working_folder() or os.sep))
     devices = devices_for(checked_devices(devices), world_size, backend, default)
     if devices == AUTO:
         devices = world_size if accelerators.most_ranks() >= world_size else 0

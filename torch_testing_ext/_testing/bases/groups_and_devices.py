@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.device_rules import uses_nccl
 from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import notes
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._testing.helpers.contexts import within
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
@@ -323,7 +323,7 @@ def _choose(locks: DeviceLocks, identities: Mapping[str, str], count: int) -> tu
         got += [name for name in own if name not in got][: count - len(got)]
         if len(got) < count and waits_long and reserved.intersection(own):
             # Another one waits, and would do so for ever for what this thread has. If it has some, they are idle, too.
-            user_shell.warn_user(f"sharing {count} of {len(identities)} devices with tests that wait for this one")
+            notes.warn_user(f"sharing {count} of {len(identities)} devices with tests that wait for this one")
             got += [name for name in identities if name not in got][: count - len(got)]
         if len(got) == count:
             locks.end_reservation()
@@ -331,7 +331,7 @@ def _choose(locks: DeviceLocks, identities: Mapping[str, str], count: int) -> tu
         if waits_long and not has_told:
             owners = filter(None, (locks.owner_of(name) for name in identities if name not in got))
             used_by = "; ".join(dict.fromkeys(owners)) or "another run"
-            user_shell.warn_user(f"waiting for {count} of {len(identities)} devices, used by {used_by}")
+            notes.warn_user(f"waiting for {count} of {len(identities)} devices, used by {used_by}")
             has_told = True
         if not has_reservation:
             for name in got:

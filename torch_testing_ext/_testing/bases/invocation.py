@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import user_shell
-from torch_testing_ext._process.child_processes import describe_exit
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.ends import describe_exit
+from torch_testing_ext._process.source_files import source_file
 
 # Between `python` and the file.
 python_arguments: list[str] = []
@@ -30,8 +30,8 @@ def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "
     """The case of a test of this name. Unless a runner keeps its account, and shows it by a command, a file has it."""
     if show_command:
         return launch.Case(name, rerun_command, file, "", show_command, "")
-    kept_as = f"{user_shell.relative(file)}::{name}" if file else name
-    return launch.Case(name, rerun_command, file, "", user_shell.to_show(name), kept_as)
+    kept_as = f"{user_commands.relative(file)}::{name}" if file else name
+    return launch.Case(name, rerun_command, file, "", user_commands.to_show(name), kept_as)
 
 
 def case_of_test(test: unittest.TestCase, result: Any) -> launch.Case:
@@ -48,23 +48,23 @@ def command_of(test: unittest.TestCase, result: Any) -> str:
     if command_of_result is not None:
         return str(command_of_result(test))
     cls = type(test)
-    file = user_shell.relative(source_file(cls) or "?")
+    file = user_commands.relative(source_file(cls) or "?")
     name = f"{cls.__qualname__}.{test._testMethodName}"
     # pytest has another type of result.
     if not isinstance(result, unittest.TestResult):
         node = f"{file}::{cls.__qualname__.replace('.', '::')}::{test._testMethodName}"
-        return user_shell.command("-m", "pytest", *pytest_arguments, node)
+        return user_commands.command("-m", "pytest", *pytest_arguments, node)
     if cls.__module__ == "__main__":
         # Only `python -m` sets the spec of the main module.
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         module = getattr(spec, "name", None)
         main = ["-m", module] if module else [file]
-        return user_shell.command(*python_arguments, *main, name)
+        return user_commands.command(*python_arguments, *main, name)
     if file == cls.__module__.replace(".", os.sep) + ".py":
-        return user_shell.command("-m", "unittest", f"{cls.__module__}.{name}")
+        return user_commands.command("-m", "unittest", f"{cls.__module__}.{name}")
     # unittest found it from another folder: from this one, the module cannot be imported by its name.
     folder, base = os.path.split(file)
-    return user_shell.command("-m", "unittest", "discover", "-s", folder or ".", "-p", base, "-k", f"*.{name}")
+    return user_commands.command("-m", "unittest", "discover", "-s", folder or ".", "-p", base, "-k", f"*.{name}")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_testing_ext import launch
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure, raise_verdict

@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import files
+from torch_testing_ext._process import kept_failures
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch.aspects.output import show_to_user
 
@@ -103,6 +103,6 @@ def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCa
 def _with_account(error: AnyError, verdict: launch.Verdict) -> AnyError:
     """Add what the verdict says to its exception. The account is kept in a file unless a runner keeps it."""
     if verdict.kept_as:
-        files.keep_report(verdict.kept_as, verdict.account)
+        kept_failures.keep_report(verdict.kept_as, verdict.account)
     error.outcome, error.cause_of_failure, error.failure = verdict.outcome, verdict.cause, verdict.failure
     return error

@@ -15,7 +15,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._process import child_processes, user_shell
+from torch_testing_ext._process import shell_words, signals, user_commands
 from torch_testing_ext._torch import process_state
 
 from . import invocation
@@ -53,7 +53,7 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
             print(f"--{name.replace('_', '-')} has no effect: {reason}", file=sys.stderr)
     if options.showlocals:
         rest.insert(1, "--locals")
-    child_processes.keep_exit_codes()
+    signals.keep_exit_codes()
     process_state.exempt_imported()
     streams = sys.stdout, sys.stderr
     _Runner.guard = ExitGuard()
@@ -180,7 +180,7 @@ def _name_of(test: PytestStyleTest) -> str:
 
 
 def _explain_left_out(test: PytestStyleTest) -> LeftOut:
-    how = user_shell.command(*invocation.python_arguments, user_shell.relative(sys.argv[0]), "--use-pytest")
+    how = user_commands.command(*invocation.python_arguments, user_commands.relative(sys.argv[0]), "--use-pytest")
     return LeftOut(f"{why_not_run(test)}. pytest does: {how}\n{if_no_test(test)}")
 
 
@@ -288,7 +288,7 @@ def _run_each_alone(argv: list[str], seed: int | None) -> int:
         command.append(f"--seed={seed}")
     failed = [name for name in names if subprocess.run([*command, name]).returncode != 0]
     for name in failed:
-        print(f"failed: {name}; to run it alone: {user_shell.join([*command, name])}", file=sys.stderr)
+        print(f"failed: {name}; to run it alone: {shell_words.join([*command, name])}", file=sys.stderr)
     for test in _Runner.left_out:
         print(f"failed: {_name_of(test)}: {_explain_left_out(test)}", file=sys.stderr)
     print(f"Ran {len(names)} tests, each in a process of its own: {len(failed)} failed.", file=sys.stderr)

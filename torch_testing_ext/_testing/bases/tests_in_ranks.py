@@ -9,9 +9,9 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._process.files import source_file
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process.source_files import source_file
+from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
 from torch_testing_ext._testing.bases.unittest_and_pytest import facts_of

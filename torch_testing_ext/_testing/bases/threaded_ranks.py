@@ -27,9 +27,8 @@ from torch_testing_ext._collectives.findings import (
 )
 from torch_testing_ext._collectives.sanitizer_findings import finding_of_rank
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._process import child_processes
 from torch_testing_ext._torch import process_state
-from torch_testing_ext.launch import RankEnding, RankReport, hang, now
+from torch_testing_ext.launch import RankEnding, RankReport, grace_periods, hang, now
 from torch_testing_ext.launch.in_rank import Sanitize
 from torch_testing_ext.launch.rank_watch import RankEvidence, RankWatch, WatchAction, WatchRules
 
@@ -37,7 +36,7 @@ from .threaded_group import ThreadLocalWorld, _install_threaded_pg, _uninstall_t
 
 # The other ranks may run on after a failure. Those that wait for the failed rank in a collective end at once;
 # a rank that computes cannot be ended, so it gets the chance to finish.
-GRACE_AFTER_FAILURE = child_processes.AFTER_FAILURE_FOR_GOOD
+GRACE_AFTER_FAILURE = grace_periods.AFTER_FAILURE_FOR_GOOD
 # How long a thread may take to end after its account, or after it is asked to stop.
 END_TIMEOUT = 0.5
 

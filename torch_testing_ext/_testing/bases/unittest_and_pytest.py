@@ -13,8 +13,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from torch_testing_ext._process.files import source_text, source_tree
 from torch_testing_ext._process.logs import content_of
+from torch_testing_ext._process.source_files import source_text, source_tree
 
 # --------------------------------------------------------------------------------------------------------------------
 # A test suite that says when class and module fixtures run, and in which an exit of a fixture is a failure of it.

@@ -30,8 +30,8 @@ from torch_testing_ext._collectives.sanitizer_findings import first_inversion
 from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter
 from torch_testing_ext._collectives.tensor_checks import Check, inputs_of, outputs_of
 from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge
-from torch_testing_ext._process import child_processes, system
-from torch_testing_ext._process.files import is_library
+from torch_testing_ext._process import ends, fork_safety, sessions, signals, system, temporary_folders
+from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._process.words import few, grouped, list_of
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
@@ -129,11 +129,11 @@ def run_ranks(body: Callable[[int], object], world_size: int, timeout: float, is
     """Run all ranks. `is_test`: the body is that of a test which was written for ranks that communicate."""
     if dist.is_initialized():
         raise RuntimeError("this process has a process group: check a whole world before it makes one, or destroy it")
-    _require_forks(child_processes.prepare_to_fork())
+    _require_forks(fork_safety.prepare_to_fork())
     was_installed = operation_hook.is_installed()
     operation_hook.install()
     try:
-        with child_processes.temporary_folder("torch_testing_ext-world-") as folder:
+        with temporary_folders.temporary_folder("torch_testing_ext-world-") as folder:
             ranks = Ranks(folder, world_size, timeout, body, is_test)
             ranks.run()
     finally:
@@ -249,7 +249,7 @@ class Ranks:
             for rank in range(self.world_size):
                 self._running[self._fork(rank)] = rank
                 if rank == 0:
-                    _require_forks(child_processes.check_after_fork())
+                    _require_forks(fork_safety.check_after_fork())
                     self._wait()
                     self._preload()
                     if self.world_size >= MANY_RANKS:
@@ -263,8 +263,8 @@ class Ranks:
                 self._wait()
         finally:
             for pid in self._running:
-                child_processes.signal_group(pid, 9)
-                child_processes.wait_for_exit(pid)
+                signals.signal_group(pid, 9)
+                ends.wait_for_exit(pid)
 
     def _preload(self) -> None:
         """Import what rank 0 has imported of torch: else all ranks do so again, which may take seconds."""
@@ -272,17 +272,17 @@ class Ranks:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
         if self._imported:
-            _require_forks(child_processes.check_after_fork())
+            _require_forks(fork_safety.check_after_fork())
 
     def _fork(self, rank: int) -> int:
         place = _Place(self._folder, rank, self.world_size, list(self._running))
-        return child_processes.fork_child(lambda: _run_rank(place, self._timeout, self._body, self._is_test))
+        return sessions.fork_child(lambda: _run_rank(place, self._timeout, self._body, self._is_test))
 
     def _wait(self) -> None:
         """Wait for the end of one rank, and take what it has left."""
         pid = next(iter(self._running))
         # In their order: the ranks are alike, and their records are kept by rank.
-        code = child_processes.wait_and_end_group(pid)
+        code = ends.wait_and_end_group(pid)
         rank = self._running.pop(pid)
         files = {name: self._folder / f"{rank}.{name}" for name in (_LOG, _RESULT, _STACKS, "output")}
         result: dict[str, Any] = {}
@@ -298,7 +298,7 @@ class Ranks:
             self.errors[rank] = result["error"], "\n".join([result["traceback"], output])
         elif not result:
             stacks = files[_STACKS].read_text("utf-8", "replace") if files[_STACKS].exists() else ""
-            how = child_processes.describe_exit(code)
+            how = ends.describe_exit(code)
             if code == _CANNOT_WRITE:
                 how = f"could not write its result into {self._folder}"
             if "Timeout" in stacks:
@@ -342,8 +342,8 @@ def _run_rank(place: _Place, timeout: float, body: Callable[[int], object], is_t
     folder, rank = place.folder, place.rank
     process_state.exempt_imported(None)
     output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    child_processes.detach(output)
-    child_processes.unblock()
+    sessions.detach(output)
+    signals.unblock()
     with open(folder / f"{rank}.{_STACKS}", "w") as stacks:  # closed by the end
         faulthandler.dump_traceback_later(timeout, exit=True, file=stacks)
         result: dict[str, Any] = {}
@@ -376,8 +376,8 @@ def _run_rank(place: _Place, timeout: float, body: Callable[[int], object], is_t
         try:
             (folder / f"{rank}.{_RESULT}").write_text(json.dumps(result), "utf-8")
         except OSError:
-            child_processes.exit_now(_CANNOT_WRITE)
-        child_processes.exit_now(0)
+            sessions.exit_now(_CANNOT_WRITE)
+        sessions.exit_now(0)
 
 
 def _line_of(error: BaseException) -> str:
@@ -474,7 +474,7 @@ class _RankInWorld:
             if store.check(keys) or threading.active_count() > 1:
                 # Another thread may set it.
                 return
-            child_processes.wait_until_gone(self._before, self._timeout)
+            ends.wait_until_gone(self._before, self._timeout)
             for key in keys:
                 if not store.check([key]):
                     unset = f"for {key!r} in a store, which no rank before it has set"

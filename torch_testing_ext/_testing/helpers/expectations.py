@@ -18,9 +18,9 @@ from pathlib import Path
 
 import expecttest
 
-from torch_testing_ext._process import files
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process import locks
 from torch_testing_ext._process.logs import text_of
+from torch_testing_ext._process.source_files import source_file
 
 __unittest = True
 
@@ -125,7 +125,7 @@ def _edits_of(file: str) -> Iterator[_Edits]:
     if history is None:
         yield _edits.setdefault(file, {})
         return
-    with files.open_locked(history, "a+") as stream:
+    with locks.open_locked(history, "a+") as stream:
         edits_by_file = json.loads(stream.read() or "{}")
         edits: _Edits = {}
         for line, (added, text) in edits_by_file.get(file, {}).items():

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._machine.machine_resources import find_free_port, retry_on_connect_failures
-from torch_testing_ext._process.files import source_file
+from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._torch import process_state
 
 from .contexts import DeterministicGuard, changed_environment, set_default_dtype, within

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import notes
 from torch_testing_ext._process.project_settings import AUTO
 from torch_testing_ext.faults import PLAN, FaultPlan, Sweep, SweepReport
 from torch_testing_ext.launch.environment import read_settings
@@ -149,7 +149,7 @@ def drill_of(test: str, world_size: int, why_not: str = "") -> Sweep | None:
 def say_not_drilled(why: str) -> None:
     """Tell the runner why a test is in no drill, if there is one."""
     if read_settings().drill is not None:
-        user_shell.note_sweep(SweepReport(why_not=why))
+        notes.note_sweep(SweepReport(why_not=why))
 
 
 def check_faults(cls: type) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from torch_testing_ext import launch
-from torch_testing_ext._process.user_shell import warn_user
+from torch_testing_ext._process.notes import warn_user
 
 
 class RankWarning(UserWarning):

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Collection
 
 from torch_testing_ext._collectives.sanitizer_kinds import kinds_of, not_of_threads
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import notes
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects.output import say_once, show_to_user
 from torch_testing_ext.launch.in_rank import Sanitize
@@ -47,7 +47,7 @@ def sanitize_threads(kinds: Collection[str]) -> Sanitize:
     """Choose the sanitizer's checks for ranks that are threads. Says once which are left out, unless a header does."""
     settings = environment.read_settings()
     named = kinds_of(kinds)
-    said = settings.sanitize - named if user_shell.has_header else frozenset()
+    said = settings.sanitize - named if notes.has_header else frozenset()
     note = not_of_threads((settings.sanitize | named) - said)
     if note:
         say_once(note)

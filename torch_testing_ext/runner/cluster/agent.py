@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch_testing_ext._machine.machine_resources import MachineMemory, MemoryUse
-from torch_testing_ext._process import child_processes, system
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process import sessions, signals, system
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner.engine.engine import LocalPlace
@@ -302,14 +302,14 @@ class _StreamEnded(Exception):
 
 def main() -> NoReturn:
     """Serves the stream on stdin and stdout, which nothing else may use, and exits."""
-    child_processes.exit_now(serve(MachineMemory()))
+    sessions.exit_now(serve(MachineMemory()))
 
 
 def serve(memory: MachineMemory) -> int:
     """Serves the stream, and returns the exit code."""
     if "--die-with-parent" in sys.argv[1:]:
         system.die_with(os.getppid(), signal.SIGKILL)
-    child_processes.unblock()
+    signals.unblock()
     # It is for run_test.py, which tells the agents.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader: MessageReader[agent_messages.ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), agent_messages.ToAgent)

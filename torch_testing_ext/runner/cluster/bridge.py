@@ -22,8 +22,9 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._machine.machine_resources import all_masks
 from torch_testing_ext._process import private_folders, system
-from torch_testing_ext._process.child_processes import wait_readable
-from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.event_loop import wait_readable
+from torch_testing_ext._process.messages import unexpected
 
 from . import bridge_messages, node_supervisor, ray_actor
 from .bridge_messages import Connect, HeldState, NodeJoined, Room, SeenNode, choose_nodes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
 
-from torch_testing_ext._process.messages import WithDescriptors
+from torch_testing_ext._process.channels import WithDescriptors
 
 # --------------------------------------------------------------------------------------------------------------------
 # Decides which nodes of a Ray cluster a run takes, and says what it waits for. Pure: knows no Ray.

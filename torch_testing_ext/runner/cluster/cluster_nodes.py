@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.runner.engine.running_unit import UnitListener

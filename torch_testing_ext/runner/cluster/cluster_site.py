@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process import user_shell
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.runner.engine.engine import Engine, Place
@@ -231,7 +231,7 @@ def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **m
 
 
 def _say(text: str) -> None:
-    print(f"{user_shell.runner_name()}: {text}", file=sys.stderr, flush=True)
+    print(f"{user_commands.runner_name()}: {text}", file=sys.stderr, flush=True)
 
 
 # -- the place

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
-from torch_testing_ext._process import child_processes, user_shell
-from torch_testing_ext._process.child_processes import EventLoop, Timer, wait_readable
+from torch_testing_ext._process import ends, user_commands
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.event_loop import EventLoop, Timer, wait_readable
 from torch_testing_ext._process.logs import tail
-from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
+from torch_testing_ext._process.messages import unexpected
 
 from . import bridge_messages
 from .agent_messages import ClusterError, PrepareNode
@@ -74,7 +75,7 @@ class RayLauncher(NodeLauncher):
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
-            missing = f"Ray, which is not installed: {user_shell.install('ray')}"
+            missing = f"Ray, which is not installed: {user_commands.install('ray')}"
             raise ClusterError(f"--cluster {self.request.wish.address} needs {missing}")
         self.expected = self.request.wish.nodes or 0
 
@@ -129,7 +130,7 @@ class RayLauncher(NodeLauncher):
     def _exit(self) -> str:
         """The end of the bridge, which has closed its channel, in words."""
         assert self._process is not None
-        ended = child_processes.how_it_ended(self._process, EXIT_TIMEOUT)
+        ended = ends.how_it_ended(self._process, EXIT_TIMEOUT)
         if ended is None:
             return "has closed its connection"
         words = self._last_words()
@@ -206,7 +207,7 @@ class RayLauncher(NodeLauncher):
             return
         # Until it is connected it holds nothing.
         by_itself = END_TIMEOUT if self._state is BridgeState.CONNECTED and not at_once else 0.1
-        child_processes.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
+        ends.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from torch_testing_ext._process import child_processes
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process import ends, interpreters
+from torch_testing_ext._process.channels import socket_pair
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.logs import tail
-from torch_testing_ext._process.messages import socket_pair
 from torch_testing_ext.runner.options import Options
 
 from .agent_messages import ClusterError, PrepareNode
@@ -103,7 +103,7 @@ def _steps(
     gpus = _gpus_by_node(environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or "")
     # An interpreter like this one: the nodes have the same file system.
     path = sys.path if options.drop_in else [str(root), *sys.path]
-    agent = child_processes.command("runner.cluster.agent", path)
+    agent = interpreters.command("runner.cluster.agent", path)
     agent = _with_set_up(agent, options.cluster_setup or "", prepare.root)
     commands = {}
     for node in nodes[:wanted]:
@@ -223,7 +223,7 @@ class AllocatingLauncher(NodeLauncher):
 
     def open(self, loop: EventLoop, nodes: ClusterNodes) -> None:
         self._loop, self._nodes = loop, nodes
-        command = child_processes.tethered([*self.words, f"--job-name={self._name}", "sh", "-c", _HOLD])
+        command = interpreters.tethered([*self.words, f"--job-name={self._name}", "sh", "-c", _HOLD])
         environ = {name: value for name, value in self.environ.items() if name != _HOLDS_NOTHING}
         self._process, self._stream = _started(command, self._log, environ)
         loop.listen(self._stream, self._receive)
@@ -254,7 +254,7 @@ class AllocatingLauncher(NodeLauncher):
             return
         why = tail(self._log, lines=3)
         if not why:
-            why = child_processes.how_it_ended(self._process, KILL_TIMEOUT) or child_processes.describe_exit(None)
+            why = ends.how_it_ended(self._process, KILL_TIMEOUT) or ends.describe_exit(None)
         self._failure = f"{shlex.join(self.words)} allocated nothing: {why}"
 
     def release(self, name: str, refused: str = "") -> None:
@@ -274,7 +274,7 @@ class AllocatingLauncher(NodeLauncher):
         by_itself = 0.0 if self._launcher is None or at_once else SALLOC_TIMEOUT
         code = -1
         try:
-            code = child_processes.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
+            code = ends.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
         finally:
             # Also if the user interrupts it.
             if code < 0:
@@ -345,7 +345,7 @@ class CommandLauncher(NodeLauncher):
         process = self._processes.get(name)
         if process is None:
             return "it was given back"
-        how = f"its agent {child_processes.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
+        how = f"its agent {ends.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
         printed = tail(self._log(name), lines=5)
         return f"{how}: {printed}" if printed else how
 
@@ -362,4 +362,4 @@ class CommandLauncher(NodeLauncher):
 
 
 def _end(process: subprocess.Popen[bytes], timeout: float = END_TIMEOUT) -> None:
-    child_processes.end(process, by_itself=timeout, after_sigterm=timeout)
+    ends.end(process, by_itself=timeout, after_sigterm=timeout)

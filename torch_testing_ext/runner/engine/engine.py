@@ -18,8 +18,8 @@ from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import bare_uuid
 from torch_testing_ext._machine.machine_resources import leased_by_ancestors, leased_for, leased_port
 from torch_testing_ext._machine.nvml import NvmlError, Usage
-from torch_testing_ext._process import system, user_shell
-from torch_testing_ext._process.child_processes import EventLoop
+from torch_testing_ext._process import system, user_commands
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner import model
 from torch_testing_ext.runner.model import (
@@ -584,7 +584,7 @@ class Engine(UnitListener):
             self._running[unit.number] = self.place.start(unit, lease, self)
         except OSError as error:
             # The system refused what the unit needs, such as space in a folder.
-            self._fail_unit(unit, lease, user_shell.why_no_working_folder() or system.why_refused(error))
+            self._fail_unit(unit, lease, user_commands.why_no_working_folder() or system.why_refused(error))
             self._memory.when_back(lease.devices, lambda held: None)
             self._give_back(unit, lease)
             self._end(unit)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.machine_resources import DeviceLocks
-from torch_testing_ext._process.child_processes import EventLoop, Timer
+from torch_testing_ext._process.event_loop import EventLoop, Timer
 from torch_testing_ext.runner.model import Lease, WaitingForDevices
 from torch_testing_ext.runner.scheduling.leases import Leases
 

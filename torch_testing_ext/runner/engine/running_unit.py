@@ -19,11 +19,12 @@ from typing import Protocol
 
 from torch_testing_ext._collectives.failure import LANES_FILE, RankLane
 from torch_testing_ext._machine.machine_resources import memory_of
-from torch_testing_ext._process import messages, system, user_shell
-from torch_testing_ext._process.child_processes import EventLoop, Timer
+from torch_testing_ext._process import messages, shell_words, system
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.event_loop import EventLoop, Timer
 from torch_testing_ext._process.logs import read_ends
-from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
-from torch_testing_ext._process.user_shell import SETTING, TEST
+from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE
 from torch_testing_ext.launch import hang, rank_watch
 from torch_testing_ext.launch.environment import PREFIX
 from torch_testing_ext.runner.model import Attempt, Event, Lease, Output, RankLog, Running, StatusRequested, Test, Unit
@@ -305,10 +306,10 @@ class RunningUnit:
         kept = os.environ.get(LOGS)
         ranks = Path(kept, self._files.directory.name, directory.name) if kept else directory / "ranks"
         tests = self.unit.tests
-        names = [user_shell.test_as_argument(str(test.id)) for test in tests]
+        names = [shell_words.test_as_argument(str(test.id)) for test in tests]
         variables = {**environ, LOGS: str(ranks)}
-        if SETTING in environ:
-            variables[SETTING] = environ[SETTING].replace(TEST, names[0])
+        if TERMINAL_VARIABLE in environ:
+            variables[TERMINAL_VARIABLE] = environ[TERMINAL_VARIABLE].replace(NAME_OF_TEST, names[0])
         if stream:
             variables[STREAM] = "1"
         return worker_messages.UnitSpec(

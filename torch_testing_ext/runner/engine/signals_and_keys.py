@@ -13,7 +13,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from torch_testing_ext._process.child_processes import EventLoop, SignalReader, wait_readable
+from torch_testing_ext._process.event_loop import EventLoop, wait_readable
+from torch_testing_ext._process.signals import SignalReader
 
 REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP (the terminal was closed)"}
 KEY = b"t"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_testing_ext._collectives.failure import FailureView, combined
-from torch_testing_ext._process.child_processes import describe_exit
+from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext.runner.model import (
     COUNTS_AS,

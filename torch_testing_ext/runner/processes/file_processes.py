@@ -19,12 +19,13 @@ from socket import socket
 from typing import IO, Any, TypeVar
 
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import child_processes, file_reads, system
-from torch_testing_ext._process.child_processes import EventLoop, Timer
-from torch_testing_ext._process.fork_host import Gone, RequestedChildren
+from torch_testing_ext._process import ends, file_reads, interpreters, system
+from torch_testing_ext._process.channels import Channel, socket_pair
+from torch_testing_ext._process.event_loop import EventLoop, Timer
 from torch_testing_ext._process.logs import tail
-from torch_testing_ext._process.messages import Channel, socket_pair, unexpected
+from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.private_folders import locked_folder
+from torch_testing_ext._process.requested_children import Gone, RequestedChildren
 from torch_testing_ext._testing.bases.unittest_and_pytest import facts_of
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestOutcome, Unit
 from torch_testing_ext.runner.options import CannotRun
@@ -174,7 +175,7 @@ class PreloadedServerClient:
         words += [str(int(self.warm_up.collapse)), *self.warm_up.modules]
         # A checkout has a folder torch/ that is not the installed torch.
         path = sys.path if self.drop_in else [str(self.root), *sys.path]
-        command = child_processes.command("runner.processes.preloaded_server", path, *words)
+        command = interpreters.command("runner.processes.preloaded_server", path, *words)
         self._ready = False
         with theirs:
             try:
@@ -217,7 +218,7 @@ class PreloadedServerClient:
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
-        child_processes.end_children(self._known)
+        ends.end_children(self._known)
         return code
 
     @property
@@ -250,7 +251,7 @@ class PreloadedServerClient:
 
     def _lose(self) -> None:
         """Handle the death of the preloaded server: end the processes that its children left, and restart it."""
-        how = child_processes.describe_exit(self._end_process())
+        how = ends.describe_exit(self._end_process())
         self._deaths += 1
         self._failed_starts += not self._ready
         never_ready = not self._ready and self.starts == self._failed_starts

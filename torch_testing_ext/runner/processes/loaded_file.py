@@ -13,8 +13,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from torch_testing_ext._machine.device_rules import DeviceNeeds
-from torch_testing_ext._process import files, user_shell
-from torch_testing_ext._process.files import ModulePlace
+from torch_testing_ext._process import importing, user_commands
+from torch_testing_ext._process.importing import ModulePlace
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext._testing.bases import unittest_and_pytest
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest, pytest_style_tests
@@ -154,23 +154,23 @@ def _is_fixture(function: FunctionType) -> bool:
 def _import(path: str) -> ModuleType:
     """Import a file as a member of its package, or as a program if it is in none or another one has the name."""
     place = ModulePlace.of(path)
-    files.forget_stdlib_test_package(place)
+    importing.forget_stdlib_test_package(place)
     if not place.packages or place.obstacle():
         name = place.name.rpartition(".")[2]
         if name in sys.modules:
             name += "_as_program"
-        return files.import_file(name, path)
+        return importing.import_file(name, path)
     root = str(place.root)
     if root not in sys.path:
         # Behind the file's folder, and last if the root has another torch.
         has_torch = (place.root / "torch").is_dir()
         sys.path.insert(len(sys.path) if has_torch else 1, root)
-    files.import_packages(place)
+    importing.import_packages(place)
     # The package may have imported the file already.
     file = getattr(sys.modules.get(place.name), "__file__", None)
     if file is not None and os.path.realpath(file) == os.path.realpath(path):
         return sys.modules[place.name]
-    return files.import_file(place.name, path)
+    return importing.import_file(place.name, path)
 
 
 def how_to_import(error: BaseException, path: str) -> str:
@@ -213,7 +213,7 @@ def _collect(path: str, load_as: LoadAs) -> Any:
         return None
     from .pytest_session import Collection
 
-    files.forget_stdlib_test_package(ModulePlace.of(path))
+    importing.forget_stdlib_test_package(ModulePlace.of(path))
     return Collection.of(path, load_as)
 
 
@@ -281,7 +281,7 @@ def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
 def _why_without_pytest(test: PytestStyleTest) -> str:
     return (
         f"{unittest_and_pytest.why_not_run(test)}, and pytest is not installed\n"
-        f"Install pytest ({user_shell.command('-m', 'pip', 'install', 'pytest')}), or make it a method of a "
+        f"Install pytest ({user_commands.command('-m', 'pip', 'install', 'pytest')}), or make it a method of a "
         f"unittest.TestCase.\n{unittest_and_pytest.if_no_test(test)}"
     )
 

@@ -14,9 +14,20 @@ from typing import Generic, NoReturn, TypeVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import child_processes, file_reads, own_imports, system, user_shell
+from torch_testing_ext._process import (
+    early_threads,
+    ends,
+    file_reads,
+    fork_safety,
+    interpreters,
+    own_imports,
+    sessions,
+    signals,
+    system,
+)
+from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
-from torch_testing_ext._process.messages import Channel, unexpected
+from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._testing.helpers import expectations
 
 from . import supervisor, worker, worker_messages
@@ -70,7 +81,7 @@ class ForkParent(ForkHost[Received, Child], Generic[Received]):
         def begin() -> NoReturn:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             system.adopt_orphans()
-            child_processes.unblock()
+            signals.unblock()
             run()
 
         # SIGTERM rather than SIGKILL: the child may have processes to end first.
@@ -87,7 +98,7 @@ class ForkParent(ForkHost[Received, Child], Generic[Received]):
         return self._end_adopted()
 
     def _end_adopted(self) -> tuple[str, ...]:
-        return tuple(child_processes.end_children(self.children.keys() | self._kept))
+        return tuple(ends.end_children(self.children.keys() | self._kept))
 
     def end_all(self) -> None:
         """End all children. They end their own processes; this process kills the rest."""
@@ -95,7 +106,7 @@ class ForkParent(ForkHost[Received, Child], Generic[Received]):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         for pid in self.children:
-            child_processes.wait_for_exit(pid)
+            ends.wait_for_exit(pid)
         super().end_all()
 
 
@@ -118,9 +129,9 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
     except OSError as error:
         channel.send(_broken(f"the log of its import cannot be created: {error}"))
         os._exit(0)
-    child_processes.detach(log)
+    sessions.detach(log)
     system.adopt_orphans()
-    child_processes.mark_fork_safe()
+    fork_safety.mark_fork_safe()
     file_reads.begin(request.reads, inherited=True)
     try:
         file = LoadedFile.load(request.path, request.load_as)
@@ -184,12 +195,12 @@ def _list_tests(
     from torch_testing_ext._machine import accelerators
 
     in_use = accelerators.unsafe_to_fork()
-    unsafe = child_processes.prepare_to_fork()
-    pid = child_processes.fork()
+    unsafe = fork_safety.prepare_to_fork()
+    pid = fork_safety.fork()
     if pid == 0:
         _send_tests_and_exit(file, request, channel)
-    unsafe = unsafe or child_processes.check_after_fork()
-    code = child_processes.wait_for_exit(pid)
+    unsafe = unsafe or fork_safety.check_after_fork()
+    code = ends.wait_for_exit(pid)
     if code not in (0, _QUERIED_ACCELERATORS):
         channel.send(_broken(f"the process that listed the tests and their needs ended early (code {code})"))
         os._exit(0)
@@ -262,7 +273,7 @@ def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_me
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.set_inheritable(channel.fileno(), True)
-    words = child_processes.command("runner.processes.worker", sys.path, str(unit.save()), str(channel.fileno()))
+    words = interpreters.command("runner.processes.worker", sys.path, str(unit.save()), str(channel.fileno()))
     os.execve(sys.executable, words, {**os.environ, **unit.variables})
 
 
@@ -280,7 +291,7 @@ def main() -> NoReturn:
     )
     # A warm server has forked this one.
     is_served = any(type(finder).__name__ == "Stash" for finder in sys.meta_path)
-    child_processes.start_session(os.getppid() if is_served else parent, signal.SIGTERM)
+    sessions.start_session(os.getppid() if is_served else parent, signal.SIGTERM)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.argv[4] == "1":
@@ -308,10 +319,10 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     accelerators.prepare_to_seed()
     file_reads.add_modules()
     process_state.exempt_imported(garbage=2)
-    unsafe = child_processes.prepare_to_fork()
+    unsafe = fork_safety.prepare_to_fork()
     if collapse and not unsafe:
         system.collapse_all()
-    early = user_shell.explain_early_threads()
+    early = early_threads.explain_early_threads()
     return f"{unsafe}. {early}" if unsafe and early else unsafe
 
 
@@ -346,7 +357,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     from torch_testing_ext._machine.device_rules import facts_from
     from torch_testing_ext._torch import device_state
 
-    child_processes.mark_fork_safe()
+    fork_safety.mark_fork_safe()
     try:
         kind, count = accelerators.runtime(), accelerators.device_count()
     except accelerators.DriverDoesNotAnswer as error:

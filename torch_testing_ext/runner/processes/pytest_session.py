@@ -20,7 +20,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
-from torch_testing_ext._process.child_processes import current_coverage
+from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from torch_testing_ext._process import child_processes, system
-from torch_testing_ext._process.child_processes import signal_group
+from torch_testing_ext._process import ends, system
+from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.logs import content_of
-from torch_testing_ext._process.messages import Channel, unexpected
+from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.signals import signal_group
+from torch_testing_ext.launch import grace_periods
 
 from . import worker_messages
 
@@ -110,14 +112,14 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
         """Escalate: SIGTERM, then SIGKILL."""
 
         def has_ended(seconds: float) -> bool:
-            return child_processes.has_ended(self._worker, seconds)
+            return ends.has_ended(self._worker, seconds)
 
         def send(number: int) -> None:
             signal_group(self._worker, number)
 
         # A stopped process does not handle SIGTERM.
         send(signal.SIGCONT)
-        child_processes.escalate(has_ended, send, after_sigterm=child_processes.AFTER_SIGTERM)
+        ends.escalate(has_ended, send, after_sigterm=ends.AFTER_SIGTERM)
 
     def describe(self, pid: int) -> str:
         return describe(pid)
@@ -126,13 +128,13 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
         """End the processes that are still running: SIGTERM, then SIGKILL."""
         for pid in left:
             signal_group(pid, signal.SIGTERM)
-        child_processes.wait_until_gone(left, child_processes.AFTER_SIGTERM)
-        child_processes.end_children()
+        ends.wait_until_gone(left, ends.AFTER_SIGTERM)
+        ends.end_children()
 
     def _take_stacks(self) -> None:
         """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
         silent = [self._worker, *system.descendants(self._worker)]
-        deadline = time.monotonic() + child_processes.FOR_STACKS
+        deadline = time.monotonic() + grace_periods.FOR_STACKS
         for number in (system.DUMP_STACKS, system.DUMP_STACKS_NOW):
             silent = [pid for pid in silent if _handles(pid, number)]
             if not silent:

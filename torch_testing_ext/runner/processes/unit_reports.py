@@ -14,8 +14,8 @@ from typing import Any
 
 from torch_testing_ext import fault_points, faults, launch
 from torch_testing_ext._collectives.failure import FailureView, combined, take_worlds
-from torch_testing_ext._process import user_shell
 from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.notes import take_left_running, take_notes
 from torch_testing_ext._testing.bases.unittest_and_pytest import FixtureSuite, prevented
 from torch_testing_ext.faults import SweepReport
 from torch_testing_ext.launch import Cause, environment, in_rank, own_report, verdict
@@ -56,7 +56,7 @@ class UnitReports:
 
     def test_ended(self, number: int, outcome: TestOutcome, ended: FailureView | str, want: str | None) -> None:
         """`ended`: the failure, or a text. A failure names the command that runs the test alone."""
-        notes = user_shell.take_notes()
+        notes = take_notes()
         memory = verdict.highest([*notes.memory, own_report.memory_of_this_process()])
         if COUNTS_AS[outcome] is Category.FAILED and isinstance(ended, str) and ended:
             ended = FailureView.of_text(ended)
@@ -87,7 +87,7 @@ class UnitReports:
         self.send(FixtureBegan(name, time.monotonic(), needed_by))
 
     def fixture_ended(self) -> None:
-        self.send(FixtureEnded(user_shell.take_left_running()))
+        self.send(FixtureEnded(take_left_running()))
 
     def fixture_failed(self, told: FailureView | str) -> None:
         """A tear-down has failed, or anything else after a test."""

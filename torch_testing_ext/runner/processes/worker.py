@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import child_processes, file_reads, messages, system, user_shell
+from torch_testing_ext._process import file_reads, fork_safety, messages, notes, sessions, signals, stacks
+from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, write_atomically
-from torch_testing_ext._process.messages import Channel
-from torch_testing_ext._process.user_shell import UserTerminal
+from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
 from torch_testing_ext.launch import in_rank, start
@@ -90,16 +90,16 @@ def main() -> NoReturn:
 
 def _prepare(unit: UnitSpec, log: int) -> None:
     os.chdir(unit.root)
-    child_processes.detach(log)
+    sessions.detach(log)
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.variables)
-    user_shell.has_header = True
-    system.write_on_request(unit.stacks)
+    notes.has_header = True
+    stacks.write_on_request(unit.stacks)
     start.work_in(unit.session)
     in_rank.prepare(StopContext(UserTerminal.here(), unit.directory))
     # Its parents were checked before they forked it.
-    child_processes.mark_fork_safe()
-    child_processes.unblock()
+    fork_safety.mark_fork_safe()
+    signals.unblock()
 
 
 def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int:
@@ -131,7 +131,7 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
     hints = _preload_hints(before)
     if hints:
         send(PreloadModules(hints))
-    send(AllOver(user_shell.take_left_running()))
+    send(AllOver(notes.take_left_running()))
     return 0
 
 
@@ -177,4 +177,4 @@ def _leave(code: int) -> NoReturn:
         module = sys.modules.get("torch_testing_ext._torch.process_state")
         if module is not None:
             module.end_compile_workers()
-    child_processes.exit_now(code)
+    sessions.exit_now(code)

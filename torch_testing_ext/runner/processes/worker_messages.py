@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._machine.device_rules import DeviceFacts
-from torch_testing_ext._process import messages, user_shell
-from torch_testing_ext._process.child_processes import describe_exit
-from torch_testing_ext._process.messages import WithDescriptors
+from torch_testing_ext._process import messages, terminal
+from torch_testing_ext._process.channels import WithDescriptors
+from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd
 
 # -- the description of one unit
@@ -46,7 +46,7 @@ class UnitSpec:
     @property
     def variables(self) -> dict[str, str]:
         """The variables in the form of `os.environ`: names of tests may have letters that the locale lacks."""
-        return {name: user_shell.to_variable(text) for name, text in self.environ.items()}
+        return {name: terminal.to_variable(text) for name, text in self.environ.items()}
 
     @property
     def log(self) -> Path:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from torch_testing_ext._process.files import make_cache_folder
+from torch_testing_ext._process.kept_failures import make_cache_folder
 from torch_testing_ext.runner.model import Policy, Reporter, Reporters, Warned
 from torch_testing_ext.runner.options import Options, Verbosity
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Line, LineKind, height
-from torch_testing_ext._process import files, user_shell
+from torch_testing_ext._process import kept_failures, shell_words, user_commands
 from torch_testing_ext._process.logs import cut_middle, warnings_once, without_accidents
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.launch.judging import kind_of_value
@@ -84,7 +84,7 @@ def brief_details(attempt: Attempt, layout: ConsoleLayout) -> list[Line]:
     remarks += text.leftovers(attempt)
     if layout.whole:
         return _whole_details(layout.message(text.account(attempt)), remarks, output)
-    show = f"{layout.show} {user_shell.test_as_argument(str(attempt.test.id))}" if layout.show else ""
+    show = f"{layout.show} {shell_words.test_as_argument(str(attempt.test.id))}" if layout.show else ""
     failure = attempt.failure
     if failure is not None and failure.text is None:
         # Ranks that the test has started itself do not know its name.
@@ -399,10 +399,10 @@ class FinalSummary:
         if not names:
             return []
         if len(names) <= MOST_NAMES:
-            words = [user_shell.test_as_argument(str(name)) for name in names]
+            words = [shell_words.test_as_argument(str(name)) for name in names]
         else:
             # All names would be too long to read.
-            files = [user_shell.test_as_argument(name.file) for name in names]
+            files = [shell_words.test_as_argument(name.file) for name in names]
             words = list(dict.fromkeys(files))
             if not unfinished:
                 words.insert(0, "--last-failed")
@@ -460,7 +460,7 @@ class Console:
     detail: Verbosity = Verbosity.NORMAL
     slowest: int = 5
     policy: Policy = field(default_factory=Policy)
-    command: str = field(default_factory=user_shell.runner)
+    command: str = field(default_factory=user_commands.runner)
     # Without its columns: the user may resize the terminal during the run.
     layout: ConsoleLayout = field(default_factory=ConsoleLayout)
     # The columns of the terminal now.
@@ -742,7 +742,7 @@ def accounts_of_failures(places: Sequence[Path], names: Sequence[str]) -> Iterat
     wanted = [text.one_line(name) for name in names]
     newest: dict[str, tuple[float, str]] = {}
     for place in places:
-        for test, account, at in (*_of_run(place), *files.kept_reports(place)):
+        for test, account, at in (*_of_run(place), *kept_failures.kept_reports(place)):
             if not _is_named(test, wanted):
                 continue
             before, _ = newest.get(test, (0.0, ""))

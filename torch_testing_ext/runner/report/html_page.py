@@ -30,7 +30,7 @@ from torch_testing_ext._collectives.failure import (
     bars,
     meetings,
 )
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import group_by, list_of
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Summary, TestId, TestOutcome
@@ -409,10 +409,10 @@ MOST_TICKS = 8
 
 def render_page(history: History, command: str = "") -> str:
     """The HTML page. `command` runs the tests whose names are appended to it."""
-    parts = _body(history, command or user_shell.runner())
+    parts = _body(history, command or user_commands.runner())
     body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in parts)
     asset = {kind: (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")}
-    title = f"{headline(history.summary)}: {user_shell.runner_name()}"
+    title = f"{headline(history.summary)}: {user_commands.runner_name()}"
     return Template(asset["html"]).substitute(title=title, body=body, style=asset["css"], script=asset["js"])
 
 

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process import files, messages
+from torch_testing_ext._process import locks, messages
 from torch_testing_ext._process.files import write_atomically
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.runner.model import (
@@ -268,7 +268,7 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             # As long as this process lives.
-            if not files.try_lock(self._fd):
+            if not locks.try_lock(self._fd):
                 return self._give_up("another run is writing to it")
             # A journal that was there; a device or a pipe cannot be truncated.
             if os.fstat(self._fd).st_size:
@@ -314,7 +314,7 @@ def _delete_old(folder: Path) -> None:
     """Delete all but the newest journals, except those of runs that go on."""
     for path in sorted(folder.glob(f"*/{NAME}"), reverse=True)[KEPT:]:
         with suppress(OSError), path.open("rb") as file:
-            if files.try_lock(file):
+            if locks.try_lock(file):
                 path.unlink()
                 path.parent.rmdir()
 
@@ -400,7 +400,7 @@ def _header(path: Path, lines: list[bytes]) -> JournalHeader:
 
 def _is_locked(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
-        return files.is_locked(file)
+        return locks.is_locked(file)
     return False
 
 

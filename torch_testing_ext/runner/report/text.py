@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import NamedTuple, Protocol, TextIO
 
 from torch_testing_ext._collectives.failure import WorldView, describe_world
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
 from torch_testing_ext._process.words import count as count, grouped, list_of, size_in_words
 from torch_testing_ext.faults import SweepCell, SweepEnd, SweepReport
@@ -94,7 +94,7 @@ class TerminalStream:
         if not isinstance(error, BrokenPipeError):
             # stderr may be broken, too.
             with suppress(OSError, ValueError):
-                print(f"{user_shell.runner_name()}: console output stops here: {error}", file=sys.stderr)
+                print(f"{user_commands.runner_name()}: console output stops here: {error}", file=sys.stderr)
 
 
 def discard(stream: TextIO) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
-from torch_testing_ext._process import file_reads, files, messages
-from torch_testing_ext._process.files import make_cache_folder, write_atomically
+from torch_testing_ext._process import file_reads, locks, messages
+from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._process.kept_failures import make_cache_folder
 from torch_testing_ext._process.project_settings import SETTINGS_FILES
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.runner.model import FinishedTest, Summary, Test, TestId, TestOutcome
@@ -100,7 +101,7 @@ class Remembered:
         """Locks a separate file, since the file itself is replaced. The lock ends with the process that holds it."""
         make_cache_folder(self._folder)
         self._file.parent.mkdir(exist_ok=True)
-        with files.open_locked(self._file.with_suffix(".lock"), "w"):
+        with locks.open_locked(self._file.with_suffix(".lock"), "w"):
             yield
 
 

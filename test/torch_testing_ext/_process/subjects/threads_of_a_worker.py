@@ -1,11 +1,11 @@
 import _thread
 import threading
 
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process import fork_safety
 
 
 def verdicts():
-    return child_processes.prepare_to_fork(), child_processes.check_after_fork()
+    return fork_safety.prepare_to_fork(), fork_safety.check_after_fork()
 
 
 def test_reader_does_not_count():

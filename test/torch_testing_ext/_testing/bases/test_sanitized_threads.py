@@ -12,7 +12,7 @@ from kit.outcomes import AccountsResult
 
 from torch_testing_ext._collectives import tensor_checks
 from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
-from torch_testing_ext._process import user_shell
+from torch_testing_ext._process import notes
 from torch_testing_ext.common_distributed import (
     MultiThreadedTestCase,
     sanitize,
@@ -179,7 +179,7 @@ class SanitizedThreadsTest(unittest.TestCase):
     def test_the_header_of_a_run_says_what_is_left_out(self):
         with (
             mock.patch.dict(os.environ, {"TORCH_TESTING_EXT_SANITIZE": "calls,hash"}),
-            mock.patch.object(user_shell, "has_header", True),
+            mock.patch.object(notes, "has_header", True),
         ):
             _, said = self.run_one(Threads("several_faults"))
         self.assertNotIn("ranks that are threads", said)

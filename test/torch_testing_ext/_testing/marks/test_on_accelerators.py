@@ -259,7 +259,7 @@ class TestRanks(unittest.TestCase):
         told = queue.Queue()
         with (
             mock.patch.object(groups_and_devices, "_RESERVE_AFTER", 0.0),
-            mock.patch.object(groups_and_devices.user_shell, "warn_user", told.put),
+            mock.patch.object(groups_and_devices.notes, "warn_user", told.put),
         ):
             yield told
 

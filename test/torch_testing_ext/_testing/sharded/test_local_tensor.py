@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import child_processes
+from torch_testing_ext._process import fork_safety
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import (
     DTensorTestBase,
@@ -84,9 +84,9 @@ PASS = ["test_shards_and_back", "test_gradient_dim_0", "test_gradient_dim_1", "t
 def in_a_child(function: Any, *args: Any) -> str:
     """Call a function that returns text, in a forked process: if torch is built for CUDA, a backward leaves threads,
     which prevent later forks."""
-    child_processes.prepare_to_fork()
+    fork_safety.prepare_to_fork()
     reading, writing = os.pipe()
-    pid = child_processes.fork()
+    pid = fork_safety.fork()
     if pid == 0:
         try:
             os.write(writing, function(*args).encode())

@@ -2,7 +2,7 @@ import os
 import sys
 import time
 
-from torch_testing_ext._process.messages import Channel, socket_pair
+from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext.runner.cluster.bridge_messages import BridgeWaits, NodeJoined, RayImported, ToBridge
 
 channel = Channel.on(int(sys.argv[1]), ToBridge)

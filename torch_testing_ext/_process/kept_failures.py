@@ -1,0 +1,49 @@
+"""Reports of failures in files, where tests without a runner keep them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from . import words
+from .files import write_atomically
+
+CACHE = ".torch_testing_ext"
+_FOLDER = "failures"
+_MOST = 100  # the newest
+
+
+def keep_report(test: str, account: str) -> None:
+    """Keep the account of a test's failure, in place of an earlier one. It may fail: the test does not fail by that."""
+    safe = words.file_name(test)[-100:]
+    folder = Path(CACHE, _FOLDER)
+    with suppress(OSError):
+        make_cache_folder(folder.parent)
+        name = f"{safe}.{hashlib.sha1(test.encode(errors='replace')).hexdigest()[:8]}.txt"
+        write_atomically(folder / name, f"{test}\n\n{account}\n")
+        for old in sorted(folder.glob("*.txt"), key=_age, reverse=True)[_MOST:]:
+            old.unlink(missing_ok=True)
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Creates the folder with a .gitignore that hides it from git."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
+def kept_reports(cache: Path) -> Iterator[tuple[str, str, float]]:
+    """The tests with kept accounts: the name, the account and the time, the newest first."""
+    for file in sorted(cache.glob(f"{_FOLDER}/*.txt"), key=_age, reverse=True):
+        with suppress(OSError):
+            name, _, account = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")
+            yield name, account.rstrip("\n"), _age(file)
+
+
+def _age(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,86 @@
+"""Notes on the test that runs in this process, for the runner of the tests.
+
+Warnings for the user; processes that ranks have left running, and that were ended: a test that passes but leaves
+some has *leaked*; the most device memory that each rank has had; and what the faults of a sweep did.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+# Of each device: its number, bytes in tensors, bytes that torch has reserved.
+Peaks = tuple[tuple[int, int, int], ...]
+
+
+class KitWarning(NamedTuple):
+    """Something that the user should know although the test passes."""
+
+    text: str
+    reason: str = ""  # which may differ between processes, as by the names of threads
+
+    def __str__(self) -> str:
+        return f"{self.text}, because {self.reason}" if self.reason else self.text
+
+
+class Notes(NamedTuple):
+    """All notes since the last ones were taken."""
+
+    warnings: tuple[KitWarning, ...]
+    left_running: tuple[str, ...]
+    memory: tuple[Peaks, ...]
+    sweeps: tuple[Any, ...]
+
+
+# The report of the run that this process belongs to begins with what its options leave out.
+has_header = False
+_warnings: list[KitWarning] = []
+_left_running: list[str] = []
+_memory: list[Peaks] = []
+_sweeps: list[Any] = []
+
+
+def warn_user(text: str, reason: str = "") -> None:
+    """Print a warning on stderr, and note it."""
+    warning = KitWarning(text, reason)
+    _warnings.append(warning)
+    with suppress(Exception):  # a test may have closed or replaced it
+        print(f"torch_testing_ext: {warning}", file=sys.stderr, flush=True)
+
+
+def note_left_running(processes: Iterable[str]) -> None:
+    """Note processes, described by the rank that has left them, pid and command."""
+    _left_running.extend(processes)
+
+
+def note_memory(peaks: Iterable[Peaks]) -> None:
+    """Note the most memory that each of some ranks has had; nothing of those that have used no device."""
+    _memory.extend(filter(None, peaks))
+
+
+def note_sweep(report: Any) -> None:
+    """Note what the faults of a sweep did, or why a drill has none: a `SweepReport`."""
+    _sweeps.append(report)
+
+
+def forget_memory() -> None:
+    """Another test begins: what was noted before is not its own."""
+    _memory.clear()
+
+
+def take_notes() -> Notes:
+    """Return all notes since the last call."""
+    notes = Notes(tuple(_warnings), take_left_running(), tuple(_memory), tuple(_sweeps))
+    _warnings.clear()
+    _memory.clear()
+    _sweeps.clear()
+    return notes
+
+
+def take_left_running() -> tuple[str, ...]:
+    """Return the processes that were noted since the last call: after a fixture, nothing else is told."""
+    processes = tuple(_left_running)
+    _left_running.clear()
+    return processes

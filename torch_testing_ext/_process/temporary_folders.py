@@ -1,0 +1,40 @@
+"""A temporary folder that does not outlive its process."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from . import fork_safety
+from .ends import wait_for_exit
+from .signals import blocked
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder that is removed at the end, also if this process is killed: then, when its forks have ended."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    read, write = os.pipe()
+    with blocked():
+        keeper = fork_safety.fork()
+        if keeper == 0:
+            with suppress(BaseException):
+                os.setsid()
+                os.close(write)
+                # This process and its forks have the other end.
+                os.read(read, 1)
+                shutil.rmtree(folder, ignore_errors=True)
+            os._exit(0)
+    os.close(read)
+    try:
+        yield folder
+    finally:
+        # A program that waits for all of its children may have taken its status.
+        with suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGKILL)
+        wait_for_exit(keeper)
+        os.close(write)
+        shutil.rmtree(folder, ignore_errors=True)
