@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import subprocess
 import sys
@@ -59,19 +57,6 @@ class MigInstance:
 
 
 @dataclass(frozen=True)
-class GpuLink:
-    """The connection of one GPU to another."""
-
-    # By NVLink, directly or through switches.
-    nvlink: bool = False
-    # It can read the other's memory.
-    peer_access: bool = False
-    # On the PCI bus: 0 on the same board, 10 under one switch, 20 several, 30 one host bridge, 40 one NUMA node,
-    # 50 across the system: NVML's levels.
-    distance: int = 50
-
-
-@dataclass(frozen=True)
 class Gpu:
     """Facts about one GPU that do not change."""
 
@@ -87,12 +72,11 @@ class Gpu:
     memory: int = 0
     capability: tuple[int, int] = (0, 0)
     compute_mode: ComputeMode = ComputeMode.DEFAULT
-    numa_node: int | None = None
     # In MIG mode, also if it has no instances.
     mig: bool = False
     instances: tuple[MigInstance, ...] = ()
-    # By the UUID of the other GPU.
-    links: Mapping[str, GpuLink] = field(default_factory=dict)
+    # The UUIDs of the GPUs that NVLink connects it to, directly or through switches.
+    nvlinks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -226,10 +210,7 @@ class NvmlProcess:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The GPUs that belong together, by NVLink and by NUMA node. Pure, except for `with_nvlinks`, which asks NVML.
-
-# Among more groups than these, the first devices are taken: eight of sixteen are 12,870.
-_MOST_GROUPS = 20_000
+# The GPUs of devices, and which of them NVLink connects. Pure, except for `with_nvlinks`, which asks NVML.
 
 
 def gpus_by_name(
@@ -301,52 +282,6 @@ def count_of_mask(environ: Mapping[str, str], kind: str | None, gpus: Sequence[G
     return max(count, len({entry for entry in named if int(entry) < len(gpus)}))
 
 
-def preferred_devices(free: Sequence[str], count: int, gpus: Mapping[str, Gpu]) -> tuple[str, ...]:
-    """The `count` devices that work best together, of those that are free; the first ones if nothing is known."""
-    groups = itertools.combinations(free, count)
-    return tuple(best_group(groups, free, count, gpus) or free[:count])
-
-
-def best_group(
-    groups: Iterable[tuple[str, ...]], free: Sequence[str], count: int, gpus: Mapping[str, Gpu]
-) -> tuple[str, ...] | None:
-    """The best of these groups of free devices; the first one if nothing is known. None if there is no group."""
-    groups = iter(groups)
-    first = next(groups, None)
-    are_known = all(name in gpus for name in free)
-    are_few = math.comb(len(free), count) <= _MOST_GROUPS
-    if first is None or count < 2 or not are_known or not are_few:
-        return first
-
-    def cost(group: tuple[str, ...]) -> tuple[float, ...]:
-        return _cost(group, free, gpus)
-
-    return min(itertools.chain([first], groups), key=cost)
-
-
-def _cost(group: Sequence[str], free: Sequence[str], gpus: Mapping[str, Gpu]) -> tuple[float, ...]:
-    """First NVLink among all, then few NUMA nodes, then short ways; then what leaves the other devices together."""
-    members = [gpus[name] for name in group]
-    rest = [gpus[name] for name in free if name not in group]
-    links = 0
-    distance = 0
-    for first, second in itertools.combinations(members, 2):
-        link = _link(first, second)
-        links += link.nvlink
-        distance += link.distance
-    links_to_rest = 0
-    for member, other in itertools.product(members, rest):
-        links_to_rest += _link(member, other).nvlink
-    numa_nodes = {gpu.numa_node for gpu in members}
-    near_in_rest = sum(gpu.numa_node in numa_nodes for gpu in rest)
-    return (-links, len(numa_nodes), distance, links_to_rest, near_in_rest)
-
-
-def _link(gpu: Gpu, other: Gpu) -> GpuLink:
-    """The connection of two GPUs; the longest one if it is not known."""
-    return other.links.get(gpu.uuid, GpuLink())
-
-
 def nvlinks(names: Sequence[str], gpus: Mapping[str, Gpu]) -> list[tuple[int, ...] | None]:
     """For each device, the numbers of those that NVLink connects it to; None if it is not known."""
     known = {number: gpus[name] for number, name in enumerate(names) if name in gpus}
@@ -356,7 +291,7 @@ def nvlinks(names: Sequence[str], gpus: Mapping[str, Gpu]) -> list[tuple[int, ..
         if gpu is None:
             links.append(None)
         else:
-            linked = [number for number, other in known.items() if _link(gpu, other).nvlink]
+            linked = [number for number, other in known.items() if other.uuid in gpu.nvlinks]
             links.append(tuple(linked))
     return links
 

@@ -14,11 +14,9 @@ from . import nvml
 
 T = TypeVar("T")
 
-# Indices of NVML's peer-to-peer capabilities. In pynvml, the name of the first is a tuple by mistake.
-_P2P_READ, _P2P_NVLINK = 0, 2
+# The index of NVML's capability of two GPUs to read each other's memory by NVLink.
+_P2P_NVLINK = 2
 _COMPUTE_MODES = {2: nvml.ComputeMode.PROHIBITED, 3: nvml.ComputeMode.EXCLUSIVE_PROCESS}
-# Each has 64 bits.
-_NUMA_WORDS = 16
 
 
 class Library:
@@ -52,7 +50,6 @@ class Library:
         library = self._pynvml
         handle = self._handles[uuid]
         compute_mode = self._optional(lambda: int(library.nvmlDeviceGetComputeMode(handle)), 0)
-        others = {other: self._handles[other] for other in self._handles if other != uuid}
         return nvml.Gpu(
             index=index,
             uuid=uuid,
@@ -61,38 +58,19 @@ class Library:
             memory=self._memory(handle),
             capability=self._optional(lambda: _pair(library.nvmlDeviceGetCudaComputeCapability(handle)), (0, 0)),
             compute_mode=_COMPUTE_MODES.get(compute_mode, nvml.ComputeMode.DEFAULT),
-            numa_node=self._optional(lambda: self._numa_node(handle), None),
             mig=self._optional(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0]), False),
             instances=tuple(self._instance(instance) for instance in self._instances(handle)),
-            links={other: self._link(handle, handle_of_other) for other, handle_of_other in others.items()},
+            nvlinks=frozenset(other for other in self._handles if other != uuid and self._has_nvlink(uuid, other)),
         )
 
     def _memory(self, handle: Any) -> int:
         return self._optional(lambda: int(self._pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0)
 
-    def _numa_node(self, handle: Any) -> int | None:
-        """The only NUMA node near a GPU; None if there are several."""
-        # 0: the nearest NUMA nodes.
-        words = self._pynvml.nvmlDeviceGetMemoryAffinity(handle, _NUMA_WORDS, 0)
-        nodes = []
-        for word in range(_NUMA_WORDS):
-            for bit in range(64):
-                if words[word] >> bit & 1:
-                    nodes.append(word * 64 + bit)
-        return nodes[0] if len(nodes) == 1 else None
-
-    def _link(self, handle: Any, other: Any) -> nvml.GpuLink:
+    def _has_nvlink(self, uuid: str, other: str) -> bool:
         library = self._pynvml
-
-        def has(capability: int) -> bool:
-            status = library.nvmlDeviceGetP2PStatus(handle, other, capability)
-            return bool(status == library.NVML_P2P_STATUS_OK)
-
-        return nvml.GpuLink(
-            nvlink=self._optional(lambda: has(_P2P_NVLINK), False),
-            peer_access=self._optional(lambda: has(_P2P_READ), False),
-            distance=self._optional(lambda: int(library.nvmlDeviceGetTopologyCommonAncestor(handle, other)), 50),
-        )
+        handles = self._handles[uuid], self._handles[other]
+        status = self._optional(lambda: library.nvmlDeviceGetP2PStatus(*handles, _P2P_NVLINK), None)
+        return bool(status == library.NVML_P2P_STATUS_OK)
 
     def _instances(self, handle: Any) -> Iterator[Any]:
         """The handles of a GPU's MIG instances."""

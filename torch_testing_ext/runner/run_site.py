@@ -21,6 +21,7 @@ from torch_testing_ext._machine.nvml import (
     NvmlError,
     all_mig_instances,
     count_of_mask,
+    gpus_by_name,
     matching_gpus,
     may_have_nvidia_gpus,
     open_nvml,
@@ -34,7 +35,7 @@ from torch_testing_ext.runner.scheduling.leases import (
     Priority,
     Queue,
     make_inventory,
-    with_gpus,
+    with_nvlinks,
 )
 from torch_testing_ext.runner.scheduling.plan import Plan
 from torch_testing_ext.warm.served_process import find_server
@@ -134,7 +135,7 @@ class LocalSite:
     def schedule(self, work: Work, first: Priority) -> tuple[Queue, Leases]:
         """A queue and leases, which nothing else sees."""
         inventory = work.inventory
-        leases = Leases(inventory.names, work.options.jobs, inventory.facts, inventory.shared_backend, inventory.gpus)
+        leases = Leases(inventory.names, work.options.jobs, inventory.facts, inventory.shared_backend)
         return Queue(work.plan.units, leases, first), leases
 
     def engine(
@@ -238,10 +239,11 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     inventory = make_inventory(
         options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines, seen.backend
     )
-    inventory = with_gpus(inventory, gpus, os.environ)
+    gpus_of_devices = gpus_by_name(inventory.names, inventory.identities, gpus, os.environ)
+    inventory = with_nvlinks(inventory, gpus_of_devices)
     if count > seen.count:
         inventory = dataclasses.replace(inventory, at_once=seen.count)
-    warnings = [*warnings_about_devices(inventory.gpus), *notes_on_sharing(inventory, seen.nccl)]
+    warnings = [*warnings_about_devices(gpus_of_devices), *notes_on_sharing(inventory, seen.nccl)]
     if seen.why_none and options.planned_devices is None:
         known = f", though NVML knows {words.count(len(gpus), 'GPU')}" if gpus else ""
         warnings.insert(0, f"no GPU can be used{known}: {seen.why_none}")

@@ -16,7 +16,6 @@ from kit.nvml import GB, STAND_IN, Device, Machine, NvmlTestCase, environment, u
 from torch_testing_ext._machine.nvml import (
     ComputeMode,
     Gpu,
-    GpuLink,
     GpuProcess,
     MigInstance,
     NvmlError,
@@ -38,11 +37,9 @@ class TestNvml(NvmlTestCase):
     def test_everything_about_a_gpu(self):
         """Covered on a GPU by the checks `masks` and `topology`."""
         instance = Device("MIG-1", memory=10 * GB, used=GB)
-        first = Device(uuid(0), compute_mode=3, numa_node=1, mig=True, instances=[instance])
+        first = Device(uuid(0), compute_mode=3, mig=True, instances=[instance])
         second = Device(uuid(1), "NVIDIA A100", "00000000:AF:00.0", 40 * GB, capability=(8, 0), compute_mode=2)
-        nvml = self.open(Machine([first, second], nvlinks=[[0, 1]], peers=[[0, 1]]))
-
-        link = GpuLink(nvlink=True, peer_access=True, distance=50)
+        nvml = self.open(Machine([first, second], nvlinks=[[0, 1]]))
         self.assertEqual(
             (
                 Gpu(
@@ -53,10 +50,9 @@ class TestNvml(NvmlTestCase):
                     80 * GB,
                     (9, 0),
                     ComputeMode.EXCLUSIVE_PROCESS,
-                    1,
                     True,
                     (MigInstance("MIG-1", 10 * GB),),
-                    {uuid(1): link},
+                    frozenset([uuid(1)]),
                 ),
                 Gpu(
                     1,
@@ -66,7 +62,7 @@ class TestNvml(NvmlTestCase):
                     40 * GB,
                     (8, 0),
                     ComputeMode.PROHIBITED,
-                    links={uuid(0): link},
+                    nvlinks=frozenset([uuid(0)]),
                 ),
             ),
             nvml.gpus(),
@@ -98,11 +94,9 @@ class TestNvml(NvmlTestCase):
 
     def test_what_a_driver_does_not_support_is_left_out(self):
         """Covered on a GPU by the check `topology`."""
-        unsupported = dict.fromkeys(
-            ("nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetMigMode"), "Not Supported"
-        )
+        unsupported = dict.fromkeys(("nvmlDeviceGetP2PStatus", "nvmlDeviceGetMigMode"), "Not Supported")
         nvml = self.open(Machine([Device(uuid(0)), Device(uuid(1))], fails_in=unsupported))
-        self.assertEqual([{uuid(1): GpuLink()}, {uuid(0): GpuLink()}], [gpu.links for gpu in nvml.gpus()])
+        self.assertEqual([frozenset(), frozenset()], [gpu.nvlinks for gpu in nvml.gpus()])
 
     def test_a_driver_that_fails_is_one_line(self):
         """Covered without a driver, and with one by the check `masks`."""

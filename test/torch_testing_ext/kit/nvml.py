@@ -7,7 +7,7 @@ import unittest
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_testing_ext._machine.nvml import Gpu, GpuLink
+from torch_testing_ext._machine.nvml import Gpu
 
 STAND_IN = Path(__file__).resolve().parent / "recorded_nvml"
 GB = 1 << 30
@@ -28,7 +28,6 @@ class Device:
     used: int = 0
     capability: tuple = (9, 0)
     compute_mode: int = 0
-    numa_node: int | None = None
     mig: bool = False
     instances: list = field(default_factory=list)
     processes: list = field(default_factory=list)  # each has a `pid` and a `usedGpuMemory`
@@ -41,7 +40,6 @@ class Machine:
 
     gpus: list
     nvlinks: list = field(default_factory=list)  # pairs of indices
-    peers: list = field(default_factory=list)
     fails_in: dict = field(default_factory=dict)  # the error of each function that fails
     hangs_in: str | None = None  # the function that never returns
 
@@ -57,21 +55,13 @@ def environment(file):
     return {"PYTHONPATH": path, "RECORDED_NVML": str(file)}
 
 
-def linked(count, *islands, nodes=()):
-    """GPUs of our own types, of which those of one island are joined by NVLink; `nodes`: each one's NUMA node."""
+def linked(count, *islands):
+    """GPUs of our own types, of which those of one island are joined by NVLink."""
 
-    def link(one, other):
-        return GpuLink(nvlink=any({one, other} <= set(island) for island in islands))
+    def others(index):
+        return {other for island in islands if index in island for other in island} - {index}
 
-    return tuple(
-        Gpu(
-            index,
-            uuid(index),
-            numa_node=nodes[index] if nodes else None,
-            links={uuid(other): link(index, other) for other in range(count) if other != index},
-        )
-        for index in range(count)
-    )
+    return tuple(Gpu(index, uuid(index), nvlinks=frozenset(map(uuid, others(index)))) for index in range(count))
 
 
 class NvmlTestCase(unittest.TestCase):

@@ -12,8 +12,8 @@ from unittest import mock
 from kit.invented import make_unit
 from kit.nvml import linked, uuid
 
-from torch_testing_ext._machine.device_rules import problem_of_mask
-from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, NvmlProcess, all_mig_instances
+from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds, problem_of_mask
+from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, NvmlProcess, all_mig_instances, gpus_by_name
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
@@ -24,7 +24,7 @@ from torch_testing_ext.runner.scheduling.leases import (
     Leases,
     environment_of,
     make_inventory,
-    with_gpus,
+    with_nvlinks,
 )
 
 MIG = tuple(
@@ -159,10 +159,9 @@ class TestMig(unittest.TestCase):
         """Covered on a GPU in MIG mode by the check `masks`."""
         instances = all_mig_instances({}, "cuda", MIG)
         self.assertEqual(("MIG-0a", "MIG-0b", "MIG-1a", "MIG-1b"), instances)
-        inventory = with_gpus(make_inventory(Options(), {}, "cuda", 4, mig=instances), MIG, {})
+        inventory = make_inventory(Options(), {}, "cuda", 4, mig=instances)
         self.assertEqual(instances, inventory.names)
         self.assertEqual(1, inventory.most_at_once)
-        self.assertEqual([0, 0, 1, 1], [inventory.gpus[name].index for name in instances])
         self.assertEqual({"CUDA_VISIBLE_DEVICES": "MIG-1a"}, environment_of(Lease(("MIG-1a",), (0,)), inventory))
 
     def test_not_with_a_mask_or_a_whole_gpu(self):
@@ -174,13 +173,14 @@ class TestMig(unittest.TestCase):
 
 
 class TestLeases(unittest.TestCase):
-    def test_units_get_devices_of_one_island(self):
+    def test_units_that_need_nvlink_get_devices_of_one_island(self):
         """Covered on a GPU by the check `topology`."""
         uuids = [uuid(at).removeprefix("GPU-") for at in (2, 0, 1, 3)]  # CUDA's order is not NVML's
-        inventory = make_inventory(Options(), {}, "cuda", 4, uuids)
-        inventory = with_gpus(inventory, linked(4, (0, 3), (1, 2)), {})
-        leases = Leases(inventory.names, 4, gpus=inventory.gpus)
-        taken = [leases.take(make_unit(number, devices=2)).devices for number in range(2)]
+        inventory = make_inventory(Options(), {}, "cuda", 4, uuids, [DeviceFacts()] * 4)
+        gpus = gpus_by_name(inventory.names, inventory.identities, linked(4, (0, 3), (1, 2)), {})
+        leases = Leases(inventory.names, 4, with_nvlinks(inventory, gpus).facts)
+        needs = DeviceNeeds(nvlink=True)
+        taken = [leases.take(make_unit(number, devices=2, of_devices=needs)).devices for number in range(2)]
         self.assertEqual([("0", "2"), ("1", "3")], taken)
 
 
@@ -210,7 +210,7 @@ class TestFindingDevices(unittest.TestCase):
     def test_without_nvml(self):
         """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""
         inventory, warnings = self.discover("cuda", 2, error=NvmlError("not installed"))
-        self.assertEqual((("0", "1"), {}, ()), (inventory.names, inventory.gpus, warnings))
+        self.assertEqual((("0", "1"), ()), (inventory.names, warnings))
 
     def test_without_the_package_of_nvml_a_run_says_how_to_get_it(self):
         """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""

@@ -26,7 +26,7 @@ from torch_testing_ext._machine.device_rules import (
     why_too_many,
 )
 from torch_testing_ext._machine.machine_resources import OTHER_MASKS, masks_of
-from torch_testing_ext._machine.nvml import Gpu, best_group, gpus_by_name, nvlinks, preferred_devices
+from torch_testing_ext._machine.nvml import Gpu, nvlinks
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
 from torch_testing_ext.runner.options import Gpus, Options, UsageError
@@ -52,8 +52,6 @@ class Inventory:
     nodes: tuple[NodeOfRun, ...] = ()
     # Of each device; empty if they are not known.
     facts: tuple[DeviceFacts, ...] = ()
-    # What NVML knows, by name, as far as it does.
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)
     ranks_per_device: int = 1
     # Of ranks that share devices.
     shared_backend: str = ""
@@ -189,18 +187,13 @@ def _is_uuid_of(wanted: str, uuid: str) -> bool:
     return not is_number and bare_wanted.startswith(bare)
 
 
-def with_gpus(
-    inventory: Inventory,
-    gpus: Sequence[Gpu],
-    environ: Mapping[str, str],
-) -> Inventory:
-    """The inventory with what NVML knows about its devices."""
-    by_name = gpus_by_name(inventory.names, inventory.identities, gpus, environ)
-    links_of_devices = nvlinks(inventory.names, by_name)
+def with_nvlinks(inventory: Inventory, gpus: Mapping[str, Gpu]) -> Inventory:
+    """The inventory with the devices that NVLink connects. `gpus`: what NVML knows of its devices, by name."""
+    links_of_devices = nvlinks(inventory.names, gpus)
     facts = []
     for facts_of_device, links in zip(inventory.facts, links_of_devices, strict=False):
         facts.append(dataclasses.replace(facts_of_device, nvlinks=links))
-    return dataclasses.replace(inventory, gpus=by_name, facts=tuple(facts))
+    return dataclasses.replace(inventory, facts=tuple(facts))
 
 
 def _named(names: Sequence[str]) -> str:
@@ -250,8 +243,6 @@ class Leases:
     facts: Sequence[DeviceFacts] = ()
     # Of ranks that share devices.
     shared_backend: str = ""
-    # What NVML knows about the devices.
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)
     # Of a cluster.
     node: str = ""
     _held: list[Lease] = field(default_factory=list)
@@ -333,15 +324,11 @@ class Leases:
         if len(free) < count:
             return None
         if not unit.of_devices or not self.facts:
-            return preferred_devices(free, count, self.gpus)
+            return tuple(free[:count])
         free_numbers = [self.names.index(name) for name in free]
-        # One after another: there may be many.
-        groups_of_numbers = groups_that_meet(self.facts, unit.of_devices, count, free_numbers)
-        groups_of_names = (self._names_of(numbers) for numbers in groups_of_numbers)
-        return best_group(groups_of_names, free, count, self.gpus)
-
-    def _names_of(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        return tuple(self.names[number] for number in numbers)
+        # The first of them: there may be many.
+        numbers = next(groups_that_meet(self.facts, unit.of_devices, count, free_numbers), None)
+        return None if numbers is None else tuple(self.names[number] for number in numbers)
 
     def quarantine(self, name: str) -> None:
         """Never lease a device again in this run."""

@@ -9,7 +9,7 @@ from unittest import mock
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_rules import DeviceFacts
-from torch_testing_ext._machine.nvml import Gpu, GpuLink, NvmlError, with_nvlinks
+from torch_testing_ext._machine.nvml import Gpu, NvmlError, with_nvlinks
 from torch_testing_ext._testing.marks.needs import Skipped, needs_of
 from torch_testing_ext.common_distributed import (
     requires_memory,
@@ -44,10 +44,10 @@ class DeviceNeedsTest(unittest.TestCase):
 
     def test_nvlink_as_nvml_says(self):
         gpus = [
-            Gpu(0, "GPU-a", links={"GPU-b": GpuLink(nvlink=True)}),
-            Gpu(1, "GPU-b", links={"GPU-a": GpuLink(nvlink=True)}),
+            Gpu(0, "GPU-a", nvlinks=frozenset(["GPU-b"])),
+            Gpu(1, "GPU-b", nvlinks=frozenset(["GPU-a"])),
+            Gpu(2, "GPU-c"),
         ]
-        gpus.append(Gpu(2, "GPU-c", links={"GPU-a": GpuLink()}))
         nvml = mock.Mock(gpus=lambda: tuple(gpus))
         three = with_nvlinks((H100, H100, T4), ("b", "a", "c"), lambda: nvml)
         self.assertEqual([one.nvlinks for one in three], [(1,), (0,), ()])

@@ -92,14 +92,6 @@ def nvmlDeviceGetComputeMode(machine, handle):
 
 
 @_answers
-def nvmlDeviceGetMemoryAffinity(machine, handle, words, scope):
-    node = _device(machine, handle)["numa_node"]
-    if node is None:
-        raise NVMLError("Not Supported")
-    return [1 << (node % 64) if word == node // 64 else 0 for word in range(words)]
-
-
-@_answers
 def nvmlDeviceGetMigMode(machine, handle):
     return [int(_device(machine, handle)["mig"]), 0]
 
@@ -131,11 +123,4 @@ def nvmlDeviceGetGraphicsRunningProcesses(machine, handle):
 @_answers
 def nvmlDeviceGetP2PStatus(machine, one, other, capability):
     pair = sorted((one[0], other[0]))
-    allowed = machine["nvlinks"] if capability == 2 else machine["peers"]
-    return NVML_P2P_STATUS_OK if pair in allowed else 5
-
-
-@_answers
-def nvmlDeviceGetTopologyCommonAncestor(machine, one, other):
-    nodes = [machine["gpus"][handle[0]]["numa_node"] for handle in (one, other)]
-    return 30 if nodes[0] == nodes[1] else 50
+    return NVML_P2P_STATUS_OK if capability == 2 and pair in machine["nvlinks"] else 5
